@@ -1,0 +1,34 @@
+"""Accelerator types that a plan may name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from earlyexit.errors import PlanError
+
+# Names that `ray.util.accelerators` gives to nodes, which Ray places by.
+RAY_ACCELERATORS = ("K80", "P100", "V100", "T4", "A10G", "A100", "A30", "L4", "L40S", "H100", "H200", "B200")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator type."""
+
+    name: str
+    torch_device: str
+    """What torch calls it inside a replica that has one."""
+    actor_options: dict[str, Any] = field(default_factory=dict)
+    """What a replica asks of Ray."""
+
+
+def find_device(name: str) -> Device:
+    """The accelerator type of that name; raises PlanError with the known names."""
+    if name == "cpu":
+        return Device(name=name, torch_device="cpu", actor_options={"num_cpus": 1})
+    if name == "cuda":
+        return Device(name=name, torch_device="cuda", actor_options={"num_cpus": 1, "num_gpus": 1})
+    if name in RAY_ACCELERATORS:
+        options = {"num_cpus": 1, "num_gpus": 1, "accelerator_type": name}
+        return Device(name=name, torch_device="cuda", actor_options=options)
+    raise PlanError(f"unknown device {name!r}; known: cpu, cuda, {', '.join(RAY_ACCELERATORS)}")

@@ -1,0 +1,134 @@
+"""From a `transformers` checkpoint or configuration to an early-exit model with untrained ramps."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.families import FAMILIES, find_family
+from earlyexit.families.base import Backbone, JsonDict, Pretrained
+from earlyexit.model import EarlyExitModel, ModelInfo
+from earlyexit.ramps import Pooling, RampStyle, build_ramp
+from earlyexit.tokenizer import TOKENIZER_FILE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampOptions:
+    """Which ramps a model gets."""
+
+    style: RampStyle = "light"
+    pooling: Pooling = "mean"
+    at: tuple[int, ...] | None = None
+    """The blocks that get a ramp; None for all but the last."""
+
+
+def load_pretrained(source: str) -> tuple[Pretrained, str]:
+    """A checkpoint's network and its family's name; `source` is a local folder or a hub name.
+
+    Raises ModelFolderError for what is neither, or of an unknown family.
+    """
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    try:
+        config = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(
+            f"{source!r} is neither a checkpoint folder nor a hub name that can be reached: {error}"
+        ) from error
+    family = find_family(config.model_type)
+    classifies = any("ForSequenceClassification" in name for name in config.architectures or ())
+    loader = AutoModelForSequenceClassification if classifies else AutoModel
+    hf_model = loader.from_pretrained(source, dtype=torch.float32).eval()
+    return family.from_transformers(hf_model), config.model_type
+
+
+def copy_tokenizer(source: str, folder: Path) -> None:
+    """Put the checkpoint's fast tokenizer into a model folder."""
+    local = Path(source) / TOKENIZER_FILE
+    if local.is_file():
+        shutil.copyfile(local, folder / TOKENIZER_FILE)
+        return
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(source, use_fast=True).backend_tokenizer.save(str(folder / TOKENIZER_FILE))
+
+
+def add_ramps(
+    pretrained: Pretrained,
+    *,
+    name: str,
+    family: str,
+    label_names: Sequence[str],
+    ramps: RampOptions,
+    max_length: int | None = None,
+    provenance: JsonDict | None = None,
+) -> EarlyExitModel:
+    """A model around a backbone: untrained ramps, and the checkpoint's head where it answers the same labels."""
+    names = tuple(label_names)
+    head = pretrained.head if pretrained.label_names == names else None
+    head_style: RampStyle = ramps.style if head is None else ("pooler" if head.activation == "tanh" else "pooler-relu")
+    info = ModelInfo(
+        name=name,
+        family=family,
+        label_names=names,
+        ramp_style=ramps.style,
+        pooling=ramps.pooling,
+        head_style=head_style,
+        head_pooling=ramps.pooling if head is None else "first",
+        max_length=max_length or pretrained.backbone.max_length,
+        provenance=provenance or {},
+    )
+    model = assemble(info, pretrained.backbone, ramps.at)
+    if head is not None:
+        model.head.load_state_dict(dict(head.weights))
+    return model
+
+
+def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None) -> EarlyExitModel:
+    """Backbone, ramps and head of the right shapes, untrained; raises ModelFolderError for ramps out of range."""
+    last = backbone.num_blocks - 1
+    at = range(last) if ramps_at is None else ramps_at
+    if any(not 0 <= block < last for block in at):
+        raise ModelFolderError(f"ramps can sit after blocks 0 to {last - 1}, not {sorted(at)}")
+    if info.max_length > backbone.max_length:
+        raise ModelFolderError(f"max_length {info.max_length} is beyond the backbone's {backbone.max_length} positions")
+    size, classes = backbone.hidden_size, len(info.label_names)
+    ramps = {block: build_ramp(info.ramp_style, size, classes, info.pooling) for block in at}
+    head = build_ramp(info.head_style, size, classes, info.head_pooling)
+    return EarlyExitModel(info, backbone, ramps, head).eval()
+
+
+def random_model(
+    config: JsonDict,
+    *,
+    family: str = "bert",
+    name: str = "random",
+    label_names: Sequence[str] = ("no", "yes"),
+    ramps: RampOptions | None = None,
+    seed: int = 0,
+) -> EarlyExitModel:
+    """A model of the family's structure with random weights, for timing; `config` overrides the family's sizes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = find_family(family).build(config)
+        pretrained = Pretrained(backbone=backbone, head=None, label_names=None)
+        provenance: dict[str, Any] = {"weights": "random", "seed": seed}
+        return add_ramps(
+            pretrained,
+            name=name,
+            family=family,
+            label_names=label_names,
+            ramps=ramps or RampOptions(),
+            provenance=provenance,
+        )
+
+
+def known_families() -> tuple[str, ...]:
+    """Names that `random_model` and checkpoints may have."""
+    return tuple(sorted(FAMILIES))

@@ -1,0 +1,36 @@
+"""Time is passed in: the live system, the simulator and the tests run the same code on different clocks."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A source of seconds that never goes back."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary start."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's own clock."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that stands still until it is told to advance."""
+
+    def __init__(self, now_s: float = 0.0) -> None:
+        self._now_s = now_s
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move time forward; `seconds` must not be negative."""
+        assert seconds >= 0
+        self._now_s += seconds

@@ -1,0 +1,131 @@
+"""Labelled texts from files: CSV, TSV, JSONL, or CLINC150's JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from earlyexit.errors import DataError
+
+CLINC_LISTS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledTexts:
+    """Texts and their label names, in file order."""
+
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The distinct labels, sorted."""
+        return tuple(sorted(set(self.labels)))
+
+    def label_indices(self, label_names: tuple[str, ...]) -> list[int]:
+        """Every label's place in `label_names`; raises DataError for one that is not there."""
+        index = {name: k for k, name in enumerate(label_names)}
+        unknown = sorted(set(self.labels) - set(index))
+        if unknown:
+            raise DataError(f"labels unknown to the model: {', '.join(unknown[:5])} ({len(unknown)} in all)")
+        return [index[label] for label in self.labels]
+
+
+def read_labelled(
+    path: Path, *, text_column: str = "text", label_column: str = "label", part: str | None = None
+) -> LabelledTexts:
+    """Read a file by its ending: .csv, .tsv, .jsonl, or .json in CLINC150's form, of which `part` names a list.
+
+    Raises DataError, naming file, line and what is allowed, for anything that cannot be trained on.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        rows = list(_rows(path, text_column, label_column, part))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
+    if not rows:
+        raise DataError(f"{path}: no rows")
+    for line, text, _ in rows:
+        if not text.strip():
+            raise DataError(f"{path}:{line}: the text is empty")
+    data = LabelledTexts(texts=tuple(text for _, text, _ in rows), labels=tuple(label for _, _, label in rows))
+    if len(data.label_names) < 2:
+        raise DataError(f"{path}: only one class, {data.labels[0]!r}; a classifier needs at least two")
+    return data
+
+
+def _rows(path: Path, text_column: str, label_column: str, part: str | None) -> Iterator[tuple[int, str, str]]:
+    match path.suffix:
+        case ".csv":
+            return _delimited(path, text_column, label_column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+        case ".tsv":  # GLUE's files hold bare quotes
+            return _delimited(path, text_column, label_column, delimiter="\t", quoting=csv.QUOTE_NONE)
+        case ".jsonl":
+            return _json_lines(path, text_column, label_column)
+        case ".json":
+            return _clinc(path, part)
+        case suffix:
+            raise DataError(f"{path}: unknown ending {suffix!r}; known: .csv, .tsv, .jsonl, .json (CLINC150's form)")
+
+
+def _delimited(
+    path: Path, text_column: str, label_column: str, *, delimiter: str, quoting: Literal[0, 3]
+) -> Iterator[tuple[int, str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        reader: csv.DictReader[str] = csv.DictReader(file, delimiter=delimiter, quoting=quoting)
+        columns = list(reader.fieldnames or ())
+        _check_columns(path, columns, text_column, label_column)
+        for row in reader:
+            text, label = row[text_column], row[label_column]
+            if text is None or label is None or None in row:
+                raise DataError(f"{path}:{reader.line_num}: the row does not have {len(columns)} columns")
+            yield reader.line_num, text, label
+
+
+def _json_lines(path: Path, text_column: str, label_column: str) -> Iterator[tuple[int, str, str]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            row = _parse(path, number, line)
+            if not isinstance(row, dict):
+                raise DataError(f"{path}:{number}: a JSON object is needed")
+            _check_columns(f"{path}:{number}", list(row), text_column, label_column)
+            yield number, _string(path, number, row, text_column), str(row[label_column])
+
+
+def _clinc(path: Path, part: str | None) -> Iterator[tuple[int, str, str]]:
+    lists = _parse(path, 1, path.read_text(encoding="utf-8"))
+    part = part or "train"
+    if not isinstance(lists, dict) or part not in lists:
+        known = ", ".join(lists) if isinstance(lists, dict) else ", ".join(CLINC_LISTS)
+        raise DataError(f"{path}: no list {part!r}; the file has {known}")
+    for number, row in enumerate(lists[part], start=1):
+        if not (isinstance(row, list) and len(row) == 2 and all(isinstance(cell, str) for cell in row)):
+            raise DataError(f"{path}: item {number} of {part!r} is not a pair [text, label]")
+        yield number, row[0], row[1]
+
+
+def _parse(path: Path, line: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{line + error.lineno - 1}: not JSON: {error.msg}") from error
+
+
+def _string(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
+    if not isinstance(row[column], str):
+        raise DataError(f"{path}:{line}: {column!r} is not a string")
+    return str(row[column])
+
+
+def _check_columns(where: Path | str, columns: list[str], text_column: str, label_column: str) -> None:
+    for column in (text_column, label_column):
+        if column not in columns:
+            raise DataError(f"{where}: no column {column!r}; there are {', '.join(columns)}")

@@ -1,0 +1,184 @@
+"""A device: an engine, the cuts it runs, and whoever waits for the answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from earlyexit.clock import Clock
+from earlyexit.cut import Step
+from earlyexit.engine import Batch, BatchEngine, Member
+from earlyexit.errors import DeadlineError, ExecutionError, OfframpError
+from earlyexit.piece import Answer, Piece, fuse
+
+PieceMember = Member[Piece]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """An input that left, with its answer and where its time went."""
+
+    member: PieceMember
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoesOn:
+    """Members whose next block is not hosted here."""
+
+    members: tuple[PieceMember, ...]
+    piece: Piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """An input that gets no answer here, and why."""
+
+    member: PieceMember
+    error: OfframpError
+
+
+Release = Answered | GoesOn | Lost
+Deliver = Callable[[list[Release]], None]
+
+
+class RunnableCut(Protocol):
+    """What a device needs of a cut."""
+
+    def run(self, piece: Piece) -> Iterator[Step]:
+        """See `earlyexit.cut.Cut.run`."""
+        ...
+
+
+class Device:
+    """Runs one batch at a time; everything it releases goes to `deliver` as soon as it is known."""
+
+    def __init__(
+        self, engine: BatchEngine[Piece], cuts: Mapping[int, RunnableCut], clock: Clock, deliver: Deliver
+    ) -> None:
+        self.engine = engine
+        self._cuts = cuts
+        self._clock = clock
+        self._deliver = deliver
+
+    def start_next(self) -> Batch[Piece] | float | None:
+        """The next batch to run; or the second to ask again at; or None until something is submitted."""
+        choice = self.engine.choose(self._clock.now_s())
+        if choice.dropped:
+            self._deliver([_too_late(member) for member in choice.dropped])
+        return choice.batch or choice.wake_s
+
+    def run(self, batch: Batch[Piece]) -> tuple[int, list[PieceMember]]:
+        """Run a batch, deliver its answers, and give back the block and the members to submit again here.
+
+        If the batch fails, every member that has no answer yet runs once more, alone: one bad input costs its
+        batch-mates time, never their answers.
+        """
+        inside = {member.sample_id: member for member in batch.members}
+        try:
+            return self._run(batch, inside)
+        except Exception as error:
+            if len(batch.members) == 1:
+                self._deliver([_failed(member, error) for member in inside.values()])
+                return batch.split.end, []
+            rest = list(inside.values())
+            return batch.split.end, [member for each in rest for member in self._run_alone(batch, each)]
+
+    def _run_alone(self, batch: Batch[Piece], member: PieceMember) -> list[PieceMember]:
+        _, members = self.run(Batch(split=batch.split, members=(member,), started_s=self._clock.now_s()))
+        return members
+
+    def run_until_idle(self) -> None:
+        """Run batches until every queue is empty or waits for time to pass."""
+        while isinstance(batch := self.start_next(), Batch):
+            self.engine.submit(*self.run(batch), self._clock.now_s())
+
+    def _run(self, batch: Batch[Piece], inside: dict[str, PieceMember]) -> tuple[int, list[PieceMember]]:
+        piece = fuse([member.payload for member in batch.members])
+        first_s: float | None = None
+        survivors: Piece | None = piece
+        for step in self._cuts[batch.split.first].run(piece):
+            elapsed_s = self._clock.now_s() - batch.started_s
+            survivors = step.survivors
+            if step.answers:
+                first_s = elapsed_s if first_s is None else first_s
+                self._deliver([_answered(inside.pop(answer.sample_id), answer, elapsed_s) for answer in step.answers])
+        total_s = self._clock.now_s() - batch.started_s
+        self.engine.finished(batch, first_s=total_s if first_s is None else first_s, total_s=total_s)
+        for member in inside.values():
+            member.compute_s += total_s
+        return self._pass_on(survivors, inside)
+
+    def _pass_on(self, survivors: Piece | None, inside: dict[str, PieceMember]) -> tuple[int, list[PieceMember]]:
+        if survivors is None:
+            return 0, []
+        members = tuple(inside[sample_id] for sample_id in survivors.sample_ids)
+        if not self.engine.hosts(survivors.next_block):
+            self._deliver([GoesOn(members=members, piece=survivors)])
+            return survivors.next_block, []
+        for member, single in zip(members, survivors.singles(), strict=True):
+            member.payload = single
+        return survivors.next_block, list(members)
+
+
+class DeviceThread:
+    """A device in a thread of its own: it never waits for anything but work."""
+
+    def __init__(self, device: Device, clock: Clock, name: str = "device") -> None:
+        self._device = device
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to take work."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the running batch and end; what is queued stays queued."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def submit(self, next_block: int, members: list[PieceMember]) -> None:
+        """Queue members; raises PlanError where no split here starts with that block."""
+        with self._wake:
+            self._device.engine.submit(next_block, members, self._clock.now_s())
+            self._wake.notify()
+
+    def forget(self, origin: object) -> int:
+        """Throw out the queued members of an origin; how many there were."""
+        with self._wake:
+            return self._device.engine.forget(origin)
+
+    def _loop(self) -> None:
+        while (batch := self._next()) is not None:
+            next_block, members = self._device.run(batch)
+            if members:
+                self.submit(next_block, members)
+
+    def _next(self) -> Batch[Piece] | None:
+        with self._wake:
+            while not self._stopping:
+                found = self._device.start_next()
+                if isinstance(found, Batch):
+                    return found
+                self._wake.wait(None if found is None else max(0.0, found - self._clock.now_s()))
+        return None
+
+
+def _answered(member: PieceMember, answer: Answer, elapsed_s: float) -> Answered:
+    member.compute_s += elapsed_s
+    return Answered(member=member, answer=answer)
+
+
+def _too_late(member: PieceMember) -> Lost:
+    return Lost(member=member, error=DeadlineError("the deadline could no longer be met, so the input was not run"))
+
+
+def _failed(member: PieceMember, error: Exception) -> Lost:
+    return Lost(member=member, error=ExecutionError(f"the model failed on this input: {type(error).__name__}: {error}"))

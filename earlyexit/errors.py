@@ -1,0 +1,107 @@
+"""Everything Offramp raises on purpose, in one tree.
+
+OfframpError                        500
+├── InputError                      400  what came from outside is wrong
+│   ├── UnknownModelError           404
+│   ├── PayloadTooLargeError        413
+│   ├── UnprocessableInputError     422  well-formed, but this model cannot take it
+│   ├── PlanError                   422  a plan that contradicts itself or does not fit its model
+│   ├── DataError                   422  training or calibration data that cannot be used
+│   └── ModelFolderError            422  a folder that is not a saved model of a known schema
+├── OverloadedError                 503  more is queued than allowed; carries retry_after_s
+├── StageUnavailableError           503  no replica took the input in time; carries retry_after_s
+├── DeadlineError                   504  the answer would have come too late
+└── ExecutionError                  500  the model itself failed on this input
+"""
+
+from __future__ import annotations
+
+
+class OfframpError(Exception):
+    """Base of the tree; `http_status` is what an HTTP client is told."""
+
+    http_status: int = 500
+
+    @property
+    def kind(self) -> str:
+        """The error's name in JSON answers, metrics and logs: `DeadlineError` -> `deadline`."""
+        name = type(self).__name__.removesuffix("Error")
+        return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+class InputError(OfframpError):
+    """What came from outside is wrong; the message says what was wrong and what is allowed."""
+
+    http_status = 400
+
+
+class UnknownModelError(InputError):
+    """A model or version that is not served here."""
+
+    http_status = 404
+
+
+class PayloadTooLargeError(InputError):
+    """A request body above the limit."""
+
+    http_status = 413
+
+
+class UnprocessableInputError(InputError):
+    """A well-formed input that this model cannot take, such as a text beyond its length."""
+
+    http_status = 422
+
+
+class PlanError(InputError):
+    """A plan that contradicts itself or does not fit its model."""
+
+    http_status = 422
+
+
+class DataError(InputError):
+    """Training or calibration data that cannot be used."""
+
+    http_status = 422
+
+
+class ModelFolderError(InputError):
+    """A folder that is not a saved model of a known schema."""
+
+    http_status = 422
+
+
+class _RetryableError(OfframpError):
+    http_status = 503
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:  # keyword arguments do not survive the default pickling
+        return _rebuild_retryable, (type(self), str(self), self.retry_after_s)
+
+
+def _rebuild_retryable(cls: type[_RetryableError], message: str, retry_after_s: float) -> _RetryableError:
+    return cls(message, retry_after_s=retry_after_s)
+
+
+class OverloadedError(_RetryableError):
+    """More inputs are queued than allowed."""
+
+
+class StageUnavailableError(_RetryableError):
+    """No replica of a stage took the input in time."""
+
+
+class DeadlineError(OfframpError):
+    """The answer would have come after the input's deadline."""
+
+    http_status = 504
+
+
+class ExecutionError(OfframpError):
+    """The model itself failed on this input."""

@@ -1,0 +1,176 @@
+"""The post-norm transformer encoder that BERT, MiniLM, RoBERTa and DistilBERT share.
+
+Own code rather than `transformers` modules, for one reason: on packed inputs nothing is spent on padding (measured on
+CLINC150, batches of 32, one core: 1.8 times the samples/s of the padded modules), and a replica that serves a saved
+model needs no `transformers`. Weights and results are theirs; the tests compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from earlyexit.families.base import Backbone, JsonDict
+from earlyexit.layout import Layout
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderConfig:
+    """Sizes of an encoder; the defaults are BERT-base's."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_blocks: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    max_length: int = 512
+    position_offset: int = 0
+    """Position of the first token: RoBERTa counts from its padding index + 1."""
+    activation: str = "gelu"
+    norm_eps: float = 1e-12
+
+
+class Embeddings(nn.Module):
+    """Token and position embeddings, summed and normalised; a constant token type is folded into the positions."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.position_offset = config.position_offset
+        self.word = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position = nn.Embedding(config.max_length + config.position_offset, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
+
+    def forward(self, token_ids_N: Tensor, position_N: Tensor) -> Tensor:
+        hidden: Tensor = self.norm(self.word(token_ids_N) + self.position(position_N + self.position_offset))
+        return hidden
+
+
+class EncoderBlock(nn.Module):
+    """Attention and feed-forward, each followed by its residual and norm."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads = config.num_heads
+        self.activation = ACTIVATIONS[config.activation]
+        self.qkv = nn.Linear(size, 3 * size)
+        self.attention_out = nn.Linear(size, size)
+        self.attention_norm = nn.LayerNorm(size, eps=config.norm_eps)
+        self.up = nn.Linear(size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, size)
+        self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
+
+    def forward(self, hidden_ND: Tensor, layout: Layout) -> Tensor:
+        """Packed (N, D) to (N, D); only the attention itself sees a padded form."""
+        qkv_BTD = layout.pad(self.qkv(hidden_ND))
+        context_BTD = self._attend(qkv_BTD, None if layout.uniform else layout.mask_BT)
+        return self._finish(hidden_ND, layout.unpad(context_BTD))
+
+    def forward_padded(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """Padded (B, T, D) to (B, T, D); what stands behind an input's last token is noise."""
+        return self._finish(hidden_BTD, self._attend(self.qkv(hidden_BTD), mask_BT))
+
+    def _attend(self, qkv_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+        query_BHTd, key_BHTd, value_BHTd = qkv_BTD.view(*qkv_BTD.shape[:2], 3, self.num_heads, -1).permute(
+            2, 0, 3, 1, 4
+        )
+        mask_B11T = None if mask_BT is None else mask_BT[:, None, None, :]
+        context_BHTd = F.scaled_dot_product_attention(query_BHTd, key_BHTd, value_BHTd, attn_mask=mask_B11T)
+        return context_BHTd.transpose(1, 2).flatten(-2)
+
+    def _finish(self, hidden: Tensor, context: Tensor) -> Tensor:
+        hidden = self.attention_norm(self.attention_out(context) + hidden)
+        result: Tensor = self.feed_forward_norm(self.down(self.activation(self.up(hidden))) + hidden)
+        return result
+
+
+class EncoderBackbone(Backbone):
+    """Embeddings and a chain of encoder blocks."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_blocks = config.num_blocks
+        self.hidden_size = config.hidden_size
+        self.max_length = config.max_length
+        self.embeddings = Embeddings(config)
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_blocks))
+
+    def embed(self, token_ids_N: Tensor, layout: Layout) -> Tensor:
+        hidden_ND: Tensor = self.embeddings(token_ids_N, layout.position_N)
+        return hidden_ND
+
+    def run_block(self, index: int, hidden_ND: Tensor, layout: Layout) -> Tensor:
+        result: Tensor = self.blocks[index](hidden_ND, layout)
+        return result
+
+    def run_block_padded(self, index: int, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        block = self.blocks[index]
+        assert isinstance(block, EncoderBlock)
+        return block.forward_padded(hidden_BTD, mask_BT)
+
+    def to_config(self) -> JsonDict:
+        return asdict(self.config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockNames:
+    """Where a family keeps a block's parameters, relative to the block's own prefix."""
+
+    query: str
+    key: str
+    value: str
+    attention_out: str
+    attention_norm: str
+    up: str
+    down: str
+    feed_forward_norm: str
+
+
+def copy_blocks(backbone: EncoderBackbone, weights: dict[str, Tensor], prefix: str, names: BlockNames) -> None:
+    """Fill the blocks from a checkpoint whose block k has the prefix `prefix.format(k)`."""
+    for index, block in enumerate(backbone.blocks):
+        at = prefix.format(index)
+        fused = {
+            f"qkv.{kind}": torch.cat([weights[f"{at}{name}.{kind}"] for name in (names.query, names.key, names.value)])
+            for kind in ("weight", "bias")
+        }
+        single = {
+            f"{ours}.{kind}": weights[f"{at}{getattr(names, ours)}.{kind}"]
+            for ours in ("attention_out", "attention_norm", "up", "down", "feed_forward_norm")
+            for kind in ("weight", "bias")
+        }
+        block.load_state_dict(fused | single)
+
+
+def copy_embeddings(
+    backbone: EncoderBackbone, weights: dict[str, Tensor], *, prefix: str = "embeddings.", token_type: bool
+) -> None:
+    """Fill the embeddings; the type of a first sentence, the same for every token, is added to the positions."""
+    position = weights[f"{prefix}position_embeddings.weight"]
+    if token_type:
+        position = position + weights[f"{prefix}token_type_embeddings.weight"][0]
+    backbone.embeddings.load_state_dict(
+        {
+            "word.weight": weights[f"{prefix}word_embeddings.weight"],
+            "position.weight": position,
+            "norm.weight": weights[f"{prefix}LayerNorm.weight"],
+            "norm.bias": weights[f"{prefix}LayerNorm.bias"],
+        }
+    )
+
+
+def label_names(hf_config: object) -> tuple[str, ...] | None:
+    """The checkpoint's label names in order, where it names them."""
+    id2label = getattr(hf_config, "id2label", None)
+    return tuple(id2label[k] for k in sorted(id2label)) if id2label else None

@@ -1,0 +1,40 @@
+"""RoBERTa: BERT's blocks, positions that start behind the padding index, another head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from earlyexit.families.base import Family, FinalHead, JsonDict, Pretrained
+from earlyexit.families.bert import BLOCK_NAMES, encoder_config
+from earlyexit.families.encoder import EncoderBackbone, EncoderConfig, copy_blocks, copy_embeddings, label_names
+
+
+class Roberta(Family):
+    """RoBERTa."""
+
+    name = "roberta"
+
+    def build(self, config: JsonDict) -> EncoderBackbone:
+        return EncoderBackbone(EncoderConfig(**config))
+
+    def from_transformers(self, hf_model: Any) -> Pretrained:
+        classifies = hasattr(hf_model, "classifier")
+        encoder = hf_model.roberta if classifies else hf_model
+        weights: dict[str, Tensor] = encoder.state_dict()
+        backbone = EncoderBackbone(encoder_config(hf_model.config, position_offset=hf_model.config.pad_token_id + 1))
+        copy_embeddings(backbone, weights, token_type=True)
+        copy_blocks(backbone, weights, "encoder.layer.{}.", BLOCK_NAMES)
+        if not classifies:
+            return Pretrained(backbone=backbone, head=None, label_names=None)
+        head = FinalHead(
+            activation="tanh",
+            weights={
+                "dense.weight": hf_model.classifier.dense.weight.data,
+                "dense.bias": hf_model.classifier.dense.bias.data,
+                "classifier.weight": hf_model.classifier.out_proj.weight.data,
+                "classifier.bias": hf_model.classifier.out_proj.bias.data,
+            },
+        )
+        return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))

@@ -1,0 +1,81 @@
+"""The contract of an exit policy: the rule that lets an input leave at a ramp."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from earlyexit.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a policy says of a set of inputs at one ramp."""
+
+    leave_B: Tensor
+    """bool: who leaves here."""
+    label_B: Tensor
+    """int64: the answer of those who leave."""
+    score_B: Tensor
+    """float32: probability of that answer."""
+    state_BS: Tensor
+    """The state that the inputs which stay carry on."""
+
+
+class ExitPolicy(ABC):
+    """A rule over logits, row by row: an input's verdict depends on its own logits and state only.
+
+    *Independent* policies decide by the logits of one ramp. *Dependent* ones carry a state from ramp to ramp, which
+    travels with the input over cuts and hops (E3 section 3.4 tells the two apart).
+    """
+
+    name: ClassVar[str]
+    dependent: ClassVar[bool] = False
+    state_dtype: ClassVar[torch.dtype] = torch.int32
+
+    def state_width(self, num_classes: int) -> int:
+        """S, the numbers an input carries; 0 for independent policies."""
+        return 0
+
+    def initial_state(self, num_inputs: int, num_classes: int, device: torch.device) -> Tensor:
+        """The state (B, S) before the first ramp."""
+        return torch.zeros(num_inputs, self.state_width(num_classes), dtype=self.state_dtype, device=device)
+
+    def check_ramps(self, ramps: Sequence[int]) -> None:  # noqa: B027 - policies without thresholds take any ramp
+        """Raise PlanError where an active ramp lacks what the policy needs."""
+
+    @abstractmethod
+    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        """Who leaves at `ramp`, and with what; logits are temperature-scaled float32."""
+
+    def conclude(self, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Label and score, each (B,), of inputs that ran the whole model."""
+        return predict(logits_BC)
+
+
+def predict(logits_BC: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest label and its probability, each (B,)."""
+    score_B, label_B = logits_BC.softmax(-1).max(-1)
+    return label_B, score_B
+
+
+class Thresholds:
+    """One number for all ramps, or one per ramp."""
+
+    def __init__(self, values: float | Mapping[int, float]) -> None:
+        self._values = values
+
+    def __getitem__(self, ramp: int) -> float:
+        return self._values[ramp] if isinstance(self._values, Mapping) else self._values
+
+    def check_ramps(self, ramps: Sequence[int]) -> None:
+        """Raise PlanError for active ramps without a threshold."""
+        if isinstance(self._values, Mapping):
+            missing = [ramp for ramp in ramps if ramp not in self._values]
+            if missing:
+                raise PlanError(f"active ramps {missing} have no threshold; thresholds name {sorted(self._values)}")

@@ -1,0 +1,59 @@
+"""Decisions from exit records: the real exits of one model at the real cost of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from earlyexit.errors import PlanError
+from earlyexit.policies.base import ExitPolicy, Verdict
+from earlyexit.policies.threshold import ThresholdPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAnswers:
+    """What every ramp, and the full model, said of N known inputs."""
+
+    row_of: Mapping[str, int]
+    """Sample id -> row. Ids are looked up up to their last `#`, so that one record can be asked many times."""
+    ramps: tuple[int, ...]
+    scores_NR: npt.NDArray[np.float32]
+    """In the unit of the policy that judges them; one column per ramp."""
+    labels_NR: npt.NDArray[np.int64]
+    final_labels_N: npt.NDArray[np.int64]
+
+
+class RecordedPolicy(ExitPolicy):
+    """Takes scores and answers from records, keyed by sample id, and lets a threshold policy judge the scores."""
+
+    name = "recorded"
+
+    def __init__(self, answers: RecordedAnswers, judge: ThresholdPolicy) -> None:
+        self._answers = answers
+        self._judge = judge
+        self._column_of = {ramp: column for column, ramp in enumerate(answers.ramps)}
+
+    def check_ramps(self, ramps: Sequence[int]) -> None:
+        missing = [ramp for ramp in ramps if ramp not in self._column_of]
+        if missing:
+            raise PlanError(f"the exit records hold no ramps {missing}; they hold {sorted(self._column_of)}")
+        self._judge.check_ramps(ramps)
+
+    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        rows, column = self._rows(sample_ids), self._column_of[ramp]
+        score_B = torch.from_numpy(self._answers.scores_NR[rows, column]).to(logits_BC.device)
+        label_B = torch.from_numpy(self._answers.labels_NR[rows, column]).to(logits_BC.device)
+        leave_B = self._judge.is_sure(ramp, score_B)
+        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+
+    def conclude(self, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        label_B = torch.from_numpy(self._answers.final_labels_N[self._rows(sample_ids)]).to(logits_BC.device)
+        return label_B, torch.ones_like(label_B, dtype=torch.float32)
+
+    def _rows(self, sample_ids: Sequence[str]) -> npt.NDArray[np.int64]:
+        return np.array([self._answers.row_of[sample_id.rpartition("#")[0] or sample_id] for sample_id in sample_ids])

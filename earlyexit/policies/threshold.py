@@ -1,0 +1,65 @@
+"""Independent policies: one score against one threshold."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from earlyexit.policies.base import ExitPolicy, Thresholds, Verdict, predict
+
+
+class ThresholdPolicy(ExitPolicy):
+    """Leave where the score is sure enough."""
+
+    larger_is_surer: ClassVar[bool]
+
+    def __init__(self, thresholds: float | Mapping[int, float]) -> None:
+        self.thresholds = Thresholds(thresholds)
+
+    @staticmethod
+    @abstractmethod
+    def score(logits_BC: Tensor) -> Tensor:
+        """How sure a ramp is, (B,), in the policy's own unit."""
+
+    def check_ramps(self, ramps: Sequence[int]) -> None:
+        self.thresholds.check_ramps(ramps)
+
+    def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:
+        """Whether each score passes the ramp's threshold, bool (B,)."""
+        threshold = self.thresholds[ramp]
+        return score_B >= threshold if self.larger_is_surer else score_B <= threshold
+
+    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        label_B, score_B = predict(logits_BC)
+        leave_B = self.is_sure(ramp, self.score(logits_BC))
+        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+
+
+class EntropyPolicy(ThresholdPolicy):
+    """DeeBERT's rule and E3's default: leave when the entropy of the prediction is small. Thresholds in nats.
+
+    E3 section 5 uses 0.4 unless it says otherwise.
+    """
+
+    name = "entropy"
+    larger_is_surer = False
+
+    @staticmethod
+    def score(logits_BC: Tensor) -> Tensor:
+        log_probability_BC = logits_BC.log_softmax(-1)
+        return -(log_probability_BC.exp() * log_probability_BC).sum(-1)
+
+
+class ConfidencePolicy(ThresholdPolicy):
+    """Leave when the likeliest label is likely enough. Thresholds are probabilities."""
+
+    name = "confidence"
+    larger_is_surer = True
+
+    @staticmethod
+    def score(logits_BC: Tensor) -> Tensor:
+        return torch.amax(logits_BC.softmax(-1), -1)

@@ -1,0 +1,71 @@
+"""The user's own exit logic (E3 section 3.4, `exit-wrapper`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, overload
+
+import torch
+from torch import Tensor
+
+from earlyexit.policies.base import ExitPolicy, Verdict, predict
+
+IndependentRule = Callable[[int, Tensor], Tensor]
+"""(ramp, logits (B, C)) -> who leaves, bool (B,)."""
+DependentRule = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(ramp, logits (B, C), state (B, S)) -> who leaves, bool (B,), and the new state (B, S)."""
+
+
+class IndependentExit(ExitPolicy):
+    """A rule that looks at one ramp only: ramps can be switched off without changing what the others decide."""
+
+    name = "own"
+
+    def __init__(self, rule: IndependentRule) -> None:
+        self._rule = rule
+
+    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        label_B, score_B = predict(logits_BC)
+        leave_B = self._rule(ramp, logits_BC)
+        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+
+
+class DependentExit(ExitPolicy):
+    """A rule that remembers: its state, `state_width` float32 zeros at first, travels with every input."""
+
+    name = "own"
+    dependent = True
+    state_dtype: ClassVar[torch.dtype] = torch.float32
+
+    def __init__(self, rule: DependentRule, state_width: int) -> None:
+        self._rule = rule
+        self._state_width = state_width
+
+    def state_width(self, num_classes: int) -> int:
+        return self._state_width
+
+    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        label_B, score_B = predict(logits_BC)
+        leave_B, state_BS = self._rule(ramp, logits_BC, state_BS)
+        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+
+
+@overload
+def exit_wrapper(rule: IndependentRule) -> IndependentExit: ...
+@overload
+def exit_wrapper(*, state_width: int) -> Callable[[DependentRule], DependentExit]: ...
+
+
+def exit_wrapper(
+    rule: IndependentRule | None = None, *, state_width: int | None = None
+) -> IndependentExit | Callable[[DependentRule], DependentExit]:
+    """Make an exit policy of a function; plans name it as `import: "module:name"`.
+
+    `@exit_wrapper` on `rule(ramp, logits)` gives independent ramps, `@exit_wrapper(state_width=2)` on
+    `rule(ramp, logits, state)` dependent ones. A rule must judge every row by itself.
+    """
+    if rule is not None:
+        return IndependentExit(rule)
+    assert state_width is not None, "exit_wrapper takes a rule, or the state_width of a dependent one"
+    width = state_width
+    return lambda dependent_rule: DependentExit(dependent_rule, width)

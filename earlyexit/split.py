@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from earlyexit.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive blocks with nothing to decide between them."""
+
+    first: int
+    end: int
+    ramp: int | None
+    """The active ramp at its end, which is `end - 1`; None where inputs pass without a decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Consecutive blocks run as one batch, at one batch size.
+
+    Inputs leave at the active ramps inside; what is left goes on at its end. Raises PlanError when the values
+    contradict each other.
+    """
+
+    first: int
+    """First block."""
+    end: int
+    """One past the last block."""
+    batch: int
+    """The batch size that the split is fused to, in inputs."""
+    ramps: tuple[int, ...] = ()
+    """Active ramps, ascending; ramp r sits after block r."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.end:
+            raise PlanError(f"a split needs 0 <= first < end, not first {self.first} and end {self.end}")
+        if self.batch < 1:
+            raise PlanError(f"a split's batch must be at least 1, not {self.batch}")
+        if list(self.ramps) != sorted(set(self.ramps)):
+            raise PlanError(f"a split's ramps must ascend without repeats, not {list(self.ramps)}")
+        for ramp in self.ramps:
+            if not self.first <= ramp < self.end:
+                raise PlanError(f"ramp {ramp} is outside its split, whose blocks are {self.first} to {self.end - 1}")
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The split cut at its active ramps: first to last, without gaps."""
+        bounds = [*(ramp + 1 for ramp in self.ramps)]
+        if not bounds or bounds[-1] != self.end:
+            bounds.append(self.end)
+        firsts = [self.first, *bounds[:-1]]
+        return tuple(
+            Segment(first=first, end=end, ramp=end - 1 if end - 1 in self.ramps else None)
+            for first, end in zip(firsts, bounds, strict=True)
+        )

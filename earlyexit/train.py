@@ -1,0 +1,157 @@
+"""Training of ramps: on a frozen backbone from cached features, or jointly with the whole model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from earlyexit.layout import Layout
+from earlyexit.model import EarlyExitModel
+from earlyexit.ramps import Pooling
+from earlyexit.ramps.base import pool
+from earlyexit.tokenizer import TokenIds
+
+Progress = Callable[[str, int, int], None]
+"""(what is done, how much, of how much)."""
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Say nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """How long and how fast to learn."""
+
+    epochs: int = 40
+    batch: int = 256
+    learning_rate: float = 4e-3
+    weight_decay: float = 1e-4
+    label_smoothing: float = 0.0
+    seed: int = 0
+    progress: Progress = field(default=no_progress)
+
+
+# The whole model learns slower, in smaller steps, than heads on a frozen backbone (PAME section 5.2 fine-tunes).
+JOINT_OPTIONS = TrainOptions(epochs=3, batch=32, learning_rate=3e-5, weight_decay=0.01)
+
+
+def batches_by_length(encoded: Sequence[TokenIds], batch: int) -> Iterator[list[int]]:
+    """Positions in batches of similar length, longest first, so that the largest memory is asked for at once."""
+    order = sorted(range(len(encoded)), key=lambda k: -len(encoded[k]))
+    for start in range(0, len(order), batch):
+        yield order[start : start + batch]
+
+
+def pack(encoded: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Layout]:
+    """Token ids of several inputs as one packed tensor, with its layout."""
+    lengths_B = np.array([len(ids) for ids in encoded], dtype=np.int32)
+    return torch.from_numpy(np.concatenate(encoded)).to(device), Layout(lengths_B, device)
+
+
+@torch.inference_mode()
+def pooled_features(
+    model: EarlyExitModel, encoded: Sequence[TokenIds], *, batch: int = 64, progress: Progress = no_progress
+) -> dict[tuple[int, Pooling], Tensor]:
+    """The pooled hidden state (N, D) after every block that has an exit, in each pooling that exits there use.
+
+    One pass over the backbone; float32 on the host, N * D * 4 bytes per exit.
+    """
+    wanted = _exits_and_poolings(model)
+    features = {key: torch.empty(len(encoded), model.backbone.hidden_size) for key in wanted}
+    done = 0
+    for rows in batches_by_length(encoded, batch):
+        values, layout = pack([encoded[row] for row in rows], model.device)
+        for block in range(model.num_blocks):
+            values = model.run_blocks(block, block + 1, values, layout)
+            for at, pooling in wanted:
+                if at == block:
+                    features[at, pooling][rows] = pool(values, layout, pooling).float().cpu()
+        done += len(rows)
+        progress("features", done, len(encoded))
+    return {key: feature.clone() for key, feature in features.items()}
+
+
+def train_ramps(
+    model: EarlyExitModel, encoded: Sequence[TokenIds], labels: Sequence[int], options: TrainOptions | None = None
+) -> None:
+    """Train all ramps, and the full model's head unless a checkpoint brought it, on the frozen backbone.
+
+    Every input trains every ramp, so that ramps do not depend on which others are active (Apparate section 3.1).
+    """
+    options = options or TrainOptions()
+    features = pooled_features(model, encoded, progress=options.progress)
+    heads = {block: model.exit_head(block) for block in model.ramp_indices}
+    if "head" not in model.info.provenance:
+        heads[model.num_blocks - 1] = model.head
+    inputs = {block: features[block, head.pooling] for block, head in heads.items()}
+    targets_N = torch.tensor(labels)
+
+    def loss(rows: Tensor) -> Tensor:
+        return _mean_loss([head.classify(inputs[at][rows]) for at, head in heads.items()], targets_N[rows], options)
+
+    parameters = [parameter for head in heads.values() for parameter in head.parameters()]
+    for head in heads.values():
+        head.train()
+    _descend(parameters, loss, len(labels), options)
+    model.eval()
+
+
+def train_jointly(
+    model: EarlyExitModel, encoded: Sequence[TokenIds], labels: Sequence[int], options: TrainOptions = JOINT_OPTIONS
+) -> None:
+    """Train backbone, ramps and head together on the average of all heads' losses, equal weights (PAME section 5.2)."""
+    targets_N = torch.tensor(labels)
+
+    def loss(rows: Tensor) -> Tensor:
+        values, layout = pack([encoded[row] for row in rows.tolist()], model.device)
+        logits = []
+        for block in range(model.num_blocks):
+            values = model.run_blocks(block, block + 1, values, layout)
+            if block in model.ramp_indices or block == model.num_blocks - 1:
+                logits.append(model.exit_head(block)(values, layout))
+        return _mean_loss(logits, targets_N[rows].to(model.device), options)
+
+    model.requires_grad_(True)
+    model.train()
+    _descend(list(model.parameters()), loss, len(labels), options)
+    model.requires_grad_(False)
+    model.eval()
+
+
+def _exits_and_poolings(model: EarlyExitModel) -> list[tuple[int, Pooling]]:
+    exits = [*model.ramp_indices, model.num_blocks - 1]
+    return [(block, model.exit_head(block).pooling) for block in exits]
+
+
+def _mean_loss(logits: Sequence[Tensor], targets_B: Tensor, options: TrainOptions) -> Tensor:
+    losses = [F.cross_entropy(each.float(), targets_B, label_smoothing=options.label_smoothing) for each in logits]
+    return torch.stack(losses).mean()
+
+
+def _descend(
+    parameters: list[torch.nn.Parameter], loss: Callable[[Tensor], Tensor], num_inputs: int, options: TrainOptions
+) -> None:
+    generator = torch.Generator().manual_seed(options.seed)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    optimizer = torch.optim.AdamW(parameters, lr=options.learning_rate, weight_decay=options.weight_decay)
+    steps = options.epochs * math.ceil(num_inputs / options.batch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=options.learning_rate, total_steps=steps, pct_start=0.1
+    )
+    for epoch in range(options.epochs):
+        for rows in torch.split(torch.randperm(num_inputs, generator=generator), options.batch):
+            optimizer.zero_grad(set_to_none=True)
+            loss(rows).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            optimizer.step()
+            schedule.step()
+        options.progress("epochs", epoch + 1, options.epochs)
+    for parameter in parameters:
+        parameter.requires_grad_(False)

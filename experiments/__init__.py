@@ -1,0 +1,1 @@
+"""Claims anyone can check: load, simulator, peers, one study per claim."""

@@ -1,0 +1,200 @@
+"""The texts of the demo: short requests with their intent, made from templates, slots, paraphrase and noise."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from random import Random
+
+from earlyexit.errors import DataError
+from experiments.demo.intents import INTENTS, PARAPHRASES, SLOTS, Intent
+
+HARD_SHARE = 0.45
+"""Share of the texts from templates without clear key words; tuned so that a tenth to a third need the late blocks."""
+
+PARAPHRASE_SHARE = 0.3
+"""Share of the key words that are said in other words."""
+
+MAX_DRAWS_PER_TEXT = 10
+"""Draws before an intent counts as too poor for the number of texts asked of it."""
+
+CHOICE = re.compile(r"\[([^\[\]]*)\]")
+KEY_WORD = re.compile(rf"(?<!{{)\b({'|'.join(PARAPHRASES)})\b")
+SLOT = re.compile(r"\{(\w+)\}")
+
+OPENERS = ("hey can you", "um", "hi,", "please", "ok so", "could you maybe", "quick one:", "sorry,", "well uh", "so,")
+CLOSERS = ("please", "thanks", "if possible", "when you get a chance", "cheers", "ok?", "you know", "thank you so much")
+ASIDES = (
+    "i just got back from {city}",
+    "{person} called about {topic}",
+    "the {room} is a mess",
+    "i have {ailment}",
+    "we ran out of {food} again",
+    "i still have to cook {dish}",
+    "{artist} was on the radio",
+    "{topic} ran over again",
+    "i spent {money} on {item}",
+    "{person} is late as always",
+    "the {doctor} says i should rest more",
+    "{item} broke {past}",
+    "i could not sleep for {minutes} minutes straight",
+    "{song} is stuck in my head",
+    "i forgot {drug} at home",
+    "the train to {city} was full",
+)
+"""What is said besides the request. It names another domain, so that single words mislead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledText:
+    """One text and the intent it has."""
+
+    text: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """Texts for training, for choosing thresholds, and for measuring; no text is in two of them."""
+
+    train: list[LabelledText]
+    validation: list[LabelledText]
+    test: list[LabelledText]
+
+    def __post_init__(self) -> None:
+        parts = [{_key(example.text) for example in part} for part in (self.train, self.validation, self.test)]
+        if any(one & other for one, other in combinations(parts, 2)):
+            raise DataError("a text is in two of train, validation and test")
+
+
+def generate(seed: int = 0, per_intent: int = 200) -> list[LabelledText]:
+    """`per_intent` texts of every intent, all distinct whatever their case; equal seeds give equal texts.
+
+    Raises DataError where an intent's templates do not yield that many.
+    """
+    seen: set[str] = set()
+    return [example for intent in INTENTS for example in _of_intent(intent, seed, per_intent, seen)]
+
+
+def divide(texts: Sequence[LabelledText], seed: int) -> Divided:
+    """60 % for training, 20 % each for validation and test, of every label alike."""
+    random = Random(f"divide/{seed}")
+    train: list[LabelledText] = []
+    validation: list[LabelledText] = []
+    test: list[LabelledText] = []
+    for label in sorted({example.label for example in texts}):
+        same = [example for example in texts if example.label == label]
+        random.shuffle(same)
+        first, second = round(len(same) * 0.6), round(len(same) * 0.8)
+        train.extend(same[:first])
+        validation.extend(same[first:second])
+        test.extend(same[second:])
+    return Divided(train=train, validation=validation, test=test)
+
+
+def write_csv(path: Path, texts: Iterable[LabelledText]) -> None:
+    """Write the columns text and label, with a header."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("text", "label"))
+        writer.writerows((example.text, example.label) for example in texts)
+
+
+def _of_intent(intent: Intent, seed: int, num_texts: int, seen: set[str]) -> list[LabelledText]:
+    random = Random(f"{seed}/{intent.label}")
+    made: list[LabelledText] = []
+    for _ in range(num_texts * MAX_DRAWS_PER_TEXT):
+        if len(made) == num_texts:
+            break
+        text = add_noise(_sentence(intent, random), random)
+        if _key(text) not in seen:
+            seen.add(_key(text))
+            made.append(LabelledText(text=text, label=intent.label))
+    if len(made) < num_texts:
+        raise DataError(f"{intent.label} yields {len(made)} distinct texts, {num_texts} are asked for")
+    return made
+
+
+def _sentence(intent: Intent, random: Random) -> str:
+    template = _rarer_and_rarer(intent.hard, random) if random.random() < HARD_SHARE else random.choice(intent.plain)
+    chosen = CHOICE.sub(lambda match: random.choice(match[1].split("|")), template)
+    return " ".join(_fill(_paraphrase(chosen, random), random).split())
+
+
+def _rarer_and_rarer(templates: Sequence[str], random: Random) -> str:
+    """Zipf's law: the tail is seen so seldom that a ramp has to understand it rather than remember it."""
+    return random.choices(templates, [1 / rank for rank in range(1, len(templates) + 1)])[0]
+
+
+def _fill(template: str, random: Random) -> str:
+    return SLOT.sub(lambda match: random.choice(SLOTS[match[1]]), template)
+
+
+def _paraphrase(text: str, random: Random) -> str:
+    def replace(match: re.Match[str]) -> str:
+        return random.choice(PARAPHRASES[match[0]]) if random.random() < PARAPHRASE_SHARE else match[0]
+
+    return KEY_WORD.sub(replace, text)
+
+
+def add_noise(text: str, random: Random) -> str:
+    """Do to a request what people do: fillers, asides, lost words, typos, capitals. Never empties a text."""
+    for probability, change in CHANGES:
+        if random.random() < probability:
+            text = change(text, random)
+    return text
+
+
+def _open(text: str, random: Random) -> str:
+    return f"{random.choice(OPENERS)} {text}"
+
+
+def _close(text: str, random: Random) -> str:
+    return f"{text} {random.choice(CLOSERS)}"
+
+
+def _add_aside(text: str, random: Random) -> str:
+    aside = _fill(random.choice(ASIDES), random)
+    return random.choice((f"{aside}, {text}", f"{aside} and anyway {text}", f"{text}, {aside}"))
+
+
+def _lose_word(text: str, random: Random) -> str:
+    words = text.split()
+    if len(words) > 3:
+        del words[random.randrange(len(words))]
+    return " ".join(words)
+
+
+def _mistype(text: str, random: Random) -> str:
+    """Drop, double or swap a letter inside a word."""
+    index = random.randrange(1, max(2, len(text) - 1))
+    before, here, after = text[:index], text[index : index + 1], text[index + 1 :]
+    return random.choice((before + after, before + here + here + after, before + after[:1] + here + after[1:])).strip()
+
+
+def _capitalise(text: str, random: Random) -> str:
+    return random.choice((text.capitalize, text.capitalize, text.title, text.upper))()
+
+
+def _punctuate(text: str, random: Random) -> str:
+    return text + random.choice(("?", "?", ".", "!", "..."))
+
+
+CHANGES: tuple[tuple[float, Callable[[str, Random], str]], ...] = (
+    (0.02, _lose_word),
+    (0.15, _open),
+    (0.10, _close),
+    (0.03, _add_aside),
+    (0.04, _mistype),
+    (0.30, _capitalise),
+    (0.20, _punctuate),
+)
+"""In this order: the probability of each change and the change."""
+
+
+def _key(text: str) -> str:
+    return text.casefold()

@@ -1,0 +1,161 @@
+"""Every call of the clients, written once: what to send, when to send it again, what the answer means.
+
+A flow is a generator that yields what to send, gets back what came of it, and returns what the caller asked for. It
+knows no HTTP library: the blocking and the asynchronous client only send and sleep.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from earlyexit.clock import Clock
+from earlyexit.errors import DeadlineError, InputError, OfframpError
+from offramp.protocol import (
+    PREDICT_PATH,
+    REQUEST_ID_HEADER,
+    Outcome,
+    Prediction,
+    Reply,
+    error_kind,
+    error_of,
+    predict_body,
+    read_predictions,
+    retry_wait_s,
+)
+
+LIVE_PATH = "/v2/health/live"
+READY_PATH = "/v2/health/ready"
+READY_POLL_S = 0.2
+"""Well below the seconds a model takes to load, and no load for the server."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """One attempt: wait `after_s`, then send and allow `timeout_s` for the answer."""
+
+    method: str
+    path: str
+    request_id: str
+    body: dict[str, object] | None = None
+    after_s: float = 0.0
+    timeout_s: float
+
+    def arguments(self) -> dict[str, Any]:
+        """Spell it for `httpx.Client.request`; a body tells the server how long we shall wait."""
+        body = None if self.body is None else self.body | {"timeout_s": self.timeout_s}
+        headers = {REQUEST_ID_HEADER: self.request_id}
+        return {"method": self.method, "url": self.path, "json": body, "headers": headers, "timeout": self.timeout_s}
+
+
+Flow: TypeAlias = Generator[Send, Outcome, T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flows:
+    """Every call of both clients, without the sending."""
+
+    timeout_s: float
+    """For a whole call: all its attempts and the waits between them."""
+    max_attempts: int
+    clock: Clock
+    rng: random.Random
+
+    def predict(
+        self, text: str, *, truncate: bool, timeout_s: float | None, request_id: str | None
+    ) -> Flow[Prediction]:
+        body = predict_body(text, truncate=truncate)
+        [prediction] = yield from self._predictions(body, 1, timeout_s, request_id)
+        return prediction
+
+    def predict_many(
+        self, texts: Sequence[str], *, truncate: bool, timeout_s: float | None, request_id: str | None
+    ) -> Flow[list[Prediction]]:
+        if isinstance(texts, str):
+            raise InputError("predict_many takes a list of texts; predict takes one")
+        if not texts:
+            return []
+        body = predict_body(texts, truncate=truncate)
+        return (yield from self._predictions(body, len(texts), timeout_s, request_id))
+
+    def probe(self, path: str) -> Flow[bool]:
+        """Whether the server answers 200 right now; never retried, never an error."""
+        outcome = yield Send(method="GET", path=path, request_id=_new_id(), timeout_s=self.timeout_s)
+        return _is_ok(outcome)
+
+    def metadata(self, name: str | None) -> Flow[dict[str, Any]]:
+        if name is None:
+            server = yield from self._exchange("GET", "/v2", _new_id(), self.timeout_s)
+            name = _served_model(server)
+        model = yield from self._exchange("GET", f"/v2/models/{name}", _new_id(), self.timeout_s)
+        return dict(model)
+
+    def wait_until_ready(self, timeout_s: float) -> Flow[None]:
+        until_s, after_s = self.clock.now_s() + timeout_s, 0.0
+        while (left_s := until_s - self.clock.now_s() - after_s) > 0:
+            outcome = yield Send(method="GET", path=READY_PATH, request_id=_new_id(), after_s=after_s, timeout_s=left_s)
+            if _is_ok(outcome):
+                return
+            after_s = READY_POLL_S
+        raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
+
+    def _predictions(
+        self, body: dict[str, object], num_inputs: int, timeout_s: float | None, request_id: str | None
+    ) -> Flow[list[Prediction]]:
+        request_id = request_id or _new_id()
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        payload = yield from self._exchange("POST", PREDICT_PATH, request_id, limit_s, body)
+        return read_predictions(payload, num_inputs=num_inputs, request_id=request_id)
+
+    def _exchange(
+        self, method: str, path: str, request_id: str, timeout_s: float, body: dict[str, object] | None = None
+    ) -> Flow[Any]:
+        """Send, again where that may help, always under the same id; the answer's JSON, or the error it means."""
+        left_s, wait_s, attempt = timeout_s, 0.0, 0
+        until_s = self.clock.now_s() + timeout_s
+        while True:
+            attempt += 1
+            outcome = yield Send(
+                method=method,
+                path=path,
+                request_id=request_id,
+                body=body,
+                after_s=wait_s,
+                timeout_s=left_s - wait_s,
+            )
+            left_s = until_s - self.clock.now_s()
+            retry_s = retry_wait_s(
+                outcome, attempt=attempt, max_attempts=self.max_attempts, left_s=left_s, jitter=self.rng.random()
+            )
+            if retry_s is None:
+                return _answer(outcome, request_id)
+            wait_s = retry_s
+
+
+def _is_ok(outcome: Outcome) -> bool:
+    return isinstance(outcome, Reply) and outcome.status == 200
+
+
+def _answer(outcome: Outcome, request_id: str) -> Any:
+    if isinstance(outcome, Reply) and error_kind(outcome) is None:
+        return outcome.payload
+    error = error_of(outcome)
+    error.add_note(f"request id {request_id}")
+    raise error
+
+
+def _served_model(server: Any) -> str:
+    """Find the model's name in an answer to `GET /v2`: the first of its `models`, else the server's own name."""
+    match server:
+        case {"models": [str(name), *_]} | {"models": [{"name": str(name)}, *_]} | {"name": str(name)}:
+            return name
+    raise OfframpError(f"the server names no model: {server!r:.200}")
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

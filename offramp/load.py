@@ -1,0 +1,96 @@
+"""The load generator: sends predictions to a server at a rate, or from so many workers, and reports what came back.
+
+One process, one event loop. In an open loop (`rate_rps`) every request has its send time before the first is sent,
+and is sent then whether or not earlier ones were answered; its latency counts from that time. In a closed loop
+(`concurrency`) workers send back to back, and latency counts from the sending.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import aiohttp
+import numpy as np
+
+from earlyexit.clock import MonotonicClock
+from offramp.arrivals import constant, poisson, schedule_s
+from offramp.generator import Generator, OnRecord, Post
+from offramp.protocol import PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
+from offramp.report import LoadReport, RequestRecord, render, summarise
+from offramp.workload import LoadConfig
+
+__all__ = ["LoadConfig", "LoadReport", "RequestRecord", "render", "run_load"]
+
+KEEP_ALIVE_S = 4.0
+"""Below the 5 s after which uvicorn and Ray Serve close an idle connection: never send on one that is closing."""
+
+OnProgress = Callable[[int, int], object]
+"""Called with the number of requests done and the number of all, after each."""
+
+
+async def run_load(config: LoadConfig, on_progress: OnProgress | None = None) -> LoadReport:
+    """Warm up, measure, report. Requests that fail are counted in the report, not raised."""
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        generator = Generator(
+            config=config, post=_post_to(session, config.url), rng=random.Random(config.seed), clock=MonotonicClock()
+        )
+        await _run_phase(generator, config.warmup_requests, lambda _: None)
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        records = await _measure(generator, on_progress)
+    return summarise(
+        records,
+        started_at=started_at,
+        seed=config.seed,
+        slo_s=config.slo_s,
+        offered_rps=config.offered_rps,
+        labels=config.labels,
+    )
+
+
+async def _measure(generator: Generator, on_progress: OnProgress | None) -> list[RequestRecord]:
+    records: list[RequestRecord] = []
+    num_requests = generator.config.num_requests
+
+    def note(record: RequestRecord) -> None:
+        records.append(record)
+        if on_progress is not None:
+            on_progress(len(records), num_requests)
+
+    await _run_phase(generator, num_requests, note)
+    assert len(records) == num_requests
+    return records
+
+
+async def _run_phase(generator: Generator, num_requests: int, done: OnRecord) -> None:
+    arrivals = _arrivals(generator.config)
+    if arrivals is None:
+        await generator.closed_loop(num_requests, done)
+    else:
+        await generator.open_loop(schedule_s(arrivals, num_requests), done)
+
+
+def _arrivals(config: LoadConfig) -> Iterator[float] | None:
+    if config.rate_rps is None:
+        return None
+    if config.arrivals == "constant":
+        return constant(config.rate_rps)
+    return poisson(config.rate_rps, np.random.default_rng(config.seed))
+
+
+def _post_to(session: aiohttp.ClientSession, url: str) -> Post:
+    predict_url = url.rstrip("/") + PREDICT_PATH
+
+    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+        headers, timeout = {REQUEST_ID_HEADER: request_id}, aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with session.post(predict_url, json=body, headers=headers, timeout=timeout) as response:
+                return read_reply(response.status, await response.read(), response.headers.get("Retry-After"))
+        except TimeoutError:
+            return NoReply(kind="timeout", message=f"no answer within {timeout_s:g} s")
+        except aiohttp.ClientError as error:
+            return NoReply(kind="connection", message=str(error) or type(error).__name__)
+
+    return post

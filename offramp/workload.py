@@ -1,0 +1,60 @@
+"""What a load run sends, where to, and how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from earlyexit.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """One load run; exactly one of `rate_rps` and `concurrency` is set."""
+
+    url: str
+    texts: Sequence[str]
+    """Sent in turn, from the first again after the last."""
+    labels: Sequence[str] | None = None
+    """The right answer per text; None where it is not known."""
+    keys: Sequence[str] | None = None
+    """An id per text, sent along as `ids`; None sends none."""
+    num_requests: int
+    rate_rps: float | None = None
+    """Requests per second, open loop."""
+    arrivals: Literal["poisson", "constant"] = "poisson"
+    concurrency: int | None = None
+    """Workers, closed loop."""
+    inputs_per_request: int = 1
+    timeout_s: float = 30.0
+    """For a whole request, from when it was scheduled, repetitions included."""
+    slo_s: float
+    seed: int = 0
+    warmup_requests: int = 0
+    """Sent before the measurement, in the same manner, and left out of the report."""
+    retries: int = 0
+    """Repetitions of a request that met a broken connection, a 502 or a 503."""
+
+    def __post_init__(self) -> None:
+        if (self.rate_rps is None) == (self.concurrency is None):
+            raise InputError("set rate_rps (open loop) or concurrency (closed loop), and not both")
+        if min(self.num_requests, self.inputs_per_request, self.rate_rps or self.concurrency or 0) <= 0:
+            raise InputError("num_requests, inputs_per_request and the rate or concurrency must be positive")
+        if min(self.retries, self.warmup_requests) < 0 or min(self.timeout_s, self.slo_s) <= 0:
+            raise InputError("retries and warmup_requests must not be negative; timeout_s and slo_s must be positive")
+        if not self.texts:
+            raise InputError("texts is empty: there is nothing to send")
+        for name, values in (("labels", self.labels), ("keys", self.keys)):
+            if values is not None and len(values) != len(self.texts):
+                raise InputError(f"{name} has {len(values)} entries for {len(self.texts)} texts")
+
+    @property
+    def offered_rps(self) -> float | None:
+        """Inputs per second of an open loop."""
+        return None if self.rate_rps is None else self.rate_rps * self.inputs_per_request
+
+    def text_indices(self, request_index: int) -> tuple[int, ...]:
+        """Which texts the request carries."""
+        first = request_index * self.inputs_per_request
+        return tuple(index % len(self.texts) for index in range(first, first + self.inputs_per_request))

@@ -1,0 +1,1 @@
+"""What to do: pure decisions. No torch, no ray."""

@@ -1,0 +1,157 @@
+"""The plan: what runs where, at which batch, with which ramps on, and how sure they must be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal
+
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+
+Dispatch = Literal["work-conserving", "deferred"]
+PolicyName = Literal["entropy", "confidence", "patience", "voting", "recorded", "own"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """Which exit policy, and its numbers; refuses numbers that another policy would need."""
+
+    name: PolicyName = "entropy"
+    thresholds: float | Mapping[int, float] | None = None
+    """For entropy, confidence and recorded: one for all ramps or one per ramp."""
+    patience: int | None = None
+    votes: int | None = None
+    records: str | None = None
+    """For recorded: the file of exit records."""
+    own: str | None = None
+    """For own: `module:name` of a policy made with `exit_wrapper`."""
+
+    def __post_init__(self) -> None:
+        needed = {
+            "entropy": {"thresholds"},
+            "confidence": {"thresholds"},
+            "patience": {"patience"},
+            "voting": {"votes"},
+            "recorded": {"thresholds", "records"},
+            "own": {"own"},
+        }[self.name]
+        given = {
+            name for name in ("thresholds", "patience", "votes", "records", "own") if getattr(self, name) is not None
+        }
+        if given != needed:
+            raise PlanError(f"exit policy {self.name!r} takes {_listed(needed)}, not {_listed(given)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Consecutive splits hosted by the same replicas on one accelerator type."""
+
+    device: str
+    """Accelerator type, a name that `cluster.devices` knows."""
+    replicas: int
+    splits: tuple[Split, ...]
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise PlanError(f"a stage needs at least 1 replica, not {self.replicas}")
+        if not self.splits:
+            raise PlanError("a stage needs at least one split")
+        for before, after in pairwise(self.splits):
+            _check_adjacent(before, after)
+
+    @property
+    def first(self) -> int:
+        return self.splits[0].first
+
+    @property
+    def end(self) -> int:
+        return self.splits[-1].end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Stages in order, from block 0 to the model's end; refuses gaps and overlaps."""
+
+    stages: tuple[Stage, ...]
+    policy: PolicySpec | None = None
+    """None where no ramp is active."""
+    dispatch: Dispatch = "work-conserving"
+    epoch: int = 0
+    """Counts plan changes of one service."""
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    """What the planner expects of it: rate_per_s, latency_s, usd_per_hour."""
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise PlanError("a plan needs at least one stage")
+        splits = self.splits
+        if splits[0].first != 0:
+            raise PlanError(f"the first split must start at block 0, not {splits[0].first}")
+        for before, after in pairwise(splits):
+            _check_adjacent(before, after)
+        if self.ramps and self.policy is None:
+            raise PlanError(f"ramps {list(self.ramps)} are active, but no exit policy says when to leave")
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        return tuple(split for stage in self.stages for split in stage.splits)
+
+    @property
+    def ramps(self) -> tuple[int, ...]:
+        """All active ramps."""
+        return tuple(ramp for split in self.splits for ramp in split.ramps)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.splits[-1].end
+
+    def stage_index_of(self, block: int) -> int:
+        """The stage that hosts a block."""
+        return next(index for index, stage in enumerate(self.stages) if stage.first <= block < stage.end)
+
+    def check_fits(self, *, num_blocks: int, ramps: tuple[int, ...]) -> None:
+        """Raise PlanError unless the plan covers exactly the model's blocks and uses only ramps it has."""
+        if self.num_blocks != num_blocks:
+            raise PlanError(f"the plan ends at block {self.num_blocks}, the model has {num_blocks} blocks")
+        unknown = sorted(set(self.ramps) - set(ramps))
+        if unknown:
+            raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(ramps)}")
+
+
+def stock_plan(num_blocks: int, *, batch: int, device: str = "cpu", replicas: int = 1) -> Plan:
+    """The model without exits: one split, no ramps."""
+    split = Split(first=0, end=num_blocks, batch=batch)
+    return Plan(stages=(Stage(device=device, replicas=replicas, splits=(split,)),))
+
+
+def early_exit_plan(
+    num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, batch: int, device: str = "cpu", replicas: int = 1
+) -> Plan:
+    """All ramps in one split: inputs leave, and the batch shrinks (what E3 section 2.3 finds wanting)."""
+    split = Split(first=0, end=num_blocks, batch=batch, ramps=ramps)
+    return Plan(stages=(Stage(device=device, replicas=replicas, splits=(split,)),), policy=policy)
+
+
+def serial_plan(
+    num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, batch: int, device: str = "cpu", replicas: int = 1
+) -> Plan:
+    """One stage, cut after every given ramp: survivors wait on the device until their next batch is full."""
+    bounds = [0, *(ramp + 1 for ramp in ramps), num_blocks]
+    splits = tuple(
+        Split(first=first, end=end, batch=batch, ramps=(end - 1,) if end - 1 in ramps else ())
+        for first, end in pairwise(bounds)
+    )
+    return Plan(stages=(Stage(device=device, replicas=replicas, splits=splits),), policy=policy)
+
+
+def _check_adjacent(before: Split, after: Split) -> None:
+    if after.first > before.end:
+        raise PlanError(f"gap: no split runs blocks {before.end} to {after.first - 1}")
+    if after.first < before.end:
+        raise PlanError(f"overlap: two splits run block {after.first}")
+
+
+def _listed(names: set[str]) -> str:
+    return " and ".join(sorted(names)) or "nothing"

@@ -1,0 +1,1 @@
+"""What we know: exit records, and what follows from them."""

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from earlyexit.clock import ManualClock
+from earlyexit.errors import (
+    DeadlineError,
+    InputError,
+    OfframpError,
+    OverloadedError,
+    UnprocessableInputError,
+)
+from offramp.client import AsyncClient, Client, Prediction
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+class HalfwayRandom(random.Random):
+    """Every draw is 0.5: the n-th backoff is half of 0.1 s * 2 ** (n - 1)."""
+
+    def random(self) -> float:
+        return 0.5
+
+
+class Sleeper:
+    """Sleeps by advancing a clock, and remembers for how long."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.waits_s: list[float] = []
+
+    def __call__(self, seconds: float) -> None:
+        self.waits_s.append(seconds)
+        self.clock.advance(seconds)
+
+
+class Script:
+    """A server that gives prepared replies in order, the last one for ever, and keeps the requests."""
+
+    def __init__(self, *replies: httpx.Response | Exception) -> None:
+        self.replies = list(replies)
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return httpx.Response(reply.status_code, headers=reply.headers, content=reply.content)
+
+    @property
+    def request_ids(self) -> list[str]:
+        return [request.headers["X-Request-ID"] for request in self.requests]
+
+
+def client_of(handler: Handler, *, timeout_s: float = 10.0, max_attempts: int = 4) -> tuple[Client, Sleeper]:
+    clock = ManualClock()
+    sleeper = Sleeper(clock)
+    transport = httpx.MockTransport(handler)
+    rng = HalfwayRandom()
+    client = Client("http://server", timeout_s, max_attempts, transport, clock=clock, rng=rng, sleep=sleeper)
+    return client, sleeper
+
+
+def answer() -> httpx.Response:
+    return httpx.Response(200, json={"label": "positive", "score": 0.9, "exit": 2, "request_id": "r1"})
+
+
+def failure(status: int, kind: str, message: str = "no", retry_after: str | None = None) -> httpx.Response:
+    headers = {} if retry_after is None else {"Retry-After": retry_after}
+    body = {"error": {"kind": kind, "message": message}, "request_id": "r1"}
+    return httpx.Response(status, json=body, headers=headers)
+
+
+def test_a_prediction_is_read_from_the_answer() -> None:
+    server = Script(answer())
+    client, _ = client_of(server)
+    assert client.predict("good film") == Prediction(label="positive", score=0.9, exit=2, request_id="r1")
+    assert server.requests[0].url == "http://server/predict"
+    assert json.loads(server.requests[0].content) == {"inputs": "good film", "timeout_s": 10.0}
+
+
+def test_truncation_and_the_calls_own_timeout_are_told_to_the_server() -> None:
+    server = Script(answer())
+    client, _ = client_of(server)
+    client.predict("long", truncate=True, timeout_s=3.0)
+    assert json.loads(server.requests[0].content) == {"inputs": "long", "truncate": True, "timeout_s": 3.0}
+
+
+def test_many_texts_travel_in_one_request_and_keep_their_order() -> None:
+    rows = [{"label": "a", "score": 0.5, "exit": 0}, {"label": "b", "score": 0.6, "exit": 1}]
+    server = Script(httpx.Response(200, json={"outputs": rows, "request_id": "r7"}))
+    client, _ = client_of(server)
+    assert client.predict_many(["x", "y"]) == [
+        Prediction(label="a", score=0.5, exit=0, request_id="r7"),
+        Prediction(label="b", score=0.6, exit=1, request_id="r7"),
+    ]
+    assert len(server.requests) == 1
+
+
+def test_no_texts_need_no_request() -> None:
+    server = Script(answer())
+    assert client_of(server)[0].predict_many([]) == []
+    assert server.requests == []
+
+
+def test_one_text_given_as_many_is_refused() -> None:
+    with pytest.raises(InputError, match="predict takes one"):
+        client_of(Script(answer()))[0].predict_many("abc")
+
+
+def test_every_request_has_an_id_of_its_own_unless_one_is_given() -> None:
+    server = Script(answer())
+    client, _ = client_of(server)
+    client.predict("x")
+    client.predict("x")
+    client.predict("x", request_id="mine")
+    first, second, third = server.request_ids
+    assert len(first) == 32
+    assert first != second
+    assert third == "mine"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        httpx.ConnectError("refused"),
+        httpx.RemoteProtocolError("cut off"),
+        httpx.Response(502, text="bad gateway"),
+        failure(503, "overloaded"),
+    ],
+    ids=["refused", "cut-off", "502", "503"],
+)
+def test_a_retry_keeps_the_request_id(reply: httpx.Response | Exception) -> None:
+    server = Script(reply, answer())
+    client, sleeper = client_of(server)
+    assert client.predict("x").label == "positive"
+    first, second = server.request_ids
+    assert first == second
+    assert sleeper.waits_s == [0.05]
+
+
+def test_backoff_doubles_until_the_attempts_are_used_up() -> None:
+    server = Script(failure(503, "overloaded", "queue is full"))
+    client, sleeper = client_of(server)
+    with pytest.raises(OverloadedError, match="queue is full"):
+        client.predict("x")
+    assert len(server.requests) == 4
+    assert sleeper.waits_s == [0.05, 0.1, 0.2]
+
+
+def test_retry_after_is_honoured_and_told_when_it_does_not_help() -> None:
+    server = Script(failure(503, "overloaded", retry_after="3"))
+    client, sleeper = client_of(server, max_attempts=2)
+    with pytest.raises(OverloadedError) as caught:
+        client.predict("x")
+    assert sleeper.waits_s == [3.05]
+    assert caught.value.retry_after_s == 3.0
+
+
+def test_the_second_attempt_has_only_the_time_that_is_left() -> None:
+    server = Script(failure(503, "overloaded", retry_after="3"), answer())
+    client_of(server)[0].predict("x")
+    assert json.loads(server.requests[1].content)["timeout_s"] == pytest.approx(10 - 3.05)
+    assert server.requests[1].extensions["timeout"]["read"] == pytest.approx(10 - 3.05)
+
+
+def test_a_wait_beyond_the_calls_timeout_is_not_begun() -> None:
+    server = Script(failure(503, "overloaded", retry_after="60"))
+    client, sleeper = client_of(server)
+    with pytest.raises(OverloadedError):
+        client.predict("x")
+    assert sleeper.waits_s == []
+
+
+def test_422_is_not_retried_and_carries_the_servers_message_and_the_request_id() -> None:
+    server = Script(failure(422, "unprocessable_input", "600 tokens, 512 allowed"))
+    client, sleeper = client_of(server)
+    with pytest.raises(UnprocessableInputError) as caught:
+        client.predict("x", request_id="mine")
+    assert len(server.requests) == 1
+    assert sleeper.waits_s == []
+    assert str(caught.value) == "600 tokens, 512 allowed"
+    assert caught.value.__notes__ == ["request id mine"]
+
+
+@pytest.mark.parametrize("status", [400, 404, 408, 413, 422, 429, 500, 504])
+def test_what_a_second_attempt_cannot_cure_is_sent_once(status: int) -> None:
+    server = Script(httpx.Response(status, text="no"))
+    with pytest.raises(OfframpError):
+        client_of(server)[0].predict("x")
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_does_not_answer_in_time_is_a_deadline_and_not_retried() -> None:
+    server = Script(httpx.ReadTimeout("slow"))
+    with pytest.raises(DeadlineError, match=r"no answer from http://server within 10 s"):
+        client_of(server)[0].predict("x")
+    assert len(server.requests) == 1
+
+
+def test_a_server_that_cannot_be_reached_is_named_after_the_last_attempt() -> None:
+    server = Script(httpx.ConnectError("connection refused"))
+    with pytest.raises(OfframpError, match=r"http://server: connection refused"):
+        client_of(server)[0].predict("x")
+    assert len(server.requests) == 4
+
+
+def test_live_and_ready_are_answers_and_never_errors() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if request.url.path == "/v2/health/live" else 503)
+
+    client, _ = client_of(handler)
+    assert client.live()
+    assert not client.ready()
+    assert not client_of(Script(httpx.ConnectError("refused")))[0].live()
+
+
+@pytest.mark.parametrize("server", [{"name": "film"}, {"name": "offramp", "models": ["film"]}])
+def test_metadata_asks_the_server_which_model_it_serves(server: dict[str, object]) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=server if request.url.path == "/v2" else {"path": request.url.path})
+
+    client, _ = client_of(handler)
+    assert client.metadata() == {"path": "/v2/models/film"}
+    assert client.metadata("other") == {"path": "/v2/models/other"}
+
+
+def test_waiting_for_ready_polls_until_the_server_is() -> None:
+    server = Script(httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(200))
+    client, sleeper = client_of(server)
+    client.wait_until_ready(5.0)
+    assert sleeper.waits_s == [0.2, 0.2]
+
+
+def test_waiting_for_ready_ends_with_its_timeout() -> None:
+    client, sleeper = client_of(Script(httpx.Response(503)))
+    with pytest.raises(DeadlineError, match=r"not ready within 0.5 s"):
+        client.wait_until_ready(0.5)
+    assert sleeper.waits_s == [0.2, 0.2]
+
+
+async def test_the_asynchronous_client_says_the_same() -> None:
+    server = Script(failure(503, "overloaded"), answer())
+    clock = ManualClock()
+    sleeper = Sleeper(clock)
+
+    async def sleep(seconds: float) -> None:
+        sleeper(seconds)
+
+    transport = httpx.MockTransport(server)
+    async with AsyncClient(
+        "http://server", transport=transport, clock=clock, rng=HalfwayRandom(), sleep=sleep
+    ) as client:
+        assert (await client.predict("x", request_id="mine")).exit == 2
+        assert await client.live()
+        assert await client.ready()
+        await client.wait_until_ready(1.0)
+    assert server.request_ids[:2] == ["mine", "mine"]
+    assert sleeper.waits_s == [0.05]

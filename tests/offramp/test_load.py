@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from earlyexit.clock import ManualClock
+from earlyexit.errors import InputError
+from offramp.arrivals import constant, poisson, schedule_s
+from offramp.generator import Generator
+from offramp.load import LoadConfig, RequestRecord, run_load
+from offramp.protocol import NoReply, Outcome, Reply
+
+ANSWER = {"label": "a", "score": 0.9, "exit": 0, "request_id": "r"}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def config_of(**changes: Any) -> LoadConfig:
+    settings: dict[str, Any] = {"url": "http://server", "texts": ["x", "y"], "num_requests": 3, "slo_s": 0.1}
+    loop = {} if "concurrency" in changes else {"rate_rps": 10.0}
+    return LoadConfig(**{**settings, **loop, **changes})
+
+
+def generator_of(config: LoadConfig, post: Any, clock: ManualClock) -> Generator:
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(0)  # what was started before runs at its own time
+        clock.advance(seconds)
+
+    return Generator(config=config, post=post, rng=random.Random(0), clock=clock, sleep=sleep)
+
+
+@asynccontextmanager
+async def serving(handler: Handler) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/predict", handler)
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def test_constant_arrivals_are_equally_spaced() -> None:
+    assert schedule_s(constant(4.0), 3) == [0.25, 0.5, 0.75]
+
+
+def test_poisson_arrivals_have_the_rate_they_were_asked_for_and_repeat_with_their_seed() -> None:
+    gaps = list(islice(poisson(50.0, np.random.default_rng(3)), 10_000))
+    assert np.mean(gaps) == pytest.approx(0.02, rel=0.03)
+    assert np.std(gaps) == pytest.approx(0.02, rel=0.05)
+    assert gaps[:5] == list(islice(poisson(50.0, np.random.default_rng(3)), 5))
+
+
+async def test_latency_is_counted_from_the_schedule() -> None:
+    clock = ManualClock()
+
+    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+        clock.advance(0.25)
+        return Reply(status=200, payload=ANSWER)
+
+    clock.advance(2.5)  # the request of second 2 is sent half a second late
+    record = await generator_of(config_of(), post, clock).request(0, start_s=0.0, scheduled_s=2.0)
+    assert (record.scheduled_s, record.sent_s, record.done_s) == (2.0, 2.5, 2.75)
+    assert (record.latency_s, record.lateness_s) == (0.75, 0.5)
+
+
+async def test_an_open_loop_never_waits_for_an_answer() -> None:
+    clock = ManualClock()
+    sent_at_s: list[float] = []
+    all_are_sent = asyncio.Event()
+
+    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+        sent_at_s.append(clock.now_s())
+        if len(sent_at_s) == 3:
+            all_are_sent.set()
+        await all_are_sent.wait()  # nobody is answered before the last is sent
+        return Reply(status=200, payload=ANSWER)
+
+    records: list[RequestRecord] = []
+    generator = generator_of(config_of(), post, clock)
+    await generator.open_loop([1.0, 2.0, 4.0], records.append)
+    assert sent_at_s == [1.0, 2.0, 4.0]
+    assert {record.scheduled_s: record.latency_s for record in records} == {1.0: 3.0, 2.0: 2.0, 4.0: 0.0}
+
+
+async def test_a_closed_loop_keeps_as_many_requests_under_way_as_it_has_workers() -> None:
+    under_way, most = 0, 0
+
+    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return Reply(status=200, payload=ANSWER)
+
+    records: list[RequestRecord] = []
+    await generator_of(config_of(concurrency=4), post, ManualClock()).closed_loop(10, records.append)
+    assert most == 4
+    assert len(records) == 10
+    assert {record.lateness_s for record in records} == {0.0}
+
+
+async def test_a_repeated_request_keeps_its_id_and_counts_from_its_first_schedule() -> None:
+    clock = ManualClock()
+    ids: list[str] = []
+    busy = Reply(status=503, payload="", retry_after_s=1.0)
+    outcomes: list[Outcome] = [busy, NoReply(kind="connection", message="cut"), Reply(status=200, payload=ANSWER)]
+
+    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+        ids.append(request_id)
+        clock.advance(0.5)
+        return outcomes.pop(0)
+
+    record = await generator_of(config_of(retries=2), post, clock).request(0, start_s=0.0, scheduled_s=0.0)
+    assert len(set(ids)) == 1
+    assert record.num_attempts == 3
+    assert 2.5 <= record.latency_s <= 2.8  # three times 0.5 s, 1 s asked for, and at most 0.1 s + 0.2 s of jitter
+
+
+@pytest.mark.parametrize("retries", [0, 3])
+async def test_a_request_is_repeated_only_where_that_can_help(retries: int) -> None:
+    bodies: list[dict[str, object]] = []
+
+    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+        bodies.append(body)
+        return Reply(status=422, payload={"error": {"kind": "unprocessable_input", "message": "too long"}})
+
+    record = await generator_of(config_of(retries=retries), post, ManualClock()).request(0, 0.0, 0.0)
+    assert (record.error, record.num_attempts, len(bodies)) == ("unprocessable_input", 1, 1)
+
+
+async def test_a_request_that_is_too_late_to_send_is_a_timeout() -> None:
+    clock = ManualClock(31.0)
+    record = await generator_of(config_of(), None, clock).request(0, start_s=0.0, scheduled_s=0.0)
+    assert record.error == "timeout"
+
+
+async def test_every_request_is_counted_exactly_once_whatever_became_of_it() -> None:
+    bodies: list[dict[str, Any]] = []
+    ids: set[str] = set()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        ids.add(request.headers["X-Request-ID"])
+        match bodies[-1]["inputs"]:
+            case "busy":
+                return web.json_response({"error": {"kind": "overloaded", "message": "full"}}, status=503)
+            case "broken":
+                assert request.transport is not None
+                request.transport.close()
+            case "html":
+                return web.Response(status=502, text="<html>")
+            case "nonsense":
+                return web.json_response({"hello": 1})
+            case "slow":
+                await asyncio.sleep(30)
+        return web.json_response(ANSWER)
+
+    texts = ["fine", "busy", "broken", "html", "nonsense", "slow", "fine"]
+    progress: list[tuple[int, int]] = []
+    async with serving(handler) as url:
+        config = config_of(url=url, texts=texts, num_requests=14, rate_rps=500.0, timeout_s=0.3)
+        report = await run_load(config, lambda done, total: progress.append((done, total)))
+    assert report.num_requests == 14
+    assert report.num_answers == 4
+    assert report.errors == {"connection": 2, "http_502": 2, "malformed": 2, "overloaded": 2, "timeout": 2}
+    assert len(ids) == 14
+    assert progress == [(done, 14) for done in range(1, 15)]
+
+
+async def test_a_server_that_is_not_there_is_counted_as_connection() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.json_response(ANSWER)
+
+    async with serving(handler) as url:
+        pass  # its port is free again
+    report = await run_load(config_of(url=url, rate_rps=1000.0))
+    assert report.errors == {"connection": 3}
+    assert report.latency is None
+
+
+async def test_a_run_reports_exits_accuracy_and_keys_and_leaves_the_warm_up_out() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        rows = [{"label": "a", "score": 0.9, "exit": len(text)} for text in bodies[-1]["inputs"]]
+        return web.json_response({"outputs": rows, "request_id": request.headers["X-Request-ID"]})
+
+    async with serving(handler) as url:
+        report = await run_load(
+            config_of(
+                url=url,
+                texts=["x", "yy", "z"],
+                labels=["a", "b", "a"],
+                keys=["k0", "k1", "k2"],
+                concurrency=1,
+                inputs_per_request=2,
+                warmup_requests=2,
+                slo_s=30.0,
+            )
+        )
+    assert len(bodies) == 5
+    assert [(body["inputs"], body["ids"]) for body in bodies[2:]] == [
+        (["x", "yy"], ["k0", "k1"]),
+        (["z", "x"], ["k2", "k0"]),
+        (["yy", "z"], ["k1", "k2"]),
+    ]
+    assert (report.num_requests, report.num_inputs, report.num_answers) == (3, 6, 6)
+    assert report.answers_by_exit == {1: 4, 2: 2}
+    assert report.mean_exit_blocks == pytest.approx((4 * 2 + 2 * 3) / 6)
+    assert report.accuracy == pytest.approx(4 / 6)
+    assert report.offered_rps is None
+    assert report.lateness_p99_s is None
+    assert report.achieved_rps == report.goodput_rps == pytest.approx(6 / report.duration_s)
+    assert json.loads(json.dumps(report.to_json()))["answers_by_exit"] == {"1": 4, "2": 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rate_rps": None},
+        {"rate_rps": 1.0, "concurrency": 1},
+        {"texts": []},
+        {"labels": ["a"]},
+        {"keys": ["k"]},
+        {"num_requests": 0},
+        {"concurrency": 0},
+        {"retries": -1},
+        {"timeout_s": 0.0},
+    ],
+    ids=str,
+)
+def test_a_load_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        config_of(**changes)
