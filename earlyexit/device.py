@@ -14,6 +14,8 @@ from earlyexit.errors import DeadlineError, ExecutionError, OfframpError
 from earlyexit.piece import Answer, Piece, fuse
 
 PieceMember = Member[Piece]
+Inside = dict[str, list[PieceMember]]
+"""Members of a running batch that have no answer yet, by sample id: an input that was sent again has the same id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,11 @@ class Lost:
 
 Release = Answered | GoesOn | Lost
 Deliver = Callable[[list[Release]], None]
+OnStart = Callable[[Batch[Piece]], None]
+
+
+def ignore_start(batch: Batch[Piece]) -> None:
+    """Nobody counts batches."""
 
 
 class RunnableCut(Protocol):
@@ -56,19 +63,28 @@ class Device:
     """Runs one batch at a time; everything it releases goes to `deliver` as soon as it is known."""
 
     def __init__(
-        self, engine: BatchEngine[Piece], cuts: Mapping[int, RunnableCut], clock: Clock, deliver: Deliver
+        self,
+        engine: BatchEngine[Piece],
+        cuts: Mapping[int, RunnableCut],
+        clock: Clock,
+        deliver: Deliver,
+        on_start: OnStart = ignore_start,
     ) -> None:
         self.engine = engine
         self._cuts = cuts
-        self._clock = clock
+        self.clock = clock
         self._deliver = deliver
+        self._on_start = on_start
 
     def start_next(self) -> Batch[Piece] | float | None:
         """The next batch to run; or the second to ask again at; or None until something is submitted."""
-        choice = self.engine.choose(self._clock.now_s())
+        choice = self.engine.choose(self.clock.now_s())
         if choice.dropped:
             self._deliver([_too_late(member) for member in choice.dropped])
-        return choice.batch or choice.wake_s
+        if choice.batch is None:
+            return choice.wake_s
+        self._on_start(choice.batch)
+        return choice.batch
 
     def run(self, batch: Batch[Piece]) -> tuple[int, list[PieceMember]]:
         """Run a batch, deliver its answers, and give back the block and the members to submit again here.
@@ -76,45 +92,52 @@ class Device:
         If the batch fails, every member that has no answer yet runs once more, alone: one bad input costs its
         batch-mates time, never their answers.
         """
-        inside = {member.sample_id: member for member in batch.members}
+        inside: Inside = {}
+        for member in batch.members:
+            inside.setdefault(member.sample_id, []).append(member)
         try:
             return self._run(batch, inside)
         except Exception as error:
             if len(batch.members) == 1:
-                self._deliver([_failed(member, error) for member in inside.values()])
+                self._deliver([_failed(member, error) for member in _everyone(inside)])
                 return batch.split.end, []
-            rest = list(inside.values())
+            rest = _everyone(inside)
             return batch.split.end, [member for each in rest for member in self._run_alone(batch, each)]
 
     def _run_alone(self, batch: Batch[Piece], member: PieceMember) -> list[PieceMember]:
-        _, members = self.run(Batch(split=batch.split, members=(member,), started_s=self._clock.now_s()))
+        _, members = self.run(Batch(split=batch.split, members=(member,), started_s=self.clock.now_s()))
         return members
 
     def run_until_idle(self) -> None:
         """Run batches until every queue is empty or waits for time to pass."""
         while isinstance(batch := self.start_next(), Batch):
-            self.engine.submit(*self.run(batch), self._clock.now_s())
+            next_block, members = self.run(batch)
+            if members:
+                self.engine.submit(next_block, members, self.clock.now_s())
 
-    def _run(self, batch: Batch[Piece], inside: dict[str, PieceMember]) -> tuple[int, list[PieceMember]]:
+    def _run(self, batch: Batch[Piece], inside: Inside) -> tuple[int, list[PieceMember]]:
         piece = fuse([member.payload for member in batch.members])
         first_s: float | None = None
         survivors: Piece | None = piece
         for step in self._cuts[batch.split.first].run(piece):
-            elapsed_s = self._clock.now_s() - batch.started_s
+            elapsed_s = self.clock.now_s() - batch.started_s
             survivors = step.survivors
             if step.answers:
                 first_s = elapsed_s if first_s is None else first_s
-                self._deliver([_answered(inside.pop(answer.sample_id), answer, elapsed_s) for answer in step.answers])
-        total_s = self._clock.now_s() - batch.started_s
+                self._deliver(
+                    [_answered(inside[answer.sample_id].pop(0), answer, elapsed_s) for answer in step.answers]
+                )
+        total_s = self.clock.now_s() - batch.started_s
         self.engine.finished(batch, first_s=total_s if first_s is None else first_s, total_s=total_s)
-        for member in inside.values():
+        for member in _everyone(inside):
             member.compute_s += total_s
         return self._pass_on(survivors, inside)
 
-    def _pass_on(self, survivors: Piece | None, inside: dict[str, PieceMember]) -> tuple[int, list[PieceMember]]:
+    def _pass_on(self, survivors: Piece | None, inside: Inside) -> tuple[int, list[PieceMember]]:
         if survivors is None:
             return 0, []
-        members = tuple(inside[sample_id] for sample_id in survivors.sample_ids)
+        waiting = {sample_id: iter(members) for sample_id, members in inside.items()}
+        members = tuple(next(waiting[sample_id]) for sample_id in survivors.sample_ids)
         if not self.engine.hosts(survivors.next_block):
             self._deliver([GoesOn(members=members, piece=survivors)])
             return survivors.next_block, []
@@ -126,9 +149,9 @@ class Device:
 class DeviceThread:
     """A device in a thread of its own: it never waits for anything but work."""
 
-    def __init__(self, device: Device, clock: Clock, name: str = "device") -> None:
+    def __init__(self, device: Device, name: str = "device") -> None:
         self._device = device
-        self._clock = clock
+        self._clock = device.clock
         self._wake = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -143,6 +166,10 @@ class DeviceThread:
             self._stopping = True
             self._wake.notify()
         self._thread.join()
+
+    def is_alive(self) -> bool:
+        """Whether the device still takes work."""
+        return self._thread.is_alive()
 
     def submit(self, next_block: int, members: list[PieceMember]) -> None:
         """Queue members; raises PlanError where no split here starts with that block."""
@@ -169,6 +196,10 @@ class DeviceThread:
                     return found
                 self._wake.wait(None if found is None else max(0.0, found - self._clock.now_s()))
         return None
+
+
+def _everyone(inside: Inside) -> list[PieceMember]:
+    return [member for members in inside.values() for member in members]
 
 
 def _answered(member: PieceMember, answer: Answer, elapsed_s: float) -> Answered:

@@ -104,7 +104,7 @@ class BatchEngine(Generic[P]):
     ) -> None:
         self._queues: dict[int, _Queue[P]] = {split.first: _Queue(split) for split in splits}
         self._deepest_first = sorted(self._queues.values(), key=lambda queue: -queue.split.first)
-        self._times = times
+        self.times = times
         self._dispatch = dispatch
         self._reserve_s = reserve_s
         self._serial = 0
@@ -163,19 +163,19 @@ class BatchEngine(Generic[P]):
 
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float) -> None:
         """Learn how long a batch took until its first answers, or its end, and in all."""
-        self._times.observe(batch.split, len(batch.members), first_s, total_s)
+        self.times.observe(batch.split, len(batch.members), first_s, total_s)
         self._queues[batch.split.first].counts.busy_s += total_s
 
     def _drop_late(self, queue: _Queue[P], now_s: float) -> Iterable[Member[P]]:
         # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
-        earliest_s = now_s + self._times.soonest_s(queue.split)
+        earliest_s = now_s + self.times.soonest_s(queue.split)
         while queue.heap and queue.heap[0][0] < earliest_s:
             queue.counts.dropped += 1
             yield heapq.heappop(queue.heap)[2]
 
     def _latest_start_s(self, queue: _Queue[P]) -> float:
         ahead_s = sum(
-            self._times.batch_s(other.split, other.split.batch)
+            self.times.batch_s(other.split, other.split.batch)
             for other in self._deepest_first
             if other.split.first >= queue.split.first
         )

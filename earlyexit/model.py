@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from earlyexit.cut import Cut
+from earlyexit.cut import Cut, SegmentRunner
 from earlyexit.errors import PlanError
 from earlyexit.families.base import Backbone
 from earlyexit.layout import Layout
@@ -90,8 +90,17 @@ class EarlyExitModel(nn.Module):
             hidden_ND = self.backbone.run_block(index, hidden_ND, layout)
         return hidden_ND
 
-    def cut(self, first: int, end: int, ramps: tuple[int, ...], policy: ExitPolicy) -> Cut:
+    def cut(
+        self,
+        first: int,
+        end: int,
+        ramps: tuple[int, ...],
+        policy: ExitPolicy,
+        segments: SegmentRunner | None = None,
+    ) -> Cut:
         """A runnable piece of the model: blocks first to end - 1, with the given ramps active.
+
+        `segments` computes it; None for the model's own modules.
 
         Raises PlanError for blocks or ramps that the model does not have.
         """
@@ -103,7 +112,7 @@ class EarlyExitModel(nn.Module):
         if unknown:
             raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(self.ramp_indices)}")
         policy.check_ramps(ramps)
-        return Cut(self, first, end, ramps, policy)
+        return Cut(self, first, end, ramps, policy, segments)
 
     def from_wire(self, wire: WirePiece, policy: ExitPolicy) -> Piece:
         """A piece on this model's device; before block 0 with the policy's initial state."""

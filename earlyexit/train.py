@@ -31,8 +31,8 @@ class TrainOptions:
 
     epochs: int = 40
     batch: int = 256
-    learning_rate: float = 4e-3
-    weight_decay: float = 1e-4
+    learning_rate: float = 1e-2
+    weight_decay: float = 0.1
     label_smoothing: float = 0.0
     seed: int = 0
     progress: Progress = field(default=no_progress)

@@ -1,0 +1,297 @@
+"""Request bodies to checked requests, answers to response bodies; pure, and the only place that knows their JSON."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from earlyexit.errors import InputError
+from earlyexit.piece import Answer
+
+T = TypeVar("T")
+Text = Annotated[str, Field(min_length=1)]
+TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+OUTPUTS = {"label": "BYTES", "score": "FP32", "exit": "INT32"}
+"""What a model answers in the Open Inference Protocol, with its datatypes."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PredictBody(_Body):
+    """`POST /predict`."""
+
+    inputs: Text | Annotated[list[Text], Field(min_length=1)]
+    """One text, or a list of texts."""
+    truncate: bool = False
+    """Cut texts that are too long for the model instead of refusing them."""
+    timeout_s: TimeoutSeconds | None = None
+    """Seconds after which an answer is worth nothing."""
+    ids: list[str] | None = None
+    """The caller's names of the inputs; the `recorded` exit policy looks its answers up by them."""
+
+
+class PredictAnswer(_Body):
+    """One answer of `POST /predict`."""
+
+    label: str
+    score: float
+    """Probability of the label."""
+    exit: int
+    """The block it left after; the model's last block for inputs that no ramp let out."""
+
+
+class PredictOne(PredictAnswer):
+    """The answer to a single text."""
+
+    request_id: str
+
+
+class PredictMany(_Body):
+    """The answer to a list of texts, in their order."""
+
+    outputs: list[PredictAnswer]
+    request_id: str
+
+
+class ErrorDetail(_Body):
+    """What went wrong."""
+
+    kind: str
+    message: str
+
+
+class ErrorBody(_Body):
+    """Every error outside /v2."""
+
+    error: ErrorDetail
+    request_id: str
+
+
+class V2Input(BaseModel):
+    """An input tensor of the Open Inference Protocol."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    shape: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=2)
+    datatype: str
+    data: list[Any] | None = None
+    parameters: dict[str, Any] = {}
+
+
+class V2Output(BaseModel):
+    """A requested output tensor."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class V2Body(BaseModel):
+    """`POST /v2/models/{model}/infer`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str | None = None
+    inputs: list[V2Input] = Field(min_length=1, max_length=1)
+    outputs: list[V2Output] | None = None
+    parameters: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferRequest:
+    """A checked request, whichever route it came by."""
+
+    texts: tuple[str, ...]
+    ids: tuple[str, ...]
+    truncate: bool
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class V2Reply:
+    """How a v2 caller wants its answer."""
+
+    id: str | None
+    outputs: tuple[str, ...]
+    binary: frozenset[str]
+    """Outputs to send as bytes behind the JSON (Triton's binary tensor extension)."""
+
+
+_PREDICT = TypeAdapter(PredictBody)
+_V2 = TypeAdapter(V2Body)
+
+
+def parse_predict(body: bytes) -> tuple[InferRequest, bool]:
+    """The request, and whether it was a list; raises InputError."""
+    parsed = _validate(_PREDICT, body)
+    many = isinstance(parsed.inputs, list)
+    texts = tuple(parsed.inputs) if isinstance(parsed.inputs, list) else (parsed.inputs,)
+    if parsed.ids is not None and len(parsed.ids) != len(texts):
+        raise InputError(f"ids: {len(parsed.ids)} for {len(texts)} inputs; one for every input is needed")
+    ids = tuple(parsed.ids) if parsed.ids is not None else ("",) * len(texts)
+    return InferRequest(texts=texts, ids=ids, truncate=parsed.truncate, timeout_s=parsed.timeout_s), many
+
+
+def predict_response(answers: Sequence[Answer], labels: Sequence[str], request_id: str, *, many: bool) -> bytes:
+    """JSON of a `/predict` answer."""
+    outputs = [{"label": labels[a.label], "score": round(a.score, 6), "exit": a.exit} for a in answers]
+    return to_json({"outputs": outputs, "request_id": request_id} if many else outputs[0] | {"request_id": request_id})
+
+
+def parse_v2(body: bytes, json_length: int | None) -> tuple[InferRequest, V2Reply]:
+    """A v2 request, its tensor in the JSON or in bytes behind the first `json_length`; raises InputError."""
+    if json_length is not None and not 0 <= json_length <= len(body):
+        raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
+    parsed = _validate(_V2, body if json_length is None else body[:json_length])
+    binary = b"" if json_length is None else body[json_length:]
+    tensor = parsed.inputs[0]
+    if tensor.name != "text":
+        raise InputError(f"inputs.0.name: unknown input {tensor.name!r}; the model takes 'text'")
+    if tensor.datatype != "BYTES":
+        raise InputError(f"inputs.0.datatype: {tensor.datatype!r}; 'text' is BYTES")
+    texts = _binary_texts(tensor, binary) if "binary_data_size" in tensor.parameters else _json_texts(tensor, binary)
+    _check_shape(tensor.shape, len(texts))
+    request = InferRequest(
+        texts=texts,
+        ids=_ids(parsed.parameters, len(texts)),
+        truncate=_typed(parsed.parameters, "truncate", bool, default=False),
+        timeout_s=_timeout_s(parsed.parameters),
+    )
+    return request, _reply(parsed)
+
+
+def v2_response(
+    answers: Sequence[Answer], labels: Sequence[str], reply: V2Reply, model: str
+) -> tuple[bytes, int | None]:
+    """Body of a v2 answer, and the length of its JSON where bytes follow."""
+    columns: dict[str, list[Any]] = {
+        "label": [labels[a.label] for a in answers],
+        "score": [a.score for a in answers],
+        "exit": [a.exit for a in answers],
+    }
+    outputs: list[dict[str, Any]] = []
+    tail = b""
+    for name in reply.outputs:
+        output: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": [len(answers)]}
+        if name in reply.binary:
+            packed = _pack(name, columns[name])
+            output["parameters"] = {"binary_data_size": len(packed)}
+            tail += packed
+        else:
+            output["data"] = columns[name]
+        outputs.append(output)
+    head = {"model_name": model, "model_version": "1", "outputs": outputs} | ({"id": reply.id} if reply.id else {})
+    header = to_json(head)
+    return (header + tail, len(header)) if tail else (header, None)
+
+
+def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        raise InputError("; ".join(_explained(error))) from error
+
+
+def _explained(error: ValidationError) -> list[str]:
+    found = error.errors(include_url=False, include_input=False)
+    if found[0]["type"] == "json_invalid":
+        return [f"the body is not valid JSON: {found[0]['ctx']['error']}"]
+    return [f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in found[:3]]
+
+
+def _json_texts(tensor: V2Input, binary: bytes) -> tuple[str, ...]:
+    if binary:
+        raise InputError("bytes follow the JSON, but inputs.0.parameters has no binary_data_size")
+    if tensor.data is None:
+        raise InputError("inputs.0.data: missing")
+    flat = [item for each in tensor.data for item in (each if isinstance(each, list) else [each])]
+    for index, item in enumerate(flat):
+        if not isinstance(item, str):
+            raise InputError(f"inputs.0.data.{index}: a string is needed, not {type(item).__name__}")
+    return _nonempty(flat)
+
+
+def _binary_texts(tensor: V2Input, binary: bytes) -> tuple[str, ...]:
+    size = tensor.parameters["binary_data_size"]
+    if size != len(binary):
+        raise InputError(f"inputs.0.parameters.binary_data_size is {size!r}, {len(binary)} bytes follow the JSON")
+    texts: list[str] = []
+    at = 0
+    while at < len(binary):
+        end = at + 4 + (struct.unpack_from("<I", binary, at)[0] if at + 4 <= len(binary) else len(binary))
+        if end > len(binary):
+            raise InputError(f"inputs.0: element {len(texts)} ends beyond the bytes that were sent")
+        try:
+            texts.append(binary[at + 4 : end].decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise InputError(f"inputs.0: element {len(texts)} is not UTF-8 at byte {error.start}") from error
+        at = end
+    return _nonempty(texts)
+
+
+def _nonempty(texts: Sequence[str]) -> tuple[str, ...]:
+    if not texts:
+        raise InputError("inputs.0: no elements; at least one text is needed")
+    for index, text in enumerate(texts):
+        if not text:
+            raise InputError(f"inputs.0: element {index} is empty")
+    return tuple(texts)
+
+
+def _check_shape(shape: Sequence[int], count: int) -> None:
+    if shape not in ([count], [count, 1], [1, count]):
+        raise InputError(
+            f"inputs.0.shape: {list(shape)} does not fit {count} elements; [{count}] or [{count}, 1] would"
+        )
+
+
+def _ids(parameters: dict[str, Any], count: int) -> tuple[str, ...]:
+    ids = parameters.get("ids")
+    if ids is None:
+        return ("",) * count
+    if not isinstance(ids, list) or len(ids) != count or not all(isinstance(each, str) for each in ids):
+        raise InputError(f"parameters.ids: a list of {count} strings is needed")
+    return tuple(ids)
+
+
+def _timeout_s(parameters: dict[str, Any]) -> float | None:
+    # Triton's request parameter counts microseconds; 0 means none.
+    microseconds = _typed(parameters, "timeout", int, default=0)
+    if microseconds < 0:
+        raise InputError(f"parameters.timeout: {microseconds} microseconds; it must not be negative")
+    return microseconds / 1e6 if microseconds else None
+
+
+def _typed(parameters: dict[str, Any], name: str, kind: type[T], *, default: T) -> T:
+    value = parameters.get(name, default)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise InputError(f"parameters.{name}: {kind.__name__} is needed, not {type(value).__name__}")
+    return value
+
+
+def _reply(body: V2Body) -> V2Reply:
+    asked = [V2Output(name=name) for name in OUTPUTS] if body.outputs is None else body.outputs
+    names = tuple(output.name for output in asked)
+    unknown = [name for name in names if name not in OUTPUTS]
+    if unknown or not names:
+        raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(OUTPUTS)}")
+    all_binary = bool(body.parameters.get("binary_data_output", False))
+    binary = frozenset(output.name for output in asked if output.parameters.get("binary_data", all_binary))
+    return V2Reply(id=body.id, outputs=names, binary=binary)
+
+
+def _pack(name: str, column: Sequence[Any]) -> bytes:
+    if name == "label":
+        encoded = [label.encode("utf-8") for label in column]
+        return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
+    code: Literal["f", "i"] = "f" if OUTPUTS[name] == "FP32" else "i"
+    return struct.pack(f"<{len(column)}{code}", *column)

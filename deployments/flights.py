@@ -1,0 +1,142 @@
+"""The ingress's book: every input that has no answer yet, and what is sent next. Pure; `dispatcher.py` sends."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from earlyexit.errors import OfframpError, OverloadedError
+from earlyexit.piece import Answer, WirePiece
+from earlyexit.tokenizer import TokenIds
+
+Settle = Callable[["Flight", Answer | OfframpError], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flight:
+    """One input from its arrival to its answer; it keeps its tokens, so that it can start again."""
+
+    key: str
+    """The caller's id of the input, or an empty string."""
+    serial: int
+    token_ids: TokenIds
+    deadline_s: float
+    settle: Settle
+    attempt: int = 0
+    settled: bool = False
+
+    @property
+    def sample_id(self) -> str:
+        """Unique per attempt, so that a late answer of an earlier attempt is known as such."""
+        return f"{self.key}#{self.serial}.{self.attempt}"
+
+
+class FlightBook:
+    """Inputs without an answer: those that wait to be sent, and those under way by sample id."""
+
+    def __init__(self, max_queued: int) -> None:
+        self._max_queued = max_queued
+        self._waiting: deque[Flight] = deque()
+        self._under_way: dict[str, Flight] = {}
+        self._serial = 0
+
+    @property
+    def num_unanswered(self) -> int:
+        return len(self._waiting) + len(self._under_way)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def admit(
+        self, inputs: Sequence[tuple[str, TokenIds]], deadline_s: float, settle: Settle, *, retry_after_s: float
+    ) -> list[Flight]:
+        """Take all inputs of a request, or none: raises OverloadedError beyond `max_queued`."""
+        if self.num_unanswered + len(inputs) > self._max_queued:
+            raise OverloadedError(
+                f"{self.num_unanswered} inputs wait for their answers here, at most {self._max_queued} are taken",
+                retry_after_s=retry_after_s,
+            )
+        flights = [self._new(key, token_ids, deadline_s, settle) for key, token_ids in inputs]
+        self._waiting.extend(flights)
+        return flights
+
+    def depart(self, batch: int) -> list[Flight]:
+        """The next inputs for the first stage, at most `batch`, in the order of their arrival."""
+        flights: list[Flight] = []
+        while self._waiting and len(flights) < batch:
+            flight = self._waiting.popleft()
+            if not flight.settled:  # its owner may have given up
+                self._under_way[flight.sample_id] = flight
+                flights.append(flight)
+        return flights
+
+    def find(self, sample_id: str) -> Flight | None:
+        """The input under way with that id; None if it was answered, given up or sent again since."""
+        return self._under_way.get(sample_id)
+
+    def settle(self, sample_id: str, outcome: Answer | OfframpError) -> bool:
+        """Give an input its outcome, once; false for a duplicate or a stranger."""
+        flight = self._under_way.pop(sample_id, None)
+        if flight is None or flight.settled:
+            return False
+        flight.settled = True
+        flight.settle(flight, outcome)
+        return True
+
+    def give_up(self, flights: Sequence[Flight]) -> None:
+        """Forget inputs whose owner no longer waits; answers that still come for them are duplicates."""
+        for flight in flights:
+            flight.settled = True
+            self._under_way.pop(flight.sample_id, None)
+
+    def send_again(self, sample_ids: Sequence[str]) -> int:
+        """Put unanswered inputs back to the front, to start from block 0; how many there were."""
+        flights = [self._under_way.pop(sample_id) for sample_id in sample_ids if sample_id in self._under_way]
+        for flight in reversed(flights):
+            flight.attempt += 1
+            self._waiting.appendleft(flight)
+        return len(flights)
+
+    def _new(self, key: str, token_ids: TokenIds, deadline_s: float, settle: Settle) -> Flight:
+        self._serial += 1
+        return Flight(key=key, serial=self._serial, token_ids=token_ids, deadline_s=deadline_s, settle=settle)
+
+
+def departure(flights: Sequence[Flight]) -> WirePiece:
+    """The inputs as a piece that waits for block 0."""
+    return WirePiece(
+        sample_ids=tuple(flight.sample_id for flight in flights),
+        next_block=0,
+        lengths_B=np.array([len(flight.token_ids) for flight in flights], dtype=np.int32),
+        values=np.concatenate([flight.token_ids for flight in flights]),
+        state_BS=None,
+    )
+
+
+@dataclass(slots=True)
+class AnswerRate:
+    """Answers per second, as a moving average over about ten seconds; tells refused callers when to come back."""
+
+    rate_per_s: float = 0.0
+    _since_s: float | None = None
+    _count: int = 0
+
+    def record(self, count: int, now_s: float) -> None:
+        """Count answers."""
+        if self._since_s is None:
+            self._since_s = now_s
+        self._count += count
+        elapsed_s = now_s - self._since_s
+        if elapsed_s >= 1.0:
+            weight = 1 - math.exp(-elapsed_s / 10)
+            self.rate_per_s += (self._count / elapsed_s - self.rate_per_s) * (weight if self.rate_per_s else 1.0)
+            self._since_s, self._count = now_s, 0
+
+    def seconds_for(self, count: int) -> float:
+        """How long `count` answers take, at least 1 s (HTTP's Retry-After counts whole seconds)."""
+        return max(1.0, count / self.rate_per_s) if self.rate_per_s else 1.0

@@ -1,0 +1,85 @@
+"""The ingress: HTTP in, batches out, answers back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+
+from deployments.bodies import InferRequest
+from deployments.dispatcher import Dispatcher
+from deployments.http import build_app
+from deployments.metrics import IngressMetrics
+from deployments.service import InferService
+from deployments.settings import ServeSettings
+from deployments.transport import HandleTransport
+from earlyexit.clock import MonotonicClock
+from earlyexit.piece import Answer
+from earlyexit.store import ModelCard, read_card
+from earlyexit.tokenizer import TextTokenizer
+from optimizer.plan_file import parse_plan
+
+logger = logging.getLogger(__name__)
+
+
+@serve.ingress()
+class Ingress:
+    """Holds every input until its answer is out. Needs no torch."""
+
+    def __init__(self, settings: dict[str, Any], *stages: DeploymentHandle[Any]) -> None:
+        self._settings = ServeSettings.model_validate(settings)
+        self._stages = stages
+        self._clock = MonotonicClock()
+        self._metrics = IngressMetrics()
+        self._ready = False
+        folder = Path(self._settings.model)
+        self.card: ModelCard = read_card(folder)
+        item_bytes = {"float32": 4, "bfloat16": 2}[self._settings.dtype]
+        self._dispatcher = Dispatcher(
+            parse_plan(self._settings.plan),
+            [HandleTransport(stage) for stage in stages],
+            self._clock,
+            self._metrics,
+            bytes_per_token=int(self.card.backbone["hidden_size"]) * item_bytes,
+            max_queued=self._settings.max_queued,
+            calls_per_replica=self._settings.calls_per_replica,
+            max_attempts=self._settings.max_attempts,
+        )
+        tokenizer = TextTokenizer.load(folder, self.card.max_length)
+        self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock)
+
+    def __serve_build_asgi_app__(self) -> Starlette:
+        self._warming = asyncio.get_running_loop().create_task(self._wait_for_stages())
+        return build_app(self)
+
+    async def _wait_for_stages(self) -> None:
+        """Ready when every stage has answered: a replica takes calls only after its warm-up."""
+        for stage in self._stages:
+            await stage.stats.remote(weight=0, batch=1)
+        self._ready = True
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._settings.max_body_bytes
+
+    def is_ready(self) -> bool:
+        """Whether every stage was warm once."""
+        return self._ready
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        """See `InferService.infer`."""
+        return await self._service.infer(request)
+
+    def count_request(self, route: str, status: int) -> None:
+        """Count a finished request."""
+        self._metrics.request(route, status)
+
+    async def stats(self) -> dict[str, Any]:
+        """What every stage's replicas have done since their start, and what waits here."""
+        stages = [await stage.broadcast("stats").results_async() for stage in self._stages]
+        return {"model": self.card.name, "unanswered": self._dispatcher.num_unanswered, "stages": stages}

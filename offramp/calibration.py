@@ -1,0 +1,155 @@
+"""`offramp calibrate`: temperatures, thresholds with a guarantee, exit records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from earlyexit.dataset import LabelledTexts
+from earlyexit.errors import ModelFolderError
+from optimizer.plan import PolicySpec
+from optimizer.thresholds import Guarantee
+from profiles.records import ExitOutcome, ExitRecords, Score
+
+CALIBRATION_FILE = "calibration.json"
+RECORDS_FILE = "exit_records.npz"
+
+
+class CalibrationCard(BaseModel):
+    """What `calibration.json` holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = 1
+    policy: Score
+    thresholds: dict[int, float]
+    budget: float
+    confidence: float
+    tested: dict[str, Any]
+    """What the thresholds did on the inputs they were tested on."""
+    provenance: dict[str, Any]
+
+    def policy_spec(self) -> PolicySpec:
+        """As a plan names it."""
+        return PolicySpec(name=self.policy, thresholds=self.thresholds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateJob:
+    """Everything that decides what a calibration gives."""
+
+    policy: Score = "entropy"
+    guarantee: Guarantee = field(default_factory=Guarantee)
+    design_share: float = 0.25
+    """Share of the inputs that lays the path of thresholds; the rest tests it. Measured: a quarter costs nothing."""
+    seed: int = 0
+    source: str = ""
+
+
+def calibrate(folder: Path, data: LabelledTexts, job: CalibrateJob) -> tuple[CalibrationCard, ExitRecords]:
+    """Fit temperatures, find thresholds, and write them, with the exit records, into the model's folder.
+
+    Raises DataError where the inputs are too few for the guarantee.
+    """
+    import torch
+
+    from earlyexit.record import exit_logits, fit_temperature
+    from earlyexit.store import load_model, save_model
+    from earlyexit.tokenizer import TextTokenizer
+    from offramp.provenance import provenance
+    from optimizer.thresholds import divide, learn_then_test
+
+    model = load_model(folder)
+    encoded = TextTokenizer.load(folder, model.info.max_length).encode(data.texts, truncate=True)
+    labels = data.label_indices(model.info.label_names)
+    design, tested = divide(len(data), job.design_share, job.seed)
+    model.temperatures_E.fill_(1.0)
+    logits = exit_logits(model, encoded)
+    design_rows = torch.from_numpy(design)
+    design_labels = [labels[row] for row in design]
+    for block, raw_NC in logits.items():
+        temperature = fit_temperature(raw_NC[design_rows], design_labels)
+        model.temperatures_E[block] = temperature
+        raw_NC /= temperature
+    facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share)
+    records = records_from_logits(logits, job.policy, labels, provenance=facts)
+    found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)
+    save_model(model, folder)
+    records.save(folder / RECORDS_FILE)
+    card = CalibrationCard(
+        policy=job.policy,
+        thresholds=found.thresholds,
+        budget=job.guarantee.budget,
+        confidence=job.guarantee.confidence,
+        tested=outcome_figures(found.tested),
+        provenance=facts,
+    )
+    (folder / CALIBRATION_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return card, records
+
+
+def record_exits(folder: Path, data: LabelledTexts, policy: Score, ids: Sequence[str] | None = None) -> ExitRecords:
+    """Exit records of labelled texts under a calibrated model, for evaluation."""
+    from earlyexit.record import exit_logits
+    from earlyexit.store import load_model
+    from earlyexit.tokenizer import TextTokenizer
+
+    model = load_model(folder)
+    encoded = TextTokenizer.load(folder, model.info.max_length).encode(data.texts, truncate=True)
+    logits = exit_logits(model, encoded)
+    return records_from_logits(logits, policy, data.label_indices(model.info.label_names), ids=ids)
+
+
+def records_from_logits(
+    logits: dict[int, Any],
+    policy: Score,
+    true_labels: Sequence[int],
+    *,
+    ids: Sequence[str] | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Exit records of temperature-scaled logits (N, C) by block; the last block is the full model."""
+    from earlyexit.policies import ConfidencePolicy, EntropyPolicy
+
+    score = {"entropy": EntropyPolicy.score, "confidence": ConfidencePolicy.score}[policy]
+    last = max(logits)
+    ramps = tuple(sorted(block for block in logits if block != last))
+    num_inputs = len(true_labels)
+    return ExitRecords(
+        score=policy,
+        num_blocks=last + 1,
+        ramps=ramps,
+        sample_ids=tuple(ids) if ids is not None else tuple(map(str, range(num_inputs))),
+        scores_NR=np.stack([score(logits[ramp]).numpy() for ramp in ramps], axis=1).astype(np.float32),
+        labels_NR=np.stack([logits[ramp].argmax(-1).numpy() for ramp in ramps], axis=1),
+        final_labels_N=logits[last].argmax(-1).numpy(),
+        true_labels_N=np.array(true_labels),
+        provenance=provenance,
+    )
+
+
+def outcome_figures(outcome: ExitOutcome) -> dict[str, Any]:
+    """An outcome's figures as plain data."""
+    return {
+        "inputs": len(outcome.exits_N),
+        "agreement": outcome.agreement,
+        "accuracy": outcome.accuracy,
+        "full_accuracy": outcome.full_accuracy,
+        "mean_blocks": outcome.mean_blocks,
+        "num_blocks": outcome.num_blocks,
+        "survival": list(outcome.survival),
+        "exits": outcome.exit_counts,
+    }
+
+
+def read_calibration(folder: Path) -> CalibrationCard:
+    """A model's calibration; raises ModelFolderError where it has none."""
+    path = folder / CALIBRATION_FILE
+    if not path.is_file():
+        raise ModelFolderError(f"{folder} is not calibrated; run: offramp calibrate {folder} --data VALIDATION_FILE")
+    return CalibrationCard.model_validate_json(path.read_bytes())

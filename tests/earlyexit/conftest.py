@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.checkpoint import random_model
+from earlyexit.model import EarlyExitModel
+from earlyexit.tokenizer import TokenIds
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_blocks": 4,
+    "num_heads": 4,
+    "intermediate_size": 64,
+    "max_length": 32,
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_model() -> EarlyExitModel:
+    """Four blocks, ramps after 0, 1 and 2, three labels, random weights; new for every test."""
+    return random_model(SMALL, label_names=("a", "b", "c"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def encoded() -> list[TokenIds]:
+    """Twenty-four inputs of 2 to 20 tokens."""
+    rng = np.random.default_rng(7)
+    return [rng.integers(1, 100, size=length, dtype=np.int32) for length in rng.integers(2, 21, size=24)]

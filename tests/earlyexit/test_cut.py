@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.checkpoint import random_model
+from earlyexit.errors import PlanError
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Answer, Piece, WirePiece, fuse
+from earlyexit.policies import (
+    ConfidencePolicy,
+    EntropyPolicy,
+    ExitPolicy,
+    PatiencePolicy,
+    RecordedAnswers,
+    RecordedPolicy,
+    VotingPolicy,
+    exit_wrapper,
+)
+from earlyexit.record import exit_logits
+from earlyexit.tokenizer import TokenIds
+
+RAMPS = (0, 1, 2)
+NUM_BLOCKS = 4
+BOUNDS = [(0, *inner, NUM_BLOCKS) for size in range(NUM_BLOCKS) for inner in combinations(range(1, NUM_BLOCKS), size)]
+"""Every way to cut four blocks, uncut first: (0, 4), (0, 1, 4), ... (0, 1, 2, 3, 4)."""
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    """Four blocks whose exits disagree: each exit's logits are spread around zero over random inputs."""
+    config = {
+        "vocab_size": 100,
+        "hidden_size": 32,
+        "num_blocks": NUM_BLOCKS,
+        "num_heads": 4,
+        "intermediate_size": 64,
+        "max_length": 32,
+    }
+    model = random_model(config, label_names=("a", "b", "c"), seed=1)
+    rng = np.random.default_rng(0)
+    logits = exit_logits(model, [rng.integers(1, 100, size=9, dtype=np.int32) for _ in range(64)])
+    for block, logits_NC in logits.items():
+        head = model.exit_head(block)
+        assert isinstance(head.classifier, torch.nn.Linear)
+        scale = 1 / logits_NC.std(0)[:, None]
+        with torch.no_grad():
+            head.classifier.bias.sub_(logits_NC.mean(0)).mul_(scale[:, 0])
+            head.classifier.weight.mul_(scale)
+    return model.requires_grad_(False)
+
+
+def own_independent() -> ExitPolicy:
+    @exit_wrapper
+    def first_label_leads(ramp: int, logits_BC: Tensor) -> Tensor:
+        return logits_BC[:, 0] > logits_BC[:, 1] + 0.5 - 0.25 * ramp
+
+    return first_label_leads
+
+
+def own_dependent() -> ExitPolicy:
+    @exit_wrapper(state_width=2)
+    def enough_confidence_in_all(ramp: int, logits_BC: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
+        confidence_B = logits_BC.softmax(-1).amax(-1)
+        state_BS = state_BS + torch.stack([confidence_B, torch.ones_like(confidence_B)], 1)
+        return state_BS[:, 0] > 0.45 + 0.3 * state_BS[:, 1], state_BS
+
+    return enough_confidence_in_all
+
+
+def recorded() -> ExitPolicy:
+    rng = np.random.default_rng(3)
+    answers = RecordedAnswers(
+        row_of={f"i{k}": k for k in range(24)},
+        ramps=RAMPS,
+        scores_NR=rng.random((24, 3), dtype=np.float32),
+        labels_NR=rng.integers(0, 3, (24, 3)),
+        final_labels_N=rng.integers(0, 3, 24),
+    )
+    return RecordedPolicy(answers, EntropyPolicy(0.3))
+
+
+POLICIES: dict[str, Callable[[], ExitPolicy]] = {
+    "entropy": lambda: EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9}),
+    "confidence": lambda: ConfidencePolicy(0.6),
+    "patience": lambda: PatiencePolicy(1),
+    "voting": lambda: VotingPolicy(2),
+    "recorded": recorded,
+    "own, independent": own_independent,
+    "own, dependent": own_dependent,
+}
+each_policy = pytest.mark.parametrize("make_policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
+
+
+def piece_of(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[TokenIds], *, prefix: str = "i") -> Piece:
+    wire = WirePiece(
+        sample_ids=tuple(f"{prefix}{k}" for k in range(len(encoded))),
+        next_block=0,
+        lengths_B=np.array([len(ids) for ids in encoded], dtype=np.int32),
+        values=np.concatenate(encoded),
+        state_BS=None,
+    )
+    return model.from_wire(wire, policy)
+
+
+def answers_uncut(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[TokenIds]) -> dict[str, Answer]:
+    """Every input alone through the whole model."""
+    cut = model.cut(0, NUM_BLOCKS, RAMPS, policy)
+    pieces = piece_of(model, policy, encoded).singles()
+    return {answer.sample_id: answer for piece in pieces for step in cut.run(piece) for answer in step.answers}
+
+
+def answers_cut_up(
+    model: EarlyExitModel,
+    policy: ExitPolicy,
+    encoded: Sequence[TokenIds],
+    bounds: Sequence[int],
+    *,
+    seed: int,
+    over_the_wire: bool = False,
+) -> dict[str, Answer]:
+    """Splits run in random order on random handfuls of whoever waits for them."""
+    rng = random.Random(seed)
+    cuts = {
+        first: model.cut(first, end, tuple(ramp for ramp in RAMPS if first <= ramp < end), policy)
+        for first, end in pairwise(bounds)
+    }
+    waiting: defaultdict[int, list[Piece]] = defaultdict(list)
+    waiting[0] = piece_of(model, policy, encoded).singles()
+    answers: dict[str, Answer] = {}
+    while blocks := [block for block, pieces in waiting.items() if pieces]:
+        block = rng.choice(blocks)
+        rng.shuffle(waiting[block])
+        size = rng.randint(1, 6)
+        batch, waiting[block] = waiting[block][:size], waiting[block][size:]
+        survivors: Piece | None = None
+        for step in cuts[block].run(fuse(batch)):
+            survivors = step.survivors
+            for answer in step.answers:
+                assert answer.sample_id not in answers
+                answers[answer.sample_id] = answer
+        if survivors is not None:
+            arrived = model.from_wire(survivors.to_wire(), policy) if over_the_wire else survivors
+            waiting[survivors.next_block] += arrived.singles()
+    return answers
+
+
+def assert_equal(answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
+    assert {key: (answer.label, answer.exit) for key, answer in answers.items()} == {
+        key: (answer.label, answer.exit) for key, answer in expected.items()
+    }
+    for key, answer in expected.items():
+        assert answers[key].score == pytest.approx(answer.score, abs=1e-5)
+
+
+@each_policy
+def test_the_small_model_puts_the_policies_to_work(
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+) -> None:
+    answers = answers_uncut(model, make_policy(), encoded).values()
+    assert len({answer.exit for answer in answers}) >= 3
+    assert len({answer.label for answer in answers}) >= 2
+
+
+@pytest.mark.parametrize("bounds", [pytest.param(bounds, id="-".join(map(str, bounds))) for bounds in BOUNDS])
+@each_policy
+def test_cuts_and_batch_mates_change_no_answer(
+    bounds: tuple[int, ...], make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+) -> None:
+    policy = make_policy()
+    expected = answers_uncut(model, policy, encoded)
+    for seed in range(2):
+        assert_equal(answers_cut_up(model, policy, encoded, bounds, seed=seed), expected)
+
+
+@each_policy
+def test_the_wire_changes_no_answer(
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+) -> None:
+    policy = make_policy()
+    answers = answers_cut_up(model, policy, encoded, (0, 1, 2, 3, 4), seed=5, over_the_wire=True)
+    assert_equal(answers, answers_uncut(model, policy, encoded))
+
+
+def test_inputs_that_left_are_gone_from_what_goes_on(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+    policy = EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9})
+    piece = piece_of(model, policy, encoded)
+    lengths = dict(zip(piece.sample_ids, piece.lengths_B.tolist(), strict=True))
+    inside = set(piece.sample_ids)
+    for step in model.cut(0, 3, RAMPS, policy).run(piece):
+        left = {answer.sample_id for answer in step.answers}
+        assert left
+        inside -= left
+        assert step.survivors is not None
+        assert set(step.survivors.sample_ids) == inside
+        assert step.survivors.lengths_B.tolist() == [lengths[name] for name in step.survivors.sample_ids]
+        assert step.survivors.values.shape == (sum(lengths[name] for name in inside), 32)
+
+
+def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+    policy = ConfidencePolicy(0.0)
+    steps = list(model.cut(0, NUM_BLOCKS, RAMPS, policy).run(piece_of(model, policy, encoded)))
+    assert [(len(step.answers), step.survivors) for step in steps] == [(24, None)]
+
+
+def test_without_active_ramps_everyone_leaves_at_the_end(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+    policy = ConfidencePolicy(0.0)
+    steps = list(model.cut(0, NUM_BLOCKS, (), policy).run(piece_of(model, policy, encoded)))
+    assert [[answer.exit for answer in step.answers] for step in steps] == [[3] * 24]
+
+
+def test_a_cut_that_ends_before_the_model_passes_on_who_is_left(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+    policy = ConfidencePolicy(1.1)
+    steps = list(model.cut(0, 2, (0,), policy).run(piece_of(model, policy, encoded)))
+    assert [len(step.answers) for step in steps] == [0, 0]
+    assert [step.survivors.next_block for step in steps if step.survivors is not None] == [1, 2]
+
+
+def test_a_bfloat16_piece_survives_the_wire_bit_for_bit(model: EarlyExitModel) -> None:
+    values = torch.tensor([[1.0, -0.0, 3.14159], [float("inf"), 1e-40, -7e30]]).to(torch.bfloat16)
+    piece = Piece(
+        sample_ids=("a",),
+        next_block=2,
+        lengths_B=np.array([2], dtype=np.int32),
+        values=values,
+        state_BS=torch.tensor([[3, 1]], dtype=torch.int32),
+    )
+    wire = piece.to_wire()
+    assert wire.values.dtype == np.uint16
+    assert wire.num_bytes == 2 * 3 * 2 + 2 * 4
+    back = model.from_wire(wire, PatiencePolicy(1))
+    assert back.values.dtype == torch.bfloat16
+    assert back.values.view(torch.int16).equal(values.view(torch.int16))
+    assert back.state_BS.equal(piece.state_BS)
+    assert (back.sample_ids, back.next_block, back.lengths_B.tolist()) == (("a",), 2, [2])
+
+
+def test_a_piece_from_a_read_only_buffer_can_be_run(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+    values = np.concatenate(encoded[:2])
+    values.setflags(write=False)
+    lengths_B = np.array([len(ids) for ids in encoded[:2]], dtype=np.int32)
+    wire = WirePiece(sample_ids=("i0", "i1"), next_block=0, lengths_B=lengths_B, values=values, state_BS=None)
+    policy = VotingPolicy(9)
+    *_, last = model.cut(0, NUM_BLOCKS, RAMPS, policy).run(model.from_wire(wire, policy))
+    assert [answer.exit for answer in last.answers] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "ramps", "message"),
+    [
+        pytest.param(-1, 2, (), r"blocks -1 to 1 are not in the model, whose blocks are 0 to 3", id="before the start"),
+        pytest.param(2, 2, (), r"blocks 2 to 1 are not in the model", id="empty"),
+        pytest.param(3, 1, (), r"blocks 3 to 0 are not in the model", id="backwards"),
+        pytest.param(0, 5, (), r"blocks 0 to 4 are not in the model", id="beyond the end"),
+        pytest.param(0, 4, (3,), r"the model has no ramps \[3\]; its ramps are \[0, 1, 2\]", id="ramp at the head"),
+        pytest.param(0, 2, (2,), r"ramp 2 is outside its split, whose blocks are 0 to 1", id="ramp of another split"),
+        pytest.param(0, 4, (2, 1), r"ramps must ascend without repeats, not \[2, 1\]", id="ramps out of order"),
+    ],
+)
+def test_parts_that_the_model_does_not_have_are_refused(
+    model: EarlyExitModel, first: int, end: int, ramps: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        model.cut(first, end, ramps, EntropyPolicy(0.4))
+
+
+def test_an_active_ramp_without_a_threshold_is_refused(model: EarlyExitModel) -> None:
+    with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold; thresholds name \[0\]"):
+        model.cut(0, 4, (0, 1), EntropyPolicy({0: 0.4}))

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.errors import DataError
+
+EXPECTED = LabelledTexts(texts=("pay my bill", 'a "b" c'), labels=("bills", "other"))
+CLINC = {"train": [["pay my bill", "bills"], ['a "b" c', "other"]], "test": [["hello", "greeting"], ["bye", "leave"]]}
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("d.csv", 'text,label\npay my bill,bills\n"a ""b"" c",other\n', id="csv"),
+        pytest.param("d.tsv", 'text\tlabel\npay my bill\tbills\na "b" c\tother\n', id="tsv with bare quotes"),
+        pytest.param("d.csv", 'id,label,text\n1,bills,pay my bill\n2,other,"a ""b"" c"\n', id="csv with more columns"),
+        pytest.param(
+            "d.jsonl",
+            '{"text": "pay my bill", "label": "bills"}\n{"text": "a \\"b\\" c", "label": "other"}\n',
+            id="jsonl",
+        ),
+        pytest.param("d.json", json.dumps(CLINC), id="clinc"),
+        pytest.param("d.csv", '\ufefftext,label\npay my bill,bills\n"a ""b"" c",other\n', id="csv as Excel writes it"),
+    ],
+)
+def test_texts_and_labels_are_read_in_file_order(tmp_path: Path, name: str, content: str) -> None:
+    assert read_labelled(write(tmp_path, name, content)) == EXPECTED
+
+
+def test_columns_can_have_other_names(tmp_path: Path) -> None:
+    path = write(tmp_path, "d.tsv", "sentence\tclass\ngood\t1\nbad\t0\n")
+    data = read_labelled(path, text_column="sentence", label_column="class")
+    assert data == LabelledTexts(texts=("good", "bad"), labels=("1", "0"))
+
+
+def test_a_part_of_clinc_can_be_chosen(tmp_path: Path) -> None:
+    assert read_labelled(write(tmp_path, "d.json", json.dumps(CLINC)), part="test").texts == ("hello", "bye")
+
+
+def test_label_names_are_sorted_and_labels_are_indices_into_them() -> None:
+    data = LabelledTexts(texts=("x", "y", "z"), labels=("b", "a", "b"))
+    assert data.label_names == ("a", "b")
+    assert data.label_indices(("a", "b")) == [1, 0, 1]
+    assert len(data) == 3
+
+
+def test_labels_that_the_model_does_not_know_are_named() -> None:
+    with pytest.raises(DataError, match=r"labels unknown to the model: c, d \(2 in all\)"):
+        LabelledTexts(texts=("x", "y", "z"), labels=("d", "a", "c")).label_indices(("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        pytest.param("d.csv", "words,label\na,x\n", "d.csv: no column 'text'; there are words, label", id="csv, no text"),
+        pytest.param("d.tsv", "text\tclass\na\tx\n", "d.tsv: no column 'label'; there are text, class", id="tsv, no label"),
+        pytest.param("d.csv", "text,label\na,x\nb\n", "d.csv:3: the row does not have 2 columns", id="short row"),
+        pytest.param("d.csv", "text,label\na,x,y\n", "d.csv:2: the row does not have 2 columns", id="long row"),
+        pytest.param("d.csv", "text,label\na,x\n  ,y\n", "d.csv:3: the text is empty", id="empty text"),
+        pytest.param("d.csv", "text,label\na,x\nb,x\n", "d.csv: only one class, 'x'", id="one class"),
+        pytest.param("d.csv", "text,label\n", "d.csv: no rows", id="header only"),
+        pytest.param("d.csv", "", "d.csv: no column 'text'", id="empty file"),
+        pytest.param("d.csv", b"text,label\na,x\nb\xff,y\n", "d.csv:3: not UTF-8", id="not UTF-8"),
+        pytest.param(
+            "d.csv", b"text,label\n" + b"a,x\n" * 9999 + b"\xff,y\n", "d.csv:10001: not UTF-8", id="not UTF-8, far in"
+        ),
+        pytest.param("d.json", b'{"train": [["\xff", "x"]]}', "d.json:1: not UTF-8", id="clinc, not UTF-8"),
+        pytest.param("d.txt", "a x\n", "d.txt: unknown ending '.txt'; known: .csv, .tsv, .jsonl, .json", id="ending"),
+        pytest.param("d.csv", f"text,label\na,x\n{'b' * 200_000},y\n", "d.csv:3: field larger", id="endless field"),
+        pytest.param("d.jsonl", '{"text": "a", "label": "x"}\n{"text"\n', "d.jsonl:2: not JSON", id="broken JSON line"),
+        pytest.param("d.jsonl", '["a", "x"]\n', "d.jsonl:1: a JSON object is needed", id="JSON line is a list"),
+        pytest.param("d.jsonl", '{"text": "a"}\n', "d.jsonl:1: no column 'label'; there are text", id="JSON, no label"),
+        pytest.param("d.jsonl", '{"text": 3, "label": "x"}\n', "d.jsonl:1: 'text' is not a string", id="text is a number"),
+        pytest.param("d.json", '{"train": [\n["a", "x"],\n]}', "d.json:3: not JSON", id="clinc, broken"),
+        pytest.param("d.json", '{"val": []}', "d.json: no list 'train'; the file has val", id="clinc, no train"),
+        pytest.param("d.json", "[1]", "d.json: no list 'train'", id="clinc, a list"),
+        pytest.param("d.json", '{"train": 3}', "d.json: 'train' is not a list", id="clinc, part is a number"),
+        pytest.param("d.json", '{"train": [["a", "x"], ["b"]]}', "d.json: item 2 of 'train' is not a pair", id="clinc, item"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_with_file_and_line(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    with pytest.raises(DataError) as refused:
+        read_labelled(write(tmp_path, name, content))
+    assert str(refused.value).startswith(str(tmp_path / message))
+
+
+def test_a_part_that_clinc_does_not_have_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    path = write(tmp_path, "d.json", json.dumps(CLINC))
+    with pytest.raises(DataError, match="no list 'oos'; the file has train, test"):
+        read_labelled(path, part="oos")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.csv: no such file"):
+        read_labelled(tmp_path / "gone.csv")

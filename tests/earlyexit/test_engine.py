@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earlyexit.clock import ManualClock
+from earlyexit.engine import Batch, BatchEngine, Dispatch, Member
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+
+Engine = BatchEngine[None]
+
+
+class TableTimes:
+    """A split takes what the table says, whatever the size of its batch."""
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        self._seconds = seconds
+        self.observed: list[tuple[int, int, float, float]] = []
+
+    def batch_s(self, split: Split, size: int) -> float:
+        return self._seconds[split.first]
+
+    def soonest_s(self, split: Split) -> float:
+        return self._seconds[split.first]
+
+    def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
+        self.observed.append((split.first, size, first_s, total_s))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Members that reach the engine together."""
+
+    at_s: float
+    names: str
+    """One letter per member."""
+    block: int = 0
+    deadline_s: float = math.inf
+
+
+@dataclass
+class Driver:
+    """A device that spends every split's time from a table and writes down what happens."""
+
+    engine: Engine
+    seconds: Mapping[int, float]
+    leave: Mapping[int, str] = field(default_factory=dict)
+    """By the first block of a split, the members that leave at its end; all leave at a block that is not hosted."""
+    clock: ManualClock = field(default_factory=ManualClock)
+    log: list[str] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+
+    def play(self, arrivals: Sequence[Arrival]) -> list[str]:
+        self.arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
+        while self._turn():
+            pass
+        return self.log
+
+    def _turn(self) -> bool:
+        self._let_time_pass(self.clock.now_s())
+        choice = self.engine.choose(self.clock.now_s())
+        if choice.dropped:
+            self._write(f"drop [{_names(choice.dropped)}]")
+        if choice.batch is not None:
+            self._run(choice.batch)
+            return True
+        nexts = [at for at in (choice.wake_s, self.arrivals[0].at_s if self.arrivals else None) if at is not None]
+        if nexts:
+            self._let_time_pass(min(nexts))
+        return bool(nexts)
+
+    def _run(self, batch: Batch[None]) -> None:
+        first, seconds = batch.split.first, self.seconds[batch.split.first]
+        self._write(f"start {first}:[{_names(batch.members)}]")
+        self._let_time_pass(self.clock.now_s() + seconds)
+        self.engine.finished(batch, first_s=seconds, total_s=seconds)
+        if self.engine.hosts(batch.split.end):
+            stay = [member for member in batch.members if member.sample_id not in self.leave.get(first, "")]
+            self.engine.submit(batch.split.end, stay, self.clock.now_s())
+
+    def _let_time_pass(self, until_s: float) -> None:
+        while self.arrivals and self.arrivals[0].at_s <= until_s:
+            arrival = self.arrivals.pop(0)
+            self.clock.advance(arrival.at_s - self.clock.now_s())
+            members = [Member(sample_id=name, payload=None, deadline_s=arrival.deadline_s) for name in arrival.names]
+            self.engine.submit(arrival.block, members, arrival.at_s)
+        self.clock.advance(until_s - self.clock.now_s())
+
+    def _write(self, what: str) -> None:
+        self.log.append(f"{self.clock.now_s():.3f} {what}")
+
+
+def _names(members: Sequence[Member[None]]) -> str:
+    return " ".join(member.sample_id for member in members)
+
+
+def member(name: str, *, deadline_s: float = math.inf, origin: object = None) -> Member[None]:
+    return Member(sample_id=name, payload=None, deadline_s=deadline_s, origin=origin)
+
+
+def two_splits(*, dispatch: Dispatch = "work-conserving", leave: Mapping[int, str] | None = None) -> Driver:
+    """Blocks 0-1 and 2-3, batches of 2, one second each."""
+    seconds = {0: 1.0, 2: 1.0}
+    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
+    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds, leave or {})
+
+
+def one_split(batch: int, *, dispatch: Dispatch = "work-conserving", reserve_s: float = 0.0) -> Driver:
+    """Blocks 0-3, one second."""
+    seconds = {0: 1.0}
+    splits = [Split(first=0, end=4, batch=batch)]
+    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch, reserve_s=reserve_s), seconds)
+
+
+def test_of_two_full_batches_the_deepest_runs_first() -> None:
+    log = two_splits().play([Arrival(0, "ab"), Arrival(0, "xy", block=2)])
+    assert log == ["0.000 start 2:[x y]", "1.000 start 0:[a b]", "2.000 start 2:[a b]"]
+
+
+def test_a_full_batch_runs_before_a_more_urgent_partial_one() -> None:
+    log = two_splits().play([Arrival(0, "a", deadline_s=4.0), Arrival(0, "xy", block=2, deadline_s=50.0)])
+    assert log == ["0.000 start 2:[x y]", "1.000 start 0:[a]", "2.000 start 2:[a]"]
+
+
+@pytest.mark.parametrize(
+    ("deadline_of_x_s", "expected"),
+    [
+        # a must run both splits: it must start at 10 - 2 = 8.
+        pytest.param(8.5, ["0.000 start 2:[x]", "1.000 start 0:[a]", "2.000 start 2:[a]"], id="x must start at 7.5"),
+        pytest.param(9.5, ["0.000 start 0:[a]", "1.000 start 2:[x a]"], id="x must start at 8.5"),
+        pytest.param(9.0, ["0.000 start 0:[a]", "1.000 start 2:[x a]"], id="both at 8, a came first"),
+    ],
+)
+def test_without_a_full_batch_the_most_urgent_queue_runs(deadline_of_x_s: float, expected: list[str]) -> None:
+    log = two_splits().play(
+        [Arrival(0, "a", deadline_s=10.0), Arrival(0, "x", block=2, deadline_s=deadline_of_x_s)]
+    )
+    assert log == expected
+
+
+def test_members_that_arrive_while_the_device_is_busy_still_fit_into_the_next_batch() -> None:
+    log = one_split(4).play([Arrival(0, "a"), Arrival(0.25, "b"), Arrival(0.75, "c"), Arrival(1.0, "d")])
+    assert log == ["0.000 start 0:[a]", "1.000 start 0:[b c d]"]
+
+
+def test_members_that_came_together_are_parted_where_a_batch_is_full() -> None:
+    log = one_split(4).play([Arrival(0, "abc"), Arrival(0, "xyz")])
+    assert log == ["0.000 start 0:[a b c x]", "1.000 start 0:[y z]"]
+
+
+def test_survivors_wait_on_the_device_for_a_full_batch() -> None:
+    driver = two_splits(leave={0: "ad"})
+    assert driver.play([Arrival(0, "abcd")]) == ["0.000 start 0:[a b]", "1.000 start 0:[c d]", "2.000 start 2:[b c]"]
+
+
+def test_earlier_deadlines_go_first_and_equal_ones_in_the_order_of_arrival() -> None:
+    log = one_split(2).play(
+        [Arrival(0, "ab", deadline_s=20.0), Arrival(0, "c", deadline_s=10.0), Arrival(0, "de", deadline_s=20.0)]
+    )
+    assert log == ["0.000 start 0:[c a]", "1.000 start 0:[b d]", "2.000 start 0:[e]"]
+
+
+def test_work_conserving_starts_at_once() -> None:
+    log = one_split(4).play([Arrival(0, "a", deadline_s=10.0), Arrival(0.5, "b", deadline_s=10.0)])
+    assert log == ["0.000 start 0:[a]", "1.000 start 0:[b]"]
+
+
+def test_deferred_waits_until_the_deadline_would_be_at_risk() -> None:
+    log = one_split(4, dispatch="deferred").play([Arrival(0, "a", deadline_s=10.0), Arrival(0.5, "b", deadline_s=10.0)])
+    assert log == ["9.000 start 0:[a b]"]
+
+
+def test_deferred_keeps_the_reserve_for_what_comes_after_this_device() -> None:
+    log = one_split(4, dispatch="deferred", reserve_s=2.5).play([Arrival(0, "a", deadline_s=10.0)])
+    assert log == ["6.500 start 0:[a]"]
+
+
+def test_deferred_keeps_time_for_the_deeper_splits_of_the_device() -> None:
+    log = two_splits(dispatch="deferred").play([Arrival(0, "a", deadline_s=10.0)])
+    assert log == ["8.000 start 0:[a]", "9.000 start 2:[a]"]
+
+
+def test_deferred_starts_a_full_batch_at_once() -> None:
+    log = one_split(2, dispatch="deferred").play([Arrival(0, "a", deadline_s=10.0), Arrival(3, "b", deadline_s=20.0)])
+    assert log == ["3.000 start 0:[a b]"]
+
+
+def test_deferred_does_not_wait_where_no_deadline_says_how_long() -> None:
+    assert one_split(4, dispatch="deferred").play([Arrival(2, "a")]) == ["2.000 start 0:[a]"]
+
+
+def test_deferred_says_when_to_ask_again() -> None:
+    engine = one_split(4, dispatch="deferred").engine
+    engine.submit(0, [member("a", deadline_s=10.0)], 0.0)
+    assert engine.choose(0.0).wake_s == 9.0
+
+
+def test_an_empty_engine_has_nothing_to_ask_again_for() -> None:
+    choice = one_split(4).engine.choose(0.0)
+    assert (choice.batch, choice.dropped, choice.wake_s) == (None, (), None)
+
+
+def test_members_whose_deadline_cannot_be_met_are_dropped_before_work_is_spent_on_them() -> None:
+    driver = one_split(1)
+    log = driver.play([Arrival(0, "a", deadline_s=1.0), Arrival(0, "b", deadline_s=1.5), Arrival(0, "c", deadline_s=2.0)])
+    assert log == ["0.000 start 0:[a]", "1.000 drop [b]", "1.000 start 0:[c]"]
+    assert driver.engine.counts[0].dropped == 1
+    assert driver.engine.counts[0].inputs == 2
+
+
+def test_waiting_time_adds_up_over_the_splits() -> None:
+    a, b = member("a"), member("b")
+    engine = two_splits().engine
+    engine.submit(0, [a, b], 1.0)
+    assert engine.choose(4.0).batch is not None
+    assert [a.queue_s, b.queue_s] == [3.0, 3.0]
+    engine.submit(2, [b], 5.0)
+    assert engine.choose(5.5).batch is not None
+    assert [a.queue_s, b.queue_s] == [3.0, 3.5]
+
+
+def test_a_forgotten_origin_loses_its_queued_members_in_every_split_and_nobody_else() -> None:
+    engine = two_splits().engine
+    mine, yours = object(), object()
+    engine.submit(0, [member("a", origin=mine), member("b", origin=yours), member("c", origin=mine)], 0.0)
+    engine.submit(2, [member("d", origin=mine)], 0.0)
+    assert engine.waiting() == {0: 3, 2: 1}
+    assert engine.forget(mine) == 3
+    assert engine.waiting() == {0: 1, 2: 0}
+    batch = engine.choose(0.0).batch
+    assert batch is not None
+    assert _names(batch.members) == "b"
+
+
+def test_a_block_that_no_split_starts_with_is_refused() -> None:
+    engine = two_splits().engine
+    assert (engine.hosts(2), engine.hosts(1)) == (True, False)
+    with pytest.raises(PlanError, match=r"no split here starts at block 1; splits start at \[0, 2\]"):
+        engine.submit(1, [member("a")], 0.0)
+
+
+def test_counts_tell_how_full_and_how_busy_every_split_was() -> None:
+    driver = two_splits(leave={0: "ab"})
+    driver.play([Arrival(0, "abc")])
+    counts = driver.engine.counts
+    assert (counts[0].batches, counts[0].inputs, counts[0].capacity, counts[0].busy_s) == (2, 3, 4, 2.0)
+    assert counts[0].fill == 0.75
+    assert counts[2].fill == 0.5
+
+
+def test_a_split_that_never_ran_has_no_fill() -> None:
+    assert two_splits().engine.counts[0].fill is None
+
+
+def test_finished_batches_teach_the_times() -> None:
+    times = TableTimes({0: 1.0})
+    engine = Engine([Split(first=0, end=4, batch=4)], times)
+    engine.submit(0, [member("a"), member("b")], 0.0)
+    batch = engine.choose(0.0).batch
+    assert batch is not None
+    engine.finished(batch, first_s=0.25, total_s=0.5)
+    assert times.observed == [(0, 2, 0.25, 0.5)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    batches=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    dispatch=st.sampled_from(["work-conserving", "deferred"]),
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 2), st.sampled_from([1, 4, 8, 20, math.inf])), max_size=25
+    ),
+)
+def test_every_member_is_run_to_its_end_or_dropped_exactly_once(
+    batches: list[int], dispatch: Dispatch, arrivals: list[tuple[int, int, float]]
+) -> None:
+    splits = [Split(first=k, end=k + 1, batch=batch) for k, batch in enumerate(batches)]
+    seconds = {k: 0.5 * (k + 1) for k in range(len(batches))}
+    driver = Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds)
+    entered = {chr(97 + k): min(block, len(batches) - 1) for k, (_, block, _) in enumerate(arrivals)}
+    log = driver.play(
+        [
+            Arrival(at / 4, name, block=entered[name], deadline_s=at / 4 + slack)
+            for name, (at, _, slack) in zip(entered, arrivals, strict=True)
+        ]
+    )
+    runs: dict[str, list[int]] = {name: [] for name in entered}
+    drops: list[str] = []
+    for line in log:
+        names = line.partition("[")[2].rstrip("]").split()
+        if " drop " in line:
+            drops += names
+            continue
+        first = int(line.split()[2].partition(":")[0])
+        assert len(names) <= batches[first]
+        for name in names:
+            runs[name].append(first)
+    assert len(drops) == len(set(drops))
+    for name, block in entered.items():
+        whole_way = list(range(block, len(batches)))
+        assert runs[name] == whole_way[: len(runs[name])]
+        assert (runs[name] == whole_way) != (name in drops)

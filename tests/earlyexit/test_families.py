@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
+from earlyexit.errors import ModelFolderError
+from earlyexit.families import find_family
+from earlyexit.families.base import Backbone
+from earlyexit.tokenizer import TokenIds
+from earlyexit.train import pack
+
+NAMES = {0: "bad", 1: "fair", 2: "good"}
+BERT_SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "id2label": NAMES,
+    "label2id": {name: k for k, name in NAMES.items()},
+}
+DISTILBERT_SIZES = {
+    "vocab_size": 100,
+    "dim": 32,
+    "n_layers": 3,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "id2label": NAMES,
+    "label2id": {name: k for k, name in NAMES.items()},
+}
+FAMILIES = ("bert", "distilbert", "roberta")
+each_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def hf_config(family: str) -> Any:
+    match family:
+        case "bert":
+            return transformers.BertConfig(**BERT_SIZES, max_position_embeddings=32)
+        case "roberta":
+            return transformers.RobertaConfig(**BERT_SIZES, max_position_embeddings=34, pad_token_id=1)
+        case _:
+            return transformers.DistilBertConfig(**DISTILBERT_SIZES, max_position_embeddings=32)
+
+
+def hf_model(family: str, *, classifies: bool) -> Any:
+    """A model of `transformers` with random weights; biases and norms are random too, so that none can be forgotten."""
+    kind = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModel
+    model = kind.from_config(hf_config(family)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def hf_inputs(encoded: Sequence[TokenIds]) -> dict[str, Tensor]:
+    """Padded token ids (with 1, RoBERTa's padding) and their mask."""
+    rows = [torch.from_numpy(ids).long() for ids in encoded]
+    ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
+    mask_BT = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    return {"input_ids": ids_BT, "attention_mask": mask_BT}
+
+
+@pytest.fixture
+def mixed(encoded: list[TokenIds]) -> list[TokenIds]:
+    """Eight inputs of different lengths, without the token that RoBERTa takes for padding."""
+    return [ids.clip(min=2) for ids in encoded[:8]]
+
+
+def hidden_after_every_block(backbone: Backbone, encoded: Sequence[TokenIds]) -> list[Tensor]:
+    values, layout = pack(encoded, torch.device("cpu"))
+    hidden_ND = backbone.embed(values, layout)
+    after = [hidden_ND]
+    for index in range(backbone.num_blocks):
+        after.append(backbone.run_block(index, after[-1], layout))
+    return after
+
+
+@each_family
+@torch.inference_mode()
+def test_every_hidden_state_equals_that_of_transformers(family: str, mixed: list[TokenIds]) -> None:
+    theirs = hf_model(family, classifies=False)
+    ours = find_family(family).from_transformers(theirs)
+    assert (ours.head, ours.label_names) == (None, None)
+    inputs = hf_inputs(mixed)
+    expected = theirs(**inputs, output_hidden_states=True).hidden_states
+    found = hidden_after_every_block(ours.backbone, mixed)
+    assert len(found) == len(expected) == 4
+    for hidden_ND, hidden_BTD in zip(found, expected, strict=True):
+        torch.testing.assert_close(hidden_ND, hidden_BTD[inputs["attention_mask"].bool()], rtol=0, atol=1e-5)
+
+
+@each_family
+@torch.inference_mode()
+def test_the_logits_of_a_fine_tuned_checkpoint_equal_those_of_transformers(family: str, mixed: list[TokenIds]) -> None:
+    theirs = hf_model(family, classifies=True)
+    pretrained = find_family(family).from_transformers(theirs)
+    assert pretrained.label_names == ("bad", "fair", "good")
+    ours = add_ramps(pretrained, name="m", family=family, label_names=("bad", "fair", "good"), ramps=RampOptions())
+    values, layout = pack(mixed, torch.device("cpu"))
+    logits_BC = ours.exit_logits(2, ours.run_blocks(0, 3, values, layout), layout)
+    torch.testing.assert_close(logits_BC, theirs(**hf_inputs(mixed)).logits, rtol=0, atol=1e-5)
+
+
+@each_family
+def test_a_checkpoint_folder_gives_the_network_that_was_saved(family: str, tmp_path: Path) -> None:
+    theirs = hf_model(family, classifies=True)
+    theirs.save_pretrained(tmp_path)
+    pretrained, name = load_pretrained(str(tmp_path))
+    expected = find_family(family).from_transformers(theirs)
+    assert name == family
+    assert pretrained.label_names == expected.label_names
+    for key, tensor in expected.backbone.state_dict().items():
+        assert pretrained.backbone.state_dict()[key].equal(tensor)
+
+
+def test_roberta_counts_positions_from_behind_its_padding_index() -> None:
+    backbone = find_family("roberta").from_transformers(hf_model("roberta", classifies=False)).backbone
+    config = backbone.to_config()
+    assert config["position_offset"] == 2
+    assert backbone.max_length == 32  # 34 positions, of which 0 and 1 stand for padding
+
+
+@each_family
+def test_an_input_as_long_as_the_limit_runs(family: str) -> None:
+    backbone = find_family(family).from_transformers(hf_model(family, classifies=False)).backbone
+    values, layout = pack([torch.full((backbone.max_length,), 5, dtype=torch.int32).numpy()], torch.device("cpu"))
+    assert backbone.embed(values, layout).shape == (32, 32)
+
+
+@each_family
+@torch.inference_mode()
+def test_a_padded_block_equals_the_packed_one(family: str, mixed: list[TokenIds]) -> None:
+    backbone = find_family(family).from_transformers(hf_model(family, classifies=False)).backbone
+    values, layout = pack(mixed, torch.device("cpu"))
+    packed_ND = backbone.embed(values, layout)
+    padded_BTD = layout.pad(packed_ND)
+    for index in range(backbone.num_blocks):
+        packed_ND = backbone.run_block(index, packed_ND, layout)
+        padded_BTD = backbone.run_block_padded(index, padded_BTD, layout.mask_BT)
+        torch.testing.assert_close(layout.unpad(padded_BTD), packed_ND, rtol=0, atol=1e-5)
+
+
+@each_family
+@torch.inference_mode()
+def test_an_input_alone_has_the_hidden_state_that_it_has_among_others(family: str, mixed: list[TokenIds]) -> None:
+    backbone = find_family(family).build({**random_sizes(), "num_blocks": 2})
+    together = hidden_after_every_block(backbone, mixed)[-1]
+    alone = torch.cat([hidden_after_every_block(backbone, [ids])[-1] for ids in mixed])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+
+
+@each_family
+def test_a_backbone_can_be_built_again_from_its_configuration(family: str) -> None:
+    backbone = find_family(family).from_transformers(hf_model(family, classifies=False)).backbone
+    again = find_family(family).build(backbone.to_config())
+    again.load_state_dict(backbone.state_dict())
+    assert again.to_config() == backbone.to_config()
+
+
+def test_a_head_for_other_labels_is_not_kept() -> None:
+    pretrained = find_family("bert").from_transformers(hf_model("bert", classifies=True))
+    model = add_ramps(pretrained, name="m", family="bert", label_names=("yes", "no"), ramps=RampOptions())
+    assert (model.info.head_style, model.info.head_pooling, model.num_classes) == ("light", "mean", 2)
+
+
+@pytest.mark.parametrize(
+    ("family", "style"), [("bert", "pooler"), ("roberta", "pooler"), ("distilbert", "pooler-relu")], ids=FAMILIES
+)
+def test_a_kept_head_has_the_checkpoints_activation(family: str, style: str) -> None:
+    pretrained = find_family(family).from_transformers(hf_model(family, classifies=True))
+    model = add_ramps(pretrained, name="m", family=family, label_names=tuple(NAMES.values()), ramps=RampOptions())
+    assert (model.info.head_style, model.info.head_pooling) == (style, "first")
+
+
+def random_sizes() -> dict[str, int]:
+    return {"vocab_size": 100, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "max_length": 32}
+
+
+def test_random_models_of_one_seed_are_equal_and_of_another_are_not() -> None:
+    first, same, other = (random_model({**random_sizes(), "num_blocks": 2}, seed=seed) for seed in (0, 0, 1))
+    weights = [model.ramps["0"].classifier.weight for model in (first, same, other)]
+    assert weights[0].equal(weights[1])
+    assert not weights[0].equal(weights[2])
+
+
+def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ModelFolderError, match="unknown model family 'gpt2'; known: bert, distilbert, roberta"):
+        find_family("gpt2")
+
+
+@pytest.mark.parametrize("at", [(-1,), (1, 3)], ids=["before the first block", "after the last block"])
+def test_ramps_out_of_range_are_refused(at: tuple[int, ...]) -> None:
+    with pytest.raises(ModelFolderError, match="ramps can sit after blocks 0 to 2, not"):
+        random_model({**random_sizes(), "num_blocks": 4}, ramps=RampOptions(at=at))
+
+
+def test_a_length_beyond_the_positions_is_refused() -> None:
+    pretrained = find_family("bert").from_transformers(hf_model("bert", classifies=False))
+    with pytest.raises(ModelFolderError, match="max_length 33 is beyond the backbone's 32 positions"):
+        add_ramps(pretrained, name="m", family="bert", label_names=("a", "b"), ramps=RampOptions(), max_length=33)

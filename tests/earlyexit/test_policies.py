@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.errors import PlanError
+from earlyexit.policies import (
+    ConfidencePolicy,
+    EntropyPolicy,
+    ExitPolicy,
+    PatiencePolicy,
+    RecordedAnswers,
+    RecordedPolicy,
+    ThresholdPolicy,
+    Verdict,
+    VotingPolicy,
+    exit_wrapper,
+)
+
+EVEN = [0.0, 0.0]
+"""Probabilities 1/2 and 1/2; entropy ln 2 = 0.693."""
+THREE_TO_ONE = [log(3.0), 0.0]
+"""Probabilities 3/4 and 1/4; entropy 3/4 ln(4/3) + 1/4 ln 4 = 0.562."""
+ONE_TO_NINE = [0.0, log(9.0)]
+"""Probabilities 1/10 and 9/10; entropy 0.1 ln 10 + 0.9 ln(10/9) = 0.325."""
+LOGITS_BC = torch.tensor([EVEN, THREE_TO_ONE, ONE_TO_NINE])
+IDS = ("a", "b", "c")
+CPU = torch.device("cpu")
+
+
+def decide(policy: ExitPolicy, logits: Tensor = LOGITS_BC, ramp: int = 0) -> Verdict:
+    state_BS = policy.initial_state(len(logits), 2, CPU)
+    return policy.decide(ramp, logits, state_BS, IDS[: len(logits)])
+
+
+def labels_of(*labels: int) -> Tensor:
+    """Logits of inputs whose likeliest label is the given one."""
+    return 5 * torch.nn.functional.one_hot(torch.tensor(labels), 3).float()
+
+
+def test_entropy_is_that_of_the_prediction_in_nats() -> None:
+    assert EntropyPolicy.score(LOGITS_BC).tolist() == pytest.approx([0.6931, 0.5623, 0.3251], abs=1e-4)
+
+
+def test_entropy_of_certainty_is_zero() -> None:
+    assert EntropyPolicy.score(torch.tensor([[0.0, 1000.0]])).tolist() == [0.0]
+
+
+def test_confidence_is_the_probability_of_the_likeliest_label() -> None:
+    assert ConfidencePolicy.score(LOGITS_BC).tolist() == pytest.approx([0.5, 0.75, 0.9])
+
+
+@pytest.mark.parametrize(
+    ("policy", "leave"),
+    [
+        pytest.param(EntropyPolicy(0.4), [False, False, True], id="entropy at most 0.4"),
+        pytest.param(EntropyPolicy(0.6), [False, True, True], id="entropy at most 0.6"),
+        pytest.param(ConfidencePolicy(0.5), [True, True, True], id="confidence at least 0.5, exactly met"),
+        pytest.param(ConfidencePolicy(0.8), [False, False, True], id="confidence at least 0.8"),
+        pytest.param(ConfidencePolicy({0: 0.7, 1: 2.0}), [False, True, True], id="a threshold of its own"),
+    ],
+)
+def test_a_score_that_is_sure_enough_lets_an_input_leave(policy: ThresholdPolicy, leave: list[bool]) -> None:
+    verdict = decide(policy)
+    assert verdict.leave_B.tolist() == leave
+    assert verdict.label_B.tolist() == [0, 0, 1]
+    assert verdict.score_B.tolist() == pytest.approx([0.5, 0.75, 0.9])
+    assert verdict.state_BS.shape == (3, 0)
+
+
+def test_active_ramps_need_a_threshold_each() -> None:
+    ConfidencePolicy(0.5).check_ramps([0, 7])
+    ConfidencePolicy({0: 0.5, 1: 0.5}).check_ramps([1])
+    with pytest.raises(PlanError, match=r"active ramps \[2, 3\] have no threshold; thresholds name \[0, 1\]"):
+        ConfidencePolicy({1: 0.5, 0: 0.5}).check_ramps([0, 2, 3])
+
+
+def leaves_at(policy: ExitPolicy, labels: list[int]) -> int | None:
+    """The ramp at which one input leaves whose ramps answer `labels`; None if it never does."""
+    state_BS = policy.initial_state(1, 3, CPU)
+    for ramp, label in enumerate(labels):
+        verdict = policy.decide(ramp, labels_of(label), state_BS, ("a",))
+        if verdict.leave_B.item():
+            return ramp
+        state_BS = verdict.state_BS
+    return None
+
+
+@pytest.mark.parametrize(
+    ("patience", "labels", "ramp"),
+    [
+        pytest.param(1, [0, 0], 1, id="one repetition"),
+        pytest.param(2, [0, 0, 0], 2, id="two repetitions"),
+        pytest.param(2, [0, 0, 1, 1, 1], 4, id="another label starts anew"),
+        pytest.param(1, [0, 1, 2, 0], None, id="never the same twice"),
+    ],
+)
+def test_patience_waits_for_repetitions_in_a_row(patience: int, labels: list[int], ramp: int | None) -> None:
+    assert leaves_at(PatiencePolicy(patience), labels) == ramp
+
+
+@pytest.mark.parametrize(
+    ("votes", "labels", "ramp"),
+    [
+        pytest.param(1, [2], 0, id="one vote"),
+        pytest.param(2, [0, 1, 0], 2, id="two votes, not in a row"),
+        pytest.param(3, [0, 1, 2, 0, 1, 2], None, id="votes spread too thin"),
+    ],
+)
+def test_voting_counts_votes_in_a_row_or_not(votes: int, labels: list[int], ramp: int | None) -> None:
+    assert leaves_at(VotingPolicy(votes), labels) == ramp
+
+
+def test_dependent_policies_keep_the_states_of_batch_mates_apart() -> None:
+    policy = PatiencePolicy(1)
+    first = policy.decide(0, labels_of(0, 1), policy.initial_state(2, 3, CPU), ("a", "b"))
+    assert first.leave_B.tolist() == [False, False]
+    second = policy.decide(1, labels_of(0, 2), first.state_BS, ("a", "b"))
+    assert second.leave_B.tolist() == [True, False]
+    assert second.state_BS.tolist() == [[0, 1], [2, 0]]
+    assert second.state_BS.dtype == policy.state_dtype
+
+
+@pytest.mark.parametrize("make", [PatiencePolicy, VotingPolicy], ids=["patience", "votes"])
+def test_patience_and_votes_below_one_are_refused(make: type[PatiencePolicy] | type[VotingPolicy]) -> None:
+    with pytest.raises(PlanError, match="must be at least 1, not 0"):
+        make(0)
+
+
+def recorded() -> RecordedPolicy:
+    """Entropies 0.1 and 0.9 at ramp 2, 0.8 and 0.2 at ramp 5."""
+    answers = RecordedAnswers(
+        row_of={"x": 0, "y": 1},
+        ramps=(2, 5),
+        scores_NR=np.array([[0.1, 0.8], [0.9, 0.2]], dtype=np.float32),
+        labels_NR=np.array([[10, 11], [20, 21]]),
+        final_labels_N=np.array([12, 22]),
+    )
+    return RecordedPolicy(answers, EntropyPolicy({2: 0.5, 5: 0.5}))
+
+
+def test_recorded_decides_by_the_records_whatever_the_logits_say() -> None:
+    policy, state_BS = recorded(), torch.zeros(3, 0)
+    verdict = policy.decide(2, LOGITS_BC, state_BS, ("y", "x", "y#7"))
+    assert verdict.leave_B.tolist() == [False, True, False]
+    assert verdict.label_B.tolist() == [20, 10, 20]
+    assert policy.decide(5, LOGITS_BC, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
+    assert policy.conclude(LOGITS_BC, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
+
+
+def test_recorded_refuses_ramps_that_were_not_recorded() -> None:
+    with pytest.raises(PlanError, match=r"the exit records hold no ramps \[3\]; they hold \[2, 5\]"):
+        recorded().check_ramps([2, 3])
+
+
+def test_an_own_rule_becomes_an_independent_policy() -> None:
+    @exit_wrapper
+    def at_ramp_one(ramp: int, logits_BC: Tensor) -> Tensor:
+        return torch.full((len(logits_BC),), ramp == 1)
+
+    assert not at_ramp_one.dependent
+    assert decide(at_ramp_one, ramp=0).leave_B.tolist() == [False, False, False]
+    assert decide(at_ramp_one, ramp=1).leave_B.tolist() == [True, True, True]
+
+
+def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
+    @exit_wrapper(state_width=1)
+    def total_logit(ramp: int, logits_BC: Tensor, state_BS: Tensor) -> tuple[Tensor, Tensor]:
+        state_BS = state_BS + logits_BC.amax(1, keepdim=True)
+        return state_BS[:, 0] >= 10, state_BS
+
+    assert total_logit.dependent
+    assert total_logit.initial_state(2, 3, CPU).tolist() == [[0.0], [0.0]]
+    assert leaves_at(total_logit, [0, 1, 2]) == 1  # 5, then 5 + 5
