@@ -60,7 +60,7 @@ class Ingress:
     async def _wait_for_stages(self) -> None:
         """Ready when every stage has answered: a replica takes calls only after its warm-up."""
         for stage in self._stages:
-            await stage.stats.remote(weight=0, batch=1)
+            await stage.stats.remote()
         self._ready = True
 
     @property

@@ -49,6 +49,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     """
     _set_environment(cluster)
     _check_ports(cluster)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions

@@ -82,7 +82,7 @@ def add_ramps(
         head_style=head_style,
         head_pooling=ramps.pooling if head is None else "first",
         max_length=max_length or pretrained.backbone.max_length,
-        provenance=provenance or {},
+        provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
     )
     model = assemble(info, pretrained.backbone, ramps.at)
     if head is not None:

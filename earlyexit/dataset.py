@@ -50,7 +50,7 @@ def read_labelled(
     try:
         rows = list(_rows(path, text_column, label_column, part))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
+        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
     if not rows:
         raise DataError(f"{path}: no rows")
     for line, text, _ in rows:
@@ -60,6 +60,15 @@ def read_labelled(
     if len(data.label_names) < 2:
         raise DataError(f"{path}: only one class, {data.labels[0]!r}; a classifier needs at least two")
     return data
+
+
+def _first_bad_line(path: Path) -> int:
+    # The error's own position is that within a chunk of the file.
+    try:
+        path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.object.count(b"\n", 0, error.start) + 1
+    return 1
 
 
 def _rows(path: Path, text_column: str, label_column: str, part: str | None) -> Iterator[tuple[int, str, str]]:
@@ -79,21 +88,24 @@ def _rows(path: Path, text_column: str, label_column: str, part: str | None) -> 
 def _delimited(
     path: Path, text_column: str, label_column: str, *, delimiter: str, quoting: Literal[0, 3]
 ) -> Iterator[tuple[int, str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         reader: csv.DictReader[str] = csv.DictReader(file, delimiter=delimiter, quoting=quoting)
-        columns = list(reader.fieldnames or ())
-        _check_columns(path, columns, text_column, label_column)
-        for row in reader:
-            text, label = row[text_column], row[label_column]
-            if text is None or label is None or None in row:
-                raise DataError(f"{path}:{reader.line_num}: the row does not have {len(columns)} columns")
-            yield reader.line_num, text, label
+        try:
+            columns = list(reader.fieldnames or ())
+            _check_columns(path, columns, text_column, label_column)
+            for row in reader:
+                text, label = row[text_column], row[label_column]
+                if text is None or label is None or None in row:
+                    raise DataError(f"{path}:{reader.line_num}: the row does not have {len(columns)} columns")
+                yield reader.line_num, text, label
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.reader.line_num}: {error}") from error
 
 
 def _json_lines(path: Path, text_column: str, label_column: str) -> Iterator[tuple[int, str, str]]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
-            row = _parse(path, number, line)
+            row = _parse(path, number, line.rstrip("\n"))
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: a JSON object is needed")
             _check_columns(f"{path}:{number}", list(row), text_column, label_column)
@@ -106,6 +118,8 @@ def _clinc(path: Path, part: str | None) -> Iterator[tuple[int, str, str]]:
     if not isinstance(lists, dict) or part not in lists:
         known = ", ".join(lists) if isinstance(lists, dict) else ", ".join(CLINC_LISTS)
         raise DataError(f"{path}: no list {part!r}; the file has {known}")
+    if not isinstance(lists[part], list):
+        raise DataError(f"{path}: {part!r} is not a list of pairs [text, label]")
     for number, row in enumerate(lists[part], start=1):
         if not (isinstance(row, list) and len(row) == 2 and all(isinstance(cell, str) for cell in row)):
             raise DataError(f"{path}: item {number} of {part!r} is not a pair [text, label]")

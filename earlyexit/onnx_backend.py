@@ -1,7 +1,7 @@
 """Segments computed by ONNX Runtime instead of torch.
 
-A segment becomes one ONNX file in padded form, exported when it is first run and kept in a folder. Pieces stay packed:
-they are padded and unpadded at the border, so a segment computes `B * T` tokens where torch computes N.
+A segment becomes one ONNX file, exported when it is first run and kept in a folder. It is packed like a piece: the
+graph takes the layout's index tensors as inputs beside the values, and only attention sees a padded form.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module, metadata
@@ -30,8 +30,8 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece
 from earlyexit.split import Segment
 
-# Part of every file's name: raise it when `_PaddedSegment` or the export changes, so that older files are not used.
-EXPORT_VERSION = 1
+# Part of every file's name: raise it when `_SegmentGraph` or the export changes, so that older files are not used.
+EXPORT_VERSION = 2
 # The first opset with Gelu as one node is 20. From 23 on attention is one node too, but ONNX Runtime 1.31 refuses it
 # with a mask that is the same for all queries, as ours is.
 OPSET = 20
@@ -71,12 +71,10 @@ class OnnxSegments:
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
         layout = Layout(piece.lengths_B)
-        feeds = {"values": layout.pad(piece.values.cpu()), "mask_BT": layout.mask_BT}
-        if segment.first == 0:
-            feeds["position_BT"] = layout.pad(layout.position_N)
+        feeds = {"values": piece.values.cpu(), **_index_tensors(layout)}
         results = self._session(segment).run(None, {name: tensor.numpy() for name, tensor in feeds.items()})
-        hidden_BTD, *logits_BC = (torch.from_numpy(result).to(self._model.device) for result in results)
-        return layout.unpad(hidden_BTD), logits_BC[0] if logits_BC else None
+        hidden_ND, *logits_BC = (torch.from_numpy(result).to(self._model.device) for result in results)
+        return hidden_ND, logits_BC[0] if logits_BC else None
 
     def file(self, segment: Segment) -> Path:
         """Where the segment's export is kept; the name changes with whatever changes its content."""
@@ -104,30 +102,38 @@ class OnnxSegments:
         return session
 
 
-class _PaddedSegment(nn.Module):
-    """What is exported: a segment on padded tensors, with the exit at its end if there is one."""
+class _GraphLayout(Layout):
+    """A layout whose tensors are a graph's inputs, and whose sizes are theirs; never taken for uniform."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        vars(self).update(tensors)  # in the place of what Layout would compute
+        self.num_inputs, self.longest = tensors["mask_BT"].shape
+
+    @property
+    def uniform(self) -> bool:
+        return False
+
+
+class _SegmentGraph(nn.Module):
+    """What is exported: a segment, with the exit at its end if there is one."""
 
     def __init__(self, model: EarlyExitModel, segment: Segment) -> None:
         super().__init__()
-        self.backbone = model.backbone
-        self.first = segment.first
-        self.end = segment.end
-        self.exit = model.exit_head(segment.end - 1) if _has_exit(model, segment) else None
-        self.temperature = float(model.temperatures_E[segment.end - 1])
+        self.model = model
+        self.segment = segment
+        self.has_exit = _has_exit(model, segment)
 
-    def forward(self, values: Tensor, mask_BT: Tensor, position_BT: Tensor | None = None) -> tuple[Tensor, ...]:
-        hidden_BTD = values if position_BT is None else self._embed(values, position_BT)
-        for index in range(self.first, self.end):
-            hidden_BTD = self.backbone.run_block_padded(index, hidden_BTD, mask_BT)
-        if self.exit is None:
-            return (hidden_BTD,)
-        return hidden_BTD, self.exit.forward_padded(hidden_BTD, mask_BT).float() / self.temperature
+    def forward(self, values: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        layout = _GraphLayout(tensors)
+        hidden_ND = self.model.run_blocks(self.segment.first, self.segment.end, values, layout)
+        if not self.has_exit:
+            return (hidden_ND,)
+        return hidden_ND, self.model.exit_logits(self.segment.end - 1, hidden_ND, layout)
 
-    def _embed(self, token_ids_BT: Tensor, position_BT: Tensor) -> Tensor:
-        # The padded tokens are the packed tokens of inputs of equal lengths, whose positions the graph is given.
-        layout = Layout(np.zeros(0, dtype=np.int32), token_ids_BT.device)
-        layout.position_N = position_BT.flatten()
-        return self.backbone.embed(token_ids_BT.flatten(), layout).view(*token_ids_BT.shape, -1)
+
+def _index_tensors(layout: Layout) -> dict[str, Tensor]:
+    names = ("mask_BT", "slot_N", "sample_N", "position_N", "first_token_B", "lengths_B1")
+    return {name: getattr(layout, name) for name in names}
 
 
 def _has_exit(model: EarlyExitModel, segment: Segment) -> bool:
@@ -157,17 +163,16 @@ def _fingerprint(model: EarlyExitModel) -> str:
 
 
 def _export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
-    inputs = _example_inputs(model, segment)
-    any_size = torch.export.Dim.DYNAMIC
+    values, tensors = _example_inputs(model, segment)
     with _quiet_exporter(), torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
-            _PaddedSegment(model, segment).eval(),
-            kwargs=inputs,
+            _SegmentGraph(model, segment).eval(),
+            kwargs={"values": values, "tensors": tensors},
             dynamo=True,
             opset_version=OPSET,
-            input_names=list(inputs),
-            output_names=["hidden_BTD", "logits_BC"] if _has_exit(model, segment) else ["hidden_BTD"],
-            dynamic_shapes={name: {0: any_size, 1: any_size} for name in inputs},
+            input_names=["values", *tensors],
+            output_names=["hidden_ND", "logits_BC"] if _has_exit(model, segment) else ["hidden_ND"],
+            dynamic_shapes={"values": _free_sizes("values"), "tensors": {name: _free_sizes(name) for name in tensors}},
             verbose=False,
         )
     assert program is not None
@@ -179,18 +184,18 @@ def _export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
         os.replace(Path(folder) / path.name, path)
 
 
-def _example_inputs(model: EarlyExitModel, segment: Segment) -> dict[str, Tensor]:
+def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensor, dict[str, Tensor]]:
     # Any sizes but 0 and 1, which the exporter would take for constants.
     layout = Layout(np.array([3, 2], dtype=np.int32), model.device)
-    if segment.first > 0:
-        hidden_ND = torch.zeros(layout.num_tokens, model.backbone.hidden_size, device=model.device)
-        return {"values": layout.pad(hidden_ND), "mask_BT": layout.mask_BT}
-    token_ids_N = torch.zeros(layout.num_tokens, dtype=torch.int32, device=model.device)
-    return {
-        "values": layout.pad(token_ids_N),
-        "mask_BT": layout.mask_BT,
-        "position_BT": layout.pad(layout.position_N),
-    }
+    if segment.first == 0:
+        values = torch.zeros(layout.num_tokens, dtype=torch.int32, device=model.device)
+    else:
+        values = torch.zeros(layout.num_tokens, model.backbone.hidden_size, device=model.device)
+    return values, _index_tensors(layout)
+
+
+def _free_sizes(name: str) -> dict[int, Any]:
+    return dict.fromkeys((0, 1) if name == "mask_BT" else (0,), torch.export.Dim.DYNAMIC)
 
 
 def _check_size(weights: Iterable[Any], segment: Segment) -> None:

@@ -69,6 +69,7 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     Raises ModelFolderError where the folder does not hold what its card says.
     """
     import torch
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from earlyexit.checkpoint import assemble
@@ -77,11 +78,14 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
 
     card = read_card(folder)
     fields = card.model_dump(exclude={"schema_version", "backbone", "ramps", "num_blocks"})
-    with torch.device("meta"):  # no time spent on random weights
-        model = assemble(ModelInfo(**fields), find_family(card.family).build(card.backbone), card.ramps)
+    try:
+        with torch.device("meta"):  # no time spent on random weights
+            model = assemble(ModelInfo(**fields), find_family(card.family).build(card.backbone), card.ramps)
+    except (KeyError, TypeError) as error:
+        raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
     try:
         model.load_state_dict(load_file(folder / WEIGHTS_FILE), assign=True)
-    except (FileNotFoundError, RuntimeError) as error:
+    except (FileNotFoundError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"{folder / WEIGHTS_FILE} does not fit {CARD_FILE}: {error}") from error
     model.requires_grad_(False)
     model.to(device)

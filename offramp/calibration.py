@@ -69,13 +69,12 @@ def calibrate(folder: Path, data: LabelledTexts, job: CalibrateJob) -> tuple[Cal
     labels = data.label_indices(model.info.label_names)
     design, tested = divide(len(data), job.design_share, job.seed)
     model.temperatures_E.fill_(1.0)
-    logits = exit_logits(model, encoded)
+    raw = exit_logits(model, encoded)
     design_rows = torch.from_numpy(design)
     design_labels = [labels[row] for row in design]
-    for block, raw_NC in logits.items():
-        temperature = fit_temperature(raw_NC[design_rows], design_labels)
-        model.temperatures_E[block] = temperature
-        raw_NC /= temperature
+    for block, raw_NC in raw.items():
+        model.temperatures_E[block] = fit_temperature(raw_NC[design_rows], design_labels)
+    logits = {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()}
     facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share)
     records = records_from_logits(logits, job.policy, labels, provenance=facts)
     found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)

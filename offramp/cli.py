@@ -153,9 +153,9 @@ def serve(
     cluster = LocalCluster(
         port=port, host=host, front=_choice("front", front, ("haproxy", "proxy")), metrics_port=metrics_port
     )
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # both end cleanly
     try:
         with serving(settings, cluster) as url:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
             print(f"serving {model.name} at {url}  (try: offramp predict 'a text' --url {url}; API: {url}/docs)")
             signal.pause()
     except KeyboardInterrupt:

@@ -75,26 +75,26 @@ class _Lines:
     """Where in the file every value stands."""
 
     def __init__(self, root: yaml.Node | None) -> None:
-        self._lines: dict[tuple[str | int, ...], int] = {}
+        self._lines: dict[tuple[str, ...], int] = {}
         if root is not None:
             self._walk(root, ())
 
     def of(self, path: Sequence[str | int]) -> int:
         """Line, from 1, of the value at `path` or of the nearest one above it."""
         for length in range(len(path), -1, -1):
-            line = self._lines.get(tuple(path[:length]))
+            line = self._lines.get(tuple(map(str, path[:length])))
             if line is not None:
                 return line
         return 1
 
-    def _walk(self, node: yaml.Node, path: tuple[str | int, ...]) -> None:
+    def _walk(self, node: yaml.Node, path: tuple[str, ...]) -> None:
         self._lines[path] = node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
-                self._walk(value, (*path, key.value))
+                self._walk(value, (*path, str(key.value)))  # a key that is no scalar is refused when the file is loaded
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):
-                self._walk(value, (*path, index))
+                self._walk(value, (*path, str(index)))
 
 
 def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
@@ -110,6 +110,9 @@ def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
         document = yaml.safe_load(text)
     except UnicodeDecodeError as error:
         raise PlanError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise PlanError(f"{path}:{line}: not YAML: {error.reason}") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise PlanError(f"{path}:{line}: not YAML: {error.problem}") from error
@@ -124,11 +127,20 @@ def parse_plan(
     try:
         parsed = PlanDocument.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        at = [part for part in first["loc"] if part not in ("float", "dict[int,float]")]
-        name = ".".join(map(str, at)) or "the plan"
-        raise PlanError(f"{where}:{lines.of(at)}: {name}: {first['msg']}") from error
+        at, message = _first_mistake(error)
+        name = ".".join(at) or "the plan"
+        raise PlanError(f"{where}:{lines.of(at)}: {name}: {message}") from error
     return _build(parsed, shape, where, lines)
+
+
+def _first_mistake(error: ValidationError) -> tuple[list[str], str]:
+    """Path and message; of a value that may be a number or a mapping, what is wrong deepest inside."""
+    mistakes = [
+        ([str(part) for part in each["loc"] if part not in ("float", "dict[int,float]", "[key]")], each["msg"])
+        for each in error.errors()
+    ]
+    at, _ = mistakes[0]
+    return max((each for each in mistakes if each[0][: len(at)] == at), key=lambda each: len(each[0]))
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

@@ -134,4 +134,5 @@ def _to_sureness(scores: FloatArray, larger_is_surer: bool) -> FloatArray:
 
 
 def _from_sureness(sureness: float, larger_is_surer: bool) -> float:
+    sureness = float(np.clip(sureness, -80, 80))  # its exponential stays finite in float32
     return float(1 / (1 + np.exp(-sureness))) if larger_is_surer else float(np.exp(-sureness))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,12 @@ class ExitRecords:
             raise DataError(f"exit records of {shape[0]} inputs and {shape[1]} ramps need arrays of that shape")
         if self.final_labels_N.shape != shape[:1]:
             raise DataError(f"exit records of {shape[0]} inputs need as many final labels")
+        if self.true_labels_N is not None and self.true_labels_N.shape != shape[:1]:
+            raise DataError(f"exit records of {shape[0]} inputs need as many true labels")
+        if list(self.ramps) != sorted(set(self.ramps)) or any(
+            not 0 <= ramp < self.num_blocks - 1 for ramp in self.ramps
+        ):
+            raise DataError(f"ramps must ascend and sit below block {self.num_blocks - 1}, not {list(self.ramps)}")
         if np.isnan(self.scores_NR).any():
             raise DataError("exit records hold scores that are not numbers")
 
@@ -116,30 +123,31 @@ class ExitRecords:
         }
         if self.true_labels_N is not None:
             arrays["true_labels"] = self.true_labels_N
-        np.savez_compressed(path, **arrays)
+        with path.open("wb") as file:  # given a path, numpy adds an ending to it
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> ExitRecords:
         """Read what `save` wrote; raises DataError for anything else."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 header = json.loads(str(file["header"]))
                 arrays = {name: file[name] for name in file.files if name != "header"}
-        except (OSError, ValueError, KeyError) as error:
+            if header.get("schema_version") != SCHEMA:
+                raise DataError(f"{path} has schema {header.get('schema_version')}, this version reads {SCHEMA}")
+            return cls(
+                score=header["score"],
+                num_blocks=header["num_blocks"],
+                ramps=tuple(header["ramps"]),
+                sample_ids=tuple(map(str, arrays["sample_ids"])),
+                scores_NR=arrays["scores"],
+                labels_NR=arrays["labels"],
+                final_labels_N=arrays["final_labels"],
+                true_labels_N=arrays.get("true_labels"),
+                provenance=header["provenance"],
+            )
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
             raise DataError(f"{path} does not hold exit records: {error}") from error
-        if header.get("schema_version") != SCHEMA:
-            raise DataError(f"{path} has schema {header.get('schema_version')}, this version reads {SCHEMA}")
-        return cls(
-            score=header["score"],
-            num_blocks=header["num_blocks"],
-            ramps=tuple(header["ramps"]),
-            sample_ids=tuple(map(str, arrays["sample_ids"])),
-            scores_NR=arrays["scores"],
-            labels_NR=arrays["labels"],
-            final_labels_N=arrays["final_labels"],
-            true_labels_N=arrays.get("true_labels"),
-            provenance=header["provenance"],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,10 +34,6 @@ class Backbone(nn.Module, ABC):
         """One block on a packed hidden state, (N, D) to (N, D)."""
 
     @abstractmethod
-    def run_block_padded(self, index: int, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """The same block on a padded hidden state, the form that exporters understand."""
-
-    @abstractmethod
     def to_config(self) -> JsonDict:
         """What `build` of the family needs to make an equal, untrained backbone; JSON."""
 

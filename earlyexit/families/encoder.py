@@ -76,10 +76,6 @@ class EncoderBlock(nn.Module):
         context_BTD = self._attend(qkv_BTD, None if layout.uniform else layout.mask_BT)
         return self._finish(hidden_ND, layout.unpad(context_BTD))
 
-    def forward_padded(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Padded (B, T, D) to (B, T, D); what stands behind an input's last token is noise."""
-        return self._finish(hidden_BTD, self._attend(self.qkv(hidden_BTD), mask_BT))
-
     def _attend(self, qkv_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
         query_BHTd, key_BHTd, value_BHTd = qkv_BTD.view(*qkv_BTD.shape[:2], 3, self.num_heads, -1).permute(
             2, 0, 3, 1, 4
@@ -113,11 +109,6 @@ class EncoderBackbone(Backbone):
     def run_block(self, index: int, hidden_ND: Tensor, layout: Layout) -> Tensor:
         result: Tensor = self.blocks[index](hidden_ND, layout)
         return result
-
-    def run_block_padded(self, index: int, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        block = self.blocks[index]
-        assert isinstance(block, EncoderBlock)
-        return block.forward_padded(hidden_BTD, mask_BT)
 
     def to_config(self) -> JsonDict:
         return asdict(self.config)

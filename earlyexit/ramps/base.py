@@ -25,10 +25,6 @@ class Ramp(nn.Module, ABC):
         """Logits (B, C) of a packed hidden state (N, D)."""
         return self.classify(pool(hidden_ND, layout, self.pooling))
 
-    def forward_padded(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Logits (B, C) of a padded hidden state (B, T, D)."""
-        return self.classify(pool_padded(hidden_BTD, mask_BT, self.pooling))
-
 
 def pool(hidden_ND: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
     """The mean of every input's tokens, or its first token; (B, D)."""
@@ -36,11 +32,3 @@ def pool(hidden_ND: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
         return hidden_ND[layout.first_token_B]
     sums_BD = hidden_ND.new_zeros(layout.num_inputs, hidden_ND.shape[1]).index_add_(0, layout.sample_N, hidden_ND)
     return (sums_BD / layout.lengths_B1).to(hidden_ND.dtype)
-
-
-def pool_padded(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
-    """The same of a padded hidden state."""
-    if pooling == "first":
-        return hidden_BTD[:, 0]
-    weights_BT1 = mask_BT[:, :, None].to(hidden_BTD.dtype)
-    return (hidden_BTD * weights_BT1).sum(1) / weights_BT1.sum(1)

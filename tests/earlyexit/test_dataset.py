@@ -62,8 +62,12 @@ def test_labels_that_the_model_does_not_know_are_named() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        pytest.param("d.csv", "words,label\na,x\n", "d.csv: no column 'text'; there are words, label", id="csv, no text"),
-        pytest.param("d.tsv", "text\tclass\na\tx\n", "d.tsv: no column 'label'; there are text, class", id="tsv, no label"),
+        pytest.param(
+            "d.csv", "words,label\na,x\n", "d.csv: no column 'text'; there are words, label", id="csv, no text"
+        ),
+        pytest.param(
+            "d.tsv", "text\tclass\na\tx\n", "d.tsv: no column 'label'; there are text, class", id="tsv, no label"
+        ),
         pytest.param("d.csv", "text,label\na,x\nb\n", "d.csv:3: the row does not have 2 columns", id="short row"),
         pytest.param("d.csv", "text,label\na,x,y\n", "d.csv:2: the row does not have 2 columns", id="long row"),
         pytest.param("d.csv", "text,label\na,x\n  ,y\n", "d.csv:3: the text is empty", id="empty text"),
@@ -80,12 +84,16 @@ def test_labels_that_the_model_does_not_know_are_named() -> None:
         pytest.param("d.jsonl", '{"text": "a", "label": "x"}\n{"text"\n', "d.jsonl:2: not JSON", id="broken JSON line"),
         pytest.param("d.jsonl", '["a", "x"]\n', "d.jsonl:1: a JSON object is needed", id="JSON line is a list"),
         pytest.param("d.jsonl", '{"text": "a"}\n', "d.jsonl:1: no column 'label'; there are text", id="JSON, no label"),
-        pytest.param("d.jsonl", '{"text": 3, "label": "x"}\n', "d.jsonl:1: 'text' is not a string", id="text is a number"),
+        pytest.param(
+            "d.jsonl", '{"text": 3, "label": "x"}\n', "d.jsonl:1: 'text' is not a string", id="text is a number"
+        ),
         pytest.param("d.json", '{"train": [\n["a", "x"],\n]}', "d.json:3: not JSON", id="clinc, broken"),
         pytest.param("d.json", '{"val": []}', "d.json: no list 'train'; the file has val", id="clinc, no train"),
         pytest.param("d.json", "[1]", "d.json: no list 'train'", id="clinc, a list"),
         pytest.param("d.json", '{"train": 3}', "d.json: 'train' is not a list", id="clinc, part is a number"),
-        pytest.param("d.json", '{"train": [["a", "x"], ["b"]]}', "d.json: item 2 of 'train' is not a pair", id="clinc, item"),
+        pytest.param(
+            "d.json", '{"train": [["a", "x"], ["b"]]}', "d.json: item 2 of 'train' is not a pair", id="clinc, item"
+        ),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_with_file_and_line(

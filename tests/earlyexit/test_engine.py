@@ -138,9 +138,7 @@ def test_a_full_batch_runs_before_a_more_urgent_partial_one() -> None:
     ],
 )
 def test_without_a_full_batch_the_most_urgent_queue_runs(deadline_of_x_s: float, expected: list[str]) -> None:
-    log = two_splits().play(
-        [Arrival(0, "a", deadline_s=10.0), Arrival(0, "x", block=2, deadline_s=deadline_of_x_s)]
-    )
+    log = two_splits().play([Arrival(0, "a", deadline_s=10.0), Arrival(0, "x", block=2, deadline_s=deadline_of_x_s)])
     assert log == expected
 
 
@@ -208,7 +206,9 @@ def test_an_empty_engine_has_nothing_to_ask_again_for() -> None:
 
 def test_members_whose_deadline_cannot_be_met_are_dropped_before_work_is_spent_on_them() -> None:
     driver = one_split(1)
-    log = driver.play([Arrival(0, "a", deadline_s=1.0), Arrival(0, "b", deadline_s=1.5), Arrival(0, "c", deadline_s=2.0)])
+    log = driver.play(
+        [Arrival(0, "a", deadline_s=1.0), Arrival(0, "b", deadline_s=1.5), Arrival(0, "c", deadline_s=2.0)]
+    )
     assert log == ["0.000 start 0:[a]", "1.000 drop [b]", "1.000 start 0:[c]"]
     assert driver.engine.counts[0].dropped == 1
     assert driver.engine.counts[0].inputs == 2

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from earlyexit.layout import Layout
-from earlyexit.ramps.base import Pooling, pool, pool_padded
+from earlyexit.ramps.base import Pooling, pool
 
 
 def layout_of(*lengths: int) -> Layout:
@@ -50,8 +50,6 @@ def test_pooling_looks_at_an_inputs_own_tokens_only(pooling: Pooling, expected: 
     layout = layout_of(2, 1)
     packed_ND = torch.tensor([[1.0], [3.0], [5.0]])
     assert pool(packed_ND, layout, pooling).tolist() == expected
-    noise_BTD = layout.pad(packed_ND).masked_fill(~layout.mask_BT[:, :, None], 99.0)
-    assert pool_padded(noise_BTD, layout.mask_BT, pooling).tolist() == expected
 
 
 def test_the_mean_of_many_bfloat16_tokens_is_their_mean() -> None:

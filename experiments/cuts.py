@@ -1,0 +1,149 @@
+"""Every cut and every pair of cuts gives the uncut model's labels and exits, fused at random.
+
+    python -m experiments.cuts MODEL --data clinc150/data_full.json --part test [--backend onnx]
+
+Prints, for float32 and bfloat16, the share of equal labels and exits and the largest difference of logits.
+Minutes on one core; deterministic by seed.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from deployments.build import build_policy, build_segments
+from earlyexit.cut import Cut, SegmentRunner, TorchSegments
+from earlyexit.dataset import read_labelled
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Answer, Piece, WirePiece, fuse
+from earlyexit.policies import ExitPolicy
+from earlyexit.split import Segment
+from earlyexit.store import load_model
+from earlyexit.tokenizer import TextTokenizer, TokenIds
+from offramp.calibration import read_calibration
+
+BATCH = 32
+Exits = dict[str, Answer]
+
+
+class LoggedSegments:
+    """Keeps the logits of every exit that was evaluated, by sample and block."""
+
+    def __init__(self, inner: SegmentRunner) -> None:
+        self._inner = inner
+        self.logits: dict[tuple[str, int], torch.Tensor] = {}
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As the inner runner."""
+        hidden_ND, logits_BC = self._inner.run(segment, piece)
+        if logits_BC is not None:
+            for sample_id, row in zip(piece.sample_ids, logits_BC, strict=True):
+                self.logits[sample_id, segment.end - 1] = row
+        return hidden_ND, logits_BC
+
+
+class CutRun:
+    """Runs all inputs through a chain of cuts, with survivors shuffled and fused anew at each."""
+
+    def __init__(self, model: EarlyExitModel, policy: ExitPolicy, ramps: tuple[int, ...], inner: SegmentRunner) -> None:
+        self._model = model
+        self._policy = policy
+        self._ramps = ramps
+        self._inner = inner
+
+    def run(self, encoded: Sequence[TokenIds], cuts: Sequence[int], seed: int) -> tuple[Exits, LoggedSegments]:
+        """Answers by sample id, and the logits on the way."""
+        rng = np.random.default_rng(seed)
+        logged = LoggedSegments(self._inner)
+        pieces = [self._enter(index, ids) for index, ids in enumerate(encoded)]
+        answers: Exits = {}
+        bounds = [0, *cuts, self._model.num_blocks]
+        for first, end in zip(bounds, bounds[1:], strict=False):
+            ramps = tuple(ramp for ramp in self._ramps if first <= ramp < end)
+            cut = Cut(self._model, first, end, ramps, self._policy, logged)
+            survivors: list[Piece] = []
+            for batch in _batches(pieces, rng, shuffle=bool(cuts)):
+                survivors.extend(_run(cut, fuse(batch), answers))
+            pieces = survivors
+        return answers, logged
+
+    def _enter(self, index: int, ids: TokenIds) -> Piece:
+        wire = WirePiece(
+            sample_ids=(str(index),),
+            next_block=0,
+            lengths_B=np.array([len(ids)], dtype=np.int32),
+            values=ids,
+            state_BS=None,
+        )
+        return self._model.from_wire(wire, self._policy)
+
+
+def _batches(pieces: list[Piece], rng: np.random.Generator, *, shuffle: bool) -> Iterator[list[Piece]]:
+    order = rng.permutation(len(pieces)) if shuffle else np.arange(len(pieces))
+    start = 0
+    while start < len(order):
+        size = int(rng.integers(1, 2 * BATCH)) if shuffle else BATCH
+        yield [pieces[k] for k in order[start : start + size]]
+        start += size
+
+
+def _run(cut: Cut, piece: Piece, answers: Exits) -> list[Piece]:
+    last = None
+    for step in cut.run(piece):
+        answers.update({answer.sample_id: answer for answer in step.answers})
+        last = step.survivors
+    return last.singles() if last is not None else []
+
+
+def compare(reference: tuple[Exits, LoggedSegments], other: tuple[Exits, LoggedSegments]) -> tuple[float, float, float]:
+    """Share of equal labels, share of equal labels and exits, largest difference of logits at exits both evaluated."""
+    ours, theirs = reference[0], other[0]
+    assert ours.keys() == theirs.keys(), "every input has one answer"
+    labels = np.mean([ours[key].label == theirs[key].label for key in ours])
+    both = np.mean([(ours[k].label, ours[k].exit) == (theirs[k].label, theirs[k].exit) for k in ours])
+    shared = reference[1].logits.keys() & other[1].logits.keys()
+    apart = max(float((reference[1].logits[key] - other[1].logits[key]).abs().max()) for key in shared)
+    return float(labels), float(both), apart
+
+
+def main() -> None:
+    """Compare every cut and every pair of cuts with the uncut model."""
+    parser = ArgumentParser(prog="python -m experiments.cuts", description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--part")
+    parser.add_argument("--backend", choices=("torch", "onnx"), default="torch")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--limit", type=int, default=None)
+    options = parser.parse_args()
+    texts = read_labelled(options.data, part=options.part).texts[: options.limit]
+    reference_run = _cut_run(options.model, "torch", "float32")
+    encoded = TextTokenizer.load(options.model, 512).encode(texts)
+    reference = reference_run.run(encoded, (), seed=0)
+    tested = _cut_run(options.model, options.backend, options.dtype)
+    num_blocks = load_model(options.model).num_blocks
+    inner = range(1, num_blocks)
+    chains: list[tuple[int, ...]] = [(), *((k,) for k in inner), *combinations(inner, 2)]
+    print(f"{len(texts)} inputs, {options.backend} {options.dtype} against the uncut torch float32 model")
+    print("cuts       same label   same label and exit   largest logit difference")
+    for seed, cuts in enumerate(chains):
+        labels, both, apart = compare(reference, tested.run(encoded, cuts, seed))
+        print(f"{cuts!s:<10} {labels:10.4%} {both:15.4%} {apart:20.2e}", flush=True)
+
+
+def _cut_run(folder: Path, backend: Literal["torch", "onnx"], dtype: Literal["float32", "bfloat16"]) -> CutRun:
+    model = load_model(folder, dtype=getattr(torch, dtype))
+    calibration = read_calibration(folder)
+    policy = build_policy(calibration.policy_spec())
+    segments = build_segments(model, backend, folder, torch.get_num_threads()) or TorchSegments(model)
+    return CutRun(model, policy, tuple(sorted(calibration.thresholds)), segments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The demo's model: trained on generated texts, or on the user's own, calibrated and recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.split import Split
+from experiments.demo.texts import LabelledText, divide, generate, write_csv
+from offramp.calibration import CalibrateJob, CalibrationCard, calibrate, read_calibration, record_exits
+from offramp.cli import resolve_backbone
+from offramp.progress import progress_bars
+from offramp.training import TrainJob, train
+from optimizer.plan import Plan, Stage
+from optimizer.plan_file import write_plan
+from profiles.records import ExitRecords
+
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A model folder and what is known of it."""
+
+    folder: Path
+    test: LabelledTexts
+    calibration: CalibrationCard
+    expected: ExitRecords
+    """Exit records of the test texts: what the full model, and every ramp, says of them."""
+
+
+def prepare(runs: Path, data: Path | None) -> Prepared:
+    """Train and calibrate, unless an earlier run left the model."""
+    runs.mkdir(parents=True, exist_ok=True)
+    parts = _own_parts(data) if data else _generated_parts(runs)
+    folder = runs / "model"
+    if not (folder / "calibration.json").is_file():
+        _train(folder, *parts, source=str(data or "generated"))
+    calibration = read_calibration(folder)
+    expected = record_exits(folder, parts[2], calibration.policy)
+    return Prepared(folder=folder, test=parts[2], calibration=calibration, expected=expected)
+
+
+def demo_plan(num_blocks: int, calibration: CalibrationCard, *, batch: int) -> Plan:
+    """Written by hand: the first half of the blocks on one replica, the rest, for the hard inputs, on another."""
+    ramps = sorted(calibration.thresholds)
+    middle = num_blocks // 2
+    stages = [
+        Stage(device="cpu", replicas=1, splits=_splits(0, middle, ramps, batch)),
+        Stage(device="cpu", replicas=1, splits=_splits(middle, num_blocks, ramps, batch)),
+    ]
+    return Plan(stages=tuple(stages), policy=calibration.policy_spec() if ramps else None)
+
+
+def save_plan(plan: Plan, runs: Path) -> Path:
+    """Write the plan beside the model, to read and to change."""
+    path = runs / "plan.yaml"
+    write_plan(plan, path)
+    return path
+
+
+def _splits(first: int, end: int, ramps: list[int], batch: int) -> tuple[Split, ...]:
+    """One split up to the first ramp of the range, where most inputs leave, and one for what is left."""
+    inside = [ramp for ramp in ramps if first <= ramp < end]
+    if not inside or inside[0] + 1 == end:
+        return (Split(first=first, end=end, batch=batch, ramps=tuple(inside)),)
+    cut = inside[0] + 1
+    return (
+        Split(first=first, end=cut, batch=batch, ramps=tuple(inside[:1])),
+        Split(first=cut, end=end, batch=batch, ramps=tuple(inside[1:])),
+    )
+
+
+def _train(folder: Path, learn: LabelledTexts, validate: LabelledTexts, _: LabelledTexts, *, source: str) -> None:
+    job = TrainJob(backbone=resolve_backbone("minilm"), name="demo", max_length=128, seed=SEED, source=source)
+    with progress_bars() as progress:
+        train(job, learn, folder, progress=progress)
+    calibrate(folder, validate, CalibrateJob(seed=SEED, source=source))
+
+
+def _generated_parts(runs: Path) -> tuple[LabelledTexts, LabelledTexts, LabelledTexts]:
+    divided = divide(generate(seed=SEED), seed=SEED)
+    for name, part in (("train", divided.train), ("validation", divided.validation), ("test", divided.test)):
+        write_csv(runs / f"{name}.csv", part)
+    return _labelled(divided.train), _labelled(divided.validation), _labelled(divided.test)
+
+
+def _own_parts(data: Path) -> tuple[LabelledTexts, LabelledTexts, LabelledTexts]:
+    """The user's file in three parts: CLINC150's own lists, or 60:20:20 by label."""
+    if data.suffix == ".json":
+        train_part, validation, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
+        return train_part, validation, test
+    texts = read_labelled(data)
+    pairs = [LabelledText(text=text, label=label) for text, label in zip(texts.texts, texts.labels, strict=True)]
+    divided = divide(pairs, seed=SEED)
+    return _labelled(divided.train), _labelled(divided.validation), _labelled(divided.test)
+
+
+def _labelled(texts: list[LabelledText] | tuple[LabelledText, ...]) -> LabelledTexts:
+    return LabelledTexts(texts=tuple(each.text for each in texts), labels=tuple(each.label for each in texts))

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from cluster.devices import RAY_ACCELERATORS, find_device
+from earlyexit.errors import PlanError
+
+
+@pytest.mark.parametrize(
+    ("name", "torch_device", "options"),
+    [
+        ("cpu", "cpu", {"num_cpus": 1}),
+        ("cuda", "cuda", {"num_cpus": 1, "num_gpus": 1}),
+        ("V100", "cuda", {"num_cpus": 1, "num_gpus": 1, "accelerator_type": "V100"}),
+    ],
+    ids=["cpu", "any GPU", "a GPU type"],
+)
+def test_a_device_tells_what_torch_and_ray_call_it(name: str, torch_device: str, options: dict[str, object]) -> None:
+    device = find_device(name)
+    assert (device.name, device.torch_device, device.actor_options) == (name, torch_device, options)
+
+
+@pytest.mark.parametrize("name", ["gpu", "CPU", "v100", ""])
+def test_an_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(PlanError, match=f"unknown device '{name}'; known: cpu, cuda, .*V100.*H200"):
+        find_device(name)
+
+
+def test_every_gpu_type_is_a_device_of_its_own() -> None:
+    assert len({find_device(name).name for name in RAY_ACCELERATORS}) == len(RAY_ACCELERATORS)

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.checkpoint import RampOptions, add_ramps, random_model
+from earlyexit.families import find_family
+from earlyexit.families.base import FinalHead, Pretrained
+from earlyexit.layout import Layout
+from earlyexit.model import EarlyExitModel
+from earlyexit.ramps.base import pool
+from earlyexit.record import exit_logits
+from earlyexit.tokenizer import TokenIds
+from earlyexit.train import TrainOptions, batches_by_length, pack, pooled_features, train_jointly, train_ramps
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_blocks": 3,
+    "num_heads": 4,
+    "intermediate_size": 64,
+    "max_length": 16,
+}
+NUM_INPUTS = 96
+QUICK = TrainOptions(epochs=30, batch=32, learning_rate=2e-2)
+
+
+def toy(seed: int) -> tuple[list[TokenIds], list[int]]:
+    """Inputs of 4 to 8 tokens; those of class 0 use tokens 1-19, those of class 1 tokens 20-38."""
+    rng = np.random.default_rng(seed)
+    labels = [k % 2 for k in range(NUM_INPUTS)]
+    inputs = [rng.integers(1 + 19 * label, 20 + 19 * label, rng.integers(4, 9), dtype=np.int32) for label in labels]
+    return inputs, labels
+
+
+def accuracies(model: EarlyExitModel, seed: int) -> dict[int, float]:
+    inputs, labels = toy(seed)
+    targets_N = torch.tensor(labels)
+    return {
+        block: float((logits_NC.argmax(1) == targets_N).float().mean())
+        for block, logits_NC in exit_logits(model, inputs).items()
+    }
+
+
+def copy_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def changed(module: torch.nn.Module, before: dict[str, Tensor]) -> set[str]:
+    return {name for name, tensor in module.state_dict().items() if not tensor.equal(before[name])}
+
+
+@pytest.mark.parametrize("style", ["light", "pooler"])
+def test_every_exit_learns_a_separable_problem_and_the_backbone_stays_as_it_was(style: str) -> None:
+    options = RampOptions(style="light" if style == "light" else "pooler")
+    model = random_model(SIZES, ramps=options)
+    before = copy_of(model.backbone)
+    train_ramps(model, *toy(seed=0), QUICK)
+    assert changed(model.backbone, before) == set()
+    assert min(accuracies(model, seed=1).values()) > 0.95
+    assert not model.training
+
+
+def test_equal_seeds_train_equal_ramps() -> None:
+    models = [random_model(SIZES) for _ in range(2)]
+    for model in models:
+        train_ramps(model, *toy(seed=0), TrainOptions(epochs=2, batch=32))
+    assert changed(models[0], copy_of(models[1])) == set()
+
+
+def test_joint_training_changes_the_backbone_too() -> None:
+    model = random_model(SIZES)
+    before = copy_of(model)
+    train_jointly(model, *toy(seed=0), TrainOptions(epochs=10, batch=32, learning_rate=3e-3))
+    unchanged = set(before) - changed(model, before)
+    assert unchanged == {"temperatures_E"}
+    assert min(accuracies(model, seed=1).values()) > 0.95
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_head_that_a_checkpoint_brought_is_kept() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"dense.weight": (32, 32), "dense.bias": (32,), "classifier.weight": (2, 32), "classifier.bias": (2,)}
+    head = FinalHead(
+        activation="tanh", weights={name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    )
+    pretrained = Pretrained(backbone=find_family("bert").build(SIZES), head=head, label_names=("no", "yes"))
+    model = add_ramps(pretrained, name="m", family="bert", label_names=("no", "yes"), ramps=RampOptions())
+    ramps = copy_of(model.ramps)
+    train_ramps(model, *toy(seed=0), TrainOptions(epochs=2, batch=32))
+    assert changed(model.head, dict(head.weights)) == set()
+    assert changed(model.ramps, ramps) == set(ramps)
+
+
+def test_a_head_that_is_new_is_trained() -> None:
+    model = random_model(SIZES)
+    before = copy_of(model.head)
+    train_ramps(model, *toy(seed=0), TrainOptions(epochs=2, batch=32))
+    assert changed(model.head, before) == set(before)
+
+
+def test_progress_tells_epochs_and_features() -> None:
+    told: list[tuple[str, int, int]] = []
+    options = TrainOptions(epochs=2, batch=64, progress=lambda what, done, total: told.append((what, done, total)))
+    train_ramps(random_model(SIZES), *toy(seed=0), options)
+    assert told == [("features", 64, 96), ("features", 96, 96), ("epochs", 1, 2), ("epochs", 2, 2)]
+
+
+def test_batches_are_of_similar_length_longest_first() -> None:
+    encoded = [np.zeros(length, dtype=np.int32) for length in (2, 5, 3, 5, 1)]
+    assert list(batches_by_length(encoded, 2)) == [[1, 3], [2, 0], [4]]
+
+
+def test_packed_inputs_stand_one_after_the_other() -> None:
+    values, layout = pack([np.array([7, 8], dtype=np.int32), np.array([9], dtype=np.int32)], torch.device("cpu"))
+    assert values.tolist() == [7, 8, 9]
+    assert layout.lengths_B.tolist() == [2, 1]
+
+
+@torch.inference_mode()
+def test_features_are_the_pooled_hidden_states_in_the_order_of_the_inputs() -> None:
+    model = random_model(SIZES)
+    inputs, _ = toy(seed=0)
+    features = pooled_features(model, inputs, batch=7)
+    assert set(features) == {(0, "mean"), (1, "mean"), (2, "mean")}
+    for row in (0, 50, 95):
+        layout = Layout(np.array([len(inputs[row])], dtype=np.int32))
+        hidden_ND = model.run_blocks(0, 2, torch.from_numpy(inputs[row]), layout)
+        torch.testing.assert_close(features[1, "mean"][row], pool(hidden_ND, layout, "mean")[0], rtol=0, atol=1e-5)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from optimizer.plan import Plan, PolicySpec, Stage, early_exit_plan, serial_plan, stock_plan
+
+ENTROPY = PolicySpec(thresholds=0.4)
+
+
+def split(first: int, end: int, *ramps: int) -> Split:
+    return Split(first=first, end=end, batch=8, ramps=ramps)
+
+
+def stage(*splits: Split, replicas: int = 1) -> Stage:
+    return Stage(device="cpu", replicas=replicas, splits=splits)
+
+
+def test_a_plan_knows_its_splits_ramps_and_blocks() -> None:
+    plan = Plan(stages=(stage(split(0, 2, 1), split(2, 4)), stage(split(4, 6, 4, 5))), policy=ENTROPY)
+    assert [(each.first, each.end) for each in plan.splits] == [(0, 2), (2, 4), (4, 6)]
+    assert (plan.ramps, plan.num_blocks) == ((1, 4, 5), 6)
+    assert [(each.first, each.end) for each in plan.stages] == [(0, 4), (4, 6)]
+    assert [plan.stage_index_of(block) for block in range(6)] == [0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        pytest.param([[(0, 2)], [(3, 4)]], "gap: no split runs blocks 2 to 2", id="gap between stages"),
+        pytest.param([[(0, 2), (4, 6)]], "gap: no split runs blocks 2 to 3", id="gap inside a stage"),
+        pytest.param([[(0, 3)], [(2, 4)]], "overlap: two splits run block 2", id="overlap"),
+        pytest.param([[(1, 4)]], "the first split must start at block 0, not 1", id="late start"),
+        pytest.param([], "a plan needs at least one stage", id="no stages"),
+        pytest.param([[]], "a stage needs at least one split", id="no splits"),
+    ],
+)
+def test_plans_that_do_not_run_every_block_once_are_refused(stages: list[list[tuple[int, int]]], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan(stages=tuple(stage(*(split(*bounds) for bounds in splits)) for splits in stages))
+
+
+def test_active_ramps_need_a_policy() -> None:
+    with pytest.raises(PlanError, match=r"ramps \[1\] are active, but no exit policy says when to leave"):
+        Plan(stages=(stage(split(0, 2, 1)),))
+
+
+def test_a_stage_needs_a_replica() -> None:
+    with pytest.raises(PlanError, match="a stage needs at least 1 replica, not 0"):
+        stage(split(0, 2), replicas=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param({}, "'entropy' takes thresholds, not nothing", id="entropy without thresholds"),
+        pytest.param(
+            {"thresholds": 0.4, "votes": 2}, "'entropy' takes thresholds, not thresholds and votes", id="too much"
+        ),
+        pytest.param(
+            {"name": "patience", "thresholds": 0.4}, "'patience' takes patience, not thresholds", id="other's"
+        ),
+        pytest.param(
+            {"name": "recorded", "thresholds": 0.4},
+            "'recorded' takes records and thresholds",
+            id="recorded without records",
+        ),
+        pytest.param({"name": "voting"}, "'voting' takes votes, not nothing", id="voting without votes"),
+        pytest.param({"name": "own"}, "'own' takes own, not nothing", id="own without a name"),
+    ],
+)
+def test_a_policy_takes_its_own_numbers_only(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        PolicySpec(**fields)
+
+
+def test_a_plan_fits_a_model_with_its_blocks_and_ramps() -> None:
+    plan = Plan(stages=(stage(split(0, 4, 0, 2)),), policy=ENTROPY)
+    plan.check_fits(num_blocks=4, ramps=(0, 1, 2))
+    with pytest.raises(PlanError, match="the plan ends at block 4, the model has 6 blocks"):
+        plan.check_fits(num_blocks=6, ramps=(0, 1, 2))
+    with pytest.raises(PlanError, match=r"the model has no ramps \[2\]; its ramps are \[0, 1\]"):
+        plan.check_fits(num_blocks=4, ramps=(0, 1))
+
+
+def test_the_stock_plan_is_one_split_without_ramps() -> None:
+    plan = stock_plan(6, batch=8, device="V100", replicas=3)
+    assert plan.splits == (Split(first=0, end=6, batch=8),)
+    assert (plan.stages[0].device, plan.stages[0].replicas, plan.policy) == ("V100", 3, None)
+
+
+def test_the_early_exit_plan_is_one_split_with_all_ramps() -> None:
+    assert early_exit_plan(6, (1, 3), ENTROPY, batch=8).splits == (Split(first=0, end=6, batch=8, ramps=(1, 3)),)
+
+
+def test_the_serial_plan_is_one_stage_cut_after_every_ramp() -> None:
+    plan = serial_plan(6, (1, 3), ENTROPY, batch=8)
+    assert len(plan.stages) == 1
+    assert plan.splits == (split(0, 2, 1), split(2, 4, 3), split(4, 6))

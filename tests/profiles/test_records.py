@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from profiles.records import ExitRecords
+
+RECORDS = ExitRecords(
+    score="confidence",
+    num_blocks=6,
+    ramps=(1, 3),
+    sample_ids=("a", "b", "c", "d"),
+    #                    after 1, after 3
+    scores_NR=np.array([[0.9, 0.95], [0.5, 0.8], [0.75, 0.6], [0.2, 0.3]], dtype=np.float32),
+    labels_NR=np.array([[0, 0], [0, 1], [0, 2], [1, 1]]),
+    final_labels_N=np.array([0, 1, 2, 2]),
+    true_labels_N=np.array([0, 1, 0, 1]),
+    provenance={"model": "m", "seed": 3},
+)
+
+
+def test_an_input_leaves_at_the_first_ramp_that_is_sure() -> None:
+    outcome = RECORDS.outcome({1: 0.75, 3: 0.8})
+    # a and c leave after block 1, b after block 3, d after the last.
+    assert outcome.exits_N.tolist() == [1, 3, 1, 5]
+    assert outcome.labels_N.tolist() == [0, 1, 0, 2]
+    assert outcome.exit_counts == {1: 2, 3: 1, 5: 1}
+    assert outcome.mean_blocks == (2 + 4 + 2 + 6) / 4
+    assert outcome.survival == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
+    assert (outcome.disagreements, outcome.agreement) == (1, 0.75)  # c: 0 where the full model says 2
+    assert (outcome.accuracy, outcome.full_accuracy) == (0.75, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "exits"),
+    [
+        pytest.param({}, [5, 5, 5, 5], id="no ramp is active"),
+        pytest.param({3: 0.6}, [3, 3, 3, 5], id="only the second"),
+        pytest.param({1: 0.9}, [1, 5, 5, 5], id="exactly met"),
+        pytest.param({1: 0.0, 3: 0.0}, [1, 1, 1, 1], id="all leave"),
+    ],
+)
+def test_only_the_named_ramps_are_active(thresholds: dict[int, float], exits: list[int]) -> None:
+    assert RECORDS.outcome(thresholds).exits_N.tolist() == exits
+
+
+def test_small_entropies_are_sure_ones() -> None:
+    records = replace(RECORDS, score="entropy")
+    assert records.outcome({1: 0.5, 3: 0.6}).exits_N.tolist() == [5, 1, 3, 1]
+    assert records.sureness_NR[0].tolist() == pytest.approx([-0.9, -0.95])
+    assert records.outcome({}).survival == (1.0,) * 6
+
+
+def test_records_without_ramps_go_to_the_end() -> None:
+    none = np.zeros((4, 0))
+    records = replace(RECORDS, ramps=(), scores_NR=none.astype(np.float32), labels_NR=none.astype(np.int64))
+    assert records.outcome({}).exits_N.tolist() == [5, 5, 5, 5]
+    assert records.outcome({}).agreement == 1.0
+
+
+def test_ramps_that_were_not_recorded_are_refused() -> None:
+    with pytest.raises(DataError, match=r"no records of ramps \[2\]; recorded are \[1, 3\]"):
+        RECORDS.outcome({1: 0.5, 2: 0.5})
+
+
+def test_accuracy_is_unknown_without_true_labels() -> None:
+    outcome = replace(RECORDS, true_labels_N=None).outcome({})
+    assert (outcome.accuracy, outcome.full_accuracy) == (None, None)
+
+
+def test_a_subset_keeps_what_belongs_together() -> None:
+    part = RECORDS.subset(np.array([3, 1]))
+    assert part.sample_ids == ("d", "b")
+    assert part.labels_NR.tolist() == [[1, 1], [0, 1]]
+    assert part.final_labels_N.tolist() == [2, 1]
+    assert part.true_labels_N is not None
+    assert part.true_labels_N.tolist() == [1, 1]
+    assert part.outcome({3: 0.8}).exits_N.tolist() == [5, 3]
+
+
+def assert_equal(found: ExitRecords, expected: ExitRecords) -> None:
+    assert (found.score, found.num_blocks, found.ramps) == (expected.score, expected.num_blocks, expected.ramps)
+    assert found.sample_ids == expected.sample_ids
+    assert found.provenance == expected.provenance
+    for name in ("scores_NR", "labels_NR", "final_labels_N", "true_labels_N"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("name", ["r.npz", "records"], ids=["with its ending", "without"])
+def test_saved_records_are_loaded_equal(tmp_path: Path, name: str) -> None:
+    RECORDS.save(tmp_path / name)
+    assert_equal(ExitRecords.load(tmp_path / name), RECORDS)
+
+
+def test_records_without_true_labels_are_loaded_without(tmp_path: Path) -> None:
+    replace(RECORDS, true_labels_N=None).save(tmp_path / "r.npz")
+    assert ExitRecords.load(tmp_path / "r.npz").true_labels_N is None
+
+
+def header(**changes: Any) -> np.ndarray[Any, Any]:
+    fields = {"schema_version": 1, "score": "confidence", "num_blocks": 6, "ramps": [1, 3], "provenance": {}}
+    return np.array(json.dumps({key: value for key, value in (fields | changes).items() if value is not None}))
+
+
+def npz(**changes: Any) -> Callable[[Path], None]:
+    """Writes the records' file with some arrays changed, or left out where None."""
+    arrays = {
+        "header": header(),
+        "sample_ids": np.array(RECORDS.sample_ids),
+        "scores": RECORDS.scores_NR,
+        "labels": RECORDS.labels_NR,
+        "final_labels": RECORDS.final_labels_N,
+    }
+    kept = {key: value for key, value in (arrays | changes).items() if value is not None}
+    return lambda path: np.savez(path, **kept)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        pytest.param(lambda path: None, "does not hold exit records", id="no file"),
+        pytest.param(lambda path: path.write_bytes(b""), "does not hold exit records", id="empty"),
+        pytest.param(lambda path: path.write_bytes(b"text"), "does not hold exit records", id="text"),
+        pytest.param(lambda path: path.write_bytes(b"PK\x03\x04cut"), "does not hold exit records", id="broken zip"),
+        pytest.param(
+            lambda path: path.write_bytes(b"\x93NUMPY\x01\x00"), "does not hold exit records", id="broken array"
+        ),
+        pytest.param(lambda path: _save_array(path), "does not hold exit records", id="one array"),
+        pytest.param(lambda path: np.savez(path, x=np.zeros(1)), "does not hold exit records", id="other arrays"),
+        pytest.param(npz(header=np.array("3")), "does not hold exit records", id="header is a number"),
+        pytest.param(npz(header=np.array("{")), "does not hold exit records", id="header is not JSON"),
+        pytest.param(npz(header=header(schema_version=2)), "has schema 2, this version reads 1", id="schema"),
+        pytest.param(npz(header=header(score=None)), "does not hold exit records", id="no score"),
+        pytest.param(npz(labels=None), "does not hold exit records", id="no labels"),
+        pytest.param(npz(labels=np.zeros((4, 3))), "4 inputs and 2 ramps need arrays of that shape", id="shape"),
+    ],
+)
+def test_files_that_hold_no_records_are_refused(tmp_path: Path, write: Callable[[Path], object], message: str) -> None:
+    write(tmp_path / "r.npz")
+    with pytest.raises(DataError, match=message):
+        ExitRecords.load(tmp_path / "r.npz")
+
+
+def _save_array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"scores_NR": np.zeros((4, 1), dtype=np.float32)}, "4 inputs and 2 ramps", id="too few scores"),
+        pytest.param({"labels_NR": np.zeros((3, 2), dtype=np.int64)}, "4 inputs and 2 ramps", id="too few labels"),
+        pytest.param({"final_labels_N": np.zeros(3, dtype=np.int64)}, "4 inputs need as many final labels", id="final"),
+        pytest.param({"true_labels_N": np.zeros(3, dtype=np.int64)}, "4 inputs need as many true labels", id="true"),
+        pytest.param(
+            {"scores_NR": np.full((4, 2), np.nan, dtype=np.float32)}, "scores that are not numbers", id="not numbers"
+        ),
+        pytest.param({"ramps": (3, 1)}, r"ramps must ascend .* not \[3, 1\]", id="ramps out of order"),
+        pytest.param({"ramps": (1, 5)}, r"below block 5, not \[1, 5\]", id="a ramp at the head"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        replace(RECORDS, **changes)
