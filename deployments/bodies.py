@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from pydantic_core import to_json
 
 from earlyexit.errors import InputError
@@ -16,8 +17,19 @@ from earlyexit.piece import Answer
 T = TypeVar("T")
 Text = Annotated[str, Field(min_length=1)]
 TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ONE, MANY = "one text", "list of texts"
 OUTPUTS = {"label": "BYTES", "score": "FP32", "exit": "INT32"}
 """What a model answers in the Open Inference Protocol, with its datatypes."""
+
+
+def _one_or_many(inputs: object) -> str | None:
+    return ONE if isinstance(inputs, str) else MANY if isinstance(inputs, list) else None
+
+
+Texts = Annotated[
+    Annotated[Text, Tag(ONE)] | Annotated[list[Text], Field(min_length=1), Tag(MANY)],
+    Discriminator(_one_or_many, custom_error_type="inputs", custom_error_message="a text or a list of texts is needed"),
+]
 
 
 class _Body(BaseModel):
@@ -27,7 +39,7 @@ class _Body(BaseModel):
 class PredictBody(_Body):
     """`POST /predict`."""
 
-    inputs: Text | Annotated[list[Text], Field(min_length=1)]
+    inputs: Texts
     """One text, or a list of texts."""
     truncate: bool = False
     """Cut texts that are too long for the model instead of refusing them."""
@@ -74,13 +86,19 @@ class ErrorBody(_Body):
     request_id: str
 
 
+class V2Error(_Body):
+    """Every error in /v2."""
+
+    error: str
+
+
 class V2Input(BaseModel):
     """An input tensor of the Open Inference Protocol."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    shape: list[Annotated[int, Field(ge=0)]] = Field(min_length=1, max_length=2)
+    shape: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=2)
     datatype: str
     data: list[Any] | None = None
     parameters: dict[str, Any] = {}
@@ -205,7 +223,11 @@ def _explained(error: ValidationError) -> list[str]:
     found = error.errors(include_url=False, include_input=False)
     if found[0]["type"] == "json_invalid":
         return [f"the body is not valid JSON: {found[0]['ctx']['error']}"]
-    return [f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in found[:3]]
+    return [f"{_path(each['loc']) or 'the body'}: {each['msg']}" for each in found[:3]]
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in loc if part not in (ONE, MANY))
 
 
 def _json_texts(tensor: V2Input, binary: bytes) -> tuple[str, ...]:
@@ -213,6 +235,9 @@ def _json_texts(tensor: V2Input, binary: bytes) -> tuple[str, ...]:
         raise InputError("bytes follow the JSON, but inputs.0.parameters has no binary_data_size")
     if tensor.data is None:
         raise InputError("inputs.0.data: missing")
+    widths = {len(each) if isinstance(each, list) else None for each in tensor.data}
+    if widths - {None} and tensor.shape != [len(tensor.data), *widths]:
+        raise InputError(f"inputs.0.data: its nesting does not fit the shape {tensor.shape}")
     flat = [item for each in tensor.data for item in (each if isinstance(each, list) else [each])]
     for index, item in enumerate(flat):
         if not isinstance(item, str):
@@ -268,7 +293,10 @@ def _timeout_s(parameters: dict[str, Any]) -> float | None:
     microseconds = _typed(parameters, "timeout", int, default=0)
     if microseconds < 0:
         raise InputError(f"parameters.timeout: {microseconds} microseconds; it must not be negative")
-    return microseconds / 1e6 if microseconds else None
+    try:
+        return microseconds / 1e6 if microseconds else None
+    except OverflowError:  # JSON's integers have no end; no service allows this one
+        return math.inf
 
 
 def _typed(parameters: dict[str, Any], name: str, kind: type[T], *, default: T) -> T:
@@ -284,8 +312,10 @@ def _reply(body: V2Body) -> V2Reply:
     unknown = [name for name in names if name not in OUTPUTS]
     if unknown or not names:
         raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(OUTPUTS)}")
-    all_binary = bool(body.parameters.get("binary_data_output", False))
-    binary = frozenset(output.name for output in asked if output.parameters.get("binary_data", all_binary))
+    all_binary = _typed(body.parameters, "binary_data_output", bool, default=False)
+    binary = frozenset(
+        output.name for output in asked if _typed(output.parameters, "binary_data", bool, default=all_binary)
+    )
     return V2Reply(id=body.id, outputs=names, binary=binary)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from deployments.flights import AnswerRate, Flight, FlightBook, Settle, departure
@@ -37,6 +37,7 @@ class Dispatcher:
         max_queued: int,
         calls_per_replica: int,
         max_attempts: int,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._plan = plan
         self._stages = stages
@@ -44,6 +45,7 @@ class Dispatcher:
         self._metrics = metrics
         self._bytes_per_token = bytes_per_token
         self._max_attempts = max_attempts
+        self._pause = pause
         self._max_calls = calls_per_replica * plan.stages[0].replicas
         self._open_calls = 0
         self._pump_planned = False
@@ -62,6 +64,8 @@ class Dispatcher:
 
         Raises OverloadedError when too many wait already.
         """
+        if not self._book.num_unanswered:
+            self._rate.begin(self._clock.now_s())
         retry_after_s = self._rate.seconds_for(self._book.num_unanswered)
         flights = self._book.admit(inputs, deadline_s, settle, retry_after_s=retry_after_s)
         self._plan_pump()
@@ -121,7 +125,7 @@ class Dispatcher:
         except Exception as error:
             logger.warning("stage %d failed with %d inputs open: %r", stage_index, len(unsettled), error)
         if unsettled:
-            await self._again(stage_index, sorted(unsettled))
+            await self._again(stage_index, [sample_id for sample_id in sample_ids if sample_id in unsettled])
 
     def _take(self, stage_index: int, chunk: Chunk, unsettled: set[str], started_s: float) -> None:
         now_s = self._clock.now_s()
@@ -148,9 +152,11 @@ class Dispatcher:
         for sample_id in exhausted:
             message = f"stage {stage_index} failed {self._max_attempts} times under this input"
             self._book.settle(sample_id, StageUnavailableError(message, retry_after_s=1.0))
-        await asyncio.sleep(RETRY_PAUSE_S)
-        self._metrics.retried(stage_index, self._book.send_again(sample_ids))
-        self._plan_pump()
+        await self._pause(RETRY_PAUSE_S)
+        num_again = self._book.send_again(sample_ids)
+        if num_again:  # not where all were exhausted or given up: a counter refuses zero
+            self._metrics.retried(stage_index, num_again)
+            self._plan_pump()
 
     def _is_exhausted(self, sample_id: str) -> bool:
         flight = self._book.find(sample_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class FlightBook:
 
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
-        self._waiting: deque[Flight] = deque()
+        self._waiting: OrderedDict[int, Flight] = OrderedDict()  # by serial
         self._under_way: dict[str, Flight] = {}
         self._serial = 0
 
@@ -62,17 +62,13 @@ class FlightBook:
                 retry_after_s=retry_after_s,
             )
         flights = [self._new(key, token_ids, deadline_s, settle) for key, token_ids in inputs]
-        self._waiting.extend(flights)
+        self._waiting.update((flight.serial, flight) for flight in flights)
         return flights
 
     def depart(self, batch: int) -> list[Flight]:
         """The next inputs for the first stage, at most `batch`, in the order of their arrival."""
-        flights: list[Flight] = []
-        while self._waiting and len(flights) < batch:
-            flight = self._waiting.popleft()
-            if not flight.settled:  # its owner may have given up
-                self._under_way[flight.sample_id] = flight
-                flights.append(flight)
+        flights = [self._waiting.popitem(last=False)[1] for _ in range(min(batch, len(self._waiting)))]
+        self._under_way.update((flight.sample_id, flight) for flight in flights)
         return flights
 
     def find(self, sample_id: str) -> Flight | None:
@@ -92,6 +88,7 @@ class FlightBook:
         """Forget inputs whose owner no longer waits; answers that still come for them are duplicates."""
         for flight in flights:
             flight.settled = True
+            self._waiting.pop(flight.serial, None)
             self._under_way.pop(flight.sample_id, None)
 
     def send_again(self, sample_ids: Sequence[str]) -> int:
@@ -99,7 +96,8 @@ class FlightBook:
         flights = [self._under_way.pop(sample_id) for sample_id in sample_ids if sample_id in self._under_way]
         for flight in reversed(flights):
             flight.attempt += 1
-            self._waiting.appendleft(flight)
+            self._waiting[flight.serial] = flight
+            self._waiting.move_to_end(flight.serial, last=False)
         return len(flights)
 
     def _new(self, key: str, token_ids: TokenIds, deadline_s: float, settle: Settle) -> Flight:
@@ -118,6 +116,10 @@ def departure(flights: Sequence[Flight]) -> WirePiece:
     )
 
 
+LONGEST_RETRY_S = 30.0
+"""A rate measured under little load says little about a full queue; nobody is sent away for longer."""
+
+
 @dataclass(slots=True)
 class AnswerRate:
     """Answers per second, as a moving average over about ten seconds; tells refused callers when to come back."""
@@ -125,6 +127,10 @@ class AnswerRate:
     rate_per_s: float = 0.0
     _since_s: float | None = None
     _count: int = 0
+
+    def begin(self, now_s: float) -> None:
+        """Count from now on: until now there was nothing to answer."""
+        self._since_s, self._count = now_s, 0
 
     def record(self, count: int, now_s: float) -> None:
         """Count answers."""
@@ -139,4 +145,4 @@ class AnswerRate:
 
     def seconds_for(self, count: int) -> float:
         """How long `count` answers take, at least 1 s (HTTP's Retry-After counts whole seconds)."""
-        return max(1.0, count / self.rate_per_s) if self.rate_per_s else 1.0
+        return min(max(1.0, count / self.rate_per_s), LONGEST_RETRY_S) if self.rate_per_s else 1.0

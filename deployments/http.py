@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -179,6 +180,10 @@ def _guarded(backend: Backend, path: str, handler: Handler) -> Handler:
             response = _error(request, error)
         except ClientDisconnect:
             response = Response(status_code=499)  # nobody is left to read it
+        except Exception:
+            logger.exception("request %s: %s %s", _request_id(request), request.method, request.url.path)
+            message = "the server failed on this request; its log says why, under the request's id"
+            response = _json(_error_body(request, "internal", message), status=500)
         response.headers["x-request-id"] = _request_id(request)
         backend.count_request(path, response.status_code)
         return response
@@ -221,7 +226,7 @@ def _error(request: Request, error: OfframpError) -> Response:
     response = _json(_error_body(request, error.kind, str(error)), status=error.http_status)
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
-        response.headers["retry-after"] = str(max(1, round(retry_after_s)))
+        response.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
     return response
 
 
@@ -237,4 +242,5 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}; see /openapi.json"
     response = _json(_error_body(request, kind, message), status=error.status_code)
     response.headers.update(error.headers or {})
+    response.headers["x-request-id"] = _request_id(request)
     return response

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.bodies import ErrorBody, PredictBody, PredictMany, PredictOne, V2Body
+from deployments.bodies import ErrorBody, PredictBody, PredictMany, PredictOne, V2Body, V2Error
 
 SWAGGER_PAGE = """<!doctype html>
 <html><head><title>Offramp</title>
@@ -19,12 +19,13 @@ SWAGGER_PAGE = """<!doctype html>
 <noscript>The description itself is at <a href="openapi.json">openapi.json</a>.</noscript></body></html>
 """
 
-BODIES: tuple[type[BaseModel], ...] = (PredictBody, PredictOne, PredictMany, ErrorBody, V2Body)
+BODIES: tuple[type[BaseModel], ...] = (PredictBody, PredictOne, PredictMany, ErrorBody, V2Body, V2Error)
 ERRORS = {
     "400": "The body is malformed, or asks for what is not allowed.",
     "404": "No such model or version.",
     "413": "The body is too large.",
     "422": "A text that this model cannot take.",
+    "500": "The model, or the server, failed on this request.",
     "503": "Too much is queued, or no replica is there; Retry-After says when to come back.",
     "504": "No answer within the timeout.",
 }
@@ -40,30 +41,41 @@ def openapi_document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
         "paths": {
-            "/predict": {"post": _operation("Classify one text or a list of texts", "PredictBody", _predicted())},
-            "/v2/models/{model}/infer": {
-                "post": _operation("Open Inference Protocol v2", "V2Body", {"type": "object"}) | _MODEL
+            "/predict": {
+                "post": _operation("Classify one text or a list of texts", "PredictBody", _predicted(), "ErrorBody")
             },
-            "/v2/models/{model}": {"get": _plain("Model metadata") | _MODEL},
-            "/v2/models/{model}/ready": {"get": _plain("Whether the model is ready") | _MODEL},
+            **_model_paths("/v2/models/{model}", _parameters("model")),
+            **_model_paths("/v2/models/{model}/versions/{version}", _parameters("model", "version")),
             "/v2": {"get": _plain("Server metadata")},
             "/v2/health/live": {"get": _plain("Whether the process answers")},
             "/v2/health/ready": {"get": _plain("Whether every stage is warm")},
             "/stats": {"get": _plain("What stages and ingress have done since their start")},
+            "/openapi.json": {"get": _plain("This description")},
+            "/docs": {"get": _plain("This description, to read and try")},
         },
         "components": {"schemas": schemas["$defs"]},
     }
 
 
-_MODEL = {"parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]}
+def _model_paths(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    infer = _operation("Open Inference Protocol v2", "V2Body", {"type": "object"}, "V2Error")
+    return {
+        f"{path}/infer": {"parameters": parameters, "post": infer},
+        path: {"parameters": parameters, "get": _plain("Model metadata")},
+        f"{path}/ready": {"parameters": parameters, "get": _plain("Whether the model is ready")},
+    }
+
+
+def _parameters(*names: str) -> list[dict[str, Any]]:
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
 def _predicted() -> dict[str, Any]:
     return {"anyOf": [{"$ref": "#/components/schemas/PredictOne"}, {"$ref": "#/components/schemas/PredictMany"}]}
 
 
-def _operation(summary: str, body: str, answer: dict[str, Any]) -> dict[str, Any]:
-    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}}
+def _operation(summary: str, body: str, answer: dict[str, Any], error_body: str) -> dict[str, Any]:
+    error = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{error_body}"}}}}
     return {
         "summary": summary,
         "requestBody": {

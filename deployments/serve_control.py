@@ -70,8 +70,8 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
         serve.run(application, name=APP, route_prefix="/")
         yield f"http://{cluster.host}:{cluster.port}"
     finally:
-        serve.shutdown()
-        ray.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
+        serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
+        ray.shutdown()
 
 
 def _set_environment(cluster: LocalCluster) -> None:

@@ -19,6 +19,10 @@ from earlyexit.times import Times
 P = TypeVar("P")
 Dispatch = Literal["work-conserving", "deferred"]
 
+DOUBT = 0.9
+"""What is left of the trust in the times whenever they left an idle device without work: two seconds, learnt from a
+cold start, are tried again after about thirty inputs with 0.1 s each."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Member(Generic[P]):
@@ -108,6 +112,7 @@ class BatchEngine(Generic[P]):
         self._dispatch = dispatch
         self._reserve_s = reserve_s
         self._serial = 0
+        self._trust = 1.0
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -154,6 +159,8 @@ class BatchEngine(Generic[P]):
             return Choice(batch=self._take(full, now_s), dropped=dropped, wake_s=None)
         waiting = [queue for queue in self._deepest_first if queue.heap]
         if not waiting:
+            if dropped:  # without a batch the times would never be corrected, and everything be dropped for ever
+                self._trust *= DOUBT
             return Choice(batch=None, dropped=dropped, wake_s=None)
         urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.heap[0][1]))
         start_s = self._start_s(urgent, now_s)
@@ -164,11 +171,12 @@ class BatchEngine(Generic[P]):
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float) -> None:
         """Learn how long a batch took until its first answers, or its end, and in all."""
         self.times.observe(batch.split, len(batch.members), first_s, total_s)
+        self._trust = 1.0
         self._queues[batch.split.first].counts.busy_s += total_s
 
     def _drop_late(self, queue: _Queue[P], now_s: float) -> Iterable[Member[P]]:
         # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
-        earliest_s = now_s + self.times.soonest_s(queue.split)
+        earliest_s = now_s + self._trust * self.times.soonest_s(queue.split)
         while queue.heap and queue.heap[0][0] < earliest_s:
             queue.counts.dropped += 1
             yield heapq.heappop(queue.heap)[2]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -64,7 +64,7 @@ class CutRun:
         pieces = [self._enter(index, ids) for index, ids in enumerate(encoded)]
         answers: Exits = {}
         bounds = [0, *cuts, self._model.num_blocks]
-        for first, end in zip(bounds, bounds[1:], strict=False):
+        for first, end in pairwise(bounds):
             ramps = tuple(ramp for ramp in self._ramps if first <= ramp < end)
             cut = Cut(self._model, first, end, ramps, self._policy, logged)
             survivors: list[Piece] = []

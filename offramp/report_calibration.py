@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
@@ -24,7 +25,7 @@ def _by_block(policy: str, report: dict[str, Any]) -> Table:
 def _figures(report: dict[str, Any]) -> Table:
     columns = [name for name in ("tested", "test") if name in report]
     table = Table("", *({"tested": "calibration", "test": "test"}[name] for name in columns), title="Expected")
-    rows = {
+    rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "inputs": lambda figures: f"{figures['inputs']}",
         "agreement with the full model": lambda figures: f"{figures['agreement']:.4f}",
         "accuracy": lambda figures: f"{figures['accuracy']:.4f}",

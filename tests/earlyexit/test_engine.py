@@ -12,6 +12,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine import Batch, BatchEngine, Dispatch, Member
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
+from earlyexit.times import ObservedTimes
 
 Engine = BatchEngine[None]
 
@@ -212,6 +213,23 @@ def test_members_whose_deadline_cannot_be_met_are_dropped_before_work_is_spent_o
     assert log == ["0.000 start 0:[a]", "1.000 drop [b]", "1.000 start 0:[c]"]
     assert driver.engine.counts[0].dropped == 1
     assert driver.engine.counts[0].inputs == 2
+
+
+def test_times_that_leave_an_idle_device_without_work_are_tried_again() -> None:
+    engine = Engine([Split(first=0, end=4, batch=1)], ObservedTimes())
+    engine.submit(0, [member("cold")], 0.0)
+    batch = engine.choose(0.0).batch
+    assert batch is not None
+    engine.finished(batch, first_s=2.0, total_s=2.0)
+    dropped = 0
+    for now_s in range(2, 100):
+        engine.submit(0, [member("a", deadline_s=now_s + 1.0)], now_s)
+        batch = engine.choose(now_s).batch
+        if batch is None:
+            dropped += 1
+        else:
+            engine.finished(batch, first_s=0.5, total_s=0.5)
+    assert dropped == 7  # 2 * 0.9 ** 7 is 0.96
 
 
 def test_waiting_time_adds_up_over_the_splits() -> None:

@@ -1,0 +1,188 @@
+"""The batch engine alone, against a plain loop: does it cost anything, and what do ramps and splits gain?
+
+    python -m experiments.engine_speed MODEL --data clinc150/data_full.json --part test
+
+One thread, no Ray, no HTTP, tokens ready. Sides take turns within each round; medians over rounds.
+Minutes: about 3 on one core.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from deployments.build import build_device, build_policy, build_segments, warm_up
+from earlyexit.clock import MonotonicClock
+from earlyexit.cut import SegmentRunner
+from earlyexit.dataset import read_labelled
+from earlyexit.device import Answered, Release
+from earlyexit.engine import Member
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import WirePiece
+from earlyexit.split import Split
+from earlyexit.store import load_model
+from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.train import pack
+from offramp.calibration import CalibrationCard, read_calibration
+
+Side = Callable[[Sequence[TokenIds]], None]
+
+
+def plain_loop(model: EarlyExitModel, batch: int) -> Side:
+    """The full model on batches in order of arrival, nothing else."""
+
+    @torch.inference_mode()
+    def run(encoded: Sequence[TokenIds]) -> None:
+        for start in range(0, len(encoded), batch):
+            values, layout = pack(encoded[start : start + batch], model.device)
+            hidden_ND = model.run_blocks(0, model.num_blocks, values, layout)
+            model.exit_logits(model.num_blocks - 1, hidden_ND, layout).argmax(-1).tolist()
+
+    return run
+
+
+def transformers_loop(model: EarlyExitModel, batch: int) -> Side:
+    """The same checkpoint in `transformers`' own padded modules: what one would write without Offramp."""
+    from transformers import AutoModel
+
+    encoder = AutoModel.from_pretrained(str(model.info.provenance["backbone"])).eval()
+
+    @torch.inference_mode()
+    def run(encoded: Sequence[TokenIds]) -> None:
+        for start in range(0, len(encoded), batch):
+            ids_BT, mask_BT = _padded(encoded[start : start + batch])
+            hidden_BTD = encoder(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
+            weights_BT1 = mask_BT[:, :, None].float()
+            pooled_BD = (hidden_BTD * weights_BT1).sum(1) / weights_BT1.sum(1)
+            model.head.classify(pooled_BD).argmax(-1).tolist()
+
+    return run
+
+
+def engine(
+    model: EarlyExitModel, splits: Sequence[Split], card: CalibrationCard, segments: SegmentRunner | None = None
+) -> Side:
+    """A device that has all inputs queued; every answer must come out."""
+    policy = build_policy(card.policy_spec())
+    answered: list[str] = []
+
+    def deliver(releases: list[Release]) -> None:
+        for release in releases:
+            assert isinstance(release, Answered), release
+            answered.append(release.answer.sample_id)
+
+    clock = MonotonicClock()
+    device = build_device(model, tuple(splits), policy, clock=clock, deliver=deliver, segments=segments)
+    warm_up(device, model, policy, tuple(splits))
+
+    def run(encoded: Sequence[TokenIds]) -> None:
+        answered.clear()
+        wire = WirePiece(
+            sample_ids=tuple(map(str, range(len(encoded)))),
+            next_block=0,
+            lengths_B=np.array([len(ids) for ids in encoded], dtype=np.int32),
+            values=np.concatenate(encoded),
+            state_BS=None,
+        )
+        singles = model.from_wire(wire, policy).singles()
+        members = [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
+        device.engine.submit(0, members, clock.now_s())
+        device.run_until_idle()
+        assert len(answered) == len(encoded)
+
+    return run
+
+
+def sides(model: EarlyExitModel, card: CalibrationCard, batch: int, onnx: SegmentRunner | None) -> dict[str, Side]:
+    """What is compared; the engine's plans name their splits by their bounds."""
+    last = model.num_blocks
+    ramps = tuple(sorted(card.thresholds))
+    stock = [Split(first=0, end=last, batch=batch)]
+    shrinking = [Split(first=0, end=last, batch=batch, ramps=ramps)]
+    serial = _cut_at([0, 1, last], ramps, batch)
+    every = _cut_at([0, *(ramp + 1 for ramp in ramps), last], ramps, batch)
+    named = {
+        "transformers, plain loop": transformers_loop(model, batch),
+        "plain loop": plain_loop(model, batch),
+        "engine, stock": engine(model, stock, card),
+        "engine, early-exit (shrinking batches)": engine(model, shrinking, card),
+        "engine, split after block 0": engine(model, serial, card),
+        "engine, split after every ramp": engine(model, every, card),
+    }
+    if onnx is not None:
+        named["engine, stock, onnx"] = engine(model, stock, card, onnx)
+        named["engine, split after block 0, onnx"] = engine(model, serial, card, onnx)
+    return named
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = ArgumentParser(prog="python -m experiments.engine_speed", description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--part")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--inputs", type=int, default=1024)
+    parser.add_argument("--onnx", action="store_true", help="also with ONNX Runtime")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model, card = load_model(options.model), read_calibration(options.model)
+    texts = read_labelled(options.data, part=options.part).texts
+    encoded = TextTokenizer.load(options.model, model.info.max_length).encode(texts)
+    order = np.random.default_rng(0).permutation(len(encoded))
+    sample = [encoded[k] for k in order[: options.inputs]]
+    onnx = build_segments(model, "onnx", options.model, 1) if options.onnx else None
+    rates = _rates(sides(model, card, options.batch, onnx), sample, options.rounds)
+    medians = {name: median(each) for name, each in rates.items()}
+    if options.json:
+        print(json.dumps({"batch": options.batch, "inputs": len(sample), "samples_per_s": rates}))
+        return
+    print(f"{len(sample)} inputs, batch {options.batch}, one thread, {options.rounds} rounds, samples/s (median)")
+    for name, rate in medians.items():
+        spread = f"{min(rates[name]):.0f}-{max(rates[name]):.0f}"
+        print(
+            f"{name:<42} {rate:7.0f}  ({spread:>9})  {rate / medians['plain loop']:5.2f} x plain loop"
+            f"  {rate / medians['engine, stock']:5.2f} x engine stock"
+        )
+
+
+def _rates(named: dict[str, Side], sample: Sequence[TokenIds], rounds: int) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {name: [] for name in named}
+    for side in named.values():
+        side(sample[:128])
+    for _ in range(rounds):
+        for name, side in named.items():
+            started_s = time.perf_counter()
+            side(sample)
+            rates[name].append(len(sample) / (time.perf_counter() - started_s))
+    return rates
+
+
+def _cut_at(bounds: Sequence[int], ramps: Sequence[int], batch: int) -> list[Split]:
+    return [
+        Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
+        for first, end in pairwise(bounds)
+    ]
+
+
+def _padded(encoded: Sequence[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
+    ids_BT = torch.zeros(len(encoded), max(map(len, encoded)), dtype=torch.long)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, ids in enumerate(encoded):
+        ids_BT[row, : len(ids)] = torch.from_numpy(ids)
+        mask_BT[row, : len(ids)] = 1
+    return ids_BT, mask_BT
+
+
+if __name__ == "__main__":
+    main()
