@@ -7,7 +7,7 @@ from typing import Any
 
 from earlyexit.errors import PlanError
 
-# Names that `ray.util.accelerators` gives to nodes, which Ray places by.
+# Names by which Ray marks nodes (`accelerator_type`) and places.
 RAY_ACCELERATORS = ("K80", "P100", "V100", "T4", "A10G", "A100", "A30", "L4", "L40S", "H100", "H200", "B200")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from earlyexit.clock import Clock
 from earlyexit.cut import SegmentRunner
-from earlyexit.device import Deliver, Device, OnStart, RunnableCut, ignore_start
+from earlyexit.device import Deliver, Device, Lost, OnStart, Release, RunnableCut, ignore_start
 from earlyexit.engine import BatchEngine, Member
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
@@ -99,18 +99,25 @@ def build_device(
     return Device(BatchEngine(splits, times or ObservedTimes(), dispatch=dispatch), cuts, clock, deliver, on_start)
 
 
-def warm_up(device: Device, model: EarlyExitModel, policy: ExitPolicy, splits: tuple[Split, ...]) -> None:
+def warm_up(device: Device, model: EarlyExitModel, policy: ExitPolicy) -> None:
     """Run every split alone and at its full batch, so that the first request pays for nothing but itself.
 
-    It also teaches the engine how long batches take.
+    It also teaches the device's engine how long batches take.
     """
-    for split in splits:
+    for split in device.engine.splits:
         for size in sorted({1, split.batch}):
-            wire = _zeros(model, split.first, size)
-            piece = model.from_wire(wire, policy)
-            members = [Member(sample_id=single.sample_ids[0], payload=single) for single in piece.singles()]
+            wire = _zeros(model, policy, split.first, size)
+            singles = model.from_wire(wire, policy).singles()
+            members = [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
             device.engine.submit(split.first, members, device.clock.now_s())
             device.run_until_idle()
+
+
+def expect_no_loss(releases: list[Release]) -> None:
+    """Take a warm-up's answers; raises whatever the model failed with."""
+    for release in releases:
+        if isinstance(release, Lost):
+            raise release.error
 
 
 def _own_policy(name: str) -> ExitPolicy:
@@ -124,7 +131,7 @@ def _own_policy(name: str) -> ExitPolicy:
     return policy
 
 
-def _zeros(model: EarlyExitModel, first: int, size: int) -> WirePiece:
+def _zeros(model: EarlyExitModel, policy: ExitPolicy, first: int, size: int) -> WirePiece:
     length = min(16, model.info.max_length)
     num_tokens = size * length
     if first == 0:
@@ -133,7 +140,7 @@ def _zeros(model: EarlyExitModel, first: int, size: int) -> WirePiece:
         dtype = np.uint16 if model.dtype == torch.bfloat16 else np.float32
         values = np.zeros((num_tokens, model.backbone.hidden_size), dtype=dtype)
     return WirePiece(
-        sample_ids=tuple(f"warm-up-{k}" for k in range(size)),
+        sample_ids=policy.warm_up_ids(size),
         next_block=first,
         lengths_B=np.full(size, length, dtype=np.int32),
         values=values,

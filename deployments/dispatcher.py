@@ -6,21 +6,32 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.flights import AnswerRate, Flight, FlightBook, Settle, departure
 from deployments.messages import Chunk, GoingOn, StageCall
-from deployments.metrics import IngressMetrics
-from deployments.transport import Transport
 from earlyexit.clock import Clock
 from earlyexit.errors import StageUnavailableError
 from earlyexit.tokenizer import TokenIds
 from optimizer.plan import Plan
 
+if TYPE_CHECKING:  # it imports ray
+    from deployments.transport import Transport
+
 logger = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.05
 """A replica's death is noticed by all at once; a short pause lets the router learn of it before the next try."""
+
+
+class CallMetrics(Protocol):
+    """What is counted of calls to stages; `IngressMetrics` does."""
+
+    def answers(self, exits: list[int]) -> None: ...
+
+    def hop(self, stage_index: int, seconds: float) -> None: ...
+
+    def retried(self, stage_index: int, num_inputs: int) -> None: ...
 
 
 class Dispatcher:
@@ -31,7 +42,7 @@ class Dispatcher:
         plan: Plan,
         stages: Sequence[Transport],
         clock: Clock,
-        metrics: IngressMetrics,
+        metrics: CallMetrics,
         *,
         bytes_per_token: int,
         max_queued: int,
@@ -101,7 +112,7 @@ class Dispatcher:
             await self._call(0, piece, piece.sample_ids, num_tokens=len(piece.values))
         finally:
             self._open_calls -= 1
-            self._plan_pump()
+        self._plan_pump()  # not when cancelled: nothing starts while an ingress ends
 
     async def _go_on(self, going_on: GoingOn) -> None:
         stage_index = self._plan.stage_index_of(going_on.next_block)

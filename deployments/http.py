@@ -169,7 +169,7 @@ def build_app(backend: Backend) -> Starlette:
 
 
 def _guarded(backend: Backend, path: str, handler: Handler) -> Handler:
-    """The handler with its errors turned into JSON, its request counted and its id sent back."""
+    """The handler with its errors turned into JSON and its request counted."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -184,7 +184,6 @@ def _guarded(backend: Backend, path: str, handler: Handler) -> Handler:
             logger.exception("request %s: %s %s", _request_id(request), request.method, request.url.path)
             message = "the server failed on this request; its log says why, under the request's id"
             response = _json(_error_body(request, "internal", message), status=500)
-        response.headers["x-request-id"] = _request_id(request)
         backend.count_request(path, response.status_code)
         return response
 
@@ -204,6 +203,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def _request_id(request: Request) -> str:
+    """The caller's, or a new one; as a header Serve itself sends it back, here it would be there twice."""
     if not hasattr(request.state, "request_id"):
         request.state.request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
     return str(request.state.request_id)
@@ -242,5 +242,4 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}; see /openapi.json"
     response = _json(_error_body(request, kind, message), status=error.status_code)
     response.headers.update(error.headers or {})
-    response.headers["x-request-id"] = _request_id(request)
     return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -82,4 +83,9 @@ class Ingress:
     async def stats(self) -> dict[str, Any]:
         """What every stage's replicas have done since their start, and what waits here."""
         stages = [await stage.broadcast("stats").results_async() for stage in self._stages]
-        return {"model": self.card.name, "unanswered": self._dispatcher.num_unanswered, "stages": stages}
+        return {
+            "model": self.card.name,
+            "ingress_pid": os.getpid(),
+            "unanswered": self._dispatcher.num_unanswered,
+            "stages": stages,
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ import ray
 import torch
 
 from cluster.devices import find_device
-from deployments.build import build_device, build_policy, build_segments, warm_up
+from deployments.build import build_device, build_policy, build_segments, expect_no_loss, warm_up
 from deployments.messages import Chunk, GoingOn, StageCall, Timing
 from deployments.metrics import StageMetrics
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock
-from earlyexit.device import Answered, DeviceThread, GoesOn, PieceMember, Release
+from earlyexit.cut import SegmentRunner
+from earlyexit.device import Answered, Deliver, Device, DeviceThread, GoesOn, PieceMember, Release, ignore_start
 from earlyexit.engine import Member
 from earlyexit.piece import Piece, WirePiece
 from earlyexit.store import load_model
+from earlyexit.times import ObservedTimes, Times
 from optimizer.plan_file import parse_plan
 
 logger = logging.getLogger(__name__)
@@ -54,23 +57,27 @@ class StageReplica:
         self._policy = build_policy(self._plan.policy)
         threads = self._settings.threads_per_replica
         segments = build_segments(self._model, self._settings.backend, folder, threads)
-        splits = self._stage.splits
-        warm = build_device(self._model, splits, self._policy, clock=self._clock, deliver=_discard, segments=segments)
-        warm_up(warm, self._model, self._policy, splits)
-        self._device = build_device(
-            self._model,
-            splits,
-            self._policy,
-            clock=self._clock,
-            deliver=self._deliver,
-            dispatch=self._plan.dispatch,
-            segments=segments,
-            times=warm.engine.times,
-            on_start=self._metrics.batch_started,
-        )
+        # The first round is cold; only the second says how long batches take.
+        times = ObservedTimes()
+        for learnt in (ObservedTimes(), times):
+            warm_up(self._build(segments, learnt, expect_no_loss), self._model, self._policy)
+        self._device = self._build(segments, times, self._deliver)
         self._thread = DeviceThread(self._device, name=f"device-{self._stage.device}")
         self._thread.start()
         logger.info("stage is warm: blocks %d to %d on %s", self._stage.first, self._stage.end - 1, torch_device)
+
+    def _build(self, segments: SegmentRunner | None, times: Times, deliver: Deliver) -> Device:
+        return build_device(
+            self._model,
+            self._stage.splits,
+            self._policy,
+            clock=self._clock,
+            deliver=deliver,
+            dispatch=self._plan.dispatch,
+            segments=segments,
+            times=times,
+            on_start=ignore_start if deliver is expect_no_loss else self._metrics.batch_started,
+        )
 
     async def run(self, call: StageCall, *, weight: int, batch: int) -> AsyncIterator[Chunk]:
         """Run a batch; answers and survivors are streamed as they are ready, by value.
@@ -90,6 +97,7 @@ class StageReplica:
         """What the engine has done so far, per split."""
         counts = self._device.engine.counts
         return {
+            "pid": os.getpid(),
             "device": self._stage.device,
             "splits": [
                 {
@@ -136,10 +144,6 @@ class StageReplica:
         self._metrics.record(releases)
         for opened, chunk in _chunks_by_call(releases):
             opened.loop.call_soon_threadsafe(opened.parts.put_nowait, chunk)
-
-
-def _discard(releases: list[Release]) -> None:
-    """Warm-up answers nobody."""
 
 
 def _chunks_by_call(releases: list[Release]) -> list[tuple[OpenCall, Chunk]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -108,4 +109,6 @@ def _answers(
     piece: Piece, positions: list[int] | range, label_B: Tensor, score_B: Tensor, block: int
 ) -> tuple[Answer, ...]:
     labels, scores = label_B.tolist(), score_B.tolist()
+    if any(map(math.isnan, scores)):
+        raise ArithmeticError(f"the exit after block {block} gave scores that are not numbers")
     return tuple(Answer(sample_id=piece.sample_ids[k], label=labels[k], score=scores[k], exit=block) for k in positions)

@@ -89,7 +89,7 @@ class Device:
     def run(self, batch: Batch[Piece]) -> tuple[int, list[PieceMember]]:
         """Run a batch, deliver its answers, and give back the block and the members to submit again here.
 
-        If the batch fails, every member that has no answer yet runs once more, alone: one bad input costs its
+        If the model fails, every member that has no answer yet runs once more, alone: one bad input costs its
         batch-mates time, never their answers.
         """
         inside: Inside = {}
@@ -97,9 +97,9 @@ class Device:
             inside.setdefault(member.sample_id, []).append(member)
         try:
             return self._run(batch, inside)
-        except Exception as error:
+        except _ModelFailure as failure:
             if len(batch.members) == 1:
-                self._deliver([_failed(member, error) for member in _everyone(inside)])
+                self._deliver([_failed(member, failure.error) for member in _everyone(inside)])
                 return batch.split.end, []
             rest = _everyone(inside)
             return batch.split.end, [member for each in rest for member in self._run_alone(batch, each)]
@@ -116,10 +116,9 @@ class Device:
                 self.engine.submit(next_block, members, self.clock.now_s())
 
     def _run(self, batch: Batch[Piece], inside: Inside) -> tuple[int, list[PieceMember]]:
-        piece = fuse([member.payload for member in batch.members])
         first_s: float | None = None
-        survivors: Piece | None = piece
-        for step in self._cuts[batch.split.first].run(piece):
+        survivors: Piece | None = None
+        for step in _steps(self._cuts[batch.split.first], batch):
             elapsed_s = self.clock.now_s() - batch.started_s
             survivors = step.survivors
             if step.answers:
@@ -200,6 +199,22 @@ class DeviceThread:
 
 def _everyone(inside: Inside) -> list[PieceMember]:
     return [member for members in inside.values() for member in members]
+
+
+class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never leaves this file
+    """Whatever the model raised; told apart from what goes wrong in delivering answers."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _steps(cut: RunnableCut, batch: Batch[Piece]) -> Iterator[Step]:
+    """The cut's steps, the model's errors as _ModelFailure."""
+    try:
+        yield from cut.run(fuse([member.payload for member in batch.members]))
+    except Exception as error:
+        raise _ModelFailure(error) from error
 
 
 def _answered(member: PieceMember, answer: Answer, elapsed_s: float) -> Answered:

@@ -37,11 +37,6 @@ class Layout:
         return self._tensor(np.cumsum(self.lengths_B) - self.lengths_B)
 
     @cached_property
-    def sample_N(self) -> Tensor:
-        """The input that every token belongs to, int64."""
-        return self._tensor(self._samples())
-
-    @cached_property
     def position_N(self) -> Tensor:
         """The place of every token within its input, int64."""
         return self._tensor(self._positions())

@@ -31,7 +31,7 @@ from earlyexit.piece import Piece
 from earlyexit.split import Segment
 
 # Part of every file's name: raise it when `_SegmentGraph` or the export changes, so that older files are not used.
-EXPORT_VERSION = 2
+EXPORT_VERSION = 3
 # The first opset with Gelu as one node is 20. From 23 on attention is one node too, but ONNX Runtime 1.31 refuses it
 # with a mask that is the same for all queries, as ours is.
 OPSET = 20
@@ -132,7 +132,7 @@ class _SegmentGraph(nn.Module):
 
 
 def _index_tensors(layout: Layout) -> dict[str, Tensor]:
-    names = ("mask_BT", "slot_N", "sample_N", "position_N", "first_token_B", "lengths_B1")
+    names = ("mask_BT", "slot_N", "position_N", "first_token_B", "lengths_B1")
     return {name: getattr(layout, name) for name in names}
 
 

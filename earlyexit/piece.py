@@ -20,7 +20,7 @@ class Answer:
     sample_id: str
     label: int
     score: float
-    """Probability of the label, after the exit's temperature."""
+    """Probability of the label, after the exit's temperature; with recorded exits, the recorded score."""
     exit: int
     """The block it left after; the last block's index for inputs that ran the whole model."""
 

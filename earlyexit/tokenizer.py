@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 
@@ -20,6 +20,9 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
         self._tokenizer = tokenizer
+        # Truncation is a state of a tokenizer, and other threads encode at the same time: the one that cuts is apart.
+        self._cutting = Tokenizer.from_str(tokenizer.to_str())
+        self._cutting.enable_truncation(max_length)
         self.max_length = max_length
 
     @classmethod
@@ -47,13 +50,8 @@ class TextTokenizer:
                 'send "truncate": true to have it cut'
             )
         for k in too_long:
-            encodings[k] = self._shorten(texts[k])
+            encodings[k] = self._cutting.encode(texts[k])
+        empty = next((k for k, encoding in enumerate(encodings) if not encoding.ids), None)
+        if empty is not None:
+            raise UnprocessableInputError(f"input {empty} has no tokens")
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-
-    def _shorten(self, text: str) -> Encoding:
-        # Truncation is a state of the tokenizer, and special tokens are added behind it: set, encode, unset.
-        self._tokenizer.enable_truncation(self.max_length)
-        try:
-            return self._tokenizer.encode(text)
-        finally:
-            self._tokenizer.no_truncation()

@@ -92,9 +92,11 @@ def train_ramps(
         heads[model.num_blocks - 1] = model.head
     inputs = {block: features[block, head.pooling] for block, head in heads.items()}
     targets_N = torch.tensor(labels)
+    device = model.device
 
     def loss(rows: Tensor) -> Tensor:
-        return _mean_loss([head.classify(inputs[at][rows]) for at, head in heads.items()], targets_N[rows], options)
+        logits = [head.classify(inputs[at][rows].to(device)) for at, head in heads.items()]
+        return _mean_loss(logits, targets_N[rows].to(device), options)
 
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
     for head in heads.values():

@@ -1,4 +1,4 @@
-"""The batch engine alone, against a plain loop: does it cost anything, and what do ramps and splits gain?
+"""The batch engine alone, against a plain loop: what it costs, and what ramps and splits gain.
 
     python -m experiments.engine_speed MODEL --data clinc150/data_full.json --part test
 
@@ -81,7 +81,7 @@ def engine(
 
     clock = MonotonicClock()
     device = build_device(model, tuple(splits), policy, clock=clock, deliver=deliver, segments=segments)
-    warm_up(device, model, policy, tuple(splits))
+    warm_up(device, model, policy)
 
     def run(encoded: Sequence[TokenIds]) -> None:
         answered.clear()

@@ -150,7 +150,9 @@ def error_of(outcome: Outcome) -> OfframpError:
 def _is_transient(outcome: Outcome) -> bool:
     if isinstance(outcome, NoReply):
         return outcome.kind == "connection"
-    return outcome.status in RETRIED_STATUSES
+    # HAProxy, as Serve sets it up, says 500 in plain text where it has no ingress; ours answers in JSON, always.
+    from_the_proxy = outcome.status == 500 and not isinstance(outcome.payload, dict)
+    return outcome.status in RETRIED_STATUSES or from_the_proxy
 
 
 def _kind_and_message(reply: Reply) -> tuple[str, str]:

@@ -93,6 +93,10 @@ class Plan:
             _check_adjacent(before, after)
         if self.ramps and self.policy is None:
             raise PlanError(f"ramps {list(self.ramps)} are active, but no exit policy says when to leave")
+        thresholds = None if self.policy is None else self.policy.thresholds
+        missing = [ramp for ramp in self.ramps if isinstance(thresholds, Mapping) and ramp not in thresholds]
+        if missing:
+            raise PlanError(f"active ramps {missing} have no threshold")
 
     @property
     def splits(self) -> tuple[Split, ...]:

@@ -49,6 +49,10 @@ class ExitPolicy(ABC):
     def check_ramps(self, ramps: Sequence[int]) -> None:  # noqa: B027 - policies without thresholds take any ramp
         """Raise PlanError where an active ramp lacks what the policy needs."""
 
+    def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
+        """Sample ids that `decide` takes before any request has come."""
+        return tuple(f"warm-up-{k}" for k in range(num_inputs))
+
     @abstractmethod
     def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
         """Who leaves at `ramp`, and with what; logits are temperature-scaled float32."""

@@ -44,6 +44,10 @@ class RecordedPolicy(ExitPolicy):
             raise PlanError(f"the exit records hold no ramps {missing}; they hold {sorted(self._column_of)}")
         self._judge.check_ramps(ramps)
 
+    def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
+        known = next(iter(self._answers.row_of))
+        return tuple(f"{known}#{k}" for k in range(num_inputs))
+
     def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
         rows, column = self._rows(sample_ids), self._column_of[ramp]
         score_B = torch.from_numpy(self._answers.scores_NR[rows, column]).to(logits_BC.device)

@@ -1,0 +1,31 @@
+"""Serves a folder (model, and a plan in plan.yaml) until its standard input ends; run by `test_service_on_ray.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from deployments.serve_control import LocalCluster, serving
+from deployments.settings import ServeSettings
+from optimizer.plan_file import plan_document, read_plan
+
+MAX_BODY_BYTES = 20_000
+
+
+def main(folder: Path, port: int) -> None:
+    plan = plan_document(read_plan(folder / "plan.yaml"))
+    settings = ServeSettings(
+        model=str(folder),
+        plan=plan,
+        max_queued=500,
+        max_timeout_s=60.0,
+        max_inputs_per_request=32,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1)) as url:
+        print(url, flush=True)  # noqa: T201 # the test waits for it
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,329 @@
+"""A small model behind a real Ray Serve application: one service for the whole file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from earlyexit.checkpoint import random_model
+from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import WirePiece
+from earlyexit.policies import EntropyPolicy
+from earlyexit.record import exit_logits
+from earlyexit.split import Split
+from earlyexit.store import save_model
+from earlyexit.tokenizer import TextTokenizer
+from offramp import AsyncClient, Client
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan_file import write_plan
+
+pytestmark = pytest.mark.ray
+
+HERE = Path(__file__).parent
+PORT = 8123
+START_S = 50.0
+STOP_S = 20.0
+WORDS = ("[UNK]", "pay", "my", "bill", "card", "lost", "when", "is", "the", "rain", "coming", "to", "town")
+LABELS = ("bill", "card", "weather")
+MAX_LENGTH = 12
+NUM_BLOCKS = 4
+RAMPS = (0, 1, 2)
+MARK = "OFFRAMP_TEST_RUN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What an input must be answered with."""
+
+    label: str
+    score: float
+    exit: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A running service and what it must say."""
+
+    url: str
+    texts: tuple[str, ...]
+    answers: tuple[Expected, ...]
+
+    def check(self, index: int, answer: dict[str, Any]) -> None:
+        expected = self.answers[index]
+        assert (answer["label"], answer["exit"]) == (expected.label, expected.exit)
+        assert answer["score"] == pytest.approx(expected.score, abs=2e-5)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("served")
+    texts = some_texts(24)
+    model, tokenizer = make_model(folder)
+    thresholds = median_entropies(model, tokenizer, texts)
+    write_plan(two_stages(thresholds), folder / "plan.yaml")
+    answers = tuple(answer_alone(model, tokenizer, text, thresholds) for text in texts)
+    assert len({answer.exit for answer in answers}) > 2, "the inputs should leave in several places"
+    with running(folder) as url:
+        yield Service(url=url, texts=texts, answers=answers)
+
+
+def some_texts(count: int) -> tuple[str, ...]:
+    rng = np.random.default_rng(5)
+    return tuple(" ".join(rng.choice(WORDS[1:], size=rng.integers(1, MAX_LENGTH))) for _ in range(count))
+
+
+def make_model(folder: Path) -> tuple[EarlyExitModel, TextTokenizer]:
+    sizes = {
+        "vocab_size": len(WORDS),
+        "hidden_size": 32,
+        "num_blocks": NUM_BLOCKS,
+        "num_heads": 4,
+        "intermediate_size": 64,
+        "max_length": MAX_LENGTH,
+    }
+    model = random_model(sizes, name="tiny", label_names=LABELS, seed=3)
+    save_model(model, folder)
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return model, TextTokenizer(tokenizer, MAX_LENGTH)
+
+
+def median_entropies(model: EarlyExitModel, tokenizer: TextTokenizer, texts: tuple[str, ...]) -> dict[int, float]:
+    """Thresholds that let about half of the inputs leave at every ramp, none of them on the edge."""
+    logits = exit_logits(model, tokenizer.encode(texts))
+    thresholds = {}
+    for ramp in RAMPS:
+        entropies = torch.sort(EntropyPolicy.score(logits[ramp])).values
+        middle = len(texts) // 2
+        thresholds[ramp] = float(entropies[middle - 1] + entropies[middle]) / 2
+    return thresholds
+
+
+def two_stages(thresholds: dict[int, float]) -> Plan:
+    first = Split(first=0, end=2, batch=8, ramps=(0, 1))
+    rest = (Split(first=2, end=3, batch=4, ramps=(2,)), Split(first=3, end=4, batch=4))
+    stages = tuple(Stage(device="cpu", replicas=1, splits=splits) for splits in ((first,), rest))
+    return Plan(stages=stages, policy=PolicySpec(name="entropy", thresholds=thresholds))
+
+
+def answer_alone(model: EarlyExitModel, tokenizer: TextTokenizer, text: str, thresholds: dict[int, float]) -> Expected:
+    """The uncut model's answer to one text."""
+    [token_ids] = tokenizer.encode([text])
+    policy = EntropyPolicy(thresholds)
+    wire = WirePiece(
+        sample_ids=("",),
+        next_block=0,
+        lengths_B=np.array([len(token_ids)], dtype=np.int32),
+        values=token_ids,
+        state_BS=None,
+    )
+    steps = model.cut(0, NUM_BLOCKS, RAMPS, policy).run(model.from_wire(wire, policy))
+    [answer] = [answer for step in steps for answer in step.answers]
+    return Expected(label=LABELS[answer.label], score=answer.score, exit=answer.exit)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[str]:
+    """The service in a process of its own; afterwards no process that it led to is left."""
+    mark = uuid.uuid4().hex
+    environment = os.environ | {MARK: mark, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    log = folder / "service.log"
+    with log.open("wb") as log_file:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "serve_folder.py"), str(folder), str(PORT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log_file,
+            cwd=HERE.parents[1],
+            env=environment,
+        )
+    try:
+        with process:
+            yield first_line(process, log)
+            process.communicate(timeout=STOP_S)
+        assert process.returncode == 0, log.read_text()
+        left = remaining(mark, patience_s=5.0)
+        assert left == {}
+    finally:
+        for pid in remaining(mark, patience_s=0.0):
+            os.kill(pid, signal.SIGKILL)
+
+
+def first_line(process: subprocess.Popen[bytes], log: Path) -> str:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], START_S)
+    line = process.stdout.readline().decode().strip() if readable else ""
+    if not line:
+        process.kill()
+        pytest.fail(f"the service did not start:\n{log.read_text()}")
+    return line
+
+
+def remaining(mark: str, *, patience_s: float) -> dict[int, str]:
+    """Processes that inherited the mark, once they had time to end."""
+    until_s = time.monotonic() + patience_s
+    while (found := marked(mark)) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return found
+
+
+def marked(mark: str) -> dict[int, str]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+        except OSError:  # it has ended, or is not ours to read
+            continue
+    return found
+
+
+@pytest.fixture
+def http(service: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, timeout=20.0) as client:
+        yield client
+
+
+def test_the_service_is_live_and_soon_ready(service: Service) -> None:
+    with Client(service.url) as client:
+        client.wait_until_ready(10.0)
+        assert (client.live(), client.ready()) == (True, True)
+        assert client.metadata()["name"] == "tiny"
+
+
+def test_single_texts_are_answered_as_by_the_uncut_model(service: Service, http: httpx.Client) -> None:
+    for index, text in enumerate(service.texts):
+        response = http.post("/predict", json={"inputs": text})
+        assert response.status_code == 200
+        service.check(index, response.json())
+
+
+@pytest.mark.parametrize("path", ["/v2", "/nothing"])
+def test_the_request_id_comes_back_once(http: httpx.Client, path: str) -> None:
+    response = http.get(path, headers={"X-Request-ID": "r-1"})
+    assert response.headers.get_list("x-request-id") == ["r-1"]
+
+
+def test_a_request_without_an_id_gets_one_in_header_and_body(http: httpx.Client) -> None:
+    response = http.post("/predict", json={"inputs": "pay"})
+    assert response.headers.get_list("x-request-id") == [response.json()["request_id"]]
+
+
+def test_a_list_is_answered_as_by_the_uncut_model_and_in_order(service: Service, http: httpx.Client) -> None:
+    response = http.post("/predict", json={"inputs": service.texts})
+    assert response.status_code == 200
+    for index, answer in enumerate(response.json()["outputs"]):
+        service.check(index, answer)
+
+
+def test_tritons_client_gets_the_same_answers_in_json_and_in_bytes(service: Service) -> None:
+    address = service.url.removeprefix("http://")
+    command = [sys.executable, str(HERE / "ask_with_tritonclient.py"), address, "tiny", json.dumps(service.texts)]
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
+    assert [result[key] for key in ("live", "ready", "model_ready", "other_ready")] == [True, True, True, False]
+    assert (result["server"]["models"], result["model"]["name"]) == (["tiny"], "tiny")
+    for form in ("json", "binary"):
+        for index in range(len(service.texts)):
+            service.check(index, {name: result[form][name][index] for name in ("label", "score", "exit")})
+    assert result["unknown_model"] == ["404", "unknown model 'other'; served is 'tiny'"]
+    assert result["empty_text"] == ["400", "inputs.0: element 0 is empty"]
+    assert result["no_time"] == ["504", "no answer within 1e-06 s"]
+
+
+BAD_REQUESTS: list[tuple[dict[str, Any], int]] = [
+    ({"content": b'{"inputs": '}, 400),
+    ({"content": b"\xff\xff"}, 400),
+    ({"json": {"inputs": []}}, 400),
+    ({"json": {"inputs": ["pay", 5]}}, 400),
+    ({"json": {"inputs": ["pay"] * 33}}, 400),
+    ({"json": {"inputs": "pay", "timeout_s": -1}}, 400),
+    ({"json": {"inputs": "pay", "timeout_s": 1e30}}, 400),
+    ({"json": {"inputs": ["pay", "pay " * (MAX_LENGTH + 1)]}}, 422),
+    ({"json": {"inputs": "pay " * 6000}}, 413),
+    ({"content": b"pay", "headers": {"content-encoding": "gzip"}}, 400),
+]
+
+
+async def test_bad_requests_get_4xx_and_good_ones_beside_them_their_right_answers(service: Service) -> None:
+    async with httpx.AsyncClient(base_url=service.url, timeout=20.0) as client:
+        good = [client.post("/predict", json={"inputs": text}) for text in service.texts]
+        bad = [client.post("/predict", **arguments) for arguments, _ in BAD_REQUESTS]
+        mixed = await asyncio.gather(*good, *bad, *[client.get("/predict"), client.get("/v2/models/other")])
+    good_responses, bad_responses = mixed[: len(good)], mixed[len(good) :]
+    for index, response in enumerate(good_responses):
+        assert response.status_code == 200
+        service.check(index, response.json())
+    statuses = [response.status_code for response in bad_responses]
+    assert statuses == [*(status for _, status in BAD_REQUESTS), 405, 404]
+    assert all(response.json()["error"] for response in bad_responses)
+
+
+def test_a_text_beyond_the_models_length_is_cut_where_that_is_asked_for(service: Service) -> None:
+    text = next(text for text in service.texts if len(text.split()) == MAX_LENGTH - 1)
+    with Client(service.url) as client:
+        whole = client.predict(f"{text} pay")
+        cut = client.predict(f"{text} pay my bill", truncate=True)
+        with pytest.raises(UnprocessableInputError, match="input 0 has 14 tokens, the model takes 12"):
+            client.predict(f"{text} pay my bill")
+    assert (whole.label, whole.exit) == (cut.label, cut.exit)
+    assert whole.score == pytest.approx(cut.score, abs=2e-5)
+
+
+def test_the_client_predicts(service: Service) -> None:
+    with Client(service.url) as client:
+        prediction = client.predict(service.texts[0], request_id="r-1")
+        predictions = client.predict_many(service.texts)
+        with pytest.raises(InputError, match="33 inputs in one request; at most 32 are taken"):
+            client.predict_many(["pay"] * 33)
+    assert prediction.request_id == "r-1"
+    for index, each in enumerate([prediction, *predictions]):
+        service.check(max(0, index - 1), {"label": each.label, "score": each.score, "exit": each.exit})
+
+
+async def test_the_async_client_predicts_many_at_once(service: Service) -> None:
+    async with AsyncClient(service.url) as client:
+        predictions = await asyncio.gather(*(client.predict(text) for text in service.texts))
+    for index, each in enumerate(predictions):
+        service.check(index, {"label": each.label, "score": each.score, "exit": each.exit})
+
+
+def test_the_statistics_count_what_every_split_ran(service: Service, http: httpx.Client) -> None:
+    before = split_inputs(http)
+    http.post("/predict", json={"inputs": service.texts}).raise_for_status()
+    after = split_inputs(http)
+    exits = [answer.exit for answer in service.answers]
+    ran = [sum(leaves >= first for leaves in exits) for first in (0, 2, 3)]
+    assert [late - early for early, late in zip(before, after, strict=True)] == ran
+
+
+def split_inputs(http: httpx.Client) -> list[int]:
+    """Inputs that every split has run so far, over its stage's one replica."""
+    stats = http.get("/stats").json()
+    assert (stats["model"], stats["unanswered"]) == ("tiny", 0)
+    return [split["inputs"] for [replica] in stats["stages"] for split in replica["splits"]]
+
+
+def test_the_description_is_served(http: httpx.Client) -> None:
+    assert "/predict" in http.get("/openapi.json").json()["paths"]
