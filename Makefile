@@ -1,0 +1,61 @@
+# Everything that a person or CI runs. `make` alone lists the targets.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
+export RAY_AUTH_MODE ?= disabled
+
+.PHONY: help setup demo serve test test-fast test-all lint type format bench clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## Create .venv and install everything, pinned by constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,onnx]'
+	@touch $@
+
+demo: $(STAMP)  ## Train, serve, load and report, then end (minutes, CPU); DATA=file.csv takes your own texts
+	$(BIN)/python -m experiments.demo $(if $(DATA),--data $(DATA))
+
+serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
+	$(BIN)/python -m experiments.demo --keep $(if $(DATA),--data $(DATA))
+
+test: $(STAMP)  ## Every test: units, and the service end to end on Ray (minutes)
+	$(BIN)/python -m pytest -q -m 'not gpu and not slow'
+
+test-fast: $(STAMP)  ## The tests that need no Ray (about a minute)
+	$(BIN)/python -m pytest -q
+
+test-all: $(STAMP)  ## Also the slow ones, over whole data sets
+	$(BIN)/python -m pytest -q -m 'not gpu'
+
+lint: $(STAMP)  ## ruff, check and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+format: $(STAMP)  ## Let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, early answers, kills (about 10 minutes)
+	$(BIN)/python -m experiments.engine_speed runs/demo/model --data runs/demo/test.csv --onnx
+	$(BIN)/python -m experiments.overhead
+	$(BIN)/python -m experiments.memory runs/demo/model
+	$(BIN)/python -m experiments.early_answers runs/demo/model --data runs/demo/test.csv
+	$(BIN)/python -m experiments.chaos runs/demo/model --data runs/demo/test.csv
+
+runs/demo/model/calibration.json: | $(STAMP)
+	$(BIN)/python -m experiments.demo
+
+clean:  ## Remove what setup and runs have made
+	rm -rf $(VENV) runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache
