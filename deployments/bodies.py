@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapt
 from pydantic_core import to_json
 
 from earlyexit.errors import InputError
-from earlyexit.piece import Answer
+from earlyexit.wire import Answer
 
 T = TypeVar("T")
 Text = Annotated[str, Field(min_length=1)]

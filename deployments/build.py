@@ -15,7 +15,6 @@ from earlyexit.device import Deliver, Device, Lost, OnStart, Release, RunnableCu
 from earlyexit.engine import BatchEngine, Member
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
-from earlyexit.piece import WirePiece
 from earlyexit.policies import (
     ConfidencePolicy,
     EntropyPolicy,
@@ -28,6 +27,7 @@ from earlyexit.policies import (
 )
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes, Times
+from earlyexit.wire import WirePiece
 from optimizer.plan import Dispatch, PolicySpec
 from profiles.records import ExitRecords
 

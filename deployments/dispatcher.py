@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # it imports ray
 
 logger = logging.getLogger(__name__)
 
+HANG_S = 1.0
+"""How long a call outlives the last deadline of its inputs."""
 RETRY_PAUSE_S = 0.05
 """A replica's death is noticed by all at once; a short pause lets the router learn of it before the next try."""
 
@@ -128,11 +130,12 @@ class Dispatcher:
         stage = self._plan.stages[stage_index]
         is_last = stage_index == len(self._stages) - 1
         reply_bytes = 0 if is_last else num_tokens * self._bytes_per_token
+        chunks = self._stages[stage_index].call(call, reply_bytes=reply_bytes, batch=stage.splits[0].batch)
         try:
-            async for chunk in self._stages[stage_index].call(
-                call, reply_bytes=reply_bytes, batch=stage.splits[0].batch
-            ):
-                self._take(stage_index, chunk, unsettled, started_s)
+            # A replica that hangs must not hold the call for ever: nobody waits behind the last deadline.
+            async with asyncio.timeout(max(0.0, *call.remaining_s) + HANG_S):
+                async for chunk in chunks:
+                    self._take(stage_index, chunk, unsettled, started_s)
         except Exception as error:
             logger.warning("stage %d failed with %d inputs open: %r", stage_index, len(unsettled), error)
         if unsettled:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from earlyexit.errors import OfframpError, OverloadedError
-from earlyexit.piece import Answer, WirePiece
 from earlyexit.tokenizer import TokenIds
+from earlyexit.wire import Answer, WirePiece
 
 Settle = Callable[["Flight", Answer | OfframpError], None]
 

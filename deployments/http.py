@@ -25,8 +25,8 @@ from deployments.bodies import (
 )
 from deployments.openapi import SWAGGER_PAGE, openapi_document
 from earlyexit.errors import InputError, OfframpError, PayloadTooLargeError, UnknownModelError
-from earlyexit.piece import Answer
 from earlyexit.store import ModelCard
+from earlyexit.wire import Answer
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from deployments.service import InferService
 from deployments.settings import ServeSettings
 from deployments.transport import HandleTransport
 from earlyexit.clock import MonotonicClock
-from earlyexit.piece import Answer
 from earlyexit.store import ModelCard, read_card
 from earlyexit.tokenizer import TextTokenizer
+from earlyexit.wire import Answer
 from optimizer.plan_file import parse_plan
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from earlyexit.errors import OfframpError
-from earlyexit.piece import Answer
+from earlyexit.wire import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from deployments.flights import Flight
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
-from earlyexit.piece import Answer
 from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.wire import Answer
 
 LONG_TEXT_CHARS = 20_000
 """Above this, tokenizing takes milliseconds and leaves the event loop."""

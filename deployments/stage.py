@@ -15,15 +15,16 @@ import torch
 from cluster.devices import find_device
 from deployments.build import build_device, build_policy, build_segments, expect_no_loss, warm_up
 from deployments.messages import Chunk, GoingOn, StageCall, Timing
-from deployments.metrics import StageMetrics
 from deployments.settings import ServeSettings
+from deployments.stage_metrics import StageMetrics
 from earlyexit.clock import MonotonicClock
 from earlyexit.cut import SegmentRunner
 from earlyexit.device import Answered, Deliver, Device, DeviceThread, GoesOn, PieceMember, Release, ignore_start
 from earlyexit.engine import Member
-from earlyexit.piece import Piece, WirePiece
+from earlyexit.piece import Piece
 from earlyexit.store import load_model
 from earlyexit.times import ObservedTimes, Times
+from earlyexit.wire import WirePiece
 from optimizer.plan_file import parse_plan
 
 logger = logging.getLogger(__name__)

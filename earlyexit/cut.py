@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from earlyexit.layout import Layout
-from earlyexit.piece import Answer, Piece
+from earlyexit.piece import Piece
 from earlyexit.policies import ExitPolicy
 from earlyexit.split import Segment, Split
+from earlyexit.wire import Answer
 
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel

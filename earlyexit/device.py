@@ -11,7 +11,8 @@ from earlyexit.clock import Clock
 from earlyexit.cut import Step
 from earlyexit.engine import Batch, BatchEngine, Member
 from earlyexit.errors import DeadlineError, ExecutionError, OfframpError
-from earlyexit.piece import Answer, Piece, fuse
+from earlyexit.piece import Piece, fuse
+from earlyexit.wire import Answer
 
 PieceMember = Member[Piece]
 Inside = dict[str, list[PieceMember]]

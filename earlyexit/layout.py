@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Lengths = npt.NDArray[np.int32]
+from earlyexit.wire import Lengths
 
 
 class Layout:

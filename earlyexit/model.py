@@ -14,9 +14,10 @@ from earlyexit.cut import Cut, SegmentRunner
 from earlyexit.errors import PlanError
 from earlyexit.families.base import Backbone
 from earlyexit.layout import Layout
-from earlyexit.piece import Piece, WirePiece
+from earlyexit.piece import Piece
 from earlyexit.policies import ExitPolicy
 from earlyexit.ramps import Pooling, Ramp, RampStyle
+from earlyexit.wire import WirePiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,41 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from earlyexit.layout import Lengths
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What an input left with."""
-
-    sample_id: str
-    label: int
-    score: float
-    """Probability of the label, after the exit's temperature; with recorded exits, the recorded score."""
-    exit: int
-    """The block it left after; the last block's index for inputs that ran the whole model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WirePiece:
-    """A piece as it travels between processes: numpy only, so that neither end needs torch to carry it."""
-
-    sample_ids: tuple[str, ...]
-    next_block: int
-    lengths_B: Lengths
-    values: npt.NDArray[np.generic]
-    """Before block 0 token ids, int32 (N,); then the hidden state (N, D), float32 or bfloat16's bits (uint16)."""
-    state_BS: npt.NDArray[np.generic] | None
-    """The exit policy's state; None before block 0, where the policy's initial state stands for it."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the payload."""
-        return self.values.nbytes + (0 if self.state_BS is None else self.state_BS.nbytes)
+from earlyexit.wire import Lengths, WirePiece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,11 +21,12 @@ from deployments.build import build_policy, build_segments
 from earlyexit.cut import Cut, SegmentRunner, TorchSegments
 from earlyexit.dataset import read_labelled
 from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Answer, Piece, WirePiece, fuse
+from earlyexit.piece import Piece, fuse
 from earlyexit.policies import ExitPolicy
 from earlyexit.split import Segment
 from earlyexit.store import load_model
 from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.wire import Answer, WirePiece
 from offramp.calibration import read_calibration
 
 BATCH = 32

@@ -68,7 +68,7 @@ def main() -> None:
         )
     added_s = p99_s["second stage slowed"] - p99_s["as it is"]
     print(
-        f"p99 of the first stage's answers: {added_s * 1000:+.1f} ms with a second stage {SLOWED_BY_S * 1000:.0f} ms slower"
+        f"p99 of the first stage's answers: {added_s * 1000:+.1f} ms, second stage {SLOWED_BY_S * 1000:.0f} ms slower"
     )
 
 

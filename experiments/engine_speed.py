@@ -26,11 +26,11 @@ from earlyexit.dataset import read_labelled
 from earlyexit.device import Answered, Release
 from earlyexit.engine import Member
 from earlyexit.model import EarlyExitModel
-from earlyexit.piece import WirePiece
 from earlyexit.split import Split
 from earlyexit.store import load_model
 from earlyexit.tokenizer import TextTokenizer, TokenIds
 from earlyexit.train import pack
+from earlyexit.wire import WirePiece
 from offramp.calibration import CalibrationCard, read_calibration
 
 Side = Callable[[Sequence[TokenIds]], None]

@@ -20,7 +20,7 @@ from deployments.bodies import (
     v2_response,
 )
 from earlyexit.errors import InputError
-from earlyexit.piece import Answer
+from earlyexit.wire import Answer
 
 LABELS = ("bill", "café")
 ANSWERS = (

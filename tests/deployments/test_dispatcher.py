@@ -20,8 +20,8 @@ from earlyexit.errors import (
     OverloadedError,
     StageUnavailableError,
 )
-from earlyexit.piece import Answer, WirePiece
 from earlyexit.split import Split
+from earlyexit.wire import Answer, WirePiece
 from optimizer.plan import Plan, Stage
 
 BATCH = 4

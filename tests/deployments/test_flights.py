@@ -7,8 +7,8 @@ import pytest
 
 from deployments.flights import LONGEST_RETRY_S, AnswerRate, Flight, FlightBook, departure
 from earlyexit.errors import DeadlineError, OfframpError, OverloadedError
-from earlyexit.piece import Answer
 from earlyexit.tokenizer import TokenIds
+from earlyexit.wire import Answer
 
 Outcomes = list[tuple[str, Answer | OfframpError]]
 

@@ -22,8 +22,8 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnprocessableInputError,
 )
-from earlyexit.piece import Answer
 from earlyexit.store import ModelCard
+from earlyexit.wire import Answer
 
 CARD = ModelCard(
     name="intents",

@@ -22,8 +22,8 @@ from earlyexit.errors import (
     OverloadedError,
     UnprocessableInputError,
 )
-from earlyexit.piece import Answer
 from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.wire import Answer
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
 MAX_LENGTH = 5

@@ -13,7 +13,7 @@ from torch import Tensor
 from earlyexit.checkpoint import random_model
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Answer, Piece, WirePiece, fuse
+from earlyexit.piece import Piece, fuse
 from earlyexit.policies import (
     ConfidencePolicy,
     EntropyPolicy,
@@ -26,6 +26,7 @@ from earlyexit.policies import (
 )
 from earlyexit.record import exit_logits
 from earlyexit.tokenizer import TokenIds
+from earlyexit.wire import Answer, WirePiece
 
 RAMPS = (0, 1, 2)
 NUM_BLOCKS = 4

@@ -13,9 +13,10 @@ from earlyexit.cut import Step
 from earlyexit.device import Answered, Device, DeviceThread, GoesOn, Lost, PieceMember, Release
 from earlyexit.engine import Batch, BatchEngine, Member
 from earlyexit.errors import PlanError
-from earlyexit.piece import Answer, Piece
+from earlyexit.piece import Piece
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
+from earlyexit.wire import Answer
 
 EVERYONE = "*"
 

@@ -16,7 +16,6 @@ def test_every_token_knows_its_input_its_position_and_its_slot() -> None:
     layout = layout_of(2, 3, 1)
     assert (layout.num_inputs, layout.num_tokens, layout.longest) == (3, 6, 3)
     assert layout.first_token_B.tolist() == [0, 2, 5]
-    assert layout.sample_N.tolist() == [0, 0, 1, 1, 1, 2]
     assert layout.position_N.tolist() == [0, 1, 0, 1, 2, 0]
     assert layout.slot_N.tolist() == [0, 1, 3, 4, 5, 6]
     assert layout.lengths_B1.tolist() == [[2.0], [3.0], [1.0]]

@@ -14,9 +14,10 @@ from earlyexit.cut import SegmentRunner, TorchSegments
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
 from earlyexit.onnx_backend import OnnxSegments
-from earlyexit.piece import Answer, Piece, WirePiece
+from earlyexit.piece import Piece
 from earlyexit.policies import ConfidencePolicy
 from earlyexit.split import Segment
+from earlyexit.wire import Answer, WirePiece
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -26,12 +26,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from earlyexit.checkpoint import random_model
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.model import EarlyExitModel
-from earlyexit.piece import WirePiece
 from earlyexit.policies import EntropyPolicy
 from earlyexit.record import exit_logits
 from earlyexit.split import Split
 from earlyexit.store import save_model
 from earlyexit.tokenizer import TextTokenizer
+from earlyexit.wire import WirePiece
 from offramp import AsyncClient, Client
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import write_plan

@@ -1,0 +1,43 @@
+"""The metrics of a stage's replica; apart from the ingress's, because they know the engine and so load torch."""
+
+from __future__ import annotations
+
+from ray.serve.metrics import Counter
+
+from deployments.metrics import SECONDS, histogram, tags
+from earlyexit.device import Answered, GoesOn, Release
+from earlyexit.engine import Batch
+from earlyexit.piece import Piece
+
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+
+
+class StageMetrics:
+    """What a stage's replica counts."""
+
+    def __init__(self, stage_index: int) -> None:
+        self._stage = {"stage": str(stage_index)}
+        self._queue_s = histogram("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, "stage")
+        self._compute_s = histogram("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, "stage")
+        self._fill = histogram("offramp_batch_fill", "Share of the target batch that was filled", SHARES, "split")
+        self._drops = Counter("offramp_drops", "Inputs that got no answer, by reason", tags("stage", "reason"))
+
+    def record(self, releases: list[Release]) -> None:
+        """Count what a device released."""
+        for release in releases:
+            match release:
+                case Answered():
+                    self._observe(release.member.queue_s, release.member.compute_s)
+                case GoesOn():
+                    for member in release.members:
+                        self._observe(member.queue_s, member.compute_s)
+                case _:
+                    self._drops.inc(1, {**self._stage, "reason": release.error.kind})
+
+    def batch_started(self, batch: Batch[Piece]) -> None:
+        """Count a batch's fill."""
+        self._fill.observe(len(batch.members) / batch.split.batch, {"split": str(batch.split.first)})
+
+    def _observe(self, queue_s: float, compute_s: float) -> None:
+        self._queue_s.observe(queue_s, self._stage)
+        self._compute_s.observe(compute_s, self._stage)
