@@ -26,6 +26,12 @@ UNLIMITED = 100_000
 HEALTH: dict[str, Any] = {"health_check_period_s": 1.0, "health_check_timeout_s": 10.0}
 
 
+def logging_of(settings: ServeSettings) -> LoggingConfig:
+    """JSON; at INFO Serve makes a record of every request, even one that nobody writes."""
+    level = "INFO" if settings.access_log else "WARNING"
+    return LoggingConfig(encoding="JSON", enable_access_log=settings.access_log, log_level=level)
+
+
 def build(settings: dict[str, Any]) -> Application:
     """The application of some settings (`ServeSettings` as plain data, as cluster YAML carries them).
 
@@ -34,7 +40,7 @@ def build(settings: dict[str, Any]) -> Application:
     checked = ServeSettings.model_validate(settings)
     card = read_card(Path(checked.model))
     plan = parse_plan(checked.plan, ModelShape(num_blocks=card.num_blocks, ramps=card.ramps))
-    logging_config = LoggingConfig(encoding="JSON", enable_access_log=False)
+    logging_config = logging_of(checked)
     names: Counter[str] = Counter()
     stages = []
     for index, stage in enumerate(plan.stages):

@@ -18,7 +18,8 @@ from optimizer.plan import Plan
 if TYPE_CHECKING:  # it imports ray
     from deployments.transport import Transport
 
-logger = logging.getLogger(__name__)
+# A child of the logger that Serve writes as JSON, with the request id where there is one.
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 HANG_S = 1.0
 """How long a call outlives the last deadline of its inputs."""
@@ -59,8 +60,8 @@ class Dispatcher:
         self._bytes_per_token = bytes_per_token
         self._max_attempts = max_attempts
         self._pause = pause
-        self._max_calls = calls_per_replica * plan.stages[0].replicas
-        self._open_calls = 0
+        self._max_unheard = calls_per_replica * plan.stages[0].replicas
+        self._unheard: set[object] = set()
         self._pump_planned = False
         self._book = FlightBook(max_queued)
         self._rate = AnswerRate()
@@ -97,23 +98,29 @@ class Dispatcher:
     def _pump(self) -> None:
         self._pump_planned = False
         batch = self._plan.stages[0].splits[0].batch
-        while self._open_calls < self._max_calls and self._book.num_waiting:
+        while len(self._unheard) < self._max_unheard and self._book.num_waiting:
             flights = self._book.depart(batch)
             if flights:
-                self._open_calls += 1
-                self._start(self._enter(flights))
+                ticket = object()
+                self._unheard.add(ticket)
+                self._start(self._enter(flights, ticket))
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, context=self._context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _enter(self, flights: Sequence[Flight]) -> None:
+    async def _enter(self, flights: Sequence[Flight], ticket: object) -> None:
         piece = departure(flights)
+
+        def heard() -> None:
+            self._unheard.discard(ticket)
+            self._plan_pump()
+
         try:
-            await self._call(0, piece, piece.sample_ids, num_tokens=len(piece.values))
+            await self._call(0, piece, piece.sample_ids, num_tokens=len(piece.values), heard=heard)
         finally:
-            self._open_calls -= 1
+            self._unheard.discard(ticket)
         self._plan_pump()  # not when cancelled: nothing starts while an ingress ends
 
     async def _go_on(self, going_on: GoingOn) -> None:
@@ -122,8 +129,19 @@ class Dispatcher:
         if wanted:
             await self._call(stage_index, going_on.piece, going_on.sample_ids, num_tokens=going_on.num_tokens)
 
-    async def _call(self, stage_index: int, piece: Any, sample_ids: Sequence[str], *, num_tokens: int) -> None:
-        """Call a stage; whatever it leaves unsettled, because it or the way to it failed, starts again."""
+    async def _call(
+        self,
+        stage_index: int,
+        piece: Any,
+        sample_ids: Sequence[str],
+        *,
+        num_tokens: int,
+        heard: Callable[[], None] | None = None,
+    ) -> None:
+        """Call a stage; whatever it leaves unsettled, because it or the way to it failed, starts again.
+
+        `heard` is called with every part of the reply: the first tells that the call's batch has run.
+        """
         unsettled = set(sample_ids)
         started_s = self._clock.now_s()
         call = StageCall(piece=piece, remaining_s=self._remaining_s(sample_ids), epoch=self._plan.epoch)
@@ -136,6 +154,8 @@ class Dispatcher:
             async with asyncio.timeout(max(0.0, *call.remaining_s) + HANG_S):
                 async for chunk in chunks:
                     self._take(stage_index, chunk, unsettled, started_s)
+                    if heard is not None:
+                        heard()
         except Exception as error:
             logger.warning("stage %d failed with %d inputs open: %r", stage_index, len(unsettled), error)
         if unsettled:

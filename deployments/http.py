@@ -28,7 +28,7 @@ from earlyexit.errors import InputError, OfframpError, PayloadTooLargeError, Unk
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 JSON = "application/json"
 HEADER_LENGTH = "inference-header-content-length"

@@ -25,7 +25,7 @@ from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
 from optimizer.plan_file import parse_plan
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 @serve.ingress()

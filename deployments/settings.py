@@ -27,7 +27,10 @@ class ServeSettings(BaseModel):
     max_timeout_s: float = Field(default=600.0, gt=0)
     max_inputs_per_request: int = Field(default=256, ge=1)
     max_body_bytes: int = Field(default=2_000_000, ge=1)
-    calls_per_replica: int = Field(default=4, ge=1)
-    """Calls that one ingress keeps open per replica of the first stage; what arrives meanwhile fills the next one."""
+    calls_per_replica: int = Field(default=2, ge=1)
+    """Calls to each replica of the first stage that no part of a reply has come back from yet: one runs, one waits.
+    What arrives meanwhile fills the next. Measured on a costless model: 2 serve 1.2 times what 4 do."""
+    access_log: bool = False
+    """Log every request, as JSON with its id; costs about 5 % of an ingress."""
     max_attempts: int = Field(default=8, ge=1)
     """Times an input is sent from the start, when replicas die under it, before its owner is told."""

@@ -27,7 +27,7 @@ from earlyexit.times import ObservedTimes, Times
 from earlyexit.wire import WirePiece
 from optimizer.plan_file import parse_plan
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class OpenCall:

@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 from pydantic import BaseModel
 from ray import serve
+from ray.serve.schema import LoggingConfig
 
 app = FastAPI()
 
@@ -14,7 +15,12 @@ class Body(BaseModel):
     timeout_s: float = 30.0
 
 
-@serve.deployment(name="bare", max_ongoing_requests=100_000, ray_actor_options={"num_cpus": 0.1})
+@serve.deployment(
+    name="bare",
+    max_ongoing_requests=100_000,
+    ray_actor_options={"num_cpus": 0.1},
+    logging_config=LoggingConfig(encoding="JSON", enable_access_log=False, log_level="WARNING"),  # as Offramp's own
+)
 @serve.ingress(app)
 class Bare:
     """One replica, no model."""

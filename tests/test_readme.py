@@ -1,0 +1,193 @@
+"""What the README and the documents name exists, and what they show is accepted."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+from xml.etree import ElementTree
+
+import pytest
+import typer.main
+import yaml
+
+import offramp
+from deployments.openapi import ERRORS, openapi_document
+from offramp.cli import app
+from optimizer.plan import PolicyName
+from optimizer.plan_file import ModelShape, parse_plan
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOT_IN_THE_REPOSITORY = "runs/"
+"""Where a reader's own runs go."""
+
+each_document = pytest.mark.parametrize(
+    "document", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS]
+)
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def spans(text: str) -> list[str]:
+    """What stands between single backticks, unbroken."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", outside)]
+
+
+def code(text: str) -> list[str]:
+    """Code spans, and the lines of indented blocks without their comments."""
+    blocks = [line[4:].partition("#")[0] for line in text.splitlines() if line.startswith("    ")]
+    return [*spans(text), *blocks]
+
+
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    assert found is not None, f"no section {title!r}"
+    return found[1]
+
+
+def commands() -> dict[str, set[str]]:
+    """Options by command, as the command line itself knows them."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    return {
+        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        for name, command in group.commands.items()
+    }
+
+
+@each_document
+def test_every_make_target_exists(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), flags=re.MULTILINE))
+    named = {target for line in code(read(document)) for target in re.findall(r"\bmake ([a-z-]+)", line)}
+    assert named <= targets
+
+
+@each_document
+def test_every_command_and_option_of_offramp_exists(document: Path) -> None:
+    known = commands()
+    for line in code(read(document)):
+        called = re.match(r"offramp ([a-z-]+)(.*)", line)
+        if called is not None:
+            assert called[1] in known, line
+            assert set(re.findall(r"--[a-z-]+", called[2])) <= known[called[1]], line
+
+
+@each_document
+def test_an_option_that_stands_alone_is_one_of_some_command(document: Path) -> None:
+    alone = {span.split()[0] for span in spans(read(document)) if span.startswith("--")}
+    assert alone <= set().union(*commands().values())
+
+
+def paths(text: str) -> Iterator[str]:
+    for span in spans(text):
+        looks_like_one = re.fullmatch(r"[\w.-]+(/[\w.-]*)+", span) or re.fullmatch(r"[\w.-]+\.(md|toml|txt)", span)
+        if looks_like_one and not span.startswith(NOT_IN_THE_REPOSITORY):
+            yield span
+
+
+@each_document
+def test_every_path_exists(document: Path) -> None:
+    missing = [path for path in paths(read(document)) if not (ROOT / path).exists()]
+    assert missing == []
+
+
+@each_document
+def test_every_link_leads_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]+)", read(document))
+    missing = [link for link in links if not link.startswith("https://") and not (document.parent / link).exists()]
+    assert missing == []
+
+
+@each_document
+def test_every_name_is_in_the_file_that_is_said_to_hold_it(document: Path) -> None:
+    for path, name in re.findall(r"`([\w/]+\.py)`: `(\w+)`", read(document)):
+        assert re.search(rf"^(class |def )?{name}\b", read(ROOT / path), flags=re.MULTILINE), f"{name} in {path}"
+
+
+def test_the_plan_in_the_readme_is_accepted() -> None:
+    [text] = fenced(read(README), "yaml")
+    plan = parse_plan(yaml.safe_load(text), ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4)))
+    assert (len(plan.stages), plan.ramps) == (2, (0, 1, 2, 3, 4))
+
+
+def test_the_python_in_the_readme_imports_what_there_is() -> None:
+    [text] = fenced(read(README), "python")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module == "offramp"
+            assert {alias.name for alias in node.names} <= set(offramp.__all__)
+
+
+def test_the_table_of_exit_policies_is_complete() -> None:
+    named = re.findall(r"^\| `(\w+)` \|.*\|.*\| (?:yes|no) \|$", section(read(README), "Plans"), flags=re.MULTILINE)
+    assert set(named) == set(get_args(PolicyName))
+
+
+def test_the_table_of_routes_is_that_of_the_description() -> None:
+    routes = {
+        (method.lower(), path)
+        for span in spans(section(read(README), "API"))
+        for method, path in re.findall(r"^(GET|POST) (/\S*)$", span)
+    }
+    described = {
+        (method, path)
+        for path, operations in openapi_document()["paths"].items()
+        for method in operations
+        if method != "parameters"
+    }
+    assert routes <= described
+    assert {path for _, path in described - routes} == {
+        "/v2/models/{model}/ready",
+        "/v2/models/{model}/versions/{version}",
+        "/v2/models/{model}/versions/{version}/infer",
+        "/v2/models/{model}/versions/{version}/ready",
+    }
+
+
+def test_the_table_of_statuses_holds_all_of_the_description() -> None:
+    rows = re.findall(r"^\| (\d{3}(?:, \d{3})*) \|", section(read(README), "API"), flags=re.MULTILINE)
+    assert set(ERRORS) <= {status for row in rows for status in row.split(", ")}
+
+
+def test_the_table_of_metrics_is_that_of_the_source() -> None:
+    kinds = {"Counter": "counter", "histogram": "histogram"}
+    source = "".join(read(path) for path in sorted((ROOT / "deployments").glob("*metrics.py")))
+    counted = {(name, kinds[kind]) for kind, name in re.findall(r'(Counter|histogram)\("(offramp_\w+)"', source)}
+    rows = re.findall(r"^\| `(offramp_\w+)` \| (\w+) \|", section(read(README), "Metrics"), flags=re.MULTILINE)
+    assert set(rows) == counted
+
+
+def tree() -> list[str]:
+    """Paths of the annotated tree in the README."""
+    found: list[str] = []
+    above = ""
+    for indent, name in re.findall(r"^    ( *)([\w-]+/) ", section(read(README), "Folders"), flags=re.MULTILINE):
+        above = above if indent else name
+        found.append(above + name if indent else name)
+    return found
+
+
+def test_the_tree_names_every_top_level_package_and_only_folders_that_exist() -> None:
+    packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
+    named = tree()
+    assert {f"{package}/" for package in packages if "." not in package} <= set(named)
+    assert [path for path in named if not (ROOT / path).is_dir()] == []
+
+
+def test_the_picture_stands_for_itself() -> None:
+    picture = ROOT / "docs" / "picture.svg"
+    root = ElementTree.fromstring(read(picture))
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "href" not in read(picture), "GitHub loads nothing from elsewhere"
