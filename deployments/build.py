@@ -11,7 +11,7 @@ import torch
 
 from earlyexit.clock import Clock
 from earlyexit.cut import SegmentRunner
-from earlyexit.device import Deliver, Device, Lost, OnStart, Release, RunnableCut, ignore_start
+from earlyexit.device import Deliver, Device, Lost, OnBatch, Release, RunnableCut, ignore_batch
 from earlyexit.engine import BatchEngine, Member
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
@@ -90,13 +90,13 @@ def build_device(
     dispatch: Dispatch = "work-conserving",
     segments: SegmentRunner | None = None,
     times: Times | None = None,
-    on_start: OnStart = ignore_start,
+    on_batch: OnBatch = ignore_batch,
 ) -> Device:
     """A device that runs the given splits of the model."""
     cuts: dict[int, RunnableCut] = {
         split.first: model.cut(split.first, split.end, split.ramps, policy, segments) for split in splits
     }
-    return Device(BatchEngine(splits, times or ObservedTimes(), dispatch=dispatch), cuts, clock, deliver, on_start)
+    return Device(BatchEngine(splits, times or ObservedTimes(), dispatch=dispatch), cuts, clock, deliver, on_batch)
 
 
 def warm_up(device: Device, model: EarlyExitModel, policy: ExitPolicy) -> None:

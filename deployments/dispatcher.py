@@ -60,7 +60,8 @@ class Dispatcher:
         self._bytes_per_token = bytes_per_token
         self._max_attempts = max_attempts
         self._pause = pause
-        self._max_unheard = calls_per_replica * plan.stages[0].replicas
+        self._num_replicas = plan.stages[0].replicas
+        self._calls_per_replica = calls_per_replica
         self._unheard: set[object] = set()
         self._pump_planned = False
         self._book = FlightBook(max_queued)
@@ -98,12 +99,17 @@ class Dispatcher:
     def _pump(self) -> None:
         self._pump_planned = False
         batch = self._plan.stages[0].splits[0].batch
-        while len(self._unheard) < self._max_unheard and self._book.num_waiting:
-            flights = self._book.depart(batch)
-            if flights:
-                ticket = object()
-                self._unheard.add(ticket)
-                self._start(self._enter(flights, ticket))
+        while self._may_call(batch):
+            ticket = object()
+            self._unheard.add(ticket)
+            self._start(self._enter(self._book.depart(batch), ticket))
+
+    def _may_call(self, batch: int) -> bool:
+        """A call that some replica can start now takes whatever waits; one that will queue behind it must be full."""
+        unheard = len(self._unheard)
+        if unheard < self._num_replicas:
+            return self._book.num_waiting > 0
+        return unheard < self._calls_per_replica * self._num_replicas and self._book.num_waiting >= batch
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine, context=self._context.copy())

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from pydantic_core import to_json
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from deployments.bodies import (
     OUTPUTS,
@@ -24,7 +23,14 @@ from deployments.bodies import (
     v2_response,
 )
 from deployments.openapi import SWAGGER_PAGE, openapi_document
-from earlyexit.errors import InputError, OfframpError, PayloadTooLargeError, UnknownModelError
+from earlyexit.errors import (
+    InputError,
+    MethodNotAllowedError,
+    OfframpError,
+    PayloadTooLargeError,
+    UnknownModelError,
+    UnknownPathError,
+)
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
 
@@ -137,16 +143,19 @@ class Routes:
             raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {VERSION!r}")
 
 
-def build_app(backend: Backend) -> Starlette:
-    """The ASGI application over a backend."""
+def build_app(backend: Backend) -> Router:
+    """The ASGI application over a backend.
+
+    Starlette's router without its application: the middlewares around it do what `Endpoint` does, at 6 % of an ingress.
+    """
     routes = Routes(backend)
 
     def route(path: str, handler: Handler, method: str = "GET") -> Route:
-        return Route(path, _guarded(backend, path, handler), methods=[method])
+        return Route(path, Endpoint(backend, path, {method: handler}))
 
     model = "/v2/models/{model}"
     version = model + "/versions/{version}"
-    app = Starlette(
+    return Router(
         routes=[
             route("/predict", routes.predict, "POST"),
             route(model + "/infer", routes.v2_infer, "POST"),
@@ -162,32 +171,48 @@ def build_app(backend: Backend) -> Starlette:
             route("/openapi.json", routes.openapi),
             route("/docs", routes.docs),
         ],
-        exception_handlers={HTTPException: _http_exception},
+        redirect_slashes=False,
+        default=Endpoint(backend, "unknown", {}),
     )
-    app.router.redirect_slashes = False
-    return app
 
 
-def _guarded(backend: Backend, path: str, handler: Handler) -> Handler:
-    """The handler with its errors turned into JSON and its request counted."""
+class Endpoint:
+    """A path's handlers by method, with their errors turned into JSON and their requests counted."""
 
-    async def guarded(request: Request) -> Response:
+    def __init__(self, backend: Backend, path: str, handlers: Mapping[str, Handler]) -> None:
+        self._backend = backend
+        self._path = path
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request."""
+        request = Request(scope, receive)
+        response = await self._respond(request)
+        self._backend.count_request(self._path, response.status_code)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
         try:
-            response = await handler(request)
+            return await self._handler(request)(request)
         except OfframpError as error:
             if not isinstance(error, InputError):
                 logger.warning("request %s: %s: %s", _request_id(request), error.kind, error)
-            response = _error(request, error)
+            return _error(request, error)
         except ClientDisconnect:
-            response = Response(status_code=499)  # nobody is left to read it
+            return Response(status_code=499)  # nobody is left to read it
         except Exception:
             logger.exception("request %s: %s %s", _request_id(request), request.method, request.url.path)
             message = "the server failed on this request; its log says why, under the request's id"
-            response = _json(_error_body(request, "internal", message), status=500)
-        backend.count_request(path, response.status_code)
-        return response
+            return _json(_error_body(request, "internal", message), status=500)
 
-    return guarded
+    def _handler(self, request: Request) -> Handler:
+        asked = f"{request.method} {request.url.path}"
+        if not self._handlers:
+            raise UnknownPathError(f"{asked}: there is no such path; see /openapi.json")
+        handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
+        if handler is None:
+            raise MethodNotAllowedError(f"{asked}: only {', '.join(self._handlers)} is allowed; see /openapi.json")
+        return handler
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -234,12 +259,3 @@ def _error_body(request: Request, kind: str, message: str) -> dict[str, object]:
     if request.url.path.startswith("/v2"):  # the protocol's errors are a string
         return {"error": message}
     return {"error": {"kind": kind, "message": message}, "request_id": _request_id(request)}
-
-
-async def _http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind = {404: "unknown_path", 405: "method_not_allowed"}.get(error.status_code, "http")
-    message = f"{request.method} {request.url.path}: {error.detail}; see /openapi.json"
-    response = _json(_error_body(request, kind, message), status=error.status_code)
-    response.headers.update(error.headers or {})
-    return response

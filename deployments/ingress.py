@@ -10,7 +10,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from starlette.applications import Starlette
+from starlette.routing import Router
 
 from deployments.bodies import InferRequest
 from deployments.dispatcher import Dispatcher
@@ -54,7 +54,7 @@ class Ingress:
         tokenizer = TextTokenizer.load(folder, self.card.max_length)
         self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock)
 
-    def __serve_build_asgi_app__(self) -> Starlette:
+    def __serve_build_asgi_app__(self) -> Router:
         self._warming = asyncio.get_running_loop().create_task(self._wait_for_stages())
         return build_app(self)
 

@@ -34,7 +34,7 @@ class StageMetrics:
                 case _:
                     self._drops.inc(1, {**self._stage, "reason": release.error.kind})
 
-    def batch_started(self, batch: Batch[Piece]) -> None:
+    def batch_finished(self, batch: Batch[Piece]) -> None:
         """Count a batch's fill."""
         self._fill.observe(len(batch.members) / batch.split.batch, {"split": str(batch.split.first)})
 

@@ -45,10 +45,10 @@ class Lost:
 
 Release = Answered | GoesOn | Lost
 Deliver = Callable[[list[Release]], None]
-OnStart = Callable[[Batch[Piece]], None]
+OnBatch = Callable[[Batch[Piece]], None]
 
 
-def ignore_start(batch: Batch[Piece]) -> None:
+def ignore_batch(batch: Batch[Piece]) -> None:
     """Nobody counts batches."""
 
 
@@ -69,13 +69,13 @@ class Device:
         cuts: Mapping[int, RunnableCut],
         clock: Clock,
         deliver: Deliver,
-        on_start: OnStart = ignore_start,
+        on_batch: OnBatch = ignore_batch,
     ) -> None:
         self.engine = engine
         self._cuts = cuts
         self.clock = clock
         self._deliver = deliver
-        self._on_start = on_start
+        self._on_batch = on_batch
 
     def start_next(self) -> Batch[Piece] | float | None:
         """The next batch to run; or the second to ask again at; or None until something is submitted."""
@@ -84,7 +84,6 @@ class Device:
             self._deliver([_too_late(member) for member in choice.dropped])
         if choice.batch is None:
             return choice.wake_s
-        self._on_start(choice.batch)
         return choice.batch
 
     def run(self, batch: Batch[Piece]) -> tuple[int, list[PieceMember]]:
@@ -128,6 +127,7 @@ class Device:
                     [_answered(inside[answer.sample_id].pop(0), answer, elapsed_s) for answer in step.answers]
                 )
         total_s = self.clock.now_s() - batch.started_s
+        self._on_batch(batch)
         self.engine.finished(batch, first_s=total_s if first_s is None else first_s, total_s=total_s)
         for member in _everyone(inside):
             member.compute_s += total_s

@@ -41,6 +41,18 @@ class UnknownModelError(InputError):
     http_status = 404
 
 
+class UnknownPathError(InputError):
+    """A path that the server does not have."""
+
+    http_status = 404
+
+
+class MethodNotAllowedError(InputError):
+    """A path asked with a method that it does not take."""
+
+    http_status = 405
+
+
 class PayloadTooLargeError(InputError):
     """A request body above the limit."""
 

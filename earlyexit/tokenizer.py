@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 
@@ -41,7 +41,8 @@ class TextTokenizer:
 
         Too long a text is cut if `truncate`, keeping its special tokens; else UnprocessableInputError names it.
         """
-        encodings = self._tokenizer.encode_batch_fast(list(texts))
+        # A batch wakes the tokenizer's thread pool, which a single text does not repay.
+        encodings = [self._tokenizer.encode(texts[0])] if len(texts) == 1 else self._batch(texts)
         too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
         if too_long and not truncate:
             k = too_long[0]
@@ -55,3 +56,7 @@ class TextTokenizer:
         if empty is not None:
             raise UnprocessableInputError(f"input {empty} has no tokens")
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def _batch(self, texts: Sequence[str]) -> list[Encoding]:
+        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(texts))
+        return encodings
