@@ -58,4 +58,4 @@ runs/demo/model/calibration.json: | $(STAMP)
 	$(BIN)/python -m experiments.demo
 
 clean:  ## Remove what setup and runs have made
-	rm -rf $(VENV) runs build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) runs/demo* build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -23,6 +23,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 HANG_S = 1.0
 """How long a call outlives the last deadline of its inputs."""
+SMOOTHING = 0.1
+"""Weight of the newest call in what a stage is expected to take."""
 RETRY_PAUSE_S = 0.05
 """A replica's death is noticed by all at once; a short pause lets the router learn of it before the next try."""
 
@@ -60,6 +62,7 @@ class Dispatcher:
         self._bytes_per_token = bytes_per_token
         self._max_attempts = max_attempts
         self._pause = pause
+        self._stage_s = [0.0] * len(stages)
         self._num_replicas = plan.stages[0].replicas
         self._calls_per_replica = calls_per_replica
         self._unheard: set[object] = set()
@@ -150,7 +153,12 @@ class Dispatcher:
         """
         unsettled = set(sample_ids)
         started_s = self._clock.now_s()
-        call = StageCall(piece=piece, remaining_s=self._remaining_s(sample_ids), epoch=self._plan.epoch)
+        call = StageCall(
+            piece=piece,
+            remaining_s=self._remaining_s(sample_ids),
+            reserve_s=sum(self._stage_s[stage_index + 1 :]),
+            epoch=self._plan.epoch,
+        )
         stage = self._plan.stages[stage_index]
         is_last = stage_index == len(self._stages) - 1
         reply_bytes = 0 if is_last else num_tokens * self._bytes_per_token
@@ -164,6 +172,8 @@ class Dispatcher:
                         heard()
         except Exception as error:
             logger.warning("stage %d failed with %d inputs open: %r", stage_index, len(unsettled), error)
+        if heard is not None:
+            heard()  # others need not wait for the pause of a failed call
         if unsettled:
             await self._again(stage_index, [sample_id for sample_id in sample_ids if sample_id in unsettled])
 
@@ -175,6 +185,7 @@ class Dispatcher:
         for sample_id, error in chunk.lost:
             unsettled.discard(sample_id)
             self._book.settle(sample_id, error)
+        self._stage_s[stage_index] += SMOOTHING * (now_s - started_s - self._stage_s[stage_index])
         timings = [timing for _, timing in chunk.answers]
         if chunk.going_on is not None:
             unsettled.difference_update(chunk.going_on.sample_ids)

@@ -211,7 +211,10 @@ class Endpoint:
             raise UnknownPathError(f"{asked}: there is no such path; see /openapi.json")
         handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            raise MethodNotAllowedError(f"{asked}: only {', '.join(self._handlers)} is allowed; see /openapi.json")
+            raise MethodNotAllowedError(
+                f"{asked}: only {', '.join(self._handlers)} is allowed; see /openapi.json",
+                allowed=tuple(self._handlers),
+            )
         return handler
 
 
@@ -249,6 +252,8 @@ def _json(content: object, status: int = 200) -> Response:
 
 def _error(request: Request, error: OfframpError) -> Response:
     response = _json(_error_body(request, error.kind, str(error)), status=error.http_status)
+    if isinstance(error, MethodNotAllowedError):
+        response.headers["allow"] = ", ".join(error.allowed)
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))

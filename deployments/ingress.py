@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.routing import Router
 
@@ -24,6 +26,9 @@ from earlyexit.store import ModelCard, read_card
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
 from optimizer.plan_file import parse_plan
+
+READY_PAUSE_S = 1.0
+STATS_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -61,8 +66,17 @@ class Ingress:
     async def _wait_for_stages(self) -> None:
         """Ready when every stage has answered: a replica takes calls only after its warm-up."""
         for stage in self._stages:
-            await stage.stats.remote()
+            while not await self._answers(stage):  # noqa: ASYNC110 - nothing here would set an event
+                await asyncio.sleep(READY_PAUSE_S)
         self._ready = True
+
+    async def _answers(self, stage: DeploymentHandle[Any]) -> bool:
+        try:
+            await stage.stats.remote()
+        except Exception as error:
+            logger.warning("a stage is not there yet: %r", error)
+            return False
+        return True
 
     @property
     def max_body_bytes(self) -> int:
@@ -82,10 +96,18 @@ class Ingress:
 
     async def stats(self) -> dict[str, Any]:
         """What every stage's replicas have done since their start, and what waits here."""
-        stages = [await stage.broadcast("stats").results_async() for stage in self._stages]
+        stages = [await self._stage_stats(stage) for stage in self._stages]
         return {
             "model": self.card.name,
             "ingress_pid": os.getpid(),
             "unanswered": self._dispatcher.num_unanswered,
             "stages": stages,
         }
+
+    async def _stage_stats(self, stage: DeploymentHandle[Any]) -> list[Any]:
+        """Every replica's; none while a stage has no replica."""
+        try:
+            return await stage.broadcast("stats").results_async(timeout_s=STATS_TIMEOUT_S)
+        except (DeploymentUnavailableError, TimeoutError, RayError) as error:
+            logger.warning("statistics of a stage are missing: %r", error)
+            return []

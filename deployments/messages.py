@@ -17,6 +17,8 @@ class StageCall:
     """A WirePiece, or the reference to one in the object store."""
     remaining_s: tuple[float, ...]
     """Per input, the seconds left until its deadline; durations, because machines do not share a clock."""
+    reserve_s: float
+    """What the stages after this one are expected to take."""
     epoch: int
     """The plan that the sender follows."""
 

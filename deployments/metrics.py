@@ -46,9 +46,9 @@ class IngressMetrics:
         self._retries.inc(num_inputs, {"stage": str(stage_index)})
 
 
-def histogram(name: str, description: str, boundaries: tuple[float, ...], tag: str) -> Histogram:
-    """A histogram with one tag."""
-    return Histogram(name, description, list(boundaries), tags(tag))
+def histogram(name: str, description: str, boundaries: tuple[float, ...], *names: str) -> Histogram:
+    """A histogram with the given tags."""
+    return Histogram(name, description, list(boundaries), tags(*names))
 
 
 def tags(*names: str) -> Any:

@@ -20,6 +20,8 @@ APP = "offramp"
 # Serve's own switches. They are read when ray.serve is imported, here and in every replica, so they are set before.
 THROUGHPUT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # Our own lines are few, warnings and errors: they are written at once, not when a thousand have gathered.
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 1024 * 1024),  # 4 MiB would refuse a batch of long texts
 }
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
@@ -58,6 +60,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
 
     application = build(settings.model_dump())
     ray.init(
+        address="local",  # never join a cluster that happens to be reachable
         num_cpus=max(os.cpu_count() or 1, _cpus_needed(settings)),
         include_dashboard=False,
         object_store_memory=512 * 1024 * 1024,
@@ -68,7 +71,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     try:
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=cluster.host, port=cluster.port))
         serve.run(application, name=APP, route_prefix="/")
-        yield f"http://{cluster.host}:{cluster.port}"
+        yield f"http://{'127.0.0.1' if cluster.host == '0.0.0.0' else cluster.host}:{cluster.port}"
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
         ray.shutdown()
@@ -88,16 +91,17 @@ def _set_environment(cluster: LocalCluster) -> None:
 def _check_ports(cluster: LocalCluster) -> None:
     """A process of an earlier run may still hold them: HAProxy outlives a driver that was killed."""
     ports = [cluster.port]
+    host = "0.0.0.0" if cluster.front == "haproxy" else cluster.host
     if cluster.front == "haproxy":
         ports += [int(os.environ.get(name, port)) for name, port in HAPROXY_PORTS.items()]
     for port in ports:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind((cluster.host, port))
+                probe.bind((host, port))
             except OSError as error:
                 hint = "; an haproxy of an earlier run may still be there" if cluster.front == "haproxy" else ""
-                raise OfframpError(f"port {port} of {cluster.host} is taken{hint}") from error
+                raise OfframpError(f"port {port} of {host} is taken{hint}") from error
 
 
 def _cpus_needed(settings: ServeSettings) -> int:

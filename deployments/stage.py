@@ -139,7 +139,13 @@ class StageReplica:
         now_s = self._clock.now_s()
         piece = self._model.from_wire(wire, self._policy)
         return [
-            Member(sample_id=single.sample_ids[0], payload=single, deadline_s=now_s + remaining_s, origin=opened)
+            Member(
+                sample_id=single.sample_ids[0],
+                payload=single,
+                deadline_s=now_s + remaining_s,
+                reserve_s=call.reserve_s,
+                origin=opened,
+            )
             for single, remaining_s in zip(piece.singles(), call.remaining_s, strict=True)
         ]
 

@@ -19,7 +19,9 @@ class StageMetrics:
         self._stage = {"stage": str(stage_index)}
         self._queue_s = histogram("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, "stage")
         self._compute_s = histogram("offramp_compute_seconds", "Time an input ran in a stage", SECONDS, "stage")
-        self._fill = histogram("offramp_batch_fill", "Share of the target batch that was filled", SHARES, "split")
+        self._fill = histogram(
+            "offramp_batch_fill", "Share of the target batch that was filled", SHARES, "stage", "split"
+        )
         self._drops = Counter("offramp_drops", "Inputs that got no answer, by reason", tags("stage", "reason"))
 
     def record(self, releases: list[Release]) -> None:
@@ -36,7 +38,7 @@ class StageMetrics:
 
     def batch_finished(self, batch: Batch[Piece]) -> None:
         """Count a batch's fill."""
-        self._fill.observe(len(batch.members) / batch.split.batch, {"split": str(batch.split.first)})
+        self._fill.observe(len(batch.members) / batch.split.batch, {**self._stage, "split": str(batch.split.first)})
 
     def _observe(self, queue_s: float, compute_s: float) -> None:
         self._queue_s.observe(queue_s, self._stage)

@@ -33,6 +33,8 @@ class Member(Generic[P]):
     """Its hidden state; the engine hands it on untouched."""
     deadline_s: float = math.inf
     """When its answer must be out, on the engine's clock."""
+    reserve_s: float = 0.0
+    """What must be left until the deadline for whatever comes after this engine."""
     origin: object = None
     """Whoever gave it to the engine."""
     queued_since_s: float = 0.0
@@ -103,14 +105,11 @@ class BatchEngine(Generic[P]):
     A batch is closed only when the device asks, so members that arrive while it computes still fit.
     """
 
-    def __init__(
-        self, splits: Sequence[Split], times: Times, *, dispatch: Dispatch = "work-conserving", reserve_s: float = 0.0
-    ) -> None:
+    def __init__(self, splits: Sequence[Split], times: Times, *, dispatch: Dispatch = "work-conserving") -> None:
         self._queues: dict[int, _Queue[P]] = {split.first: _Queue(split) for split in splits}
         self._deepest_first = sorted(self._queues.values(), key=lambda queue: -queue.split.first)
         self.times = times
         self._dispatch = dispatch
-        self._reserve_s = reserve_s
         self._serial = 0
         self._trust = 1.0
 
@@ -187,7 +186,7 @@ class BatchEngine(Generic[P]):
             for other in self._deepest_first
             if other.split.first >= queue.split.first
         )
-        return queue.heap[0][0] - ahead_s - self._reserve_s
+        return queue.heap[0][0] - ahead_s - queue.heap[0][2].reserve_s
 
     def _start_s(self, queue: _Queue[P], now_s: float) -> float:
         latest_s = self._latest_start_s(queue)

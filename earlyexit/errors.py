@@ -3,6 +3,8 @@
 OfframpError                        500
 ├── InputError                      400  what came from outside is wrong
 │   ├── UnknownModelError           404
+│   ├── UnknownPathError            404
+│   ├── MethodNotAllowedError       405
 │   ├── PayloadTooLargeError        413
 │   ├── UnprocessableInputError     422  well-formed, but this model cannot take it
 │   ├── PlanError                   422  a plan that contradicts itself or does not fit its model
@@ -51,6 +53,10 @@ class MethodNotAllowedError(InputError):
     """A path asked with a method that it does not take."""
 
     http_status = 405
+
+    def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class PayloadTooLargeError(InputError):

@@ -137,6 +137,7 @@ def serve(
     """Serve a model on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
     from deployments.serve_control import LocalCluster, serving
     from deployments.settings import ServeSettings
+    from earlyexit.store import read_card
     from optimizer.plan_file import plan_document
 
     chosen = resolve_plan(plan, model, batch=batch, replicas=replicas, device=device)
@@ -156,7 +157,8 @@ def serve(
     try:
         with serving(settings, cluster) as url:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
-            print(f"serving {model.name} at {url}  (try: offramp predict 'a text' --url {url}; API: {url}/docs)")
+            print(f"serving {read_card(model).name} at {url}   API: {url}/docs")
+            print(f"try: offramp predict 'a text' --url {url}", flush=True)
             signal.pause()
     except KeyboardInterrupt:
         print("stopped")

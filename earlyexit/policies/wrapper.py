@@ -59,7 +59,7 @@ def exit_wrapper(*, state_width: int) -> Callable[[DependentRule], DependentExit
 def exit_wrapper(
     rule: IndependentRule | None = None, *, state_width: int | None = None
 ) -> IndependentExit | Callable[[DependentRule], DependentExit]:
-    """Make an exit policy of a function; plans name it as `import: "module:name"`.
+    """Make an exit policy of a function; plans name it as `own: "module:name"`.
 
     `@exit_wrapper` on `rule(ramp, logits)` gives independent ramps, `@exit_wrapper(state_width=2)` on
     `rule(ramp, logits, state)` dependent ones. A rule must judge every row by itself.

@@ -27,14 +27,14 @@ from optimizer.plan_file import plan_document
 BATCH = 16
 SLO_S = 0.250
 SHARE_OF_CAPACITY = 0.8
-"""The open loop's rate: high enough to fill batches, low enough that queues stay short."""
+"""The open loop's rate. Batches fill by themselves as load grows: far below capacity they stay small."""
 
 
 def main() -> None:
     """Run the demo, or serve until told to stop."""
     options = _options()
     console = Console()
-    runs = RUNS / "demo"
+    runs = RUNS / ("demo" if options.data is None else f"demo-{options.data.stem}")
     console.rule("1. model")
     prepared = prepare(runs, options.data)
     plan = demo_plan(read_card(prepared.folder).num_blocks, prepared.calibration, batch=BATCH)
@@ -110,6 +110,7 @@ def _since(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         for old, new in zip(stage_before[0]["splits"], stage_after[0]["splits"], strict=True):
             for name in ("batches", "inputs", "busy_s", "dropped"):
                 new[name] -= old[name]
+            new["fill"] = new["inputs"] / (new["batches"] * new["batch"]) if new["batches"] else None
     return after
 
 

@@ -206,21 +206,30 @@ async def test_a_call_says_what_it_carries() -> None:
 
 async def test_a_call_carries_no_more_than_a_batch() -> None:
     scene = Scene()
-    await scene.sent("abcdef")
-    assert scene.stages[0].names == ["abcd", "ef"]
+    await scene.sent("abcdefgh")
+    assert scene.stages[0].names == ["abcd", "efgh"]
 
 
-async def test_no_more_calls_are_open_than_allowed_and_what_waits_fills_the_next() -> None:
+async def test_a_call_that_queues_behind_another_is_sent_only_when_it_is_full() -> None:
     scene = Scene(calls_per_replica=2)
-    for name in "abcdefg":
+    for name in "abcd":
         await scene.sent(name)
-    assert scene.stages[0].names == ["a", "b"]
+    assert scene.stages[0].names == ["a"]
+    await scene.sent("e")
+    assert scene.stages[0].names == ["a", "bcde"]
+
+
+async def test_no_more_calls_are_unheard_of_than_allowed_and_what_waits_fills_the_next() -> None:
+    scene = Scene(calls_per_replica=2)
+    await scene.sent("abcdefghijklm")
+    assert scene.stages[0].names == ["abcd", "efgh"]
     scene.stages[0].calls[0].answer("a")
     await turns()
-    assert scene.stages[0].names == ["a", "b"]  # answered, but still open
-    scene.stages[0].calls[0].end()
+    assert scene.stages[0].names == ["abcd", "efgh", "ijkl"]  # one part of its reply is enough: its batch has run
+    scene.stages[0].calls[1].answer("e")
+    scene.stages[0].calls[2].answer("i")
     await turns()
-    assert scene.stages[0].names == ["a", "b", "cdef"]
+    assert scene.stages[0].names == ["abcd", "efgh", "ijkl", "m"]
 
 
 async def test_calls_to_later_stages_do_not_count_against_the_first() -> None:
@@ -439,6 +448,7 @@ async def test_other_inputs_leave_while_a_failed_batch_pauses() -> None:
     await scene.sent("b")
     assert scene.stages[0].names == ["a", "b"]
     scene.paused.set()
+    scene.stages[0].calls[1].answer("b")
     await turns()
     assert scene.stages[0].names == ["a", "b", "a"]
 

@@ -306,18 +306,19 @@ async def test_an_unknown_model_or_version_is_a_404_that_names_the_known_one(
 
 
 async def test_an_unknown_path_is_a_404_that_points_to_the_description(client: httpx.AsyncClient) -> None:
-    expected = (404, "unknown_path", "GET /nothing: Not Found; see /openapi.json")
+    expected = (404, "unknown_path", "GET /nothing: there is no such path; see /openapi.json")
     assert predict_error(await client.get("/nothing")) == expected
 
 
 @pytest.mark.parametrize("path", ["/v2/nothing", "/v2/models/intents/", "/v2/models/intents/infer/", "/v2/"])
 async def test_an_unknown_v2_path_is_a_404_in_the_protocols_form(client: httpx.AsyncClient, path: str) -> None:
-    assert v2_error(await client.get(path)) == (404, f"GET {path}: Not Found; see /openapi.json")
+    assert v2_error(await client.get(path)) == (404, f"GET {path}: there is no such path; see /openapi.json")
 
 
 async def test_a_wrong_method_is_a_405_that_names_the_right_one(client: httpx.AsyncClient) -> None:
     response = await client.get("/predict")
-    assert predict_error(response) == (405, "method_not_allowed", "GET /predict: Method Not Allowed; see /openapi.json")
+    expected = "GET /predict: only POST is allowed; see /openapi.json"
+    assert predict_error(response) == (405, "method_not_allowed", expected)
     assert response.headers["allow"] == "POST"
 
 

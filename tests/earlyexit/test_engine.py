@@ -43,6 +43,7 @@ class Arrival:
     """One letter per member."""
     block: int = 0
     deadline_s: float = math.inf
+    reserve_s: float = 0.0
 
 
 @dataclass
@@ -89,7 +90,10 @@ class Driver:
         while self.arrivals and self.arrivals[0].at_s <= until_s:
             arrival = self.arrivals.pop(0)
             self.clock.advance(arrival.at_s - self.clock.now_s())
-            members = [Member(sample_id=name, payload=None, deadline_s=arrival.deadline_s) for name in arrival.names]
+            members = [
+                Member(sample_id=name, payload=None, deadline_s=arrival.deadline_s, reserve_s=arrival.reserve_s)
+                for name in arrival.names
+            ]
             self.engine.submit(arrival.block, members, arrival.at_s)
         self.clock.advance(until_s - self.clock.now_s())
 
@@ -112,11 +116,11 @@ def two_splits(*, dispatch: Dispatch = "work-conserving", leave: Mapping[int, st
     return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds, leave or {})
 
 
-def one_split(batch: int, *, dispatch: Dispatch = "work-conserving", reserve_s: float = 0.0) -> Driver:
+def one_split(batch: int, *, dispatch: Dispatch = "work-conserving") -> Driver:
     """Blocks 0-3, one second."""
     seconds = {0: 1.0}
     splits = [Split(first=0, end=4, batch=batch)]
-    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch, reserve_s=reserve_s), seconds)
+    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds)
 
 
 def test_of_two_full_batches_the_deepest_runs_first() -> None:
@@ -176,7 +180,7 @@ def test_deferred_waits_until_the_deadline_would_be_at_risk() -> None:
 
 
 def test_deferred_keeps_the_reserve_for_what_comes_after_this_device() -> None:
-    log = one_split(4, dispatch="deferred", reserve_s=2.5).play([Arrival(0, "a", deadline_s=10.0)])
+    log = one_split(4, dispatch="deferred").play([Arrival(0, "a", deadline_s=10.0, reserve_s=2.5)])
     assert log == ["6.500 start 0:[a]"]
 
 

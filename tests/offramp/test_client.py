@@ -10,6 +10,7 @@ import pytest
 from earlyexit.clock import ManualClock
 from earlyexit.errors import (
     DeadlineError,
+    ExecutionError,
     InputError,
     OfframpError,
     OverloadedError,
@@ -189,12 +190,27 @@ def test_422_is_not_retried_and_carries_the_servers_message_and_the_request_id()
     assert caught.value.__notes__ == ["request id mine"]
 
 
-@pytest.mark.parametrize("status", [400, 404, 408, 413, 422, 429, 500, 504])
+@pytest.mark.parametrize("status", [400, 404, 408, 413, 422, 429, 504])
 def test_what_a_second_attempt_cannot_cure_is_sent_once(status: int) -> None:
     server = Script(httpx.Response(status, text="no"))
     with pytest.raises(OfframpError):
         client_of(server)[0].predict("x")
     assert len(server.requests) == 1
+
+
+def test_a_failure_of_the_server_itself_is_not_tried_again() -> None:
+    body = {"error": {"kind": "execution", "message": "the model failed"}, "request_id": "r"}
+    server = Script(httpx.Response(500, json=body))
+    with pytest.raises(ExecutionError, match="the model failed"):
+        client_of(server)[0].predict("x")
+    assert len(server.requests) == 1
+
+
+def test_a_plain_500_of_the_proxy_in_front_is_tried_again() -> None:
+    answer = {"label": "yes", "score": 1.0, "exit": 0, "request_id": "r"}
+    server = Script(httpx.Response(500, text="Internal Server Error"), httpx.Response(200, json=answer))
+    assert client_of(server)[0].predict("x").label == "yes"
+    assert len(server.requests) == 2
 
 
 def test_a_server_that_does_not_answer_in_time_is_a_deadline_and_not_retried() -> None:
