@@ -327,3 +327,36 @@ def split_inputs(http: httpx.Client) -> list[int]:
 
 def test_the_description_is_served(http: httpx.Client) -> None:
     assert "/predict" in http.get("/openapi.json").json()["paths"]
+
+
+async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(service: Service) -> None:
+    """Last in the file: afterwards the stages' counts start anew."""
+    async with httpx.AsyncClient(base_url=service.url, timeout=60.0) as client:
+        killed = [replica["pid"] for [replica] in (await client.get("/stats")).json()["stages"]]
+        requests = [asyncio.create_task(asked_for_ever(client, service, first)) for first in range(8)]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        answered = await asyncio.gather(*(one_after_another(client, service, first) for first in range(8)))
+        for request in requests:
+            request.cancel()
+        assert answered == [len(service.texts)] * 8
+        [[first], [second]] = (await client.get("/stats")).json()["stages"]
+    assert {first["pid"], second["pid"]}.isdisjoint(killed)
+
+
+async def one_after_another(client: httpx.AsyncClient, service: Service, first: int) -> int:
+    """Ask for every text once, beginning with `first`; how many were answered, and rightly."""
+    count = 0
+    for step in range(len(service.texts)):
+        index = (first + step) % len(service.texts)
+        response = await client.post("/predict", json={"inputs": service.texts[index], "timeout_s": 50.0})
+        assert response.status_code == 200, response.text
+        service.check(index, response.json())
+        count += 1
+    return count
+
+
+async def asked_for_ever(client: httpx.AsyncClient, service: Service, first: int) -> None:
+    """Load, so that something is in flight whenever a replica is killed."""
+    while True:
+        await one_after_another(client, service, first)

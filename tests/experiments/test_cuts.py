@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.checkpoint import random_model
+from earlyexit.cut import TorchSegments
+from earlyexit.model import EarlyExitModel
+from earlyexit.policies import EntropyPolicy
+from earlyexit.tokenizer import TokenIds
+from experiments.cuts import CutRun, compare
+
+NUM_BLOCKS = 4
+RAMPS = (0, 1, 2)
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_blocks": NUM_BLOCKS,
+    "num_heads": 4,
+    "intermediate_size": 64,
+    "max_length": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    torch.set_num_threads(1)
+    return random_model(SIZES, label_names=("a", "b", "c", "d"))
+
+
+@pytest.fixture(scope="module")
+def encoded() -> list[TokenIds]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 50, size=rng.integers(1, 20)).astype(np.int32) for _ in range(90)]
+
+
+def cut_run(model: EarlyExitModel) -> CutRun:
+    return CutRun(model, EntropyPolicy(1.35), RAMPS, TorchSegments(model))
+
+
+@pytest.mark.parametrize("cuts", [*((k,) for k in range(1, 4)), *combinations(range(1, 4), 2), (1, 2, 3)], ids=str)
+def test_a_chain_of_cuts_fused_at_random_answers_as_the_uncut_model(
+    model: EarlyExitModel, encoded: list[TokenIds], cuts: tuple[int, ...]
+) -> None:
+    reference = cut_run(model).run(encoded, (), seed=0)
+    assert len({answer.exit for answer in reference[0].values()}) > 1, "some leave early, some do not"
+    labels, both, apart = compare(reference, cut_run(model).run(encoded, cuts, seed=1))
+    assert (labels, both) == (1.0, 1.0)
+    assert apart < 1e-4
+
+
+def test_the_comparison_sees_a_wrong_answer(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+    reference = cut_run(model).run(encoded, (), seed=0)
+    never = CutRun(model, EntropyPolicy(-1.0), RAMPS, TorchSegments(model)).run(encoded, (2,), seed=1)
+    _, both, _ = compare(reference, never)
+    assert both < 1.0
