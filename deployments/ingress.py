@@ -48,7 +48,7 @@ class Ingress:
         item_bytes = {"float32": 4, "bfloat16": 2}[self._settings.dtype]
         self._dispatcher = Dispatcher(
             parse_plan(self._settings.plan),
-            [HandleTransport(stage) for stage in stages],
+            [HandleTransport(stage, self._settings.by_reference_bytes) for stage in stages],
             self._clock,
             self._metrics,
             bytes_per_token=int(self.card.backbone["hidden_size"]) * item_bytes,

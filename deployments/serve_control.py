@@ -51,13 +51,13 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     """
     _set_environment(cluster)
     _check_ports(cluster)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions
 
     from deployments.app import build
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
     application = build(settings.model_dump())
     ray.init(
         address="local",  # never join a cluster that happens to be reachable

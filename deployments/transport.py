@@ -10,9 +10,6 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.messages import Chunk, StageCall
 
-# Below this a message by value over gRPC is 2-3 times cheaper than the object store, above it the other way round.
-BY_REFERENCE_BYTES = 1_000_000
-
 
 class Transport(Protocol):
     """One stage, as its callers see it."""
@@ -31,7 +28,8 @@ class HandleTransport:
     References never travel in gRPC calls: there they leak.
     """
 
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+    def __init__(self, handle: DeploymentHandle[Any], by_reference_bytes: int) -> None:
+        self._by_reference_bytes = by_reference_bytes
         # Plain pickle: what travels are our own dataclasses and arrays, for which cloudpickle, the default, is slow.
         self._by_value = handle.options(
             method_name="run",
@@ -43,6 +41,6 @@ class HandleTransport:
         self._by_reference = handle.options(method_name="run_by_reference", stream=True, _by_reference=True)
 
     def call(self, call: StageCall, *, reply_bytes: int, batch: int) -> AsyncIterator[Chunk]:
-        large = isinstance(call.piece, ObjectRef) or reply_bytes > BY_REFERENCE_BYTES
+        large = isinstance(call.piece, ObjectRef) or reply_bytes > self._by_reference_bytes
         handle = self._by_reference if large else self._by_value
         return cast("AsyncIterator[Chunk]", handle.remote(call, weight=len(call.remaining_s), batch=batch))

@@ -53,13 +53,28 @@ def read_labelled(
         raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
     if not rows:
         raise DataError(f"{path}: no rows")
-    for line, text, _ in rows:
+    for line, text, label in rows:
         if not text.strip():
             raise DataError(f"{path}:{line}: the text is empty")
+        if not label.strip():
+            raise DataError(f"{path}:{line}: the label is empty")
     data = LabelledTexts(texts=tuple(text for _, text, _ in rows), labels=tuple(label for _, _, label in rows))
     if len(data.label_names) < 2:
         raise DataError(f"{path}: only one class, {data.labels[0]!r}; a classifier needs at least two")
     return data
+
+
+def read_texts(path: Path) -> tuple[str, ...]:
+    """Texts without labels: a .txt file, one text per line; raises DataError for an empty or undecodable one."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        texts = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
+    if not texts:
+        raise DataError(f"{path}: no texts")
+    return texts
 
 
 def _first_bad_line(path: Path) -> int:
@@ -109,7 +124,7 @@ def _json_lines(path: Path, text_column: str, label_column: str) -> Iterator[tup
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: a JSON object is needed")
             _check_columns(f"{path}:{number}", list(row), text_column, label_column)
-            yield number, _string(path, number, row, text_column), str(row[label_column])
+            yield number, _string(path, number, row, text_column), _label(path, number, row, label_column)
 
 
 def _clinc(path: Path, part: str | None) -> Iterator[tuple[int, str, str]]:
@@ -136,6 +151,12 @@ def _parse(path: Path, line: int, text: str) -> Any:
 def _string(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
     if not isinstance(row[column], str):
         raise DataError(f"{path}:{line}: {column!r} is not a string")
+    return str(row[column])
+
+
+def _label(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
+    if not isinstance(row[column], str | int):
+        raise DataError(f"{path}:{line}: {column!r} is neither a string nor a whole number")
     return str(row[column])
 
 

@@ -185,7 +185,9 @@ def predict(
 
 @app.command()
 def bench(
-    data: DataFile,
+    data: Annotated[
+        Path, typer.Option("--data", help="Labelled texts as for train, or a .txt with one text per line.")
+    ],
     url: Url = "http://127.0.0.1:8000",
     requests: Annotated[int, typer.Option(min=1)] = 1000,
     rate: Annotated[
@@ -208,15 +210,19 @@ def bench(
 
     from rich.console import Console
 
-    from earlyexit.dataset import read_labelled
+    from earlyexit.dataset import read_labelled, read_texts
     from offramp.load import LoadConfig, run_load
     from offramp.report import render
 
-    labelled = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
+    if data.suffix == ".txt":
+        texts, labels = read_texts(data), None
+    else:
+        labelled = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
+        texts, labels = labelled.texts, labelled.labels
     config = LoadConfig(
         url=url,
-        texts=labelled.texts,
-        labels=labelled.labels,
+        texts=texts,
+        labels=labels,
         num_requests=requests,
         rate_rps=rate,
         arrivals=_choice("arrivals", arrivals, ("poisson", "constant")),

@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from earlyexit.families.base import Family, FinalHead, JsonDict, Pretrained
+from earlyexit.families.base import Family, JsonDict, Pretrained
 from earlyexit.families.encoder import (
     BlockNames,
     EncoderBackbone,
     EncoderConfig,
     copy_blocks,
     copy_embeddings,
+    final_head,
     label_names,
 )
 
@@ -60,13 +61,5 @@ class Bert(Family):
         copy_blocks(backbone, weights, "encoder.layer.{}.", BLOCK_NAMES)
         if not classifies:
             return Pretrained(backbone=backbone, head=None, label_names=None)
-        head = FinalHead(
-            activation="tanh",
-            weights={
-                "dense.weight": weights["pooler.dense.weight"],
-                "dense.bias": weights["pooler.dense.bias"],
-                "classifier.weight": hf_model.classifier.weight.data,
-                "classifier.bias": hf_model.classifier.bias.data,
-            },
-        )
+        head = final_head("tanh", encoder.pooler.dense, hf_model.classifier)
         return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))

@@ -6,13 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from earlyexit.families.base import Family, FinalHead, JsonDict, Pretrained
+from earlyexit.families.base import Family, JsonDict, Pretrained
 from earlyexit.families.encoder import (
     BlockNames,
     EncoderBackbone,
     EncoderConfig,
     copy_blocks,
     copy_embeddings,
+    final_head,
     label_names,
 )
 
@@ -57,13 +58,5 @@ class DistilBert(Family):
         copy_blocks(backbone, weights, "transformer.layer.{}.", BLOCK_NAMES)
         if not classifies:
             return Pretrained(backbone=backbone, head=None, label_names=None)
-        head = FinalHead(
-            activation="relu",
-            weights={
-                "dense.weight": hf_model.pre_classifier.weight.data,
-                "dense.bias": hf_model.pre_classifier.bias.data,
-                "classifier.weight": hf_model.classifier.weight.data,
-                "classifier.bias": hf_model.classifier.bias.data,
-            },
-        )
+        head = final_head("relu", hf_model.pre_classifier, hf_model.classifier)
         return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))

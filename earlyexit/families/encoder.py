@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from earlyexit.families.base import Backbone, JsonDict
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.base import Backbone, FinalHead, JsonDict
 from earlyexit.layout import Layout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -62,7 +63,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         size = config.hidden_size
         self.num_heads = config.num_heads
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = _activation(config.activation)
         self.qkv = nn.Linear(size, 3 * size)
         self.attention_out = nn.Linear(size, size)
         self.attention_norm = nn.LayerNorm(size, eps=config.norm_eps)
@@ -88,6 +89,12 @@ class EncoderBlock(nn.Module):
         hidden = self.attention_norm(self.attention_out(context) + hidden)
         result: Tensor = self.feed_forward_norm(self.down(self.activation(self.up(hidden))) + hidden)
         return result
+
+
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name not in ACTIVATIONS:
+        raise ModelFolderError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 class EncoderBackbone(Backbone):
@@ -159,6 +166,13 @@ def copy_embeddings(
             "norm.bias": weights[f"{prefix}LayerNorm.bias"],
         }
     )
+
+
+def final_head(activation: str, dense: nn.Linear, classifier: nn.Linear) -> FinalHead:
+    """The head of a fine-tuned checkpoint: dense, activation, classifier."""
+    parts = {"dense": dense, "classifier": classifier}
+    weights = {f"{name}.{kind}": tensor for name, part in parts.items() for kind, tensor in part.state_dict().items()}
+    return FinalHead(activation=activation, weights=weights)
 
 
 def label_names(hf_config: object) -> tuple[str, ...] | None:

@@ -6,9 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from earlyexit.families.base import Family, FinalHead, JsonDict, Pretrained
+from earlyexit.families.base import Family, JsonDict, Pretrained
 from earlyexit.families.bert import BLOCK_NAMES, encoder_config
-from earlyexit.families.encoder import EncoderBackbone, EncoderConfig, copy_blocks, copy_embeddings, label_names
+from earlyexit.families.encoder import (
+    EncoderBackbone,
+    EncoderConfig,
+    copy_blocks,
+    copy_embeddings,
+    final_head,
+    label_names,
+)
 
 
 class Roberta(Family):
@@ -28,13 +35,5 @@ class Roberta(Family):
         copy_blocks(backbone, weights, "encoder.layer.{}.", BLOCK_NAMES)
         if not classifies:
             return Pretrained(backbone=backbone, head=None, label_names=None)
-        head = FinalHead(
-            activation="tanh",
-            weights={
-                "dense.weight": hf_model.classifier.dense.weight.data,
-                "dense.bias": hf_model.classifier.dense.bias.data,
-                "classifier.weight": hf_model.classifier.out_proj.weight.data,
-                "classifier.bias": hf_model.classifier.out_proj.bias.data,
-            },
-        )
+        head = final_head("tanh", hf_model.classifier.dense, hf_model.classifier.out_proj)
         return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))

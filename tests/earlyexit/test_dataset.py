@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.dataset import LabelledTexts, read_labelled, read_texts
 from earlyexit.errors import DataError
 
 EXPECTED = LabelledTexts(texts=("pay my bill", 'a "b" c'), labels=("bills", "other"))
@@ -113,3 +113,28 @@ def test_a_part_that_clinc_does_not_have_is_refused_with_those_it_has(tmp_path: 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone\.csv: no such file"):
         read_labelled(tmp_path / "gone.csv")
+
+
+def test_texts_without_labels_are_lines(tmp_path: Path) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("play jazz\n\nstop\n", encoding="utf-8")
+    assert read_texts(path) == ("play jazz", "stop")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [pytest.param(b"\n \n", "no texts", id="blank"), pytest.param(b"a\n\xff", ":2: not UTF-8", id="latin")],
+)
+def test_texts_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_texts(path)
+
+
+@pytest.mark.parametrize("label", ["null", "[]", "1.5", '""'])
+def test_labels_that_are_no_names_are_refused(tmp_path: Path, label: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(f'{{"text": "a", "label": "x"}}\n{{"text": "b", "label": {label}}}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=":2: "):
+        read_labelled(path)

@@ -10,6 +10,8 @@ from deployments.settings import ServeSettings
 from optimizer.plan_file import plan_document, read_plan
 
 MAX_BODY_BYTES = 20_000
+BY_REFERENCE_BYTES = 4_000
+"""A single text's survivors go by value, a list's through the object store: both ways are tested."""
 
 
 def main(folder: Path, port: int) -> None:
@@ -21,8 +23,9 @@ def main(folder: Path, port: int) -> None:
         max_timeout_s=60.0,
         max_inputs_per_request=32,
         max_body_bytes=MAX_BODY_BYTES,
+        by_reference_bytes=BY_REFERENCE_BYTES,
     )
-    with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1)) as url:
+    with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1)) as url:
         print(url, flush=True)  # noqa: T201 # the test waits for it
         sys.stdin.read()
 

@@ -42,6 +42,7 @@ HERE = Path(__file__).parent
 PORT = 8123
 START_S = 50.0
 STOP_S = 20.0
+METRICS_S = 30.0
 WORDS = ("[UNK]", "pay", "my", "bill", "card", "lost", "when", "is", "the", "rain", "coming", "to", "town")
 LABELS = ("bill", "card", "weather")
 MAX_LENGTH = 12
@@ -327,6 +328,27 @@ def split_inputs(http: httpx.Client) -> list[int]:
 
 def test_the_description_is_served(http: httpx.Client) -> None:
     assert "/predict" in http.get("/openapi.json").json()["paths"]
+
+
+def test_prometheus_gets_the_metrics(service: Service, http: httpx.Client) -> None:
+    http.post("/predict", json={"inputs": service.texts}).raise_for_status()
+    wanted = {
+        "ray_offramp_requests_total",
+        "ray_offramp_answers_total",
+        "ray_offramp_hop_seconds_bucket",
+        "ray_offramp_queue_seconds_bucket",
+        "ray_offramp_compute_seconds_bucket",
+        "ray_offramp_batch_fill_bucket",
+    }
+    deadline_s = time.monotonic() + METRICS_S
+    while (missing := wanted - metric_names(PORT + 1)) and time.monotonic() < deadline_s:
+        time.sleep(0.5)  # Ray hands metrics on every few seconds, by its own clock
+    assert not missing
+
+
+def metric_names(port: int) -> set[str]:
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    return {line.partition("{")[0] for line in page.splitlines() if not line.startswith("#")}
 
 
 async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(service: Service) -> None:
