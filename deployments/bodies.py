@@ -132,6 +132,8 @@ class InferRequest:
     ids: tuple[str, ...]
     truncate: bool
     timeout_s: float | None
+    request_id: str = ""
+    """For the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ class Dispatcher:
         max_queued: int,
         calls_per_replica: int,
         max_attempts: int,
+        name: str,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._plan = plan
@@ -67,7 +68,7 @@ class Dispatcher:
         self._calls_per_replica = calls_per_replica
         self._unheard: set[object] = set()
         self._pump_planned = False
-        self._book = FlightBook(max_queued)
+        self._book = FlightBook(max_queued, name)
         self._rate = AnswerRate()
         # Calls to stages belong to no HTTP request: in a request's context Serve would take them for its children.
         self._context = contextvars.copy_context()
@@ -77,7 +78,9 @@ class Dispatcher:
     def num_unanswered(self) -> int:
         return self._book.num_unanswered
 
-    def submit(self, inputs: Sequence[tuple[str, TokenIds]], deadline_s: float, settle: Settle) -> list[Flight]:
+    def submit(
+        self, inputs: Sequence[tuple[str, TokenIds]], deadline_s: float, settle: Settle, *, request_id: str = ""
+    ) -> list[Flight]:
         """Take a request's inputs, (id, tokens) each; `settle` is called once for every one of them.
 
         Raises OverloadedError when too many wait already.
@@ -85,7 +88,9 @@ class Dispatcher:
         if not self._book.num_unanswered:
             self._rate.begin(self._clock.now_s())
         retry_after_s = self._rate.seconds_for(self._book.num_unanswered)
-        flights = self._book.admit(inputs, deadline_s, settle, retry_after_s=retry_after_s)
+        flights = self._book.admit(
+            inputs, deadline_s, settle, retry_after_s=retry_after_s, request_id=request_id
+        )
         self._plan_pump()
         return flights
 
@@ -162,8 +167,8 @@ class Dispatcher:
         stage = self._plan.stages[stage_index]
         is_last = stage_index == len(self._stages) - 1
         reply_bytes = 0 if is_last else num_tokens * self._bytes_per_token
-        chunks = self._stages[stage_index].call(call, reply_bytes=reply_bytes, batch=stage.splits[0].batch)
         try:
+            chunks = self._stages[stage_index].call(call, reply_bytes=reply_bytes, batch=stage.splits[0].batch)
             # A replica that hangs must not hold the call for ever: nobody waits behind the last deadline.
             async with asyncio.timeout(max(0.0, *call.remaining_s) + HANG_S):
                 async for chunk in chunks:
@@ -171,7 +176,8 @@ class Dispatcher:
                     if heard is not None:
                         heard()
         except Exception as error:
-            logger.warning("stage %d failed with %d inputs open: %r", stage_index, len(unsettled), error)
+            requests = self._request_ids(unsettled)
+            logger.warning("stage %d failed under %d inputs of %s: %r", stage_index, len(unsettled), requests, error)
         if heard is not None:
             heard()  # others need not wait for the pause of a failed call
         if unsettled:
@@ -208,6 +214,12 @@ class Dispatcher:
         if num_again:  # not where all were exhausted or given up: a counter refuses zero
             self._metrics.retried(stage_index, num_again)
             self._plan_pump()
+
+    def _request_ids(self, sample_ids: set[str]) -> str:
+        """The first few requests of the inputs, for the log."""
+        flights = (self._book.find(sample_id) for sample_id in sample_ids)
+        found = sorted({flight.request_id for flight in flights if flight is not None})
+        return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
     def _is_exhausted(self, sample_id: str) -> bool:
         flight = self._book.find(sample_id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from earlyexit.errors import OfframpError, OverloadedError
+from earlyexit.errors import InputError, OfframpError, OverloadedError
 from earlyexit.tokenizer import TokenIds
 from earlyexit.wire import Answer, WirePiece
 
@@ -22,6 +22,10 @@ class Flight:
 
     key: str
     """The caller's id of the input, or an empty string."""
+    request_id: str
+    """The request it came with, for the log."""
+    book: str
+    """The book that holds it: sample ids of different ingresses meet in one batch."""
     serial: int
     token_ids: TokenIds
     deadline_s: float
@@ -31,14 +35,15 @@ class Flight:
 
     @property
     def sample_id(self) -> str:
-        """Unique per attempt, so that a late answer of an earlier attempt is known as such."""
-        return f"{self.key}#{self.serial}.{self.attempt}"
+        """Unique in the service and per attempt, so that a late answer of an earlier attempt is known as such."""
+        return f"{self.key}#{self.book}.{self.serial}.{self.attempt}"
 
 
 class FlightBook:
     """Inputs without an answer: those that wait to be sent, and those under way by sample id."""
 
-    def __init__(self, max_queued: int) -> None:
+    def __init__(self, max_queued: int, name: str) -> None:
+        self._name = name
         self._max_queued = max_queued
         self._waiting: OrderedDict[int, Flight] = OrderedDict()  # by serial
         self._under_way: dict[str, Flight] = {}
@@ -53,15 +58,26 @@ class FlightBook:
         return len(self._waiting)
 
     def admit(
-        self, inputs: Sequence[tuple[str, TokenIds]], deadline_s: float, settle: Settle, *, retry_after_s: float
+        self,
+        inputs: Sequence[tuple[str, TokenIds]],
+        deadline_s: float,
+        settle: Settle,
+        *,
+        retry_after_s: float,
+        request_id: str = "",
     ) -> list[Flight]:
-        """Take all inputs of a request, or none: raises OverloadedError beyond `max_queued`."""
+        """Take all inputs of a request, or none.
+
+        Raises OverloadedError beyond `max_queued`, InputError for a request that could never fit.
+        """
+        if len(inputs) > self._max_queued:
+            raise InputError(f"{len(inputs)} inputs in one request; at most {self._max_queued} wait here at a time")
         if self.num_unanswered + len(inputs) > self._max_queued:
             raise OverloadedError(
                 f"{self.num_unanswered} inputs wait for their answers here, at most {self._max_queued} are taken",
                 retry_after_s=retry_after_s,
             )
-        flights = [self._new(key, token_ids, deadline_s, settle) for key, token_ids in inputs]
+        flights = [self._new(key, token_ids, deadline_s, settle, request_id) for key, token_ids in inputs]
         self._waiting.update((flight.serial, flight) for flight in flights)
         return flights
 
@@ -100,9 +116,17 @@ class FlightBook:
             self._waiting.move_to_end(flight.serial, last=False)
         return len(flights)
 
-    def _new(self, key: str, token_ids: TokenIds, deadline_s: float, settle: Settle) -> Flight:
+    def _new(self, key: str, token_ids: TokenIds, deadline_s: float, settle: Settle, request_id: str) -> Flight:
         self._serial += 1
-        return Flight(key=key, serial=self._serial, token_ids=token_ids, deadline_s=deadline_s, settle=settle)
+        return Flight(
+            key=key,
+            request_id=request_id,
+            book=self._name,
+            serial=self._serial,
+            token_ids=token_ids,
+            deadline_s=deadline_s,
+            settle=settle,
+        )
 
 
 def departure(flights: Sequence[Flight]) -> WirePiece:

@@ -6,6 +6,7 @@ import logging
 import math
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from pydantic_core import to_json
@@ -39,6 +40,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 JSON = "application/json"
 HEADER_LENGTH = "inference-header-content-length"
 VERSION = "1"
+MAX_DIGITS = 12
+"""Of a length; Python refuses to read numbers of thousands."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -70,7 +73,7 @@ class Routes:
         """One text or a list of texts to labels."""
         body = await _read(request, self._backend.max_body_bytes)
         infer_request, many = parse_predict(body)
-        answers = await self._backend.infer(infer_request)
+        answers = await self._backend.infer(replace(infer_request, request_id=_request_id(request)))
         labels = self._backend.card.label_names
         return Response(predict_response(answers, labels, _request_id(request), many=many), media_type=JSON)
 
@@ -79,7 +82,7 @@ class Routes:
         self._check_model(request)
         body = await _read(request, self._backend.max_body_bytes)
         infer_request, reply = parse_v2(body, _json_length(request))
-        answers = await self._backend.infer(infer_request)
+        answers = await self._backend.infer(replace(infer_request, request_id=_request_id(request)))
         card = self._backend.card
         content, json_length = v2_response(answers, card.label_names, reply, card.name)
         if json_length is None:
@@ -241,8 +244,8 @@ def _json_length(request: Request) -> int | None:
     length = request.headers.get(HEADER_LENGTH)
     if length is None:
         return None
-    if not length.isascii() or not length.isdigit():
-        raise InputError(f"Inference-Header-Content-Length is {length!r}; a number is needed")
+    if not length.isascii() or not length.isdigit() or len(length) > MAX_DIGITS:
+        raise InputError(f"Inference-Header-Content-Length is {length[:20]!r}; a number of bytes is needed")
     return int(length)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from deployments.service import InferService
 from deployments.settings import ServeSettings
 from deployments.transport import HandleTransport
 from earlyexit.clock import MonotonicClock
+from earlyexit.errors import InputError, OfframpError
 from earlyexit.store import ModelCard, read_card
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
@@ -55,6 +57,7 @@ class Ingress:
             max_queued=self._settings.max_queued,
             calls_per_replica=self._settings.calls_per_replica,
             max_attempts=self._settings.max_attempts,
+            name=uuid.uuid4().hex[:8],
         )
         tokenizer = TextTokenizer.load(folder, self.card.max_length)
         self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock)
@@ -88,7 +91,12 @@ class Ingress:
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """See `InferService.infer`."""
-        return await self._service.infer(request)
+        try:
+            return await self._service.infer(request)
+        except OfframpError as error:
+            if not isinstance(error, InputError):
+                self._metrics.dropped(error.kind, len(request.texts))
+            raise
 
     def count_request(self, route: str, status: int) -> None:
         """Count a finished request."""

@@ -19,6 +19,7 @@ class IngressMetrics:
         self._answers = Counter("offramp_answers", "Answers, by the block they left after", tags("exit"))
         self._hop_s = histogram("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, "stage")
         self._finished: Tally[tuple[str, int]] = Tally()
+        self._drops = Counter("offramp_drops", "Inputs whose request got no answer, by reason", tags("reason"))
         self._retries = Counter("offramp_retries", "Inputs sent again because a replica failed", tags("stage"))
 
     def request(self, route: str, status: int) -> None:
@@ -40,6 +41,10 @@ class IngressMetrics:
     def hop(self, stage_index: int, seconds: float) -> None:
         """Record the way to a stage and back."""
         self._hop_s.observe(seconds, {"stage": str(stage_index)})
+
+    def dropped(self, reason: str, num_inputs: int) -> None:
+        """Count the inputs of a request that failed."""
+        self._drops.inc(num_inputs, {"reason": reason})
 
     def retried(self, stage_index: int, num_inputs: int) -> None:
         """Count inputs sent again."""

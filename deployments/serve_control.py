@@ -20,6 +20,8 @@ APP = "offramp"
 # Serve's own switches. They are read when ray.serve is imported, here and in every replica, so they are set before.
 THROUGHPUT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # A replica that says it is broken must not drain for 20 s with calls open.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Our own lines are few, warnings and errors: they are written at once, not when a thousand have gathered.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 1024 * 1024),  # 4 MiB would refuse a batch of long texts

@@ -40,7 +40,9 @@ class InferService:
             raise InputError(f"{len(request.texts)} inputs in one request; at most {limit} are taken")
         encoded = await self._encode(request.texts, truncate=request.truncate)
         waiter = _Waiter(len(encoded), asyncio.get_running_loop())
-        flights = self._dispatcher.submit(list(zip(request.ids, encoded, strict=True)), deadline_s, waiter.settle)
+        flights = self._dispatcher.submit(
+            list(zip(request.ids, encoded, strict=True)), deadline_s, waiter.settle, request_id=request.request_id
+        )
         try:
             async with asyncio.timeout(deadline_s - self._clock.now_s()):
                 outcomes = await waiter.outcomes

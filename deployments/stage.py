@@ -31,6 +31,10 @@ from optimizer.plan_file import parse_plan
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
+BROKEN_AFTER = 20
+"""Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
+
+
 class OpenCall:
     """A call whose inputs are in the engine; parts of the reply come in from the device's thread."""
 
@@ -66,7 +70,7 @@ class StageReplica:
         for learnt in (ObservedTimes(), times):
             warm_up(self._build(segments, learnt, expect_no_loss), self._model, self._policy)
         self._device = self._build(segments, times, self._deliver)
-        self._thread = DeviceThread(self._device, name=f"device-{self._stage.device}")
+        self._thread = DeviceThread(self._device, name=f"device-{self._stage.device}", on_death=_end_replica)
         self._thread.start()
         logger.info("stage is warm: blocks %d to %d on %s", self._stage.first, self._stage.end - 1, torch_device)
 
@@ -122,6 +126,8 @@ class StageReplica:
         """Serve asks every second: a replica without its device thread must be replaced."""
         if not self._thread.is_alive():
             raise RuntimeError("the device thread has ended")
+        if self._device.failures_in_a_row >= BROKEN_AFTER:
+            raise RuntimeError(f"the model failed on {self._device.failures_in_a_row} inputs in a row")
 
     async def _run(self, wire: WirePiece, call: StageCall) -> AsyncIterator[Chunk]:
         opened = OpenCall(len(call.remaining_s), asyncio.get_running_loop())
@@ -154,6 +160,12 @@ class StageReplica:
         for opened, chunk in _chunks_by_call(releases):
             opened.loop.call_soon_threadsafe(opened.parts.put_nowait, chunk)
         self._metrics.record(releases)
+
+
+def _end_replica() -> None:
+    """At once: callers then see a dead replica and send their inputs elsewhere, instead of waiting for a mute one."""
+    logging.shutdown()
+    os._exit(1)
 
 
 def _chunks_by_call(releases: list[Release]) -> list[tuple[OpenCall, Chunk]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ray.serve.metrics import Counter
-
 from deployments.metrics import SECONDS, histogram, tags
 from earlyexit.device import Answered, GoesOn, Release
 from earlyexit.engine import Batch
@@ -22,7 +20,6 @@ class StageMetrics:
         self._fill = histogram(
             "offramp_batch_fill", "Share of the target batch that was filled", SHARES, "stage", "split"
         )
-        self._drops = Counter("offramp_drops", "Inputs that got no answer, by reason", tags("stage", "reason"))
 
     def record(self, releases: list[Release]) -> None:
         """Count what a device released."""
@@ -33,8 +30,8 @@ class StageMetrics:
                 case GoesOn():
                     for member in release.members:
                         self._observe(member.queue_s, member.compute_s)
-                case _:
-                    self._drops.inc(1, {**self._stage, "reason": release.error.kind})
+                case _:  # the ingress counts what got no answer: it knows whether another attempt follows
+                    pass
 
     def batch_finished(self, batch: Batch[Piece]) -> None:
         """Count a batch's fill."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,11 +13,14 @@ from earlyexit.cut import Step
 from earlyexit.engine import Batch, BatchEngine, Member
 from earlyexit.errors import DeadlineError, ExecutionError, OfframpError
 from earlyexit.piece import Piece, fuse
+from earlyexit.split import Split
 from earlyexit.wire import Answer
 
+logger = logging.getLogger(__name__)
+
 PieceMember = Member[Piece]
-Inside = dict[str, list[PieceMember]]
-"""Members of a running batch that have no answer yet, by sample id: an input that was sent again has the same id."""
+Inside = dict[str, PieceMember]
+"""Members of a running batch that have no answer yet, by sample id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,8 @@ class Device:
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
+        self.failures_in_a_row = 0
+        """Inputs on which the model failed, alone, since it last did not: many mean a broken device, not bad inputs."""
 
     def start_next(self) -> Batch[Piece] | float | None:
         """The next batch to run; or the second to ask again at; or None until something is submitted."""
@@ -90,23 +96,27 @@ class Device:
         """Run a batch, deliver its answers, and give back the block and the members to submit again here.
 
         If the model fails, every member that has no answer yet runs once more, alone: one bad input costs its
-        batch-mates time, never their answers.
+        batch-mates time, never their answers. So do members whose sample ids do not tell them apart.
         """
-        inside: Inside = {}
-        for member in batch.members:
-            inside.setdefault(member.sample_id, []).append(member)
+        inside: Inside = {member.sample_id: member for member in batch.members}
+        if len(inside) < len(batch.members):
+            return self._run_one_by_one(batch.split, batch.members)
         try:
-            return self._run(batch, inside)
+            done = self._run(batch, inside)
         except _ModelFailure as failure:
-            if len(batch.members) == 1:
-                self._deliver([_failed(member, failure.error) for member in _everyone(inside)])
-                return batch.split.end, []
-            rest = _everyone(inside)
-            return batch.split.end, [member for each in rest for member in self._run_alone(batch, each)]
+            if len(batch.members) > 1:
+                return self._run_one_by_one(batch.split, list(inside.values()))
+            self.failures_in_a_row += 1
+            self._deliver([_failed(member, failure.error) for member in inside.values()])
+            return batch.split.end, []
+        self.failures_in_a_row = 0
+        return done
 
-    def _run_alone(self, batch: Batch[Piece], member: PieceMember) -> list[PieceMember]:
-        _, members = self.run(Batch(split=batch.split, members=(member,), started_s=self.clock.now_s()))
-        return members
+    def _run_one_by_one(self, split: Split, members: Sequence[PieceMember]) -> tuple[int, list[PieceMember]]:
+        again: list[PieceMember] = []
+        for member in members:
+            again += self.run(Batch(split=split, members=(member,), started_s=self.clock.now_s()))[1]
+        return split.end, again
 
     def run_until_idle(self) -> None:
         """Run batches until every queue is empty or waits for time to pass."""
@@ -124,20 +134,19 @@ class Device:
             if step.answers:
                 first_s = elapsed_s if first_s is None else first_s
                 self._deliver(
-                    [_answered(inside[answer.sample_id].pop(0), answer, elapsed_s) for answer in step.answers]
+                    [_answered(inside.pop(answer.sample_id), answer, elapsed_s) for answer in step.answers]
                 )
         total_s = self.clock.now_s() - batch.started_s
         self._on_batch(batch)
         self.engine.finished(batch, first_s=total_s if first_s is None else first_s, total_s=total_s)
-        for member in _everyone(inside):
+        for member in inside.values():
             member.compute_s += total_s
         return self._pass_on(survivors, inside)
 
     def _pass_on(self, survivors: Piece | None, inside: Inside) -> tuple[int, list[PieceMember]]:
         if survivors is None:
             return 0, []
-        waiting = {sample_id: iter(members) for sample_id, members in inside.items()}
-        members = tuple(next(waiting[sample_id]) for sample_id in survivors.sample_ids)
+        members = tuple(inside[sample_id] for sample_id in survivors.sample_ids)
         if not self.engine.hosts(survivors.next_block):
             self._deliver([GoesOn(members=members, piece=survivors)])
             return survivors.next_block, []
@@ -146,11 +155,19 @@ class Device:
         return survivors.next_block, list(members)
 
 
-class DeviceThread:
-    """A device in a thread of its own: it never waits for anything but work."""
+def ignore_death() -> None:
+    """Leave it to `is_alive`."""
 
-    def __init__(self, device: Device, name: str = "device") -> None:
+
+class DeviceThread:
+    """A device in a thread of its own: it never waits for anything but work.
+
+    Should the thread end by an error (the model's own are answered, this is something else), `on_death` is called.
+    """
+
+    def __init__(self, device: Device, name: str = "device", on_death: Callable[[], None] = ignore_death) -> None:
         self._device = device
+        self._on_death = on_death
         self._clock = device.clock
         self._wake = threading.Condition()
         self._stopping = False
@@ -183,6 +200,14 @@ class DeviceThread:
             return self._device.engine.forget(origin)
 
     def _loop(self) -> None:
+        try:
+            self._work()
+        except BaseException:
+            logger.exception("the device thread ends")
+            self._on_death()
+            raise
+
+    def _work(self) -> None:
         while (batch := self._next()) is not None:
             next_block, members = self._device.run(batch)
             if members:
@@ -196,10 +221,6 @@ class DeviceThread:
                     return found
                 self._wake.wait(None if found is None else max(0.0, found - self._clock.now_s()))
         return None
-
-
-def _everyone(inside: Inside) -> list[PieceMember]:
-    return [member for members in inside.values() for member in members]
 
 
 class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never leaves this file
@@ -228,4 +249,6 @@ def _too_late(member: PieceMember) -> Lost:
 
 
 def _failed(member: PieceMember, error: Exception) -> Lost:
+    if isinstance(error, OfframpError):
+        return Lost(member=member, error=error)
     return Lost(member=member, error=ExecutionError(f"the model failed on this input: {type(error).__name__}: {error}"))

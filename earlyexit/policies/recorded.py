@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from earlyexit.errors import PlanError
+from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.policies.base import ExitPolicy, Verdict
 from earlyexit.policies.threshold import ThresholdPolicy
 
@@ -60,4 +60,10 @@ class RecordedPolicy(ExitPolicy):
         return label_B, torch.ones_like(label_B, dtype=torch.float32)
 
     def _rows(self, sample_ids: Sequence[str]) -> npt.NDArray[np.int64]:
-        return np.array([self._answers.row_of[sample_id.rpartition("#")[0] or sample_id] for sample_id in sample_ids])
+        return np.array([self._row(sample_id) for sample_id in sample_ids])
+
+    def _row(self, sample_id: str) -> int:
+        known = sample_id.rpartition("#")[0] or sample_id
+        if known not in self._answers.row_of:
+            raise UnprocessableInputError(f"no exit records of the id {known!r}; send the `ids` of recorded inputs")
+        return self._answers.row_of[known]
