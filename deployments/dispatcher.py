@@ -88,9 +88,7 @@ class Dispatcher:
         if not self._book.num_unanswered:
             self._rate.begin(self._clock.now_s())
         retry_after_s = self._rate.seconds_for(self._book.num_unanswered)
-        flights = self._book.admit(
-            inputs, deadline_s, settle, retry_after_s=retry_after_s, request_id=request_id
-        )
+        flights = self._book.admit(inputs, deadline_s, settle, retry_after_s=retry_after_s, request_id=request_id)
         self._plan_pump()
         return flights
 

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from cluster.devices import find_device
 from deployments.settings import ServeSettings
-from earlyexit.errors import OfframpError
+from earlyexit.errors import OfframpError, PlanError
 from optimizer.plan_file import parse_plan
 
 HttpFront = Literal["haproxy", "proxy"]
 APP = "offramp"
+LOGS = "/tmp/ray/session_latest/logs/serve"
 
 # Serve's own switches. They are read when ray.serve is imported, here and in every replica, so they are set before.
 THROUGHPUT = {
@@ -71,8 +73,12 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
         _metrics_export_port=cluster.metrics_port,
     )
     try:
+        _check_resources(settings, ray.cluster_resources())  # type: ignore[no-untyped-call] # ray's, not ours
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=cluster.host, port=cluster.port))
-        serve.run(application, name=APP, route_prefix="/")
+        try:
+            serve.run(application, name=APP, route_prefix="/")
+        except RuntimeError as error:
+            raise OfframpError(f"the service did not start; {LOGS} says why: {error}") from error
         yield f"http://{'127.0.0.1' if cluster.host == '0.0.0.0' else cluster.host}:{cluster.port}"
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
@@ -104,6 +110,18 @@ def _check_ports(cluster: LocalCluster) -> None:
             except OSError as error:
                 hint = "; an haproxy of an earlier run may still be there" if cluster.front == "haproxy" else ""
                 raise OfframpError(f"port {port} of {host} is taken{hint}") from error
+
+
+def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
+    """Serve would wait for ever for what is not there."""
+    stages = parse_plan(settings.plan).stages
+    needed = sum(stage.replicas * find_device(stage.device).actor_options.get("num_gpus", 0) for stage in stages)
+    if needed > resources.get("GPU", 0):
+        raise PlanError(f"the plan needs {needed:g} GPUs, this machine has {resources.get('GPU', 0):g}")
+    for stage in stages:
+        accelerator = find_device(stage.device).actor_options.get("accelerator_type")
+        if accelerator and f"accelerator_type:{accelerator}" not in resources:
+            raise PlanError(f"the plan needs {accelerator}, which this machine does not have")
 
 
 def _cpus_needed(settings: ServeSettings) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.metrics import SECONDS, histogram, tags
+from deployments.metrics import SECONDS, histogram
 from earlyexit.device import Answered, GoesOn, Release
 from earlyexit.engine import Batch
 from earlyexit.piece import Piece

@@ -31,32 +31,40 @@ class RampOptions:
 def load_pretrained(source: str) -> tuple[Pretrained, str]:
     """A checkpoint's network and its family's name; `source` is a local folder or a hub name.
 
-    Raises ModelFolderError for what is neither, or of an unknown family.
+    Raises ModelFolderError for what is neither, of an unknown family, or without weights that fit.
     """
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     try:
         config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise ModelFolderError(
-            f"{source!r} is neither a checkpoint folder nor a hub name that can be reached: {error}"
+            f"{source!r} is neither a checkpoint folder nor a hub name that can be reached: {_first_line(error)}"
         ) from error
     family = find_family(config.model_type)
     classifies = any("ForSequenceClassification" in name for name in config.architectures or ())
     loader = AutoModelForSequenceClassification if classifies else AutoModel
-    hf_model = loader.from_pretrained(source, dtype=torch.float32).eval()
+    try:
+        hf_model = loader.from_pretrained(source, dtype=torch.float32).eval()
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {_first_line(error)}") from error
     return family.from_transformers(hf_model), config.model_type
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
-    """Put the checkpoint's fast tokenizer into a model folder."""
+    """Put the checkpoint's fast tokenizer into a model folder; raises ModelFolderError where there is none."""
     local = Path(source) / TOKENIZER_FILE
     if local.is_file():
         shutil.copyfile(local, folder / TOKENIZER_FILE)
         return
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(source, use_fast=True).backend_tokenizer.save(str(folder / TOKENIZER_FILE))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True).backend_tokenizer
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: {_first_line(error)}") from error
+    tokenizer.save(str(folder / TOKENIZER_FILE))
 
 
 def add_ramps(
@@ -69,9 +77,14 @@ def add_ramps(
     max_length: int | None = None,
     provenance: JsonDict | None = None,
 ) -> EarlyExitModel:
-    """A model around a backbone: untrained ramps, and the checkpoint's head where it answers the same labels."""
-    names = tuple(label_names)
-    head = pretrained.head if pretrained.label_names == names else None
+    """A model around a backbone: untrained ramps, and the checkpoint's head where it answers the same labels.
+
+    The labels are then in the checkpoint's order, which is that of its classifier's outputs.
+    """
+    own_names = pretrained.label_names
+    keeps_head = own_names is not None and sorted(own_names) == sorted(label_names)
+    names = own_names if own_names is not None and keeps_head else tuple(label_names)
+    head = pretrained.head if keeps_head else None
     head_style: RampStyle = ramps.style if head is None else ("pooler" if head.activation == "tanh" else "pooler-relu")
     info = ModelInfo(
         name=name,
@@ -127,6 +140,11 @@ def random_model(
             ramps=ramps or RampOptions(),
             provenance=provenance,
         )
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without the advice of many lines that follows it in `transformers`."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def known_families() -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def read_labelled(
 ) -> LabelledTexts:
     """Read a file by its ending: .csv, .tsv, .jsonl, or .json in CLINC150's form, of which `part` names a list.
 
-    Raises DataError, naming file, line and what is allowed, for anything that cannot be trained on.
+    Raises DataError, naming file, line and what is allowed, for anything that is no labelled text.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -58,10 +58,7 @@ def read_labelled(
             raise DataError(f"{path}:{line}: the text is empty")
         if not label.strip():
             raise DataError(f"{path}:{line}: the label is empty")
-    data = LabelledTexts(texts=tuple(text for _, text, _ in rows), labels=tuple(label for _, _, label in rows))
-    if len(data.label_names) < 2:
-        raise DataError(f"{path}: only one class, {data.labels[0]!r}; a classifier needs at least two")
-    return data
+    return LabelledTexts(texts=tuple(text for _, text, _ in rows), labels=tuple(label for _, _, label in rows))
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

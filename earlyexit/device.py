@@ -133,9 +133,7 @@ class Device:
             survivors = step.survivors
             if step.answers:
                 first_s = elapsed_s if first_s is None else first_s
-                self._deliver(
-                    [_answered(inside.pop(answer.sample_id), answer, elapsed_s) for answer in step.answers]
-                )
+                self._deliver([_answered(inside.pop(answer.sample_id), answer, elapsed_s) for answer in step.answers])
         total_s = self.clock.now_s() - batch.started_s
         self._on_batch(batch)
         self.engine.finished(batch, first_s=total_s if first_s is None else first_s, total_s=total_s)

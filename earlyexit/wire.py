@@ -34,8 +34,3 @@ class WirePiece:
     """Before block 0 token ids, int32 (N,); then the hidden state (N, D), float32 or bfloat16's bits (uint16)."""
     state_BS: npt.NDArray[np.generic] | None
     """The exit policy's state; None before block 0, where the policy's initial state stands for it."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the payload."""
-        return self.values.nbytes + (0 if self.state_BS is None else self.state_BS.nbytes)

@@ -16,9 +16,8 @@ from typing import Any
 from earlyexit.dataset import read_labelled
 from experiments.data import RUNS, require_data
 from offramp.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
-from offramp.cli import resolve_backbone
 from offramp.progress import progress_bars
-from offramp.training import TrainJob, train
+from offramp.training import TrainJob, resolve_backbone, train
 from optimizer.thresholds import Guarantee
 from profiles.records import Score
 

@@ -23,8 +23,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 class Client:
     """A blocking client; a context manager, safe to share between threads.
 
-    Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call: its
-    attempts and the waits between them. A prediction may be computed twice when an attempt is repeated.
+    Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call, its
+    attempts and the waits between them; a server that stalls within an attempt (connect, send, receive) can stretch
+    it. A prediction may be computed twice when an attempt is repeated.
     """
 
     def __init__(

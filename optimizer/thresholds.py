@@ -119,7 +119,7 @@ def _fit_risk(design: ExitRecords, column: int) -> RiskModel:
 
     def loss(parameters: FloatArray) -> float:
         z_N = parameters[0] * sureness_N + parameters[1]
-        # A prior of one doubtful input keeps the slope finite where the ramp is never wrong.
+        # A little ridge keeps the slope finite where the ramp is never wrong.
         return float(np.logaddexp(0, np.where(agrees_N, -z_N, z_N)).sum() + 0.01 * (parameters**2).sum())
 
     slope, offset = minimize(loss, np.array([1.0, 0.0]), method="BFGS").x

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from earlyexit.dataset import LabelledTexts, read_labelled
 from earlyexit.split import Split
+from earlyexit.store import read_card
 from experiments.demo.texts import LabelledText, divide, generate, write_csv
-from offramp.calibration import CalibrateJob, CalibrationCard, calibrate, read_calibration, record_exits
-from offramp.cli import resolve_backbone
+from offramp.calibration import (
+    CALIBRATION_FILE,
+    CalibrateJob,
+    CalibrationCard,
+    calibrate,
+    read_calibration,
+    record_exits,
+)
 from offramp.progress import progress_bars
-from offramp.training import TrainJob, train
+from offramp.training import TrainJob, resolve_backbone, train
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import write_plan
 from profiles.records import ExitRecords
@@ -35,8 +43,10 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
     runs.mkdir(parents=True, exist_ok=True)
     parts = _own_parts(data) if data else _generated_parts(runs)
     folder = runs / "model"
-    if not (folder / "calibration.json").is_file():
-        _train(folder, *parts, source=str(data or "generated"))
+    source = str(data.resolve()) if data else "generated"
+    if not _is_trained_on(folder, source):
+        shutil.rmtree(folder, ignore_errors=True)
+        _train(folder, *parts, source=source)
     calibration = read_calibration(folder)
     expected = record_exits(folder, parts[2], calibration.policy)
     return Prepared(folder=folder, test=parts[2], calibration=calibration, expected=expected)
@@ -70,6 +80,11 @@ def _splits(first: int, end: int, ramps: list[int], batch: int) -> tuple[Split, 
         Split(first=first, end=cut, batch=batch, ramps=tuple(inside[:1])),
         Split(first=cut, end=end, batch=batch, ramps=tuple(inside[1:])),
     )
+
+
+def _is_trained_on(folder: Path, source: str) -> bool:
+    """Whether an earlier run left the whole model, and of the same texts."""
+    return (folder / CALIBRATION_FILE).is_file() and read_card(folder).provenance.get("data") == source
 
 
 def _train(folder: Path, learn: LabelledTexts, validate: LabelledTexts, _: LabelledTexts, *, source: str) -> None:

@@ -147,6 +147,7 @@ class Scene:
             max_queued=self.max_queued,
             calls_per_replica=self.calls_per_replica,
             max_attempts=self.max_attempts,
+            name="i",
             pause=self._pause,
         )
 
@@ -350,7 +351,7 @@ async def test_after_a_failure_midway_only_unsettled_inputs_start_again_from_blo
     first.fail()
     await turns()
     again = scene.stages[0].calls[1]
-    assert again.sample_ids == ("a#1.1", "d#4.1")
+    assert again.sample_ids == ("a#i.1.1", "d#i.4.1")
     assert again.call.piece.next_block == 0
     again.answer("ad")
     again.end()
@@ -430,10 +431,10 @@ async def test_a_fresh_input_outlives_an_exhausted_batch_mate() -> None:
     scene.submit("b")
     scene.stages[0].calls[0].fail()
     await turns()
-    assert scene.stages[0].calls[1].sample_ids == ("a#1.1", "b#2.0")
+    assert scene.stages[0].calls[1].sample_ids == ("a#i.1.1", "b#i.2.0")
     scene.stages[0].calls[1].fail()
     await turns()
-    assert scene.stages[0].calls[2].sample_ids == ("b#2.1",)
+    assert scene.stages[0].calls[2].sample_ids == ("b#i.2.1",)
     scene.stages[0].calls[2].answer("b")
     await turns()
     assert (scene.errors, scene.answered) == ([("a", "stage_unavailable")], "b")

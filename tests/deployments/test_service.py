@@ -44,14 +44,24 @@ class Desk(Dispatcher):
         self.takes_s = 0.0
         """How far the clock moves on while inputs are submitted."""
 
-    def submit(self, inputs: Sequence[tuple[str, TokenIds]], deadline_s: float, settle: Settle) -> list[Flight]:
+    def submit(
+        self, inputs: Sequence[tuple[str, TokenIds]], deadline_s: float, settle: Settle, *, request_id: str = ""
+    ) -> list[Flight]:
         if self.refusal is not None:
             raise self.refusal
         self.submitted.extend((key, token_ids.tolist()) for key, token_ids in inputs)
         self.deadlines_s.append(deadline_s)
         self.settle = settle
         self.flights = [
-            Flight(key=key, serial=serial, token_ids=token_ids, deadline_s=deadline_s, settle=settle)
+            Flight(
+                key=key,
+                request_id=request_id,
+                book="i",
+                serial=serial,
+                token_ids=token_ids,
+                deadline_s=deadline_s,
+                settle=settle,
+            )
             for serial, (key, token_ids) in enumerate(inputs)
         ]
         self.clock.advance(self.takes_s)

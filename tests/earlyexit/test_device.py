@@ -231,11 +231,24 @@ def test_survivors_of_a_repeated_batch_queue_again_here() -> None:
     assert [each.payload.next_block for each in again] == [2, 2]
 
 
-def test_an_input_that_was_sent_twice_is_answered_twice_and_costs_nobody_an_answer() -> None:
+def test_members_that_share_a_sample_id_run_alone_and_each_gets_its_own_answer() -> None:
     bench = one_split([Part(1, 2, "a"), Part(1, 4, EVERYONE)])
-    bench.engine.submit(0, [member("a", origin=1), member("a", origin=2), member("b"), member("b")], 0.0)
+    first, second = member("a", origin=1), member("a", origin=2)
+    bench.engine.submit(0, [first, second, member("b")], 0.0)
     bench.device.run_until_idle()
-    assert bench.log == ["1.000 answer a after 1, answer a after 1", "2.000 answer b after 3, answer b after 3"]
+    assert bench.log == ["1.000 answer a after 1", "2.000 answer a after 1", "4.000 answer b after 3"]
+
+
+def test_inputs_that_the_model_fails_on_in_a_row_are_counted_until_one_succeeds() -> None:
+    bench = one_split([Part(1, 4, EVERYONE)], poison="x")
+    bench.engine.submit(0, [member("x")], 0.0)
+    bench.device.run_until_idle()
+    bench.engine.submit(0, [member("x")], bench.clock.now_s())
+    bench.device.run_until_idle()
+    assert bench.device.failures_in_a_row == 2
+    bench.engine.submit(0, [member("b")], bench.clock.now_s())
+    bench.device.run_until_idle()
+    assert bench.device.failures_in_a_row == 0
 
 
 @dataclass

@@ -58,8 +58,3 @@ def test_fusing_one_piece_copies_nothing() -> None:
 def test_pieces_that_wait_for_different_blocks_cannot_be_fused() -> None:
     with pytest.raises(AssertionError):
         fuse([piece_of({"a": 1}, next_block=1), piece_of({"b": 1}, next_block=2)])
-
-
-def test_a_wire_piece_counts_its_payload() -> None:
-    wire = piece_of({"a": 2, "b": 1}).to_wire()
-    assert wire.num_bytes == 3 * 4 + 2 * 4  # three float32, two int32
