@@ -12,7 +12,7 @@ import torch
 from earlyexit.clock import Clock
 from earlyexit.cut import SegmentRunner
 from earlyexit.device import Deliver, Device, Lost, OnBatch, Release, RunnableCut, ignore_batch
-from earlyexit.engine import BatchEngine, Member
+from earlyexit.engine import BatchEngine, Dispatch, Member
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
 from earlyexit.policies import (
@@ -28,7 +28,7 @@ from earlyexit.policies import (
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes, Times
 from earlyexit.wire import WirePiece
-from optimizer.plan import Dispatch, PolicySpec
+from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
 
 # Without active ramps nothing is ever decided; the policy then only concludes.

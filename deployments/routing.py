@@ -9,8 +9,8 @@ def fill_first(loads: Sequence[int], weight: int, batch: int) -> list[int]:
     """Replica indices, best first, for a piece of `weight` inputs, given the inputs that each already holds.
 
     An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
-    open batch has room, the fullest first; so batches fill one after the other instead of all a little
-    (power-of-two routing gave 7.2 members per batch of 16 where this gave 13.3).
+    open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
+    start at once that is worth a few percent; where they wait for batches, much more (docs/design.md has figures).
     """
 
     def rank(index: int) -> tuple[bool, int, int, int]:

@@ -61,9 +61,12 @@ def copy_tokenizer(source: str, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, use_fast=True).backend_tokenizer
+        loaded = AutoTokenizer.from_pretrained(source, use_fast=True)
+        tokenizer = loaded.backend_tokenizer
     except (OSError, ValueError, AttributeError) as error:
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: {_first_line(error)}") from error
+    if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # made up from the configuration alone
+        raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")
     tokenizer.save(str(folder / TOKENIZER_FILE))
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from earlyexit.dataset import LabelledTexts
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import DataError, ModelFolderError
 from optimizer.plan import PolicySpec
 from optimizer.thresholds import Guarantee
 from profiles.records import ExitOutcome, ExitRecords, Score
+
+if TYPE_CHECKING:
+    from earlyexit.train import Progress
 
 CALIBRATION_FILE = "calibration.json"
 RECORDS_FILE = "exit_records.npz"
@@ -50,8 +54,21 @@ class CalibrateJob:
     seed: int = 0
     source: str = ""
 
+    def __post_init__(self) -> None:
+        if not 0 < self.design_share < 1:
+            raise DataError(f"the design share must be between 0 and 1, not {self.design_share}")
 
-def calibrate(folder: Path, data: LabelledTexts, job: CalibrateJob) -> tuple[CalibrationCard, ExitRecords]:
+    @property
+    def least_rows(self) -> int:
+        """Inputs that leave enough to test after the design part is taken; the design part gets one at least."""
+        least = self.guarantee.least_inputs
+        designs = ((rows, round(rows * self.design_share)) for rows in count(least + 1))
+        return next(rows for rows, design in designs if design >= 1 and rows - design >= least)
+
+
+def calibrate(
+    folder: Path, data: LabelledTexts, job: CalibrateJob, *, progress: Progress | None = None
+) -> tuple[CalibrationCard, ExitRecords]:
     """Fit temperatures, find thresholds, and write them, with the exit records, into the model's folder.
 
     Raises DataError where the inputs are too few for the guarantee.
@@ -61,15 +78,17 @@ def calibrate(folder: Path, data: LabelledTexts, job: CalibrateJob) -> tuple[Cal
     from earlyexit.record import exit_logits, fit_temperature
     from earlyexit.store import load_model, save_model
     from earlyexit.tokenizer import TextTokenizer
+    from earlyexit.train import no_progress
     from offramp.provenance import provenance
     from optimizer.thresholds import divide, learn_then_test
 
+    _check_rows(data, job)
     model = load_model(folder)
     encoded = TextTokenizer.load(folder, model.info.max_length).encode(data.texts, truncate=True)
     labels = data.label_indices(model.info.label_names)
     design, tested = divide(len(data), job.design_share, job.seed)
     model.temperatures_E.fill_(1.0)
-    raw = exit_logits(model, encoded)
+    raw = exit_logits(model, encoded, progress=progress or no_progress)
     design_rows = torch.from_numpy(design)
     design_labels = [labels[row] for row in design]
     for block, raw_NC in raw.items():
@@ -78,6 +97,7 @@ def calibrate(folder: Path, data: LabelledTexts, job: CalibrateJob) -> tuple[Cal
     facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share)
     records = records_from_logits(logits, job.policy, labels, provenance=facts)
     found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)
+    forget_calibration(folder)
     save_model(model, folder)
     records.save(folder / RECORDS_FILE)
     card = CalibrationCard(
@@ -92,15 +112,39 @@ def calibrate(folder: Path, data: LabelledTexts, job: CalibrateJob) -> tuple[Cal
     return card, records
 
 
-def record_exits(folder: Path, data: LabelledTexts, policy: Score, ids: Sequence[str] | None = None) -> ExitRecords:
+def forget_calibration(folder: Path) -> None:
+    """Remove thresholds and records, before the model changes: they promise nothing about another one."""
+    for name in (CALIBRATION_FILE, RECORDS_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _check_rows(data: LabelledTexts, job: CalibrateJob) -> None:
+    if len(data) < job.least_rows:
+        promise = job.guarantee
+        raise DataError(
+            f"{job.source or 'the data'}: {len(data)} rows; at least {job.least_rows} are needed to promise agreement "
+            f"of {1 - promise.budget:.4g} with confidence {promise.confidence:.4g}: {job.design_share:.0%} of the rows "
+            f"lay the path of thresholds, {promise.least_inputs} rows test it"
+        )
+
+
+def record_exits(
+    folder: Path,
+    data: LabelledTexts,
+    policy: Score,
+    ids: Sequence[str] | None = None,
+    *,
+    progress: Progress | None = None,
+) -> ExitRecords:
     """Exit records of labelled texts under a calibrated model, for evaluation."""
     from earlyexit.record import exit_logits
     from earlyexit.store import load_model
     from earlyexit.tokenizer import TextTokenizer
+    from earlyexit.train import no_progress
 
     model = load_model(folder)
     encoded = TextTokenizer.load(folder, model.info.max_length).encode(data.texts, truncate=True)
-    logits = exit_logits(model, encoded)
+    logits = exit_logits(model, encoded, progress=progress or no_progress)
     return records_from_logits(logits, policy, data.label_indices(model.info.label_names), ids=ids)
 
 
@@ -147,8 +191,13 @@ def outcome_figures(outcome: ExitOutcome) -> dict[str, Any]:
 
 
 def read_calibration(folder: Path) -> CalibrationCard:
-    """A model's calibration; raises ModelFolderError where it has none."""
+    """A model's calibration; raises ModelFolderError where it has none, or one of another schema."""
     path = folder / CALIBRATION_FILE
     if not path.is_file():
         raise ModelFolderError(f"{folder} is not calibrated; run: offramp calibrate {folder} --data VALIDATION_FILE")
-    return CalibrationCard.model_validate_json(path.read_bytes())
+    try:
+        return CalibrationCard.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ModelFolderError(f"{path}: {where}: {first['msg']}; calibrate again") from error

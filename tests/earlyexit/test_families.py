@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
+from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained, random_model
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone
@@ -150,6 +150,37 @@ def test_a_backbone_can_be_built_again_from_its_configuration(family: str) -> No
     again = find_family(family).build(backbone.to_config())
     again.load_state_dict(backbone.state_dict())
     assert again.to_config() == backbone.to_config()
+
+
+def test_a_checkpoints_order_of_the_labels_wins_over_the_datas() -> None:
+    theirs = hf_model("bert", classifies=True)
+    theirs.config.id2label = {0: "good", 1: "bad", 2: "fair"}
+    pretrained = find_family("bert").from_transformers(theirs)
+    model = add_ramps(pretrained, name="m", family="bert", label_names=("bad", "fair", "good"), ramps=RampOptions())
+    assert model.info.label_names == ("good", "bad", "fair")
+    assert model.info.provenance["head"] == "checkpoint"
+    assert model.head.state_dict()["classifier.weight"].equal(theirs.classifier.weight)
+
+
+def test_a_folder_with_a_configuration_but_without_weights_is_refused(tmp_path: Path) -> None:
+    hf_config("bert").save_pretrained(tmp_path)
+    with pytest.raises(ModelFolderError, match=r"the weights of .* cannot be loaded: ") as refused:
+        load_pretrained(str(tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_with_broken_weights_is_refused(tmp_path: Path) -> None:
+    hf_config("bert").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(ModelFolderError, match=r"the weights of .* cannot be loaded: "):
+        load_pretrained(str(tmp_path))
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    hf_model("bert", classifies=False).save_pretrained(tmp_path)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ModelFolderError, match="no fast tokenizer can be loaded from"):
+        copy_tokenizer(str(tmp_path), tmp_path / "model")
 
 
 def test_a_head_for_other_labels_is_not_kept() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -77,13 +78,24 @@ def test_a_policy_takes_its_own_numbers_only(fields: dict[str, Any], message: st
         PolicySpec(**fields)
 
 
-def test_a_plan_fits_a_model_with_its_blocks_and_ramps() -> None:
-    plan = Plan(stages=(stage(split(0, 4, 0, 2)),), policy=ENTROPY)
-    plan.check_fits(num_blocks=4, ramps=(0, 1, 2))
-    with pytest.raises(PlanError, match="the plan ends at block 4, the model has 6 blocks"):
-        plan.check_fits(num_blocks=6, ramps=(0, 1, 2))
-    with pytest.raises(PlanError, match=r"the model has no ramps \[2\]; its ramps are \[0, 1\]"):
-        plan.check_fits(num_blocks=4, ramps=(0, 1))
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param({"name": "patience", "patience": 0}, "patience must be at least 1, not 0", id="patience"),
+        pytest.param({"name": "voting", "votes": -1}, "votes must be at least 1, not -1", id="votes"),
+        pytest.param({"thresholds": math.nan}, "thresholds must be finite numbers", id="not a number"),
+        pytest.param({"thresholds": {0: 0.4, 1: math.inf}}, "thresholds must be finite numbers", id="infinite"),
+        pytest.param({"name": "own", "own": "module"}, "is named module:name, not 'module'", id="own without a name"),
+        pytest.param({"name": "own", "own": "a b:c"}, "is named module:name, not 'a b:c'", id="own with a space"),
+    ],
+)
+def test_a_policy_refuses_numbers_and_names_that_mean_nothing(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        PolicySpec(**fields)
+
+
+def test_an_own_policy_may_be_in_a_module_of_a_package() -> None:
+    assert PolicySpec(name="own", own="package.module:rule").own == "package.module:rule"
 
 
 def test_the_stock_plan_is_one_split_without_ramps() -> None:

@@ -88,6 +88,11 @@ def changed(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
+def with_policy(text: str) -> str:
+    """The good plan with another policy, whose first line is line 5."""
+    return GOOD.replace(GOOD[GOOD.index("policy") : GOOD.index("stages")], f"policy:\n  # another\n  {text}\n")
+
+
 SECOND = "{first: 2, end: 4, batch: 16, ramps: [3]}"
 
 
@@ -158,6 +163,43 @@ SECOND = "{first: 2, end: 4, batch: 16, ramps: [3]}"
         pytest.param(changed("dispatch: deferred", "? [1]\n: 2"), "2: not YAML:", id="a list as a key"),
         pytest.param("", "1: the plan: Input should be a valid dictionary", id="empty file"),
         pytest.param("- 1\n", "1: the plan: Input should be a valid dictionary", id="a list"),
+        pytest.param(
+            changed("3: 0.8", "5: 0.8"), "7: thresholds for ramps [5]; the model's ramps are [0,", id="no ramp"
+        ),
+        pytest.param(
+            changed("1: 0.9", "1: .nan"), "6: policy.thresholds.1: Input should be a finite number", id="threshold nan"
+        ),
+        pytest.param(
+            with_policy("thresholds: .inf"), "5: policy.thresholds: Input should be a finite number", id="threshold inf"
+        ),
+        pytest.param(
+            with_policy("name: patience\n  patience: 0"),
+            "6: policy.patience: Input should be greater than or equal to 1",
+            id="patience 0",
+        ),
+        pytest.param(
+            with_policy("name: voting\n  votes: 0"),
+            "6: policy.votes: Input should be greater than or equal to 1",
+            id="no votes",
+        ),
+        pytest.param(
+            with_policy("name: own\n  own: rule"),
+            "6: an own exit policy is named module:name, not 'rule'",
+            id="own without a module",
+        ),
+        pytest.param(
+            with_policy("name: recorded\n  thresholds: 0.4\n  records: gone.npz"),
+            "7: gone.npz: no such file of exit records",
+            id="records that are gone",
+        ),
+        pytest.param("epoch: 1\nstages: &a [*a]\n", "2: not YAML: an alias stands inside what it names", id="alias"),
+        pytest.param(
+            "epoch: 1\npredicted: &a\n  x: {y: *a}\n",
+            "2: not YAML: an alias stands inside what it names",
+            id="alias, deep",
+        ),
+        pytest.param("epoch: 2026-13-45\n", " not YAML: month must be in 1..12", id="a date that is none"),
+        pytest.param("[" * 3000, " nested too deeply", id="depth"),
         pytest.param("stages: []\n", "1: stages: List should have at least 1 item", id="no stages"),
     ],
 )
@@ -166,6 +208,11 @@ def test_a_plan_that_is_wrong_is_refused_with_file_and_line(tmp_path: Path, text
     with pytest.raises(PlanError) as refused:
         read_plan(path, SHAPE)
     assert str(refused.value).startswith(f"{path}:{message}")
+
+
+def test_without_a_models_shape_a_records_file_may_be_elsewhere(tmp_path: Path) -> None:
+    path = write(tmp_path, with_policy("name: recorded\n  thresholds: 0.4\n  records: gone.npz"))
+    assert read_plan(path).policy == PolicySpec(name="recorded", thresholds=0.4, records="gone.npz")
 
 
 def test_active_ramps_without_a_policy_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""Options that several commands share, and the checks of what they are given."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from earlyexit.errors import InputError
+
+
+def above_zero(value: float | None) -> float | None:
+    """Check an option's value, as typer's callback."""
+    if value is not None and not 0 < value < math.inf:  # not-a-number is neither
+        raise typer.BadParameter(f"{value} is not a finite number above 0")
+    return value
+
+
+def http_address(url: str) -> str:
+    """Check an option's value, as typer's callback."""
+    try:
+        parts = urlsplit(url)
+        complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets of half an IPv6 address, a port that is no number
+        complete = False
+    if not complete:
+        raise typer.BadParameter(f"{url!r} is no address like http://127.0.0.1:8000")
+    return url
+
+
+def choice(name: str, value: str, allowed: tuple[str, ...]) -> Any:
+    """The value of `--name`, one of `allowed`; raises InputError for another."""
+    if value not in allowed:
+        raise InputError(f"--{name} {value!r}; allowed: {', '.join(allowed)}")
+    return value
+
+
+def integers(name: str, value: str) -> tuple[int, ...]:
+    """Numbers separated by commas, ascending, each once; raises InputError."""
+    try:
+        return tuple(sorted({int(part) for part in value.split(",")}))
+    except ValueError as error:
+        raise InputError(f"--{name} {value!r}; numbers separated by commas are needed") from error
+
+
+ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
+DataFile = Annotated[Path, typer.Option("--data", help="Labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json.")]
+TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
+LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
+Part = Annotated[str | None, typer.Option(help="Which list of a CLINC150 file: train, val, test.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Url = Annotated[str, typer.Option(help="Address of a running service.", callback=http_address)]

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from offramp.training import TrainJob, train
+
+WORDS = ("[PAD]", "[UNK]", "pay", "my", "bill", "rain", "in", "town", "again")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of `transformers`, three blocks, whose labels are not in alphabetical order."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        id2label={0: "weather", 1: "bill"},
+        label2id={"weather": 0, "bill": 1},
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: k for k, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def rows(num_rows: int) -> str:
+    pairs = ("pay my bill,bill\n", "rain in town again,weather\n")
+    return "text,label\n" + "".join(pairs[k % 2] for k in range(num_rows))
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty texts of two labels."""
+    path = tmp_path_factory.mktemp("data") / "data.csv"
+    path.write_text(rows(40), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def model(checkpoint: Path, data: Path, tmp_path: Path) -> Path:
+    """A trained model's folder, not calibrated."""
+    from earlyexit.dataset import read_labelled
+
+    train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), read_labelled(data), tmp_path / "model")
+    return tmp_path / "model"

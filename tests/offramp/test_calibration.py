@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.errors import DataError, ModelFolderError
+from offramp.calibration import CalibrateJob, CalibrationCard, calibrate, read_calibration
+from offramp.report_calibration import no_threshold_text
+from optimizer.thresholds import Guarantee
+
+EASY = Guarantee(budget=0.5, confidence=0.9)
+CARD = CalibrationCard(
+    policy="entropy", thresholds={0: 0.4}, budget=0.01, confidence=0.9, tested={}, provenance={}
+).model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "share", "least"),
+    [
+        pytest.param(Guarantee(budget=0.01, confidence=0.9), 0.25, 306, id="76 lay the path, 230 test it"),
+        pytest.param(EASY, 0.25, 5, id="1 lays the path, 4 test it"),
+        pytest.param(EASY, 0.5, 8, id="4 lay the path, 4 test it; half of 7 rounds to 4 and leaves 3"),
+        pytest.param(Guarantee(budget=0.9, confidence=0.1), 0.25, 3, id="1 tests it, and the path needs one as well"),
+    ],
+)
+def test_the_fewest_rows_leave_enough_to_test(guarantee: Guarantee, share: float, least: int) -> None:
+    assert CalibrateJob(guarantee=guarantee, design_share=share).least_rows == least
+
+
+def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
+    few = LabelledTexts(texts=("a",) * 305, labels=("x",) * 305)
+    with pytest.raises(DataError) as refused:
+        calibrate(tmp_path / "no model", few, CalibrateJob(source="d.csv"))
+    assert str(refused.value) == (
+        "d.csv: 305 rows; at least 306 are needed to promise agreement of 0.99 with confidence 0.9: "
+        "25% of the rows lay the path of thresholds, 230 rows test it"
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_design_share_that_leaves_a_part_empty_is_refused(share: float) -> None:
+    with pytest.raises(DataError, match="the design share must be between 0 and 1"):
+        CalibrateJob(design_share=share)
+
+
+def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    card, _ = calibrate(
+        model, read_labelled(data), CalibrateJob(guarantee=EASY), progress=lambda *step: seen.append(step)
+    )
+    assert seen[-1] == ("records", 40, 40)
+    assert read_calibration(model).thresholds == card.thresholds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("{", "calibration.json: the file: Invalid JSON", id="broken"),
+        pytest.param(
+            json.dumps(CARD | {"schema_version": 2}), "calibration.json: schema_version: Input should be 1", id="schema"
+        ),
+        pytest.param(json.dumps(CARD | {"more": 1}), "calibration.json: more: Extra inputs", id="another key"),
+    ],
+)
+def test_a_calibration_of_another_form_is_refused_with_file_and_place(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "calibration.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ModelFolderError) as refused:
+        read_calibration(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path}/{message}")
+    assert str(refused.value).endswith("; calibrate again")
+
+
+def test_a_calibration_that_accepted_nothing_is_said_in_words() -> None:
+    said = no_threshold_text(budget=0.01, confidence=0.9)
+    assert said.startswith("no threshold keeps a budget of 0.01 with confidence 0.9: no input would leave early")

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from earlyexit.errors import InputError
+from offramp.cli import main, serve_settings
+from optimizer.plan import stock_plan
+from optimizer.plan_file import write_plan
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(*arguments: object) -> int:
+    """The exit status of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def refused(captured: Captured, *arguments: object, status: int = 2) -> str:
+    """What a command says as it fails: one line."""
+    assert run(*arguments) == status
+    [line] = captured.readouterr().err.splitlines()
+    assert line.startswith("offramp: ")
+    return line.removeprefix("offramp: ")
+
+
+def declined(captured: Captured, *arguments: object) -> str:
+    """What the parser says of an option's value, its frame and line breaks taken off."""
+    assert run(*arguments) == 2
+    return " ".join(captured.readouterr().err.replace("│", " ").split())
+
+
+@pytest.fixture
+def dead_url() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+class Always(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.dumps({"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+        pass
+
+
+@pytest.fixture
+def answering_url() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Always) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_refusal_is_one_line_and_exit_status_2_of_the_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "offramp.cli", "calibrate", str(tmp_path), "--data", "gone.csv"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "offramp: gone.csv: no such file\n")
+
+
+def test_a_model_is_trained_in_the_working_folder_under_its_name_and_the_head_is_named(
+    checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (tmp_path / "banking").mkdir()
+    monkeypatch.chdir(tmp_path / "banking")
+    assert run("train", "--data", data, "--backbone", checkpoint, "--out", ".", "--epochs", 1) == 0
+    assert json.loads(Path("model.json").read_text(encoding="utf-8"))["name"] == "banking"
+    assert "head of the full model: the checkpoint's\n" in capsys.readouterr().out
+
+
+def test_a_calibration_shows_progress_and_says_what_it_found(model: Path, data: Path, capsys: Captured) -> None:
+    promise = ("--budget", 0.5, "--confidence", 0.9)
+    assert run("calibrate", model, "--data", data, "--test", data, *promise, "--json") == 0
+    captured = capsys.readouterr()
+    assert set(json.loads(captured.out)) == {"thresholds", "tested", "test"}
+    steps = [" ".join(line.split()) for line in captured.err.splitlines()]
+    assert {"records 40 / 40", "test records 40 / 40"} <= set(steps)
+
+
+def test_training_refuses_what_is_wrong(checkpoint: Path, data: Path, tmp_path: Path, capsys: Captured) -> None:
+    train = ("train", "--backbone", checkpoint, "--out", tmp_path / "new")
+    one_class = tmp_path / "one.csv"
+    one_class.write_text("text,label\na,x\nb,x\n", encoding="utf-8")
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert refused(capsys, *train, "--data", "gone.csv") == "gone.csv: no such file"
+    assert refused(capsys, *train, "--data", data, "--text-column", "t").endswith(
+        "no column 't'; there are text, label"
+    )
+    assert refused(capsys, *train, "--data", one_class).startswith(f"{one_class}: only one class, 'x'")
+    assert refused(capsys, *train, "--data", data, "--ramp-style", "heavy").startswith("--ramp-style 'heavy'; allowed")
+    assert refused(capsys, *train, "--data", data, "--pooling", "max").startswith("--pooling 'max'; allowed")
+    assert refused(capsys, *train, "--data", data, "--ramps", "0,x").startswith("--ramps '0,x'; numbers separated")
+    assert run(*train, "--data", data, "--ramps", "9") == 2
+    assert capsys.readouterr().err.endswith("offramp: ramps can sit after blocks 0 to 1, not [9]\n")  # after bars
+    assert refused(capsys, *train, "--data", data, "--name", "my model").startswith("a model cannot be named")
+    assert "cannot be a model folder" in refused(capsys, *train[:3], "--data", data, "--out", tmp_path / "file")
+    assert "is neither a checkpoint folder" in refused(
+        capsys, "train", "--data", data, "--out", tmp_path / "new", "--backbone", tmp_path / "nowhere"
+    )
+
+
+def test_calibration_refuses_what_is_wrong(model: Path, data: Path, tmp_path: Path, capsys: Captured) -> None:
+    calibrate = ("calibrate", model, "--data")
+    assert refused(capsys, *calibrate, "gone.csv") == "gone.csv: no such file"
+    assert refused(capsys, *calibrate, data, "--label-column", "l").endswith("no column 'l'; there are text, label")
+    assert refused(capsys, *calibrate, data, "--policy", "mood").startswith("--policy 'mood'; allowed: entropy")
+    assert refused(capsys, *calibrate, data).startswith(f"{data}: 40 rows; at least 306 are needed")
+    assert refused(capsys, *calibrate, data, "--budget", 2).startswith("the budget must be between 0 and 1, not 2")
+    assert refused(capsys, *calibrate, data, "--test", "gone.csv") == "gone.csv: no such file"
+    assert "is not a model folder" in refused(capsys, "calibrate", tmp_path, "--data", data, "--budget", 0.5)
+    other = tmp_path / "other.csv"
+    other.write_text("text,label\na,x\nb,y\n", encoding="utf-8")
+    assert refused(capsys, *calibrate, data, "--test", other).startswith("labels unknown to the model: x, y")
+
+
+def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_path: Path, capsys: Captured) -> None:
+    plan = tmp_path / "plan.yaml"
+    write_plan(stock_plan(3, batch=7), plan)
+    gap = tmp_path / "gap.yaml"
+    gap.write_text("stages:\n  - splits:\n      - {first: 1, end: 3, batch: 4}\n", encoding="utf-8")
+    assert "is not a model folder" in refused(capsys, "serve", tmp_path)
+    assert "is not calibrated; run: offramp calibrate" in refused(capsys, "serve", model)
+    assert refused(capsys, "serve", model, "--plan", gap) == f"{gap}:3: gap: no split runs blocks 0 to 0"
+    assert "no such file; built in are stock" in refused(capsys, "serve", model, "--plan", "gone.yaml")
+    assert refused(capsys, "serve", model, "--plan", plan, "--batch", 32).startswith("--batch: only for built-in plans")
+    for option, value in (("--dtype", "int8"), ("--backend", "jax"), ("--front", "nginx")):
+        said = refused(capsys, "serve", model, "--plan", "stock", option, value)
+        assert said.startswith(f"{option} {value!r}; allowed: ")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--port", 0), ("--port", 70_000), ("--metrics-port", -1), ("--timeout-s", 0), ("--timeout-s", "nan")],
+)
+def test_serving_refuses_numbers_out_of_range(option: str, value: object, tmp_path: Path, capsys: Captured) -> None:
+    assert f"Invalid value for '{option}'" in declined(capsys, "serve", tmp_path, option, value)
+
+
+def test_settings_that_cannot_be_are_an_input_error_that_names_the_field() -> None:
+    with pytest.raises(InputError, match="max_queued: Input should be greater than or equal to 1, not 0"):
+        serve_settings(model="m", plan={}, max_queued=0)
+
+
+def test_a_server_that_is_not_there_is_one_line_and_exit_status_1(dead_url: str, capsys: Captured) -> None:
+    assert refused(capsys, "predict", "a text", "--url", dead_url, status=1).startswith("no connection to http://127")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://[1", "http://host:port"])
+def test_an_address_that_is_none_is_refused(url: str, capsys: Captured) -> None:
+    assert "is no address like http://127.0.0.1:8000" in declined(capsys, "predict", "a text", "--url", url)
+
+
+def test_a_load_without_a_single_answer_has_exit_status_1(dead_url: str, data: Path, capsys: Captured) -> None:
+    assert run("bench", "--data", data, "--url", dead_url, "--requests", 3, "--json") == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["errors"] == {"connection": 3}
+    assert captured.err.endswith(f"offramp: none of 3 requests was answered by {dead_url}\n")
+
+
+def test_a_load_shows_progress_and_takes_texts_of_one_class(
+    answering_url: str, tmp_path: Path, capsys: Captured
+) -> None:
+    path = tmp_path / "one.csv"
+    path.write_text("text,label\na,bill\nb,bill\n", encoding="utf-8")
+    assert run("bench", "--data", path, "--url", answering_url, "--requests", 4, "--concurrency", 1, "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["accuracy"] == 1.0
+    assert " ".join(captured.err.splitlines()[-1].split()) == "requests 4 / 4"
+
+
+def test_a_load_refuses_what_is_wrong(dead_url: str, data: Path, capsys: Captured) -> None:
+    bench = ("bench", "--url", dead_url, "--data")
+    assert refused(capsys, *bench, "gone.txt") == "gone.txt: no such file"
+    assert refused(capsys, *bench, data, "--text-column", "t").endswith("no column 't'; there are text, label")
+    assert refused(capsys, *bench, data, "--arrivals", "bursts").startswith("--arrivals 'bursts'; allowed: poisson")
+    both = refused(capsys, *bench, data, "--rate", 5, "--concurrency", 2)
+    assert both.startswith("--rate (open loop) and --concurrency (closed loop) exclude each other")
+    assert "Invalid value for '--rate'" in declined(capsys, *bench, data, "--rate", 0)
+    assert "Invalid value for '--slo-ms'" in declined(capsys, *bench, data, "--slo-ms", -1)
+    assert "Invalid value for '--seed'" in declined(capsys, *bench, data, "--seed", -1)

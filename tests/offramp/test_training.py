@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.store import ModelCard, load_model, read_card
+from offramp.training import NAME_PATTERN, TrainJob, head_in_words, resolve_backbone, train
+
+
+def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:
+    return TrainJob(backbone=str(checkpoint), name="m", epochs=1, joint=joint, source="d.csv")
+
+
+def test_training_into_a_calibrated_folder_forgets_the_calibration(checkpoint: Path, data: Path, model: Path) -> None:
+    for name in ("calibration.json", "exit_records.npz"):
+        (model / name).write_text("of the model before", encoding="utf-8")
+    train(job_of(checkpoint), read_labelled(data), model)
+    assert sorted(path.name for path in model.iterdir()) == ["model.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_a_calibration_outlives_a_training_that_never_started(data: Path, model: Path) -> None:
+    (model / "calibration.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ModelFolderError):
+        train(job_of(model / "nowhere"), read_labelled(data), model)
+    assert (model / "calibration.json").is_file()
+
+
+def test_a_checkpoint_that_knows_the_labels_keeps_its_head_and_their_order(checkpoint: Path, model: Path) -> None:
+    from safetensors.torch import load_file
+
+    card = read_card(model)
+    assert (card.label_names, card.provenance["head"]) == (("weather", "bill"), "checkpoint")
+    theirs: torch.Tensor = load_file(checkpoint / "model.safetensors")["classifier.weight"]
+    assert load_model(model).head.state_dict()["classifier.weight"].equal(theirs)
+
+
+@pytest.mark.parametrize(
+    ("joint", "labels", "words"),
+    [
+        pytest.param(False, ("bill", "weather"), "the checkpoint's", id="kept"),
+        pytest.param(True, ("bill", "weather"), "the checkpoint's, trained further", id="kept and trained"),
+        pytest.param(False, ("bill", "rain"), "trained on these texts", id="other labels"),
+    ],
+)
+def test_where_the_head_comes_from_is_said(
+    checkpoint: Path, tmp_path: Path, joint: bool, labels: tuple[str, str], words: str
+) -> None:
+    data = LabelledTexts(texts=("pay my bill", "rain in town") * 4, labels=labels * 4)
+    assert head_in_words(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words
+
+
+def test_texts_of_one_class_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    data = LabelledTexts(texts=("a", "b"), labels=("x", "x"))
+    with pytest.raises(DataError, match=r"^d\.csv: only one class, 'x'; a classifier needs at least two$"):
+        train(job_of(checkpoint), data, tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", ["", "my model", "-m", "a/b", "m\n"])
+def test_a_name_that_cannot_be_in_a_url_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="a model cannot be named"):
+        TrainJob(backbone="b", name=name)
+
+
+def test_the_rule_for_names_is_that_of_the_saved_card() -> None:
+    assert ModelCard.model_json_schema()["properties"]["name"]["pattern"] == NAME_PATTERN
+
+
+@pytest.mark.parametrize("inside", ["", "deeper/model"], ids=["a file", "below a file"])
+def test_a_folder_that_cannot_be_made_is_refused(checkpoint: Path, data: Path, tmp_path: Path, inside: str) -> None:
+    (tmp_path / "taken").write_text("", encoding="utf-8")
+    with pytest.raises(InputError, match=r"taken.* cannot be a model folder: "):
+        train(job_of(checkpoint), read_labelled(data), tmp_path / "taken" / inside)
+
+
+def test_a_backbone_by_another_name_than_the_packaged_one_is_taken_as_it_is() -> None:
+    assert resolve_backbone("some/folder") == "some/folder"
