@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the ingress reads model.json without torch
     from earlyexit.model import EarlyExitModel
 
 CARD_FILE = "model.json"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""Model names stand in URLs and file names."""
 WEIGHTS_FILE = "model.safetensors"
 
 
@@ -25,7 +27,7 @@ class ModelCard(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = 1
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(pattern=NAME_PATTERN)
     family: str
     backbone: dict[str, Any]
     label_names: tuple[str, ...] = Field(min_length=2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
 from earlyexit.errors import DataError, InputError
-from earlyexit.store import ModelCard, save_model
+from earlyexit.store import NAME_PATTERN, save_model
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
 from offramp.calibration import forget_calibration
@@ -18,8 +18,6 @@ from offramp.provenance import provenance
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledTexts
     from earlyexit.model import EarlyExitModel
-
-NAME_PATTERN: str = next(rule.pattern for rule in ModelCard.model_fields["name"].metadata if hasattr(rule, "pattern"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
