@@ -209,16 +209,15 @@ class Endpoint:
             return _json(_error_body(request, "internal", message), status=500)
 
     def _handler(self, request: Request) -> Handler:
+        handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
+        if handler is not None:
+            return handler
         asked = f"{request.method} {request.url.path}"
         if not self._handlers:
             raise UnknownPathError(f"{asked}: there is no such path; see /openapi.json")
-        handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
-        if handler is None:
-            raise MethodNotAllowedError(
-                f"{asked}: only {', '.join(self._handlers)} is allowed; see /openapi.json",
-                allowed=tuple(self._handlers),
-            )
-        return handler
+        allowed = tuple(self._handlers)
+        message = f"{asked}: only {', '.join(allowed)} is allowed; see /openapi.json"
+        raise MethodNotAllowedError(message, allowed=allowed)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

@@ -35,11 +35,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--backend", choices=("torch", "onnx"), default="onnx", help="onnx leaves less of the model")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         model = costless_model(Path(folder))
-        settings = ServeSettings(model=str(model), plan=plan_document(stock_plan(1, batch=options.batch)))
+        plan = plan_document(stock_plan(1, batch=options.batch))
+        settings = ServeSettings(model=str(model), plan=plan, backend=options.backend)
         with serving(settings, LocalCluster(port=options.port)) as url:
             _add_bare_app()
             with Client(url) as client:
