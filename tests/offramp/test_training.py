@@ -7,8 +7,8 @@ import torch
 
 from earlyexit.dataset import LabelledTexts, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
-from earlyexit.store import ModelCard, load_model, read_card
-from offramp.training import NAME_PATTERN, TrainJob, head_in_words, resolve_backbone, train
+from earlyexit.store import load_model, read_card
+from offramp.training import TrainJob, head_in_words, resolve_backbone, train
 
 
 def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:
@@ -63,10 +63,6 @@ def test_texts_of_one_class_are_refused(checkpoint: Path, tmp_path: Path) -> Non
 def test_a_name_that_cannot_be_in_a_url_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="a model cannot be named"):
         TrainJob(backbone="b", name=name)
-
-
-def test_the_rule_for_names_is_that_of_the_saved_card() -> None:
-    assert ModelCard.model_json_schema()["properties"]["name"]["pattern"] == NAME_PATTERN
 
 
 @pytest.mark.parametrize("inside", ["", "deeper/model"], ids=["a file", "below a file"])
