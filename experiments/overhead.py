@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--backend", choices=("torch", "onnx"), default="onnx", help="onnx leaves less of the model")
+    parser.add_argument("--backend", choices=("torch", "onnx"), default="torch", help="onnx leaves less of the model")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:

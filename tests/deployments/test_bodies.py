@@ -449,26 +449,21 @@ def mutated_bytes(draw: st.DrawFn) -> bytes:
 BODIES = st.binary() | JSON_VALUES.map(lambda value: json.dumps(value).encode()) | mutated_documents() | mutated_bytes()
 
 
-def parsed_or_refused(parse: Callable[[], tuple[InferRequest, object]]) -> None:
-    """Anything but an InputError fails the test."""
+def is_sound_or_refused_in_words(parse: Callable[[], tuple[InferRequest, object]]) -> bool:
+    """Whether what was parsed can be served, or the refusal says something; another error is the caller's to see."""
     try:
         request, _ = parse()
     except InputError as error:
-        message = str(error)
-    else:
-        message = "parsed"
-        assert request.texts
-        assert all(request.texts)
-        assert len(request.ids) == len(request.texts)
-        assert request.timeout_s is None or request.timeout_s > 0
-        assert isinstance(request.truncate, bool)
-    assert message.encode()
+        return bool(str(error).encode().strip())
+    whole = bool(request.texts) and all(request.texts) and len(request.ids) == len(request.texts)
+    in_time = request.timeout_s is None or request.timeout_s > 0
+    return whole and in_time and isinstance(request.truncate, bool)
 
 
 @settings(max_examples=500, deadline=None)
 @given(body=BODIES)
 def test_whatever_is_sent_to_predict_is_parsed_or_refused_in_words(body: bytes) -> None:
-    parsed_or_refused(lambda: parse_predict(body))
+    assert is_sound_or_refused_in_words(lambda: parse_predict(body))
 
 
 @settings(max_examples=500, deadline=None)
@@ -476,4 +471,4 @@ def test_whatever_is_sent_to_predict_is_parsed_or_refused_in_words(body: bytes) 
 def test_whatever_is_sent_to_v2_is_parsed_or_refused_in_words(body: bytes, data: st.DataObject) -> None:
     lengths = st.none() | st.integers(0, len(body)) | st.just(max(0, len(body) - 5)) | st.integers()
     json_length = data.draw(lengths)
-    parsed_or_refused(lambda: parse_v2(body, json_length))
+    assert is_sound_or_refused_in_words(lambda: parse_v2(body, json_length))

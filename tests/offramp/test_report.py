@@ -85,10 +85,21 @@ def test_the_client_is_to_blame_when_it_was_late_by_a_tenth_of_the_slo() -> None
     assert not report_of(answered(1.0, 0.1), slo_s=0.001, offered_rps=None).is_client_bound
 
 
-@pytest.mark.parametrize("records", [[failed(0.0, "timeout")], [answered(0.0, 0.0125), failed(1.0, "connection")]])
-def test_a_report_can_be_printed_with_and_without_answers(records: list[RequestRecord]) -> None:
-    console = Console(width=100, record=True, quiet=True)
-    console.print(render(report_of(*records)))
+@pytest.mark.parametrize(
+    ("records", "answers", "error"),
+    [
+        pytest.param([failed(0.0, "timeout")], "0 of 1 inputs", "timeout: 1", id="none"),
+        pytest.param([answered(0.0, 0.0125), failed(1.0, "connection")], "1 of 2 inputs", "connection: 1", id="some"),
+    ],
+)
+def test_a_report_can_be_printed_with_and_without_answers(
+    records: list[RequestRecord], answers: str, error: str
+) -> None:
+    console = Console(width=100, force_terminal=False)
+    with console.capture() as captured:
+        console.print(render(report_of(*records)))
+    assert answers in captured.get()
+    assert error in captured.get()
 
 
 def test_the_printed_report_speaks_of_milliseconds() -> None:
