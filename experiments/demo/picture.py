@@ -59,7 +59,8 @@ def draw(plan: Plan, stats: dict[str, Any], exits: dict[int, int], path: Path) -
     reach = [sum(count for block, count in exits.items() if block >= at) / total for at in range(plan.num_blocks)]
     above.bar(range(plan.num_blocks), reach, width=0.7, color="#3b6ea5")
     for index, stage in enumerate(plan.stages):
-        above.axvspan(stage.first - 0.5, stage.end - 0.5, color="#f2a65a" if index % 2 else "#9ccc9c", alpha=0.25, zorder=0)
+        color = "#f2a65a" if index % 2 else "#9ccc9c"
+        above.axvspan(stage.first - 0.5, stage.end - 0.5, color=color, alpha=0.25, zorder=0)
         label = f"stage {index}: {stage.replicas} x {stage.device}"
         above.text(stage.first - 0.45, 1.03, label, fontsize=9)
     above.set(ylim=(0, 1.12), xlabel="block", ylabel="share of inputs that reach it", title="Plan and survival")
