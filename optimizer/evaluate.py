@@ -1,0 +1,209 @@
+"""The cost model: what a plan does, by the figures of its problem. Every planner, and its twin, is scored by this.
+
+E3 section 3.2 and figure 6, extended to stages of several splits. In short, with s(k) the share of inputs that reach
+block k under the plan's active ramps:
+
+- a split over blocks i..j-1 at batch b runs block k at the expected batch b*s(k)/s(i), and takes the sum T of its
+  blocks and active ramps;
+- a stage does w = sum of s(i)*T/b seconds of work per input, so m replicas do m/w inputs per second;
+- a hop after a stage takes T_x and bounds the rate at m*b/(s(i)*T_x): a replica sends while it computes;
+- an input waits for its batch: b/(R*s(i)) for the first split of a stage, m times that for the further ones, where
+  each replica fills its own;
+- the rate is the smallest bound, the worst-case latency the sum of all waits, T and T_x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from optimizer.plan import Stage
+from optimizer.problem import MinimizeCost, PlanProblem
+
+# Rates and latencies that agree to this are equal: planner and evaluator sum in different orders.
+TOLERANCE = 1e-9
+
+Reach = Callable[[Sequence[int]], Sequence[float]]
+"""From the active ramps to the share of inputs that reach every block (N)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitFigures:
+    """What one split is expected to do."""
+
+    stage_index: int
+    split: Split
+    reached_by: float
+    """Share of all inputs that enter it."""
+    seconds: float
+    """T, of one batch."""
+    wait_s: float
+    """Until its batch is full, at the plan's rate."""
+    batch_at_block: tuple[float, ...]
+    """Expected batch at each of its blocks."""
+
+    @property
+    def fill(self) -> float:
+        """Mean expected batch over its blocks, as a share of its batch size."""
+        return sum(self.batch_at_block) / len(self.batch_at_block) / self.split.batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFigures:
+    """What bounds one stage."""
+
+    work_s: float
+    """Device seconds per input of the service."""
+    rate_per_s: float
+    hop_s: float
+    """T_x after it; 0 after the last."""
+    hop_rate_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a plan does on the cost model."""
+
+    rate_per_s: float
+    """The most it can do."""
+    served_per_s: float
+    """What its latency holds for: the rate asked for, or the most it can do."""
+    latency_s: float
+    """Worst case."""
+    usd_per_hour: float
+    splits: tuple[SplitFigures, ...]
+    stages: tuple[StageFigures, ...]
+
+
+def nested_reach(problem: PlanProblem) -> Reach:
+    """The planner's view of survival: who passes the last active ramp would pass all earlier ones."""
+
+    def reach(active: Sequence[int]) -> Sequence[float]:
+        shares = []
+        last: int | None = None
+        for block in range(problem.num_blocks):
+            shares.append(problem.share_after(last))
+            last = block if block in active else last
+        return shares
+
+    return reach
+
+
+def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None = None) -> Evaluation:
+    """Score a plan; raises PlanError where it names what the problem lacks.
+
+    `reach` replaces the nested survival, for example by that of joint exit records.
+    """
+    _check_fits(problem, stages)
+    ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
+    share_N = (reach or nested_reach(problem))(ramps)
+    seconds = [[_split_seconds(problem, stage.device, split, share_N) for split in stage.splits] for stage in stages]
+    figures = tuple(
+        _stage_figures(problem, stage, times, share_N) for stage, times in zip(stages, seconds, strict=True)
+    )
+    rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
+    served_per_s = problem.objective.rate_per_s if isinstance(problem.objective, MinimizeCost) else rate_per_s
+    splits = tuple(
+        SplitFigures(
+            stage_index=stage_index,
+            split=split,
+            reached_by=share_N[split.first],
+            seconds=seconds[stage_index][index],
+            wait_s=_wait_s(stage, index, served_per_s, share_N),
+            batch_at_block=tuple(_batches(split, share_N)),
+        )
+        for stage_index, stage in enumerate(stages)
+        for index, split in enumerate(stage.splits)
+    )
+    return Evaluation(
+        rate_per_s=rate_per_s,
+        served_per_s=served_per_s,
+        latency_s=sum(each.wait_s + each.seconds for each in splits) + sum(each.hop_s for each in figures),
+        usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
+        splits=splits,
+        stages=figures,
+    )
+
+
+def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[str]:
+    """Every promise of the problem that the plan breaks, with both numbers; none for a plan that meets it."""
+    found = []
+    for device in dict.fromkeys(stage.device for stage in stages):
+        used = sum(stage.replicas for stage in stages if stage.device == device)
+        if used > problem.devices[device].count:
+            found.append(f"{used} {device} used, {problem.devices[device].count} there")
+    limit = problem.budget_usd_per_hour
+    if limit is not None and figures.usd_per_hour > limit * (1 + TOLERANCE):
+        found.append(f"costs {figures.usd_per_hour:.2f} USD/h, the budget is {limit:.2f}")
+    if figures.rate_per_s < figures.served_per_s * (1 - TOLERANCE):
+        found.append(f"does {figures.rate_per_s:.6g}/s, {figures.served_per_s:.6g}/s are asked for")
+    if not figures.latency_s <= problem.slo.limit_s * (1 + TOLERANCE):
+        found.append(f"takes {figures.latency_s * 1e3:.4g} ms, {problem.slo.limit_s * 1e3:.4g} ms are allowed")
+    return found
+
+
+def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
+    splits = [split for stage in stages for split in stage.splits]
+    bounds = [0, *(split.end for split in splits)]
+    if [split.first for split in splits] != bounds[:-1] or bounds[-1] != problem.num_blocks:
+        raise PlanError(f"the splits must run blocks 0 to {problem.num_blocks - 1} without gap or overlap")
+    for stage in stages:
+        if stage.device not in problem.devices:
+            raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")
+        measured = problem.latency[stage.device].batches
+        for split in stage.splits:
+            if split.batch not in measured:
+                raise PlanError(f"batch {split.batch} is not measured on {stage.device}; measured are {list(measured)}")
+            unknown = sorted(set(split.ramps) - set(problem.ramps))
+            if unknown:
+                raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(problem.ramps)}")
+
+
+def _batches(split: Split, share_N: Sequence[float]) -> list[float]:
+    """Expected batch at each block; a split that nothing reaches is counted as full."""
+    enters = share_N[split.first]
+    return [split.batch * (share_N[block] / enters if enters else 1.0) for block in range(split.first, split.end)]
+
+
+def _split_seconds(problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]) -> float:
+    """E3's T."""
+    table = problem.latency[device]
+    seconds = 0.0
+    for block, batch in zip(range(split.first, split.end), _batches(split, share_N), strict=True):
+        seconds += float(np.interp(batch, table.batches, table.block_s_NB[block]))
+        if block in split.ramps:
+            seconds += float(np.interp(batch, table.batches, table.ramp_s_EB[problem.ramps.index(block)]))
+    return seconds
+
+
+def _stage_figures(
+    problem: PlanProblem, stage: Stage, seconds: Sequence[float], share_N: Sequence[float]
+) -> StageFigures:
+    work_s = sum(share_N[split.first] * each / split.batch for split, each in zip(stage.splits, seconds, strict=True))
+    hop_s, hop_rate_per_s = 0.0, np.inf
+    if stage.end < problem.num_blocks:
+        last = stage.splits[-1]
+        enters = share_N[last.first]
+        leaves = last.batch * (share_N[last.end] / enters if enters else 1.0)
+        hop_s = problem.link.seconds(problem.bytes_per_sample_N[last.end - 1] * leaves)
+        hop_rate_per_s = _divided(stage.replicas * last.batch, enters * hop_s)
+    return StageFigures(
+        work_s=work_s,
+        rate_per_s=_divided(stage.replicas, work_s),
+        hop_s=hop_s,
+        hop_rate_per_s=hop_rate_per_s,
+    )
+
+
+def _wait_s(stage: Stage, index: int, rate_per_s: float, share_N: Sequence[float]) -> float:
+    split = stage.splits[index]
+    filled_apart = 1 if index == 0 else stage.replicas
+    return _divided(filled_apart * split.batch, rate_per_s * share_N[split.first])
+
+
+def _divided(amount: float, by: float) -> float:
+    return amount / by if by > 0 else np.inf

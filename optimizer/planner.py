@@ -1,0 +1,140 @@
+"""From a plan problem to the best plan of a strategy's space, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy
+from optimizer.exact import ExactSearch, Found
+from optimizer.moves import RampRule, build_graph
+from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+
+# How exactly the nearest SLO is told.
+SLO_RESOLUTION = 1e-3
+# The longest SLO that is tried before latency is said not to bind.
+LONGEST_SLO_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Which plans a strategy chooses from."""
+
+    ramps: RampRule = "choose"
+    splits_per_stage: bool = True
+    """Whether a stage may have several splits."""
+    several_stages: bool = True
+    one_batch: bool = False
+    """Whether all splits have the same batch size."""
+
+
+SPACES: dict[Strategy, Space] = {
+    "best": Space(),
+    # The model without exits, replicated.
+    "stock": Space(ramps="none", splits_per_stage=False, several_stages=False),
+    # All ramps in one split: the batch shrinks (E3 section 2.3).
+    "early-exit": Space(ramps="all", splits_per_stage=False, several_stages=False),
+    # Each split on replicas of its own, one batch size, ramps as the model has them (E3 sections 3.2 and 3.3).
+    "e3": Space(ramps="all", splits_per_stage=False, one_batch=True),
+    # One device runs all splits.
+    "serial": Space(several_stages=False),
+}
+
+
+def solve(problem: PlanProblem, strategy: Strategy = "best") -> Decision:
+    """The best plan of a strategy's space, proven so, or what keeps it from having one."""
+    return solve_in(problem, SPACES[strategy], strategy)
+
+
+def solve_in(problem: PlanProblem, space: Space, strategy: Strategy) -> Decision:
+    """The same for a space of one's own, under the name of the strategy that it is a variant of."""
+    found, met = _best(problem, space)
+    if found is None:
+        return _why_none(problem, space, strategy)
+    objective_value = (
+        found.figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else found.figures.rate_per_s
+    )
+    others = dict.fromkeys(each.chain for each in reversed(met) if each.chain != found.chain)
+    return Planned(
+        strategy=strategy,
+        stages=found.chain,
+        figures=found.figures,
+        bound=objective_value,
+        gap=0.0,
+        candidates=tuple(others),
+    )
+
+
+def _best(problem: PlanProblem, space: Space, *, any_plan: bool = False) -> tuple[Found | None, list[Found]]:
+    """The best plan, and the good ones met on the way."""
+    best: Found | None = None
+    met: list[Found] = []
+    for search in _searches(problem, space):
+        if isinstance(problem.objective, MinimizeCost):
+            found = search.least_cost(problem.objective.rate_per_s)
+        else:
+            found = search.highest_rate(any_plan=any_plan)
+        met.extend(search.met)
+        if found is not None and (best is None or _merit(problem, found) > _merit(problem, best)):
+            best = found
+    return best, met
+
+
+def _searches(problem: PlanProblem, space: Space) -> Iterator[ExactSearch]:
+    """One, or one per device where a plan has one stage, or one per batch size where all splits share it."""
+    stocked = {name: supply for name, supply in problem.devices.items() if supply.count > 0}
+    parts = [stocked] if space.several_stages else [{name: supply} for name, supply in stocked.items()]
+    for devices in parts:
+        graph = build_graph(replace(problem, devices=devices), space.ramps) if devices else None
+        if graph is None:
+            continue
+        for batch in sorted(set(graph.moves.batch_M.tolist())) if space.one_batch else [None]:
+            yield ExactSearch(
+                graph=graph if batch is None else graph.with_batch(batch),
+                may_split=space.splits_per_stage,
+                may_hop=space.several_stages,
+            )
+
+
+def _merit(problem: PlanProblem, found: Found) -> tuple[float, float]:
+    figures = found.figures
+    if isinstance(problem.objective, MinimizeCost):
+        return -figures.usd_per_hour, -figures.latency_s
+    return figures.rate_per_s, -figures.usd_per_hour
+
+
+def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
+    nearest_slo_s = _nearest_slo_s(problem, space)
+    highest_rate_per_s = None
+    if isinstance(problem.objective, MinimizeCost):
+        fastest, _ = _best(replace(problem, objective=MaximizeRate()), space)
+        highest_rate_per_s = fastest.figures.rate_per_s if fastest else None
+    binding: Binding = "latency"
+    if nearest_slo_s is None:
+        unpaid = replace(problem, budget_usd_per_hour=None, slo=replace(problem.slo, latency_s=LONGEST_SLO_S))
+        binding = "budget" if _has_plan(unpaid, space) else "devices"
+    return NoPlan(
+        strategy=strategy, binding=binding, nearest_slo_s=nearest_slo_s, highest_rate_per_s=highest_rate_per_s
+    )
+
+
+def _nearest_slo_s(problem: PlanProblem, space: Space) -> float | None:
+    """The least SLO latency with a plan, not below it and at most a thousandth above; None for none at any latency."""
+
+    def has_plan(latency_s: float) -> bool:
+        return _has_plan(replace(problem, slo=replace(problem.slo, latency_s=latency_s)), space)
+
+    below = problem.slo.latency_s
+    above = 2 * below
+    while not has_plan(above):
+        if above > LONGEST_SLO_S:
+            return None
+        below, above = above, 2 * above
+    while above > below * (1 + SLO_RESOLUTION):
+        middle = (below * above) ** 0.5
+        below, above = (below, middle) if has_plan(middle) else (middle, above)
+    return above
+
+
+def _has_plan(problem: PlanProblem, space: Space) -> bool:
+    return _best(problem, space, any_plan=True)[0] is not None

@@ -1,0 +1,154 @@
+"""The plan problem: what a planner knows, and what it is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from earlyexit.errors import PlanError
+from profiles.table import LatencyTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """How many accelerators of one type there are, and what one costs."""
+
+    count: int
+    usd_per_hour: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise PlanError(f"a device count must be at least 0, not {self.count}")
+        _check_number("usd_per_hour", self.usd_per_hour)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What a hop between two stages goes over."""
+
+    bandwidth_bytes_per_s: float
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_number("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above_zero=True)
+        _check_number("delay_s", self.delay_s)
+
+    def seconds(self, num_bytes: float) -> float:
+        """E3's T_x."""
+        return self.delay_s + num_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """Worst-case latency that is promised, and the share of it kept in hand (E3 section 3.1: 20 %)."""
+
+    latency_s: float
+    slack: float = 0.2
+
+    def __post_init__(self) -> None:
+        _check_number("slo latency_s", self.latency_s, above_zero=True)
+        if not 0 <= self.slack < 1:
+            raise PlanError(f"slack must be at least 0 and below 1, not {self.slack}")
+
+    @property
+    def limit_s(self) -> float:
+        """What a plan's worst-case latency may be."""
+        return self.latency_s * (1 - self.slack)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaximizeRate:
+    """The highest rate that the devices give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinimizeCost:
+    """The cheapest devices that give a rate."""
+
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        _check_number("rate_per_s", self.rate_per_s, above_zero=True)
+
+
+Objective = MaximizeRate | MinimizeCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanProblem:
+    """One question to the planner; refuses parts that do not fit together.
+
+    The cost model that gives it its meaning is in `optimizer.evaluate`.
+    """
+
+    num_blocks: int
+    ramps: tuple[int, ...]
+    """Ascending; ramp r sits after block r. None sits after the last block, where every input leaves."""
+    survival_N: tuple[float, ...]
+    """Per block k, the share of inputs that no ramp before k lets out, all ramps active (E3's batch profile)."""
+    latency: Mapping[str, LatencyTable]
+    """Per accelerator type."""
+    devices: Mapping[str, Supply]
+    link: Link
+    bytes_per_sample_N: tuple[float, ...]
+    """Per block, the hidden state after it, for one input."""
+    slo: Slo
+    objective: Objective
+    budget_usd_per_hour: float | None = None
+    """What all replicas together may cost; None: any price."""
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 1:
+            raise PlanError(f"a model needs at least 1 block, not {self.num_blocks}")
+        self._check_ramps()
+        self._check_survival()
+        self._check_latency()
+        if len(self.bytes_per_sample_N) != self.num_blocks:
+            raise PlanError(f"bytes_per_sample needs {self.num_blocks} values, one per block")
+        for num_bytes in self.bytes_per_sample_N:
+            _check_number("bytes_per_sample", num_bytes)
+        if self.budget_usd_per_hour is not None:
+            _check_number("budget usd_per_hour", self.budget_usd_per_hour)
+
+    def _check_ramps(self) -> None:
+        if list(self.ramps) != sorted(set(self.ramps)):
+            raise PlanError(f"ramps must ascend without repeats, not {list(self.ramps)}")
+        outside = [ramp for ramp in self.ramps if not 0 <= ramp < self.num_blocks - 1]
+        if outside:
+            raise PlanError(f"ramps {outside} are not after blocks 0 to {self.num_blocks - 2}")
+
+    def _check_survival(self) -> None:
+        if len(self.survival_N) != self.num_blocks:
+            raise PlanError(f"survival needs {self.num_blocks} values, one per block, not {len(self.survival_N)}")
+        if not all(0 <= share <= 1 for share in self.survival_N):
+            raise PlanError("survival must hold shares between 0 and 1")
+        if self.survival_N[0] != 1:
+            raise PlanError(f"survival must start at 1: every input reaches block 0, not {self.survival_N[0]}")
+        for block, (before, after) in enumerate(pairwise(self.survival_N), start=1):
+            if after > before:
+                raise PlanError(f"survival rises at block {block}, from {before} to {after}; it may only fall")
+
+    def _check_latency(self) -> None:
+        if not self.devices:
+            raise PlanError("a plan problem needs at least one device type")
+        unmeasured = sorted(set(self.devices) - set(self.latency))
+        if unmeasured:
+            raise PlanError(f"no latency for devices {unmeasured}; latency is given for {sorted(self.latency)}")
+        for device, table in self.latency.items():
+            if len(table.block_s_NB) != self.num_blocks:
+                raise PlanError(f"latency of {device}: block_s needs {self.num_blocks} rows, one per block")
+            if len(table.ramp_s_EB) != len(self.ramps):
+                raise PlanError(f"latency of {device}: ramp_s needs {len(self.ramps)} rows, one per ramp")
+            if (table.block_s_NB <= 0).any():
+                raise PlanError(f"latency of {device}: a block takes more than 0 seconds")
+
+    def share_after(self, ramp: int | None) -> float:
+        """Share of inputs inside the model when `ramp` is the last active one so far; None: no ramp yet."""
+        return 1.0 if ramp is None else self.survival_N[ramp + 1]
+
+
+def _check_number(name: str, value: float, *, above_zero: bool = False) -> None:
+    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+        raise PlanError(f"{name} must be a finite number {'above' if above_zero else 'not below'} 0, not {value}")

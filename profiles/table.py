@@ -1,0 +1,48 @@
+"""Seconds per block and ramp over batch sizes, on one accelerator at one input length: what a planner reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatencyTable:
+    """Rows are blocks (N) and ramps (E), columns measured batch sizes (B); refuses what contradicts itself."""
+
+    batches: tuple[int, ...]
+    """Measured batch sizes in inputs, ascending."""
+    block_s_NB: FloatArray
+    ramp_s_EB: FloatArray
+    """One row per ramp of the model, active or not, in the order of the model's ramps."""
+
+    def __post_init__(self) -> None:
+        if not self.batches or list(self.batches) != sorted(set(self.batches)) or self.batches[0] < 1:
+            raise DataError(f"batch sizes must ascend from at least 1, not {list(self.batches)}")
+        for name, seconds in (("block_s", self.block_s_NB), ("ramp_s", self.ramp_s_EB)):
+            if seconds.ndim != 2 or seconds.shape[1] != len(self.batches):
+                raise DataError(f"{name} needs {len(self.batches)} values a row, one per batch size")
+            if not np.isfinite(seconds).all() or (seconds < 0).any():
+                raise DataError(f"{name} must hold seconds: finite numbers, none below 0")
+
+    def blocks_at(self, batch_X: FloatArray) -> FloatArray:
+        """Seconds of every block (N) at any batch sizes (X): linear between measured sizes, constant outside.
+
+        Expected batches are not whole. Above the largest measured size nothing is known: callers stay below it.
+        """
+        return _interpolate(batch_X, self.batches, self.block_s_NB)
+
+    def ramps_at(self, batch_X: FloatArray) -> FloatArray:
+        """The same for every ramp (E)."""
+        return _interpolate(batch_X, self.batches, self.ramp_s_EB)
+
+
+def _interpolate(batch_X: FloatArray, batches: tuple[int, ...], seconds_RB: FloatArray) -> FloatArray:
+    rows = [np.interp(batch_X, batches, row) for row in seconds_RB]
+    return np.array(rows).reshape(len(seconds_RB), *np.shape(batch_X))
