@@ -12,8 +12,8 @@ R = TypeVar("R")
 
 
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
-    """The kernel as machine code, made at its first call.
+    """The kernel as machine code, made at its first call; other threads run meanwhile, and x/0 is infinite.
 
     The kept code is renewed when the kernel's own file changes, not when a kernel of another file that it calls does.
     """
-    return cast("Callable[P, R]", njit(cache=True)(kernel))
+    return cast("Callable[P, R]", njit(cache=True, nogil=True, error_model="numpy")(kernel))

@@ -9,8 +9,7 @@ batches fill as fast as at y; where not even that has a plan, no plan has a rate
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,15 +18,19 @@ from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.moves import Graph
 from optimizer.plan import Stage
 from optimizer.problem import Supply
-from optimizer.search import Labels, Limits, best_prices, search
+from optimizer.search import Labels, Limits, affordable_moves, best_prices, search
 from optimizer.split_times import FloatArray, IntArray
 
 # Rates closer than this are one rate.
 RESOLUTION = 1e-10
-# An interval is searched when prices alone do not rule it out at this width.
-NARROW = 0.01
-MOST_LABELS = 4_000_000
-MANY_LABELS = 20_000
+# Relative widths: of what is prepared at once, and of the intervals in it, which are searched where prices alone do not
+# rule them out. The wider, the more labels.
+REGION = 0.1
+WIDE = 0.01
+NARROW = 0.002
+FEW_LABELS = 50_000
+MANY_LABELS = 5_000
+MOST_LABELS = 6_000_000
 # Stands for a budget of nothing, because budgets divide.
 LEAST_USD = 1e-9
 ROUNDS = 12
@@ -49,7 +52,7 @@ class Found:
 
 @dataclass(slots=True, kw_only=True)
 class ExactSearch:
-    """One graph, asked several times; remembers prices, because neighbouring questions have similar ones."""
+    """One graph, asked once; remembers prices, because neighbouring intervals have similar ones."""
 
     graph: Graph
     may_split: bool
@@ -59,53 +62,97 @@ class ExactSearch:
     _share_R: FloatArray | None = None
     _num_labels: int = 0
     """Of the last search."""
+    _labels_allowed: int = FEW_LABELS
 
     def highest_rate(self, *, any_plan: bool = False) -> Found | None:
-        """The plan of the highest rate; None where no plan keeps the promises. `any_plan` stops at the first."""
+        """The plan of the highest rate; None where no plan keeps the promises. `any_plan` stops at the first.
+
+        Raises TooManyLabelsError.
+        """
         best: Found | None = None
-        high, width = self._most_rate(), NARROW
-        while not self._too_slow_at(high):
-            low = best.figures.rate_per_s * (1 + RESOLUTION) if best else 0.0
-            if high <= low:
-                break
+        high, width = self._most_rate(), REGION
+        while best is None and not self._too_slow_at(high):
+            low = high * (1 - width)
+            if self._priced_out(low, high):
+                high, width = low, min(2 * width, 0.5)
+            else:
+                part = replace(self, graph=self._affordable(low, high))
+                best = part._highest_rate_between(low, high, any_plan=any_plan)
+                high, width = low, REGION
+        return best
+
+    def _highest_rate_between(self, low: float, high: float, *, any_plan: bool) -> Found | None:
+        best: Found | None = None
+        width = WIDE
+        while high > low:
             required = max(high * (1 - width), low)
             if self._priced_out(required, high):
-                high, width = required, min(2 * width, 0.5)
-            elif width > self._widest() and required > low:
-                width = max(width / 4, self._widest())
-            else:
-                chains = list(self._chains(required, high))
-                better = self._best_rate(chains, low)
-                if better is not None:
-                    best = better
-                    if any_plan:
-                        break
-                elif not chains or high - required <= RESOLUTION * high:
-                    high, width = required, NARROW / 4 if self._num_labels > MANY_LABELS else min(2 * width, 0.5)
-                else:
-                    width = min(width, (high - required) / high) / 4
+                high = required
+                continue
+            chains = self._chains(required, high)
+            if chains is None:
+                width = self._after_too_many_labels((high - required) / high)
+                continue
+            better = self._best_rate(chains, low)
+            if better is not None:
+                best, low = better, better.figures.rate_per_s * (1 + RESOLUTION)
+                width = max(high - low, 0.0) / high / 2
+                if any_plan:
+                    break
+            elif not chains or high - required <= RESOLUTION * high:
+                high, width = required, min(2 * width, WIDE)
+            else:  # plans, but their batches do not fill as fast as hoped
+                width = min(width, (high - required) / high) / 4
         return best and self._cheapest_at(best)
 
     def least_cost(self, rate_per_s: float) -> Found | None:
-        """The cheapest plan of a rate; None where no plan keeps the promises."""
+        """The cheapest plan of a rate; None where no plan keeps the promises. Raises TooManyLabelsError."""
         most_usd = min(self._budget(), sum(supply.count * supply.usd_per_hour for supply in self._supplies()))
-        share_R = np.zeros(len(self.graph.device_names) + 2)
-        share_R[-2] = 1.0
-        limits = self._limits(rate_per_s, rate_per_s, budget=1.0)
-        least_usd, _ = best_prices(self.graph.moves, limits, share_R, 1, 1.0)
-        budget, growth = least_usd, NARROW
+        without, width = self._least_usd(rate_per_s), REGION
         while True:
-            budget = max(min(budget * (1 + growth), most_usd), LEAST_USD)
-            self._num_labels = 0
-            if not self._priced_out(rate_per_s, rate_per_s, budget):
-                scored = [each for each in map(self._scored, self._chains(rate_per_s, rate_per_s, budget)) if each]
-                if scored:
-                    scored.sort(key=lambda each: (-each.figures.usd_per_hour, -each.figures.latency_s))
-                    self.met.extend(scored)
-                    return scored[-1]
-            if not budget < most_usd:
+            budget = max(min(without * (1 + width), most_usd), LEAST_USD)
+            if self._priced_out(rate_per_s, rate_per_s, budget):
+                width = min(2 * width, 1.0)
+            else:
+                part = replace(self, graph=self._affordable(rate_per_s, rate_per_s, budget))
+                found = part._least_cost_between(rate_per_s, without, budget)
+                if found is not None:
+                    return found
+            if budget >= most_usd:
                 return None
-            growth = NARROW if self._num_labels > MANY_LABELS else min(2 * growth, 1.0)
+            without = budget
+
+    def _least_cost_between(self, rate_per_s: float, without: float, most_usd: float) -> Found | None:
+        width = WIDE
+        while True:
+            budget = max(min(without * (1 + width), most_usd), LEAST_USD)
+            hopeless = self._priced_out(rate_per_s, rate_per_s, budget)
+            chains = [] if hopeless else self._chains(rate_per_s, rate_per_s, budget)
+            if chains is None:
+                width = self._after_too_many_labels(width)
+                continue
+            scored = [each for each in map(self._scored, chains) if each]
+            if scored:
+                scored.sort(key=lambda each: (-each.figures.usd_per_hour, -each.figures.latency_s))
+                self.met.extend(scored)
+                return scored[-1]
+            if budget >= most_usd:
+                return None
+            without, width = budget, min(2 * width, WIDE)
+
+    def _after_too_many_labels(self, width: float) -> float:
+        """A narrower interval; or, where that is no hope any more, as narrow a one with more memory."""
+        if width > NARROW:
+            return width / 4
+        self._labels_allowed *= 4
+        if self._labels_allowed > MOST_LABELS:
+            raise TooManyLabelsError
+        return width
+
+    def _affordable(self, required: float, filling: float, budget: float | None = None) -> Graph:
+        """Only the splits that prices leave in any plan of an interval."""
+        limits = self._limits(required, filling, budget)
+        return self.graph.only(affordable_moves(self.graph.moves, limits, self._price_rows()))
 
     def _best_rate(self, chains: list[Chain], above: float) -> Found | None:
         scored = [each for each in map(self._scored, chains) if each and each.figures.rate_per_s > above]
@@ -114,12 +161,10 @@ class ExactSearch:
         return scored[-1] if scored else None
 
     def _cheapest_at(self, best: Found) -> Found:
-        """Of the plans with the best rate, the cheapest."""
+        """Of the plans with the best rate, the cheapest, where that is soon found."""
         rate, usd = best.figures.rate_per_s, best.figures.usd_per_hour
-        if not usd:
-            return best
-        chains = self._chains(rate * (1 - RESOLUTION), rate, budget=usd * (1 - 1e-6))
-        same = [each for each in map(self._scored, chains) if each]
+        chains = self._chains(rate * (1 - RESOLUTION), rate, usd * (1 - RESOLUTION)) if usd else None
+        same = [each for each in map(self._scored, chains or []) if each]
         return min([best, *same], key=lambda each: each.figures.usd_per_hour)
 
     def _scored(self, chain: Chain) -> Found | None:
@@ -149,18 +194,20 @@ class ExactSearch:
             price, self._share_R = best_prices(self.graph.moves, limits, self._share_R, ROUNDS, 0.3)
         return bool(price > 1 + 1e-7)
 
-    def _chains(self, required: float, filling: float, budget: float | None = None) -> Iterator[Chain]:
-        """Plans that would do, were their batches filled that fast; raises TooManyLabelsError."""
+    def _chains(self, required: float, filling: float, budget: float | None = None) -> list[Chain] | None:
+        """Plans that would do, were their batches filled that fast; None where telling takes too many labels."""
         limits = self._limits(required, filling, budget)
         if self._share_R is None:
             self._share_R = self._even()
         if self._num_labels > MANY_LABELS:  # good prices pay
             _, self._share_R = best_prices(self.graph.moves, limits, self._share_R, 4 * ROUNDS, 0.5)
-        done, labels, ended_L = search(self.graph.moves, limits, self._price_rows(), self._radix(), MOST_LABELS)
+        done, labels, ended_L = search(
+            self.graph.moves, limits, self._price_rows(), self._radix(), self._labels_allowed
+        )
         self._num_labels = len(labels.node_L)
-        if not done:
-            raise TooManyLabelsError
-        return (self._chain(labels, int(label)) for label in ended_L)
+        if done:
+            self._labels_allowed = max(4 * self._num_labels, FEW_LABELS)
+        return [self._chain(labels, int(label)) for label in ended_L] if done else None
 
     def _chain(self, labels: Labels, label: int) -> Chain:
         """The stages on the way to a label."""
@@ -196,9 +243,12 @@ class ExactSearch:
             may_hop=self.may_hop,
         )
 
-    def _widest(self) -> float:
-        """Interval that is worth a search."""
-        return NARROW / 4 if self._num_labels > MANY_LABELS else NARROW
+    def _least_usd(self, rate_per_s: float) -> float:
+        """What the work costs where replicas need not be whole."""
+        share_R = np.zeros(len(self.graph.device_names) + 2)
+        share_R[-2] = 1.0
+        limits = self._limits(rate_per_s, rate_per_s, budget=1.0)
+        return best_prices(self.graph.moves, limits, share_R, 1, 1.0)[0]
 
     def _supplies(self) -> list[Supply]:
         return [self.graph.problem.devices[name] for name in self.graph.device_names]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
@@ -60,9 +61,12 @@ class Graph:
 
     def with_batch(self, batch: int) -> Graph:
         """Only the splits of one batch size."""
-        kept_M = self.moves.batch_M == batch
+        return self.only(self.moves.batch_M == batch)
+
+    def only(self, kept_M: npt.NDArray[np.bool_]) -> Graph:
+        """Some of the splits."""
         first_move_P = np.concatenate([[0], np.cumsum(kept_M)])[self.moves.first_move_P]
-        return replace(self, moves=MoveArrays(first_move_P, *(values_M[kept_M] for values_M in self.moves[1:])))
+        return replace(self, moves=MoveArrays(first_move_P, *(values_M[kept_M] for values_M in self.moves[1:])))  # type: ignore[arg-type]  # mixed arrays
 
     def split_of(self, node: int, move: int) -> Split:
         """The split that a move from `node` stands for, with its best active ramps."""
@@ -198,27 +202,44 @@ def _moves_of_device(
                     figures_B[size, 4] = per_input * hop_s
                     kept_B[size] = seconds <= limit_s * (1 + 1e-9)
                 for size in range(num_sizes):
+                    if not kept_B[size]:
+                        continue
                     for other in range(num_sizes):
-                        if other == size or not kept_B[other] or not kept_B[size]:
-                            continue
-                        if (figures_B[other] <= figures_B[size]).all():
+                        if other != size and kept_B[other] and _no_worse(figures_B, other, size):
                             kept_B[size] = False
+                            break
                 for size in range(num_sizes):
                     if not kept_B[size]:
                         continue
                     if count == whole.shape[0]:
                         if count > most_moves:
                             return whole, real
-                        bigger_whole = np.empty((2 * count, 5), dtype=np.int64)
-                        bigger_whole[:count] = whole
-                        bigger_real = np.empty((2 * count, 5))
-                        bigger_real[:count] = real
-                        whole, real = bigger_whole, bigger_real
+                        whole, real = _doubled(whole, real)
                     whole[count, 0] = node
                     whole[count, 1] = target
                     whole[count, 2] = device
                     whole[count, 3] = int(sizes_G[size])
                     whole[count, 4] = rank
-                    real[count] = figures_B[size]
+                    for column in range(5):
+                        real[count, column] = figures_B[size, column]
                     count += 1
     return whole[:count], real[:count]
+
+
+@compiled
+def _no_worse(figures_B: FloatArray, size: int, than: int) -> bool:
+    for column in range(5):
+        if figures_B[size, column] > figures_B[than, column]:
+            return False
+    return True
+
+
+@compiled
+def _doubled(whole: IntArray, real: FloatArray) -> tuple[IntArray, FloatArray]:
+    rows, columns = whole.shape
+    bigger_whole, bigger_real = np.empty((2 * rows, columns), dtype=np.int64), np.empty((2 * rows, columns))
+    for row in range(rows):
+        for column in range(columns):
+            bigger_whole[row, column] = whole[row, column]
+            bigger_real[row, column] = real[row, column]
+    return bigger_whole, bigger_real

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from cluster.devices import find_device
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
+from earlyexit.source_file import Source, StrictDocument, read_source
 from earlyexit.split import Split
 from optimizer.plan import Plan, PolicyName, PolicySpec, Stage, check_own
 
@@ -29,20 +29,16 @@ class ModelShape:
     ramps: tuple[int, ...]
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class SplitDocument(_Document):
+class SplitDocument(StrictDocument):
     """One split."""
 
     first: int
     end: int
     batch: int = Field(ge=1)
-    ramps: list[int] = []
+    ramps: list[int] = Field(default_factory=list)
 
 
-class StageDocument(_Document):
+class StageDocument(StrictDocument):
     """One stage."""
 
     device: str = "cpu"
@@ -50,7 +46,7 @@ class StageDocument(_Document):
     splits: list[SplitDocument] = Field(min_length=1)
 
 
-class PolicyDocument(_Document):
+class PolicyDocument(StrictDocument):
     """The exit policy."""
 
     name: PolicyName = "entropy"
@@ -61,7 +57,7 @@ class PolicyDocument(_Document):
     own: str | None = None
 
 
-class PlanDocument(_Document):
+class PlanDocument(StrictDocument):
     """A whole plan."""
 
     schema_version: Literal[1] = 1
@@ -69,38 +65,7 @@ class PlanDocument(_Document):
     policy: PolicyDocument | None = None
     dispatch: Dispatch = "work-conserving"
     epoch: int = Field(default=0, ge=0)
-    predicted: dict[str, Any] = {}
-
-
-class _Lines:
-    """Where in the file every value stands."""
-
-    def __init__(self, root: yaml.Node | None) -> None:
-        self._lines: dict[tuple[str, ...], int] = {}
-        if root is not None:
-            self._walk(root, (), ())
-
-    def of(self, path: Sequence[str | int]) -> int:
-        """Line, from 1, of the value at `path` or of the nearest one above it."""
-        for length in range(len(path), -1, -1):
-            line = self._lines.get(tuple(map(str, path[:length])))
-            if line is not None:
-                return line
-        return 1
-
-    def _walk(self, node: yaml.Node, path: tuple[str, ...], above: tuple[yaml.Node, ...]) -> None:
-        if any(node is each for each in above):
-            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
-        self._lines[path] = node.start_mark.line + 1
-        if isinstance(node, yaml.MappingNode):
-            # A key that is no scalar is refused when the file is loaded.
-            inside = [(str(key.value), value) for key, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            inside = [(str(index), value) for index, value in enumerate(node.value)]
-        else:
-            return
-        for name, value in inside:
-            self._walk(value, (*path, name), (*above, node))
+    predicted: dict[str, Any] = Field(default_factory=dict)
 
 
 def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
@@ -108,52 +73,15 @@ def read_plan(path: Path, shape: ModelShape | None = None) -> Plan:
 
     Raises PlanError naming file, line, what is wrong and what is allowed.
     """
-    if not path.is_file():
-        raise PlanError(f"{path}: no such file")
-    try:
-        text = path.read_text(encoding="utf-8")
-        lines = _Lines(yaml.compose(text, Loader=yaml.SafeLoader))
-        document = yaml.safe_load(text)
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path}: not UTF-8 at byte {error.start}") from error
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise PlanError(f"{path}:{line}: not YAML: {error.reason}") from error
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise PlanError(f"{path}:{line}: not YAML: {error.problem}") from error
-    except ValueError as error:  # a date that is none
-        raise PlanError(f"{path}: not YAML: {error}") from error
-    except RecursionError as error:
-        raise PlanError(f"{path}: nested too deeply") from error
-    return parse_plan(document, shape, where=str(path), lines=lines)
+    return _build(read_source(path, PlanError), shape)
 
 
-def parse_plan(
-    document: object, shape: ModelShape | None = None, *, where: str = "plan", lines: _Lines | None = None
-) -> Plan:
+def parse_plan(document: object, shape: ModelShape | None = None, *, where: str = "plan") -> Plan:
     """A plan from plain data (what YAML or JSON gave); raises PlanError.
 
     Given the model's shape, on the machine that starts the service, a recorded policy's file must exist as well.
     """
-    lines = lines or _Lines(None)
-    try:
-        parsed = PlanDocument.model_validate(document)
-    except ValidationError as error:
-        at, message = _first_mistake(error)
-        name = ".".join(at) or "the plan"
-        raise PlanError(f"{where}:{lines.of(at)}: {name}: {message}") from error
-    return _build(parsed, shape, where, lines)
-
-
-def _first_mistake(error: ValidationError) -> tuple[list[str], str]:
-    """Path and message; of a value that may be a number or a mapping, what is wrong deepest inside."""
-    mistakes = [
-        ([str(part) for part in each["loc"] if part not in ("float", "dict[int,float]", "[key]")], each["msg"])
-        for each in error.errors()
-    ]
-    at, _ = mistakes[0]
-    return max((each for each in mistakes if each[0][: len(at)] == at), key=lambda each: len(each[0]))
+    return _build(Source(document=document, where=where, raises=PlanError), shape)
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -197,23 +125,24 @@ def _policy_document(policy: PolicySpec) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _build(document: PlanDocument, shape: ModelShape | None, where: str, lines: _Lines) -> Plan:
+def _build(source: Source, shape: ModelShape | None) -> Plan:
+    document = source.parse(PlanDocument, called="the plan")
     stages: list[Stage] = []
     end = 0
     for index, stage in enumerate(document.stages):
         splits: list[Split] = []
         for position, split in enumerate(stage.splits):
-            with _said_at(where, lines, ("stages", index, "splits", position)):
+            with source.said_at(("stages", index, "splits", position)):
                 splits.append(_build_split(split, end, shape))
             end = split.end
-        with _said_at(where, lines, ("stages", index, "device")):
+        with source.said_at(("stages", index, "device")):
             find_device(stage.device)
         stages.append(Stage(device=stage.device, replicas=stage.replicas, splits=tuple(splits)))
     if shape is not None and end != shape.num_blocks:
-        with _said_at(where, lines, ("stages", len(stages) - 1, "splits", len(document.stages[-1].splits) - 1)):
+        with source.said_at(("stages", len(stages) - 1, "splits", len(document.stages[-1].splits) - 1)):
             raise PlanError(f"the last split ends at block {end}, the model has {shape.num_blocks} blocks")
-    policy = None if document.policy is None else _build_policy(document.policy, shape, where, lines)
-    with _said_at(where, lines, ("policy",)):
+    policy = None if document.policy is None else _build_policy(document.policy, shape, source)
+    with source.said_at(("policy",)):
         return Plan(
             stages=tuple(stages),
             policy=policy,
@@ -236,32 +165,23 @@ def _build_split(document: SplitDocument, end_before: int, shape: ModelShape | N
     return split
 
 
-def _build_policy(document: PolicyDocument, shape: ModelShape | None, where: str, lines: _Lines) -> PolicySpec:
+def _build_policy(document: PolicyDocument, shape: ModelShape | None, source: Source) -> PolicySpec:
     if document.own is not None:
-        with _said_at(where, lines, ("policy", "own")):
+        with source.said_at(("policy", "own")):
             check_own(document.own)
-    with _said_at(where, lines, ("policy",)):
+    with source.said_at(("policy",)):
         policy = PolicySpec(**document.model_dump())
     if shape is not None:
-        _check_policy_fits(policy, shape, where, lines)
+        _check_policy_fits(policy, shape, source)
     return policy
 
 
-def _check_policy_fits(policy: PolicySpec, shape: ModelShape, where: str, lines: _Lines) -> None:
+def _check_policy_fits(policy: PolicySpec, shape: ModelShape, source: Source) -> None:
     named = policy.thresholds if isinstance(policy.thresholds, Mapping) else {}
     unknown = sorted(set(named) - set(shape.ramps))
     if unknown:
-        with _said_at(where, lines, ("policy", "thresholds", str(unknown[0]))):
+        with source.said_at(("policy", "thresholds", str(unknown[0]))):
             raise PlanError(f"thresholds for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
     if policy.records is not None and not Path(policy.records).is_file():
-        with _said_at(where, lines, ("policy", "records")):
+        with source.said_at(("policy", "records")):
             raise PlanError(f"{policy.records}: no such file of exit records")
-
-
-@contextmanager
-def _said_at(where: str, lines: _Lines, path: Sequence[str | int]) -> Iterator[None]:
-    """Put file and line before the message of a PlanError raised inside."""
-    try:
-        yield
-    except PlanError as error:
-        raise PlanError(f"{where}:{lines.of(path)}: {error}") from error

@@ -16,9 +16,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from optimizer.compiled import compiled
 from optimizer.moves import MoveArrays
+from optimizer.ordering import ordered
 from optimizer.split_times import FloatArray, IntArray
 
 # Latencies and costs may exceed their limit by this: evaluate's tolerance.
@@ -27,6 +29,8 @@ SLACK = 1e-9
 ROUNDING = 1e-13
 # Comparing all pairs of more labels would cost more than it saves; right answers do not need it.
 MOST_COMPARED = 4000
+# Of a row of prices: what is free once may be dear later.
+LEAST_SHARE = 1e-6
 
 
 class Limits(NamedTuple):
@@ -108,10 +112,12 @@ def best_prices(
         price_to_end(moves, limits, price_C, price_latency, least_P, best_P)
         if least_P[0] > most:
             most = least_P[0]
-            best_share_R[:] = share_R
+            for row in range(num_devices + 2):
+                best_share_R[row] = share_R[row]
             if most > 1 + 1e-7:
                 break
-        used_R[:] = 0.0
+        for row in range(num_devices + 2):
+            used_R[row] = 0.0
         node = 0
         while node < num_nodes - 1 and least_P[0] < np.inf:
             move = best_P[node]
@@ -123,12 +129,18 @@ def best_prices(
                 moves.seconds_M[move] + moves.wait_M[move] / limits.wait_rate
             ) / limits.latency_s
             node = moves.to_M[move]
-        highest = used_R.max()
+        highest = 0.0
+        for row in range(num_devices + 2):
+            highest = max(highest, used_R[row])
         if highest <= 0:
             break
-        share_R = share_R * np.exp((used_R - highest) / highest * (step / (1.0 + each / 8.0)))
-        share_R = np.maximum(share_R, 1e-6)
-        share_R /= share_R.sum()
+        total = 0.0
+        for row in range(num_devices + 2):
+            dearer = np.exp((used_R[row] - highest) / highest * (step / (1.0 + each / 8.0)))
+            share_R[row] = max(share_R[row] * dearer, LEAST_SHARE)
+            total += share_R[row]
+        for row in range(num_devices + 2):
+            share_R[row] /= total
     return most, best_share_R
 
 
@@ -289,10 +301,11 @@ def _cheapest_first(
     """Per move its least price to the end; per (node, device) the moves in that order that a plan can afford."""
     num_moves, num_nodes, num_devices = moves.to_M.size, moves.first_move_P.size - 1, limits.count_C.size
     to_end_M = np.empty(num_moves)
-    kept_M = np.zeros(num_moves, dtype=np.bool_)
+    kept_M = np.empty(num_moves, dtype=np.int64)
+    cell_M = np.empty(num_moves, dtype=np.int64)
+    num_kept = 0
     from_start_P = np.full(num_nodes, np.inf)
     from_start_P[0] = 0.0
-    first_of_cell = np.zeros(num_nodes * num_devices + 1, dtype=np.int64)
     for node in range(num_nodes):
         for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
             target = moves.to_M[move]
@@ -301,24 +314,42 @@ def _cheapest_first(
             )
             from_start_P[target] = min(from_start_P[target], from_start_P[node] + price)
             to_end_M[move] = price + least_P[target]
-            kept_M[move] = from_start_P[node] + to_end_M[move] <= 1 + 10 * SLACK
-            if kept_M[move]:
-                first_of_cell[node * num_devices + moves.device_M[move] + 1] += 1
+            cell_M[move] = node * num_devices + moves.device_M[move]
+            if from_start_P[node] + to_end_M[move] <= 1 + 10 * SLACK:
+                kept_M[num_kept] = move
+                num_kept += 1
+    order_M = ordered(kept_M[:num_kept], cell_M, to_end_M, to_end_M)
+    first_of_cell = np.zeros(num_nodes * num_devices + 1, dtype=np.int64)
+    for position in range(num_kept):
+        first_of_cell[cell_M[order_M[position]] + 1] += 1
     for cell in range(num_nodes * num_devices):
         first_of_cell[cell + 1] += first_of_cell[cell]
-    next_of_cell = first_of_cell.copy()
-    order_M = np.empty(first_of_cell[-1], dtype=np.int64)
-    for node in range(num_nodes):
-        for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
-            if kept_M[move]:
-                cell = node * num_devices + moves.device_M[move]
-                order_M[next_of_cell[cell]] = move
-                next_of_cell[cell] += 1
-    for cell in range(num_nodes * num_devices):
-        begin, end = first_of_cell[cell], first_of_cell[cell + 1]
-        if end - begin > 1:
-            order_M[begin:end] = order_M[begin:end][np.argsort(to_end_M[order_M[begin:end]])]
     return to_end_M, order_M, first_of_cell
+
+
+@compiled
+def affordable_moves(moves: MoveArrays, limits: Limits, share_VR: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which moves are on a way from start to end that no row of prices rules out."""
+    num_moves, num_nodes, num_devices = moves.to_M.size, moves.first_move_P.size - 1, limits.count_C.size
+    kept_M = np.ones(num_moves, dtype=np.bool_)
+    price_C = np.empty(num_devices)
+    least_P, from_start_P = np.empty(num_nodes), np.empty(num_nodes)
+    best_P = np.zeros(num_nodes, dtype=np.int64)
+    for row in range(share_VR.shape[0]):
+        price_latency = _prices(limits, share_VR[row], price_C)
+        price_to_end(moves, limits, price_C, price_latency, least_P, best_P)
+        for node in range(num_nodes):
+            from_start_P[node] = np.inf if node else 0.0
+        for node in range(num_nodes):
+            for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
+                target = moves.to_M[move]
+                price = price_C[moves.device_M[move]] * limits.required_rate * moves.work_M[move] + price_latency * (
+                    moves.seconds_M[move] + moves.wait_M[move] / limits.wait_rate
+                )
+                from_start_P[target] = min(from_start_P[target], from_start_P[node] + price)
+                if from_start_P[node] + price + least_P[target] > 1 + 10 * SLACK:
+                    kept_M[move] = False
+    return kept_M
 
 
 @compiled
@@ -379,11 +410,13 @@ def _best_labels(
         count += 1
         label = next_L[label]
     found_L = np.empty(count, dtype=np.int64)
+    group_L = np.empty(count, dtype=np.int64)
     figures_L = np.empty((count, 3))  # latency, work, batches: as far as they matter
     label, position = head, 0
     most_replicas = limits.count_C.max()
     while label >= 0:
         found_L[position] = label
+        group_L[position] = used_L[label] * (radix_C.size + 1) + device_L[label] + 1
         worst = latency_L[label] + most_replicas * batches_L[label] / limits.wait_rate + longest
         matters = 1.0 if worst > limits.latency_s else 0.0
         figures_L[position, 0] = matters * latency_L[label]
@@ -392,11 +425,7 @@ def _best_labels(
         position += 1
         label = next_L[label]
     # A label can be beaten by earlier ones only. Groups share the devices used and the open device.
-    order_L = np.argsort(figures_L[:, 1], kind="mergesort")
-    order_L = order_L[np.argsort(figures_L[order_L, 0], kind="mergesort")]
-    num_kinds = radix_C.size + 1
-    group_L = used_L[found_L] * num_kinds + device_L[found_L] + 1
-    order_L = order_L[np.argsort(group_L[order_L], kind="mergesort")]
+    order_L = ordered(np.arange(count), group_L, figures_L[:, 0], figures_L[:, 1])
     kept_L = np.empty(count, dtype=np.int64)
     num_kept = 0
     first_kept = 0
@@ -413,45 +442,50 @@ def _best_labels(
         if not beaten:
             kept_L[num_kept] = position
             num_kept += 1
-    kept_L = kept_L[:num_kept]
-    return _fewest_devices(found_L[kept_L], figures_L[kept_L], device_L, used_L, radix_C, limits)
+    return _fewest_devices(kept_L[:num_kept], found_L, figures_L, device_L, used_L, radix_C, limits)
 
 
 @compiled
 def _fewest_devices(
-    label_L: IntArray,
+    kept_L: IntArray,
+    found_L: IntArray,
     figures_L: FloatArray,
     device_L: IntArray,
     used_L: IntArray,
     radix_C: IntArray,
     limits: Limits,
 ) -> IntArray:
-    """Without the labels that another beats with no more devices of any type."""
-    count = label_L.size
-    if count > MOST_COMPARED:
-        return label_L
-    num_devices = radix_C.size
+    """The labels at the kept positions, without those that another beats with no more devices of any type."""
+    count, num_devices = kept_L.size, radix_C.size
+    chosen_L = np.empty(count, dtype=np.int64)
     free_LC = np.empty((count, num_devices), dtype=np.int64)
-    for position in range(count):
-        _free(used_L[label_L[position]], radix_C, limits, free_LC[position])
-    kept_L = np.empty(count, dtype=np.bool_)
-    for position in range(count):
-        kept_L[position] = True
+    for place in range(count):
+        chosen_L[place] = found_L[kept_L[place]]
+        _free(used_L[chosen_L[place]], radix_C, limits, free_LC[place])
+    if count > MOST_COMPARED:
+        return chosen_L
+    num_chosen = 0
+    for place in range(count):
+        position, label = kept_L[place], found_L[kept_L[place]]
+        beaten = False
         for other in range(count):
+            rival = kept_L[other]
             if (
-                figures_L[other, 0] > figures_L[position, 0]
-                or figures_L[other, 1] > figures_L[position, 1]
-                or figures_L[other, 2] > figures_L[position, 2]
-                or device_L[label_L[other]] != device_L[label_L[position]]
-                or used_L[label_L[other]] == used_L[label_L[position]]
+                figures_L[rival, 0] > figures_L[position, 0]
+                or figures_L[rival, 1] > figures_L[position, 1]
+                or figures_L[rival, 2] > figures_L[position, 2]
+                or device_L[found_L[rival]] != device_L[label]
+                or used_L[found_L[rival]] == used_L[label]
             ):
                 continue
             beaten = True
             for device in range(num_devices):
-                if free_LC[other, device] < free_LC[position, device]:
+                if free_LC[other, device] < free_LC[place, device]:
                     beaten = False
                     break
             if beaten:
-                kept_L[position] = False
                 break
-    return label_L[kept_L]
+        if not beaten:
+            chosen_L[num_chosen] = label
+            num_chosen += 1
+    return chosen_L[:num_chosen]
