@@ -90,8 +90,13 @@ class Graph:
         return Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
 
 
-def build_graph(problem: PlanProblem, rule: RampRule = "choose", *, most_moves: int = 20_000_000) -> Graph:
-    """Every split that could be part of a plan; raises PlanError for more than `most_moves`."""
+def build_graph(
+    problem: PlanProblem, rule: RampRule = "choose", *, every_batch: bool = False, most_moves: int = 20_000_000
+) -> Graph:
+    """Every split that could be part of a plan; raises PlanError for more than `most_moves`.
+
+    `every_batch` keeps batch sizes that another is better than: where all splits must share one, it may still be it.
+    """
     share_Q, after_Q = _ranks(problem)
     block_P, rank_P, node_KQ = _nodes(problem, share_Q, after_Q)
     names = tuple(name for name, supply in sorted(problem.devices.items()) if supply.count > 0)
@@ -103,7 +108,7 @@ def build_graph(problem: PlanProblem, rule: RampRule = "choose", *, most_moves: 
             _moves_of_device(
                 device, RULES[rule], sizes_G, sums_GK, ramp_s_EG, share_Q, after_Q, block_P, rank_P, node_KQ,
                 np.array(problem.bytes_per_sample_N), problem.link.bandwidth_bytes_per_s, problem.link.delay_s,
-                problem.slo.limit_s, most_moves,
+                problem.slo.limit_s, every_batch, most_moves,
             )
         )  # fmt: skip
     if any(len(part[0]) > most_moves for part in parts):
@@ -166,6 +171,7 @@ def _moves_of_device(
     bandwidth: float,
     delay_s: float,
     limit_s: float,
+    every_batch: bool,
     most_moves: int,
 ) -> tuple[IntArray, FloatArray]:
     """Columns (from, to, device, batch, rank) and (seconds, work, wait, hop, hop work) of one device's moves."""
@@ -202,7 +208,7 @@ def _moves_of_device(
                     figures_B[size, 4] = per_input * hop_s
                     kept_B[size] = seconds <= limit_s * (1 + 1e-9)
                 for size in range(num_sizes):
-                    if not kept_B[size]:
+                    if every_batch or not kept_B[size]:
                         continue
                     for other in range(num_sizes):
                         if other != size and kept_B[other] and _no_worse(figures_B, other, size):

@@ -85,7 +85,11 @@ def _searches(problem: PlanProblem, space: Space) -> Iterator[ExactSearch]:
     stocked = {name: supply for name, supply in problem.devices.items() if supply.count > 0}
     parts = [stocked] if space.several_stages else [{name: supply} for name, supply in stocked.items()]
     for devices in parts:
-        graph = build_graph(replace(problem, devices=devices), space.ramps) if devices else None
+        graph = (
+            build_graph(replace(problem, devices=devices), space.ramps, every_batch=space.one_batch)
+            if devices
+            else None
+        )
         if graph is None:
             continue
         for batch in sorted(set(graph.moves.batch_M.tolist())) if space.one_batch else [None]:
@@ -112,7 +116,7 @@ def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
     binding: Binding = "latency"
     if nearest_slo_s is None:
         unpaid = replace(problem, budget_usd_per_hour=None, slo=replace(problem.slo, latency_s=LONGEST_SLO_S))
-        binding = "budget" if _has_plan(unpaid, space) else "devices"
+        binding = "budget" if _any_plan(unpaid, space) else "devices"
     return NoPlan(
         strategy=strategy, binding=binding, nearest_slo_s=nearest_slo_s, highest_rate_per_s=highest_rate_per_s
     )
@@ -121,20 +125,24 @@ def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
 def _nearest_slo_s(problem: PlanProblem, space: Space) -> float | None:
     """The least SLO latency with a plan, not below it and at most a thousandth above; None for none at any latency."""
 
-    def has_plan(latency_s: float) -> bool:
-        return _has_plan(replace(problem, slo=replace(problem.slo, latency_s=latency_s)), space)
+    def enough_s(latency_s: float) -> float | None:
+        """What a plan under this SLO needs of it; None where there is none."""
+        found = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=latency_s)), space)
+        return None if found is None else min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
 
     below = problem.slo.latency_s
-    above = 2 * below
-    while not has_plan(above):
-        if above > LONGEST_SLO_S:
+    above = enough_s(2 * below)
+    while above is None:
+        below *= 2
+        if below > LONGEST_SLO_S:
             return None
-        below, above = above, 2 * above
+        above = enough_s(2 * below)
     while above > below * (1 + SLO_RESOLUTION):
         middle = (below * above) ** 0.5
-        below, above = (below, middle) if has_plan(middle) else (middle, above)
+        enough = enough_s(middle)
+        below, above = (middle, above) if enough is None else (below, enough)
     return above
 
 
-def _has_plan(problem: PlanProblem, space: Space) -> bool:
-    return _best(problem, space, any_plan=True)[0] is not None
+def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
+    return _best(problem, space, any_plan=True)[0]

@@ -1,0 +1,76 @@
+"""Exits that others recorded, as exit records."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError
+from experiments.data import require_data
+from profiles.records import ExitRecords
+
+BERT12_SST2 = "exit_traces/bert12_sst2dev_exit_confidences.csv"
+BERT12_EXITS = 12
+COLUMNS = ("Sample_ID", "Exit", "Confidence", "Prediction", "Label")
+
+
+def bert12_sst2(score: Literal["entropy", "confidence"]) -> ExitRecords:
+    """BERT-base with an exit after every layer but the last, on the 872 sentences of SST-2 dev.
+
+    Recorded by Div290/Buffer_based_threshold (csv_files/df.csv). Exit 0 of the file reads the embeddings, always gives
+    the same class, and is dropped; exit k from 1 to 11 is ramp k - 1. **The file has no exit after block 12**: the
+    final labels are the answers of its deepest exit, 11, so ramp 10 agrees with the full model by construction. The
+    task is binary, so the entropy in nats follows from the confidence. True labels are known.
+
+    Ends the experiment with a sentence where the file is absent; raises DataError where it is another one.
+    """
+    return read_bert12(require_data(BERT12_SST2), score)
+
+
+def read_bert12(path: Path, score: Literal["entropy", "confidence"]) -> ExitRecords:
+    """The records in a file of that form; raises DataError where exits are missing or out of order."""
+    table = _read_columns(path)
+    rows = table.reshape(-1, BERT12_EXITS, len(COLUMNS))
+    confidence_NR = rows[:, 1:, 2]
+    labels_NR = rows[:, 1:, 3].astype(np.int64)
+    scores_NR = confidence_NR if score == "confidence" else binary_entropy(confidence_NR)
+    return ExitRecords(
+        score=score,
+        num_blocks=BERT12_EXITS,
+        ramps=tuple(range(BERT12_EXITS - 1)),
+        sample_ids=tuple(str(int(sample)) for sample in rows[:, 0, 0]),
+        scores_NR=scores_NR.astype(np.float32),
+        labels_NR=labels_NR,
+        final_labels_N=labels_NR[:, -1],
+        true_labels_N=rows[:, 0, 4].astype(np.int64),
+        provenance={"data": BERT12_SST2, "final_labels": "exit 11: the file has none after block 12"},
+    )
+
+
+def binary_entropy(confidence: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Entropy in nats of two classes, one of them with this probability."""
+    other = np.clip(1 - confidence, np.finfo(np.float64).tiny, 1)
+    sure = np.clip(confidence, np.finfo(np.float64).tiny, 1)
+    return np.asarray(-(sure * np.log(sure) + other * np.log(other)))
+
+
+def _read_columns(path: Path) -> npt.NDArray[np.float64]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        if tuple(next(reader, ())) != COLUMNS:
+            raise DataError(f"{path} needs the columns {', '.join(COLUMNS)}")
+        try:
+            table = np.array([[float(cell) for cell in row] for row in reader])
+        except ValueError as error:
+            raise DataError(f"{path}: {error}") from error
+    if table.ndim != 2 or table.shape[1] != len(COLUMNS) or len(table) % BERT12_EXITS:
+        raise DataError(f"{path} needs {BERT12_EXITS} exits for every sample")
+    samples = table[:, 0].reshape(-1, BERT12_EXITS)
+    in_order = (table[:, 1].reshape(-1, BERT12_EXITS) == np.arange(BERT12_EXITS)).all()
+    if not in_order or not (samples == samples[:, :1]).all():
+        raise DataError(f"{path} needs the exits of a sample in one piece, from 0 to {BERT12_EXITS - 1}")
+    return table

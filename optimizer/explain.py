@@ -1,0 +1,162 @@
+"""Why a plan is as good as it is and no better, and why there is none: what binds, in words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from optimizer.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.evaluate import Evaluation
+from optimizer.plan import Stage
+from optimizer.problem import MinimizeCost, PlanProblem
+
+AT_ITS_LIMIT = 0.02
+"""A latency this close to what is allowed is said to bind: batch sizes come in steps, so few plans reach the limit."""
+SAME_RATE = 1e-6
+
+BindKind = Literal["stage", "hop", "latency", "devices", "budget"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bind:
+    """One thing that keeps a plan from being better."""
+
+    kind: BindKind
+    text: str
+    """With its numbers."""
+    stage_index: int | None = None
+    """Of a stage or of the hop after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What a strategy reaches on the same problem."""
+
+    strategy: Strategy
+    decision: Decision
+    times_better: float | None
+    """How many times better `best` is: its rate over this one's, or this one's cost over its. None without a plan of
+    both, and where either costs nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is to say of a plan beside the plan."""
+
+    binds: tuple[Bind, ...]
+    fills: tuple[float, ...]
+    """Mean expected batch over its batch size, per split."""
+    comparisons: tuple[Comparison, ...]
+
+
+def explain(problem: PlanProblem, planned: Planned, decisions: Mapping[Strategy, Decision]) -> Explanation:
+    """Explain a plan; `decisions` holds what other strategies reach, and `best`, which they are compared with."""
+    return Explanation(
+        binds=tuple(binds(problem, planned.stages, planned.figures)),
+        fills=tuple(split.fill for split in planned.figures.splits),
+        comparisons=compare(problem, decisions),
+    )
+
+
+def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
+    """The stages and hops that set the rate or the cost, and every promise that is used up."""
+    if isinstance(problem.objective, MinimizeCost):
+        yield from _needed(stages, figures)
+    else:
+        yield from _slowest(figures)
+        yield from _budget(problem, stages, figures)
+    limit_s = problem.slo.limit_s
+    if figures.latency_s >= limit_s * (1 - AT_ITS_LIMIT):
+        text = f"the latency of {_milliseconds(figures.latency_s)} is at its limit of {_milliseconds(limit_s)}"
+        yield Bind(kind="latency", text=text)
+    for device, supply in problem.devices.items():
+        if supply.count and sum(stage.replicas for stage in stages if stage.device == device) == supply.count:
+            yield Bind(kind="devices", text=f"all {supply.count} {device} are used")
+
+
+def _slowest(figures: Evaluation) -> Iterator[Bind]:
+    """Where a rate is sought: the stages and hops that do no more than the plan."""
+    for index, each in enumerate(figures.stages):
+        most = figures.rate_per_s * (1 + SAME_RATE)
+        if each.rate_per_s <= most:
+            yield Bind(kind="stage", text=f"stage {index} does at most {each.rate_per_s:.6g}/s", stage_index=index)
+        if each.hop_rate_per_s <= most:
+            text = f"the hop after stage {index} does at most {each.hop_rate_per_s:.6g}/s"
+            yield Bind(kind="hop", text=text, stage_index=index)
+
+
+def _needed(stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
+    """Where a cost is sought: the stages that, hop included, would do too little with one replica less."""
+    asked = figures.served_per_s
+    for index, (stage, each) in enumerate(zip(stages, figures.stages, strict=True)):
+        rate_per_s = min(each.rate_per_s, each.hop_rate_per_s) * (stage.replicas - 1) / stage.replicas
+        if rate_per_s < asked:
+            text = f"stage {index} would do {rate_per_s:.6g}/s with one replica less; {asked:.6g}/s are asked for"
+            yield Bind(kind="stage", text=text, stage_index=index)
+
+
+def _budget(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
+    """Whether a further replica of any free device would cost too much."""
+    if problem.budget_usd_per_hour is None:
+        return
+    used = {device: sum(stage.replicas for stage in stages if stage.device == device) for device in problem.devices}
+    prices = [supply.usd_per_hour for device, supply in problem.devices.items() if used[device] < supply.count]
+    if prices and figures.usd_per_hour + min(prices) > problem.budget_usd_per_hour:
+        left = problem.budget_usd_per_hour - figures.usd_per_hour
+        text = (
+            f"of the budget of {problem.budget_usd_per_hour:.2f} USD/h, {left:.2f} are left: less than one more device"
+        )
+        yield Bind(kind="budget", text=text)
+
+
+def compare(problem: PlanProblem, decisions: Mapping[Strategy, Decision]) -> tuple[Comparison, ...]:
+    """Every strategy beside `best`, in the order given."""
+    best = decisions.get("best")
+    return tuple(
+        Comparison(strategy=strategy, decision=decision, times_better=_times_better(problem, best, decision))
+        for strategy, decision in decisions.items()
+        if strategy != "best"
+    )
+
+
+def _times_better(problem: PlanProblem, best: Decision | None, other: Decision) -> float | None:
+    if not isinstance(best, Planned) or not isinstance(other, Planned):
+        return None
+    if isinstance(problem.objective, MinimizeCost):
+        above, below = other.figures.usd_per_hour, best.figures.usd_per_hour
+    else:
+        above, below = best.figures.rate_per_s, other.figures.rate_per_s
+    return above / below if above > 0 and below > 0 else None
+
+
+def no_plan_text(problem: PlanProblem, decision: NoPlan) -> str:
+    """Which promise cannot be kept, and what would do."""
+    would_do = []
+    if decision.nearest_slo_s is not None:
+        would_do.append(f"the nearest SLO that would do is {_milliseconds(decision.nearest_slo_s)}")
+    if decision.highest_rate_per_s is not None:
+        would_do.append(f"the highest rate that would do is {decision.highest_rate_per_s:.6g}/s")
+    return "; ".join([f"no plan: {_binding(problem, decision)}", *(would_do or ["no other SLO or rate would do"])])
+
+
+def _binding(problem: PlanProblem, decision: NoPlan) -> str:
+    slo = problem.slo
+    match decision.binding:
+        case "latency":
+            slack = f" ({_milliseconds(slo.limit_s)} after {slo.slack * 100:.4g} % slack)" if slo.slack else ""
+            return f"the SLO of {_milliseconds(slo.latency_s)}{slack} binds"
+        case "devices":
+            there = ", ".join(f"{supply.count} {device}" for device, supply in problem.devices.items())
+            return f"the devices ({there}) are too few{_for_rate(problem)}"
+        case "budget":
+            return f"the budget of {problem.budget_usd_per_hour or 0:.2f} USD/h is too small{_for_rate(problem)}"
+
+
+def _for_rate(problem: PlanProblem) -> str:
+    objective = problem.objective
+    return f" for {objective.rate_per_s:.6g}/s" if isinstance(objective, MinimizeCost) else ""
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"

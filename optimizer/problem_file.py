@@ -1,0 +1,220 @@
+"""Plan problems as YAML or JSON; whatever is wrong with one is said with its file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.errors import DataError, PlanError
+from earlyexit.source_file import Source, read_source
+from optimizer.plan import PolicySpec
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
+from optimizer.problem_latency import latency_table
+from optimizer.problem_shape import ObjectiveDocument, ProblemDocument, RecordsDocument, refuse_unknown_fields
+from profiles.table import LatencyTable
+
+if TYPE_CHECKING:
+    from profiles.records import ExitRecords
+
+    Recorded = tuple[ExitRecords, dict[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemFile:
+    """A plan problem, and what its file says beside it."""
+
+    problem: PlanProblem
+    records: ExitRecords | None = None
+    """Where survival was taken from them: what plans can be scored on again."""
+    thresholds: Mapping[int, float] | None = None
+    """Of every ramp of the problem, with the records."""
+
+    def policy(self, ramps: tuple[int, ...]) -> PolicySpec | None:
+        """The exit policy of the records, for these ramps; None where the file names no records."""
+        if self.records is None or self.thresholds is None:
+            return None
+        return PolicySpec(name=self.records.score, thresholds={ramp: self.thresholds[ramp] for ramp in ramps})
+
+
+def read_problem(path: Path) -> ProblemFile:
+    """Read a problem file; paths inside it are relative to its folder.
+
+    Raises PlanError naming file, line, what is wrong and what is allowed.
+    """
+    return _build(read_source(path, PlanError), path.parent)
+
+
+def parse_problem(document: object, *, where: str = "problem", folder: Path = Path()) -> ProblemFile:
+    """A problem from plain data (what YAML or JSON gave); raises PlanError."""
+    return _build(Source(document=document, where=where, raises=PlanError), folder)
+
+
+def problem_document(problem: PlanProblem) -> dict[str, Any]:
+    """Plain data that `parse_problem` reads back, every number written out."""
+    objective = problem.objective
+    document: dict[str, Any] = {
+        "schema_version": 1,
+        "blocks": problem.num_blocks,
+        "ramps": list(problem.ramps),
+        "survival": list(problem.survival_N),
+        "latency": {device: _table_document(table) for device, table in problem.latency.items()},
+        "devices": {
+            device: {"count": supply.count, "usd_per_hour": supply.usd_per_hour}
+            for device, supply in problem.devices.items()
+        },
+        "link": {"bandwidth_bytes_per_s": problem.link.bandwidth_bytes_per_s, "delay_s": problem.link.delay_s},
+        "bytes_per_sample": list(problem.bytes_per_sample_N),
+        "slo": {"latency_s": problem.slo.latency_s, "slack": problem.slo.slack},
+        "objective": {"minimize": "cost", "rate_per_s": objective.rate_per_s}
+        if isinstance(objective, MinimizeCost)
+        else {"maximize": "rate"},
+    }
+    if problem.budget_usd_per_hour is not None:
+        document["budget"] = {"usd_per_hour": problem.budget_usd_per_hour}
+    return document
+
+
+def _table_document(table: LatencyTable) -> dict[str, Any]:
+    return {
+        "batch": list(table.batches),
+        "block_s": table.block_s_NB.tolist(),
+        "ramp_s": table.ramp_s_EB.tolist(),
+    }
+
+
+def _build(source: Source, folder: Path) -> ProblemFile:
+    """Field by field: the problem's own checks run after each, and speak at its line."""
+    refuse_unknown_fields(source)
+    document = source.parse(ProblemDocument, called="the problem")
+    with source.said_at(("ramps",)):
+        problem = _blank(document)
+    recorded = _recorded(document.survival, problem, source, folder)
+    with source.said_at(("survival",)):
+        problem = replace(problem, survival_N=_survival(document, recorded))
+    with source.said_at(("bytes_per_sample",)):
+        problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
+    problem = replace(problem, **_promises(document, source))
+    problem = _with_devices(problem, document, source, folder)
+    if recorded is None:
+        return ProblemFile(problem=problem)
+    return ProblemFile(problem=problem, records=recorded[0], thresholds=recorded[1])
+
+
+def _blank(document: ProblemDocument) -> PlanProblem:
+    """The least that is a problem with these blocks and ramps; every other field is replaced."""
+    num_ramps = len(document.ramps)
+    table = LatencyTable(
+        batches=(1,), block_s_NB=np.ones((document.blocks, 1)), ramp_s_EB=np.ones((num_ramps, 1)).reshape(num_ramps, 1)
+    )
+    return PlanProblem(
+        num_blocks=document.blocks,
+        ramps=tuple(document.ramps),
+        survival_N=(1.0,) * document.blocks,
+        latency={"": table},
+        devices={"": Supply(count=0)},
+        link=Link(bandwidth_bytes_per_s=1.0),
+        bytes_per_sample_N=(0.0,) * document.blocks,
+        slo=Slo(latency_s=1.0),
+        objective=MaximizeRate(),
+    )
+
+
+def _bytes_per_sample(document: ProblemDocument) -> tuple[float, ...]:
+    given = document.bytes_per_sample
+    if isinstance(given, float):
+        return (given,) * document.blocks
+    if len(given) not in (document.blocks, document.blocks - 1):
+        raise PlanError(
+            f"bytes_per_sample has {len(given)} values; allowed are one number, {document.blocks} (one per block) "
+            f"or {document.blocks - 1} (nothing hops after the last)"
+        )
+    return (*given, *(0.0,) * (document.blocks - len(given)))
+
+
+def _promises(document: ProblemDocument, source: Source) -> dict[str, Any]:
+    with source.said_at(("link",)):
+        link = Link(**document.link.model_dump())
+    with source.said_at(("slo",)):
+        slo = Slo(**document.slo.model_dump())
+    with source.said_at(("objective",)):
+        objective = _objective(document.objective)
+    budget = None if document.budget is None else document.budget.usd_per_hour
+    return {"link": link, "slo": slo, "objective": objective, "budget_usd_per_hour": budget}
+
+
+def _objective(document: ObjectiveDocument) -> Objective:
+    allowed = "allowed are {maximize: rate} and {minimize: cost, rate_per_s: ...}"
+    if (document.maximize is None) == (document.minimize is None):
+        found = "neither maximize nor minimize" if document.maximize is None else "both maximize and minimize"
+        raise PlanError(f"objective says {found}; {allowed}")
+    if document.minimize is None:
+        if document.rate_per_s is not None:
+            raise PlanError(f"objective maximizes the rate and names a rate_per_s as well; {allowed}")
+        return MaximizeRate()
+    if document.rate_per_s is None:
+        raise PlanError(f"objective minimizes the cost of no rate_per_s; {allowed}")
+    return MinimizeCost(rate_per_s=document.rate_per_s)
+
+
+def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Source, folder: Path) -> PlanProblem:
+    """The problem with its latencies and devices, each checked at its line."""
+    for device, entry in document.latency.items():
+        table = latency_table(device, entry, problem, source, folder)
+        with source.said_at(("latency", device)):
+            problem = replace(problem, latency={**problem.latency, device: table})
+    latency = {device: problem.latency[device] for device in document.latency}
+    devices: dict[str, Supply] = {}
+    for device, supply in document.devices.items():
+        with source.said_at(("devices", device)):
+            devices[device] = Supply(**supply.model_dump())
+            problem = replace(problem, latency=latency, devices=dict(devices))
+    return problem
+
+
+def _survival(document: ProblemDocument, recorded: Recorded | None) -> tuple[float, ...]:
+    if recorded is None:
+        assert isinstance(document.survival, list)
+        return tuple(document.survival)
+    records, thresholds = recorded
+    return records.outcome(thresholds).survival
+
+
+def _recorded(
+    survival: list[float] | RecordsDocument, problem: PlanProblem, source: Source, folder: Path
+) -> Recorded | None:
+    if isinstance(survival, list):
+        return None
+    with source.said_at(("survival", "records")):
+        records = _records(survival, problem, folder)
+    with source.said_at(("survival", "thresholds")):
+        return records, _thresholds(survival, problem)
+
+
+def _records(document: RecordsDocument, problem: PlanProblem, folder: Path) -> ExitRecords:
+    from profiles.records import ExitRecords
+
+    try:
+        records = ExitRecords.load(folder / document.records)
+    except DataError as error:
+        raise PlanError(f"survival.records: {error}") from error
+    if records.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(records.ramps):
+        raise PlanError(
+            f"survival.records: {document.records} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+            f"the problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}"
+        )
+    return records
+
+
+def _thresholds(document: RecordsDocument, problem: PlanProblem) -> dict[int, float]:
+    given = document.thresholds
+    thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(problem.ramps, given)
+    if set(thresholds) != set(problem.ramps):
+        raise PlanError(
+            f"survival.thresholds names ramps {sorted(thresholds)}; "
+            f"allowed are one number, or one for each ramp of the problem, {list(problem.ramps)}"
+        )
+    return thresholds

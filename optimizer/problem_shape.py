@@ -1,0 +1,172 @@
+"""What a problem file holds, field by field, as pydantic checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from earlyexit.errors import PlanError
+from earlyexit.source_file import Source, StrictDocument
+from optimizer.plan_file import RampKey
+
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class TableDocument(StrictDocument):
+    """Seconds written out."""
+
+    batch: list[int] = Field(min_length=1)
+    """Measured batch sizes, ascending."""
+    block_s: list[list[Seconds]]
+    """One row per block, one value per batch size."""
+    ramp_s: list[list[Seconds]]
+    """One row per ramp."""
+
+
+class PublishedDocument(StrictDocument):
+    """Seconds that a paper published: a model of the catalogue, at one input length."""
+
+    published: str
+    length: int = Field(ge=1)
+
+
+class ProfileFileDocument(StrictDocument):
+    """Seconds of a latency profile, at one input length."""
+
+    profile: str
+    """Its file, relative to the problem's folder."""
+    length: int = Field(ge=1)
+
+
+class RecordsDocument(StrictDocument):
+    """Survival that follows from exit records."""
+
+    records: str
+    """Their file, relative to the problem's folder."""
+    thresholds: float | dict[RampKey, float]
+    """One for all ramps, or one per ramp, in the unit of the records' score."""
+
+
+class SupplyDocument(StrictDocument):
+    """The accelerators of one type."""
+
+    count: int = Field(ge=0)
+    usd_per_hour: float = Field(default=0.0, ge=0)
+
+
+class LinkDocument(StrictDocument):
+    """What a hop goes over."""
+
+    bandwidth_bytes_per_s: float = Field(gt=0)
+    delay_s: float = Field(default=0.0, ge=0)
+
+
+class SloDocument(StrictDocument):
+    """What is promised."""
+
+    latency_s: float = Field(gt=0)
+    slack: float = Field(default=0.2, ge=0, lt=1)
+
+
+class ObjectiveDocument(StrictDocument):
+    """What is sought; which fields go together is checked where they are read."""
+
+    maximize: Literal["rate"] | None = None
+    minimize: Literal["cost"] | None = None
+    rate_per_s: float | None = Field(default=None, gt=0)
+
+
+class BudgetDocument(StrictDocument):
+    """What all replicas together may cost."""
+
+    usd_per_hour: float = Field(ge=0)
+
+
+# Tags are no words of the format: pydantic puts them into a mistake's path, where they would read as fields.
+def _latency_kind(entry: Any) -> str:
+    """Which form a latency entry has, by the field that only that form has."""
+    named = [kind for kind in ("published", "profile") if isinstance(entry, Mapping) and kind in entry]
+    return f"<{named[0]}>" if named else "<table>"
+
+
+LatencyDocument = Annotated[
+    Annotated[TableDocument, Tag("<table>")]
+    | Annotated[PublishedDocument, Tag("<published>")]
+    | Annotated[ProfileFileDocument, Tag("<profile>")],
+    Discriminator(_latency_kind),
+]
+
+
+def _survival_kind(value: Any) -> str:
+    return "<records>" if isinstance(value, Mapping) else "<list>"
+
+
+SurvivalDocument = Annotated[
+    Annotated[list[float], Tag("<list>")] | Annotated[RecordsDocument, Tag("<records>")], Discriminator(_survival_kind)
+]
+
+
+def _bytes_kind(value: Any) -> str:
+    return "<list>" if isinstance(value, list) else "<one>"
+
+
+BytesDocument = Annotated[
+    Annotated[Seconds, Tag("<one>")] | Annotated[list[Seconds], Tag("<list>")], Discriminator(_bytes_kind)
+]
+
+
+PARTS: dict[str, type[StrictDocument]] = {
+    "survival": RecordsDocument,
+    "link": LinkDocument,
+    "slo": SloDocument,
+    "objective": ObjectiveDocument,
+    "budget": BudgetDocument,
+}
+LATENCY_KINDS: dict[str, type[StrictDocument]] = {
+    "<table>": TableDocument,
+    "<published>": PublishedDocument,
+    "<profile>": ProfileFileDocument,
+}
+
+
+class ProblemDocument(StrictDocument):
+    """A whole problem."""
+
+    schema_version: Literal[1] = 1
+    blocks: int = Field(ge=1)
+    ramps: list[int]
+    survival: SurvivalDocument
+    latency: dict[str, LatencyDocument] = Field(min_length=1)
+    devices: dict[str, SupplyDocument] = Field(min_length=1)
+    link: LinkDocument
+    bytes_per_sample: BytesDocument
+    slo: SloDocument
+    objective: ObjectiveDocument
+    budget: BudgetDocument | None = None
+
+
+def refuse_unknown_fields(source: Source) -> None:
+    """Raise at the first field that the format does not have, listing those it has; the rest is pydantic's."""
+    for path, shape, value in _places(source.document):
+        unknown = [name for name in value if name not in shape.model_fields] if isinstance(value, Mapping) else []
+        if unknown:
+            with source.said_at((*path, unknown[0])):
+                named = ".".join((*path, str(unknown[0])))
+                raise PlanError(f"{named}: unknown field; known are {', '.join(shape.model_fields)}")
+
+
+def _places(document: Any) -> Iterator[tuple[tuple[str, ...], type[StrictDocument], Any]]:
+    """Every mapping of a document with its path and shape."""
+    yield (), ProblemDocument, document
+    for name, shape in PARTS.items():
+        yield (name,), shape, _inside(document).get(name)
+    for device, supply in _inside(_inside(document).get("devices")).items():
+        yield ("devices", str(device)), SupplyDocument, supply
+    for device, entry in _inside(_inside(document).get("latency")).items():
+        yield ("latency", str(device)), LATENCY_KINDS[_latency_kind(entry)], entry
+
+
+def _inside(value: Any) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,94 @@
+"""Plans scored again on joint exit records.
+
+The planner takes survival as nested: who passes the last active ramp would have passed every earlier one. Records know
+better: an input that ramp 2 would have let out may pass ramp 5. With few ramps active, more inputs stay than the nested
+view says, so the rate falls; which of several good plans is best can change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from earlyexit.errors import PlanError
+from optimizer.decision import Planned
+from optimizer.evaluate import Evaluation, Reach, evaluate, violations
+from optimizer.plan import Stage
+from optimizer.problem import MinimizeCost, PlanProblem
+from profiles.records import ExitRecords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescored:
+    """One plan by both views."""
+
+    stages: tuple[Stage, ...]
+    nested: Evaluation
+    joint: Evaluation
+    broken: tuple[str, ...]
+    """Promises that it breaks by the records; none for a plan that keeps them all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescoring:
+    """All candidates by both views, in the planner's order: the first is its own choice."""
+
+    candidates: tuple[Rescored, ...]
+    chosen_index: int | None
+    """The best by the records that keeps every promise; None where none does."""
+
+    @property
+    def chosen(self) -> Rescored | None:
+        return None if self.chosen_index is None else self.candidates[self.chosen_index]
+
+
+def joint_reach(records: ExitRecords, thresholds: Mapping[int, float]) -> Reach:
+    """From the active ramps to the share of recorded inputs that reach every block, with these thresholds."""
+
+    def reach(active: Sequence[int]) -> Sequence[float]:
+        missing = sorted(set(active) - set(thresholds))
+        if missing:
+            raise PlanError(f"active ramps {missing} have no threshold; there are thresholds for {sorted(thresholds)}")
+        return records.outcome({ramp: thresholds[ramp] for ramp in active}).survival
+
+    return reach
+
+
+def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
+    """Score a plan and its candidates by `reach`, and find the best that still keeps every promise."""
+    stages = dict.fromkeys((planned.stages, *planned.candidates))
+    candidates = tuple(_rescored(problem, each, reach) for each in stages)
+    kept = [index for index, each in enumerate(candidates) if not each.broken]
+    chosen_index = min(kept, key=lambda index: _worth(problem, candidates[index].joint), default=None)
+    return Rescoring(candidates=candidates, chosen_index=chosen_index)
+
+
+def rechosen(problem: PlanProblem, planned: Planned, rescoring: Rescoring) -> Planned:
+    """The plan that the records prefer, with its nested figures and its gap; the planner's own where none is left."""
+    chosen = rescoring.chosen
+    if chosen is None or chosen.stages == planned.stages:
+        return planned
+    reached = _value(problem, chosen.nested)
+    gap = abs(planned.bound - reached) / planned.bound if planned.bound else 0.0
+    return replace(planned, stages=chosen.stages, figures=chosen.nested, gap=gap)
+
+
+def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> Rescored:
+    joint = evaluate(problem, stages, reach)
+    return Rescored(
+        stages=stages,
+        nested=evaluate(problem, stages),
+        joint=joint,
+        broken=tuple(violations(problem, stages, joint)),
+    )
+
+
+def _value(problem: PlanProblem, figures: Evaluation) -> float:
+    """What is sought: a cost or a rate."""
+    return figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.rate_per_s
+
+
+def _worth(problem: PlanProblem, figures: Evaluation) -> tuple[float, float]:
+    """Smaller is better; of equals the faster."""
+    sign = 1 if isinstance(problem.objective, MinimizeCost) else -1
+    return sign * _value(problem, figures), figures.latency_s

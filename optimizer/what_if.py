@@ -1,0 +1,76 @@
+"""The same problem with one number changed: how rate and cost follow the SLO, batch size, budget or devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from earlyexit.errors import PlanError
+from optimizer.problem import MinimizeCost, PlanProblem
+from profiles.table import LatencyTable
+
+AxisName = Literal["slo_s", "batch_limit", "usd_per_hour", "count", "rate_per_s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """Which number is changed, and what it becomes."""
+
+    name: AxisName
+    values: tuple[float, ...]
+    device: str | None = None
+    """Whose count."""
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise PlanError("a what-if needs at least one value")
+        if (self.name == "count") != (self.device is not None):
+            raise PlanError("a count, and nothing else, is that of a device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One point of an axis."""
+
+    value: float
+    problem: PlanProblem
+
+
+def variants(problem: PlanProblem, axis: Axis) -> tuple[Variant, ...]:
+    """The problem at every value; raises PlanError for a value that makes it none."""
+    return tuple(Variant(value=value, problem=_changed(problem, axis, value)) for value in axis.values)
+
+
+def with_batch_limit(problem: PlanProblem, limit: float) -> PlanProblem:
+    """Only the measured batch sizes up to `limit`; raises PlanError where a device has none."""
+    tables = {device: _limited(device, table, limit) for device, table in problem.latency.items()}
+    return replace(problem, latency=tables)
+
+
+def _changed(problem: PlanProblem, axis: Axis, value: float) -> PlanProblem:
+    match axis.name:
+        case "slo_s":
+            return replace(problem, slo=replace(problem.slo, latency_s=value))
+        case "batch_limit":
+            return with_batch_limit(problem, value)
+        case "usd_per_hour":
+            return replace(problem, budget_usd_per_hour=value)
+        case "rate_per_s":
+            return replace(problem, objective=MinimizeCost(rate_per_s=value))
+        case "count":
+            assert axis.device is not None
+            return _with_count(problem, axis.device, int(value))
+
+
+def _with_count(problem: PlanProblem, device: str, count: int) -> PlanProblem:
+    if device not in problem.devices:
+        raise PlanError(f"unknown device {device!r}; the problem's devices are {sorted(problem.devices)}")
+    return replace(problem, devices={**problem.devices, device: replace(problem.devices[device], count=count)})
+
+
+def _limited(device: str, table: LatencyTable, limit: float) -> LatencyTable:
+    kept = tuple(batch for batch in table.batches if batch <= limit)
+    if not kept:
+        raise PlanError(f"no batch size up to {limit:g} is measured on {device}; measured are {list(table.batches)}")
+    columns = slice(len(kept))  # batches ascend
+    return LatencyTable(batches=kept, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])
