@@ -1,0 +1,229 @@
+"""Published accelerator figures as latency profiles, for planning before anything was measured.
+
+Sources print the latency of a whole model. It is spread evenly over the blocks, embedding and head with them: layers of
+a transformer encoder are equal (Apparate's profiler averages them likewise), residual blocks of ResNet-50 nearly so. A
+ramp costs the share of a block that was measured once, see `ramp_share` in catalogue.yaml. Accelerators without figures
+of their own are derived from another by a published relative speed. Every profile says in its provenance what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from earlyexit.errors import DataError
+from profiles.catalogue_file import (
+    CatalogueDocument,
+    ComparedDocument,
+    FiguresDocument,
+    LayersDocument,
+    ScaledDocument,
+    WholeDocument,
+    read_catalogue,
+)
+from profiles.latency import LatencyProfile, ProfileKind
+from profiles.table import FloatArray, LatencyTable
+
+MS = 1e-3
+DTYPES = {"FP32": "float32", "FP16": "float16", "FP16-AMP": "float16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """One profile that `published_profile` gives."""
+
+    model: str
+    num_blocks: int
+    device: str
+    backend: str
+    kind: ProfileKind
+    lengths: tuple[int, ...]
+    batches: tuple[int, ...]
+    """At the first length."""
+    source: str
+    """Repository, path and commit."""
+
+
+def catalogue() -> tuple[CatalogueEntry, ...]:
+    """Every model and accelerator with published or derived figures."""
+    return tuple(_entry(profile) for profile in _profiles().values())
+
+
+def published_profile(model: str, device: str) -> LatencyProfile:
+    """The profile of a model on an accelerator type; raises DataError that lists what there is."""
+    known = _profiles()
+    if (model, device) in known:
+        return known[model, device]
+    devices = [each for name, each in known if name == model]
+    if devices:
+        raise DataError(f"no published figures of {model} on {device!r}; there are of {', '.join(devices)}")
+    models = ", ".join(sorted({name for name, _ in known}))
+    raise DataError(f"no published figures of model {model!r}; there are of {models}")
+
+
+@cache
+def _profiles() -> dict[tuple[str, str], LatencyProfile]:
+    document = read_catalogue()
+    profiles = [_from_whole(document, each) for each in document.whole]
+    profiles += [_from_layers(document, each) for each in document.layers]
+    found = {(profile.model, profile.device): profile for profile in profiles}
+    derived = [_scaled(document, each, found[model, each.base]) for each in document.scaled for model in each.models]
+    derived += [_compared(document, each, found[each.model, each.base]) for each in document.compared]
+    found |= {(profile.model, profile.device): profile for profile in derived}
+    return dict(sorted(found.items()))
+
+
+def _entry(profile: LatencyProfile) -> CatalogueEntry:
+    source = profile.provenance["source"]
+    return CatalogueEntry(
+        model=profile.model,
+        num_blocks=profile.num_blocks,
+        device=profile.device,
+        backend=profile.backend,
+        kind=profile.kind,
+        lengths=profile.lengths,
+        batches=profile.tables[profile.lengths[0]].batches,
+        source=f"{source['repo']} {source['path']} @ {source['commit']}",
+    )
+
+
+def _from_whole(document: CatalogueDocument, entry: WholeDocument) -> LatencyProfile:
+    model = document.models[entry.model]
+    source = document.sources[entry.source]
+    tables = {each.length: _spread(each, model.num_blocks, document.ramp_share) for each in entry.tables}
+    return LatencyProfile(
+        model=entry.model,
+        num_blocks=model.num_blocks,
+        ramps=tuple(range(model.num_blocks - 1)),
+        device=entry.device,
+        backend=source.backend,
+        dtype=DTYPES[entry.precision],
+        kind="published",
+        tables=tables,
+        provenance={
+            "source": source.model_dump(),
+            "lines": {str(each.length): each.line for each in entry.tables},
+            "precision": entry.precision,
+            "blocks": f"the latency of the whole model spread evenly over its {model.num_blocks} {model.block}s",
+            "ramps": f"derived: {document.ramp_share:.1%} of a block, measured for DistilBERT on an A6000 at batch 1",
+            **_smoothed(entry),
+        },
+    )
+
+
+def _spread(figures: FiguresDocument, num_blocks: int, ramp_share: float) -> LatencyTable:
+    whole_s_B = _never_falling(figures.latency_ms) * MS
+    return _even_table(tuple(figures.batch), whole_s_B / num_blocks, num_blocks, ramp_share)
+
+
+def _even_table(batches: tuple[int, ...], block_s_B: FloatArray, num_blocks: int, ramp_share: float) -> LatencyTable:
+    return LatencyTable(
+        batches=batches,
+        block_s_NB=np.tile(block_s_B, (num_blocks, 1)),
+        ramp_s_EB=np.tile(block_s_B * ramp_share, (num_blocks - 1, 1)),
+    )
+
+
+def _never_falling(latency_ms: list[float]) -> FloatArray:
+    """Running maximum over the batch: a smaller batch was published as slower here and there, by chance."""
+    return np.maximum.accumulate(np.array(latency_ms, dtype=np.float64))
+
+
+def _smoothed(entry: WholeDocument) -> Mapping[str, Any]:
+    raised = {
+        str(each.length): [
+            batch
+            for batch, ms, kept_ms in zip(each.batch, each.latency_ms, _never_falling(each.latency_ms), strict=True)
+            if kept_ms > ms
+        ]
+        for each in entry.tables
+    }
+    found = {length: batches for length, batches in raised.items() if batches}
+    if not found:
+        return {}
+    return {"smoothed": {"how": "latency raised to that of the next smaller batch", "batches_by_length": found}}
+
+
+def _from_layers(document: CatalogueDocument, entry: LayersDocument) -> LatencyProfile:
+    source = document.sources[entry.source]
+    num_blocks = document.models[entry.model].num_blocks
+    ends_ms = [*entry.until_ms[:-1], entry.whole_ms]  # the head belongs to the last block, the embedding to the first
+    table = LatencyTable(
+        batches=(entry.batch,),
+        block_s_NB=np.diff(ends_ms, prepend=0.0)[:, None] * MS,
+        ramp_s_EB=np.full((num_blocks - 1, 1), entry.ramp_ms * MS),
+    )
+    return LatencyProfile(
+        model=entry.model,
+        num_blocks=num_blocks,
+        ramps=tuple(range(num_blocks - 1)),
+        device=entry.device,
+        backend=source.backend,
+        dtype=DTYPES[entry.precision],
+        kind="published",
+        tables={entry.length: table},
+        provenance={
+            "source": source.model_dump(),
+            "precision": entry.precision,
+            "blocks": "by layer; the embedding is in the first block, the head in the last",
+            "ramps": "measured",
+            "length": "not stated: that of Apparate's script for BERT, profiling/deepspeed_profile_bert.py",
+        },
+    )
+
+
+def _scaled(document: CatalogueDocument, entry: ScaledDocument, base: LatencyProfile) -> LatencyProfile:
+    slower = entry.base_steps_per_s / entry.steps_per_s
+    tables = {
+        length: LatencyTable(
+            batches=table.batches, block_s_NB=table.block_s_NB * slower, ramp_s_EB=table.ramp_s_EB * slower
+        )
+        for length, table in base.tables.items()
+    }
+    how = (
+        f"seconds on {base.device} times {slower:.3f}: training {entry.job} alone makes {entry.base_steps_per_s} "
+        f"steps/s on {base.device}, {entry.steps_per_s} on {entry.device}"
+    )
+    caution = f"training speeds; half precision gains more on {base.device}, so {entry.device} may be slower than this"
+    return _derived(document, base, entry.device, entry.source, tables, {"derived": how, "caution": caution})
+
+
+def _compared(document: CatalogueDocument, entry: ComparedDocument, base: LatencyProfile) -> LatencyProfile:
+    known = base.tables[entry.length]
+    batches = tuple(batch for batch in entry.batch if batch in known.batches)
+    here = [entry.batch.index(batch) for batch in batches]
+    there = [known.batches.index(batch) for batch in batches]
+    slower_B = (np.array(entry.latency_ms) / np.array(entry.base_ms))[here]
+    block_s_B = np.maximum.accumulate(known.block_s_NB[0, there] * slower_B)
+    table = _even_table(batches, block_s_B, base.num_blocks, document.ramp_share)
+    how = (
+        f"seconds on {base.device} times, at each batch size, what {entry.device} takes in seconds of {base.device} "
+        f"under {document.sources[entry.source].backend} {entry.precision}"
+    )
+    said = {"derived": how, "lines": {base.device: entry.base_line, entry.device: entry.line}}
+    return _derived(document, base, entry.device, entry.source, {entry.length: table}, said)
+
+
+def _derived(
+    document: CatalogueDocument,
+    base: LatencyProfile,
+    device: str,
+    source: str,
+    tables: Mapping[int, LatencyTable],
+    said: Mapping[str, Any],
+) -> LatencyProfile:
+    return LatencyProfile(
+        model=base.model,
+        num_blocks=base.num_blocks,
+        ramps=base.ramps,
+        device=device,
+        backend=base.backend,
+        dtype=base.dtype,
+        kind="derived",
+        tables=tables,
+        provenance={**said, "source": document.sources[source].model_dump(), "base": dict(base.provenance)},
+    )

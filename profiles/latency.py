@@ -1,0 +1,220 @@
+"""Latency profiles: seconds of every block and ramp of one model on one accelerator, over batch size and length.
+
+E3 section 3.2 plans from such profiles; theirs have one input length, ours as many as were measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from earlyexit.errors import DataError
+from earlyexit.source_file import Source, StrictDocument, read_source
+from profiles.table import FloatArray, LatencyTable
+
+SCHEMA = 1
+ProfileKind = Literal["measured", "published", "derived"]
+Name = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatencyProfile:
+    """Measured or published seconds of one model on one accelerator; refuses what contradicts itself.
+
+    That seconds grow with the batch is for whoever measures to see to: a file is taken as it is.
+    """
+
+    model: str
+    num_blocks: int
+    ramps: tuple[int, ...]
+    """Every ramp the model has, active or not: ramp r sits after block r."""
+    device: str
+    """Accelerator type, one of the names in `cluster.devices`."""
+    backend: str
+    """What ran the model: torch, onnx, TensorRT, ..."""
+    dtype: str
+    kind: ProfileKind
+    """`derived`: computed from figures of another accelerator, see `provenance`."""
+    tables: Mapping[int, LatencyTable]
+    """By input length, ascending: tokens, or for images the side in pixels."""
+    provenance: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not all((self.model, self.device, self.backend, self.dtype)):
+            raise DataError("a latency profile names its model, device, backend and dtype")
+        _check_ramps(self.ramps, self.num_blocks)
+        lengths = list(self.tables)
+        if not lengths or lengths != sorted(set(lengths)) or lengths[0] < 1:
+            raise DataError(f"the lengths of a latency profile must ascend from at least 1, not {lengths}")
+        for length, table in self.tables.items():
+            rows = len(table.block_s_NB), len(table.ramp_s_EB)
+            if rows != (self.num_blocks, len(self.ramps)):
+                raise DataError(
+                    f"length {length} has {rows[0]} rows of block_s and {rows[1]} of ramp_s; "
+                    f"the model has {self.num_blocks} blocks and {len(self.ramps)} ramps"
+                )
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Measured input lengths, ascending."""
+        return tuple(self.tables)
+
+    def at(self, length: int) -> LatencyTable:
+        """Seconds at one input length: exact, or linear between the two measured lengths around it.
+
+        Between two lengths only the batch sizes that both have are known. Raises DataError outside the measured ones.
+        """
+        if length in self.tables:
+            return self.tables[length]
+        below, above = self.lengths[0], self.lengths[-1]
+        if not below < length < above:
+            raise DataError(
+                f"{self.model} on {self.device}: not measured for {length} tokens (or pixels a side); "
+                f"measured are {below} to {above}"
+            )
+        below = max(each for each in self.lengths if each < length)
+        above = min(each for each in self.lengths if each > length)
+        return _between(self.tables[below], self.tables[above], (length - below) / (above - below))
+
+    def check_fits(self, model: str | None, num_blocks: int, ramps: tuple[int, ...]) -> None:
+        """Raise DataError when this profile is of another model; a model without a name is told by its shape."""
+        if model is not None and model != self.model:
+            raise DataError(f"the latency profile is of model {self.model!r}, wanted is {model!r}")
+        if (num_blocks, ramps) != (self.num_blocks, self.ramps):
+            raise DataError(
+                f"the latency profile of {self.model!r} has {self.num_blocks} blocks and ramps {list(self.ramps)}, "
+                f"wanted are {num_blocks} blocks and ramps {list(ramps)}"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write one JSON file, a block or ramp a line."""
+        path.write_text(_text(self), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> LatencyProfile:
+        """Read what `save` wrote; raises DataError naming file, line, what is wrong and what is allowed."""
+        source = read_source(path, DataError)
+        document = source.parse(ProfileDocument, called="the latency profile")
+        with source.said_at(("ramps",)):
+            _check_ramps(tuple(document.ramps), document.num_blocks)
+        tables = {
+            table.length: _table(source, index, document.num_blocks, len(document.ramps), table)
+            for index, table in enumerate(document.tables)
+        }
+        with source.said_at(("tables",)):
+            if len(tables) != len(document.tables):
+                raise DataError("two tables have the same length; one a length is allowed")
+            return cls(
+                model=document.model,
+                num_blocks=document.num_blocks,
+                ramps=tuple(document.ramps),
+                device=document.device,
+                backend=document.backend,
+                dtype=document.dtype,
+                kind=document.kind,
+                tables=tables,
+                provenance=document.provenance,
+            )
+
+
+class TableDocument(StrictDocument):
+    """Seconds at one input length."""
+
+    length: int = Field(ge=1)
+    batch: list[int] = Field(min_length=1)
+    block_s: list[list[Seconds]]
+    ramp_s: list[list[Seconds]]
+
+
+class ProfileDocument(StrictDocument):
+    """A whole latency profile."""
+
+    schema_version: Literal[1]
+    kind: ProfileKind
+    model: Name
+    num_blocks: int = Field(ge=1)
+    ramps: list[int]
+    device: Name
+    backend: Name
+    dtype: Name
+    tables: list[TableDocument] = Field(min_length=1)
+    provenance: dict[str, Any]
+
+
+def _check_ramps(ramps: tuple[int, ...], num_blocks: int) -> None:
+    if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
+        raise DataError(f"ramps must ascend and sit below block {num_blocks - 1}, not {list(ramps)}")
+
+
+def _table(source: Source, index: int, num_blocks: int, num_ramps: int, document: TableDocument) -> LatencyTable:
+    at = ("tables", index)
+    for name, rows, wanted in (("block_s", document.block_s, num_blocks), ("ramp_s", document.ramp_s, num_ramps)):
+        with source.said_at((*at, name)):
+            if len(rows) != wanted:
+                raise DataError(f"{name} has {len(rows)} rows; needed: {wanted}, one a {name.removesuffix('_s')}")
+        for row, seconds in enumerate(rows):
+            with source.said_at((*at, name, row)):
+                if len(seconds) != len(document.batch):
+                    raise DataError(f"values here: {len(seconds)}; needed: {len(document.batch)}, one a batch size")
+    with source.said_at((*at, "batch")):
+        return LatencyTable(
+            batches=tuple(document.batch),
+            block_s_NB=_array(document.block_s, len(document.batch)),
+            ramp_s_EB=_array(document.ramp_s, len(document.batch)),
+        )
+
+
+def _array(rows: list[list[float]], num_batches: int) -> FloatArray:
+    return np.array(rows, dtype=np.float64).reshape(len(rows), num_batches)  # no rows at all still have a width
+
+
+def _between(below: LatencyTable, above: LatencyTable, share: float) -> LatencyTable:
+    """The way from one table to the other, 0 to 1, at the batch sizes that both have."""
+    batches = tuple(batch for batch in below.batches if batch in above.batches)
+    if not batches:
+        raise DataError(
+            f"no batch size is measured at both lengths around: {list(below.batches)} and {list(above.batches)}"
+        )
+    low, high = ([table.batches.index(batch) for batch in batches] for table in (below, above))
+    return LatencyTable(
+        batches=batches,
+        block_s_NB=(1 - share) * below.block_s_NB[:, low] + share * above.block_s_NB[:, high],
+        ramp_s_EB=(1 - share) * below.ramp_s_EB[:, low] + share * above.ramp_s_EB[:, high],
+    )
+
+
+def _text(profile: LatencyProfile) -> str:
+    tables = ",\n".join(_table_text(length, table) for length, table in profile.tables.items())
+    fields = {
+        "schema_version": SCHEMA,
+        "kind": profile.kind,
+        "model": profile.model,
+        "num_blocks": profile.num_blocks,
+        "ramps": list(profile.ramps),
+        "device": profile.device,
+        "backend": profile.backend,
+        "dtype": profile.dtype,
+        "provenance": dict(profile.provenance),
+    }
+    lines = [f'  "{name}": {json.dumps(value, allow_nan=False)},\n' for name, value in fields.items()]
+    return "{\n" + "".join(lines) + f'  "tables": [\n{tables}\n  ]\n' + "}\n"
+
+
+def _table_text(length: int, table: LatencyTable) -> str:
+    return (
+        f'    {{"length": {length}, "batch": {json.dumps(table.batches)},\n'
+        f'      "block_s": {_rows_text(table.block_s_NB)},\n'
+        f'      "ramp_s": {_rows_text(table.ramp_s_EB)}}}'
+    )
+
+
+def _rows_text(seconds_RB: FloatArray) -> str:
+    rows = ",\n".join(f"        {json.dumps(row)}" for row in seconds_RB.tolist())
+    return f"[\n{rows}\n      ]" if rows else "[]"

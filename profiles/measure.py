@@ -1,0 +1,291 @@
+"""Measures how long blocks and ramps take, by running one-block splits the way a replica runs any split.
+
+`time_probes` runs; `latency_tables` computes, and knows neither torch nor time. E3 section 3.2 plans from such tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.clock import Clock
+from earlyexit.errors import DataError
+from earlyexit.split import Split
+from profiles.table import FloatArray, LatencyTable
+
+if TYPE_CHECKING:
+    from earlyexit.cut import SegmentRunner
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.piece import Piece
+    from earlyexit.train import Progress
+
+LEAST_WARM_UPS = 3
+MOST_WARM_UPS = 10
+STABLE = 0.1
+"""Two runs in a row this close, relatively, end the warm-up."""
+OUTLIER_MADS = 3.0
+MAD_TO_SIGMA = 1.4826
+"""Makes the median absolute deviation estimate a normal distribution's standard deviation."""
+NEVER = -1.0
+"""An entropy that no prediction has: inputs stay, so that a probe's batch is the same at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What is timed: one batch through one split, all inputs of one length, nobody leaves before the model's end."""
+
+    split: Split
+    length: int
+    """Tokens of every input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A probe and its seconds, one per round; rounds of points that were timed together are comparable pairwise."""
+
+    probe: Probe
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
+    def spread(self) -> float:
+        """Scaled median absolute deviation (MAD) of the rounds, relative to their median: how noisy the machine was."""
+        return self._sigma_s / self.median_s if self.median_s else 0.0
+
+    @property
+    def outliers(self) -> int:
+        """Rounds further from the median than three scaled MADs; the median is of all rounds."""
+        return int((self._distance_R > OUTLIER_MADS * self._sigma_s).sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, one line of a file of points."""
+        split = self.probe.split
+        return {
+            "length": self.probe.length,
+            "batch": split.batch,
+            "first": split.first,
+            "end": split.end,
+            "ramps": list(split.ramps),
+            "median_s": self.median_s,
+            "spread": self.spread,
+            "outliers": self.outliers,
+            "seconds": list(self.seconds),
+        }
+
+    @property
+    def _distance_R(self) -> FloatArray:
+        return np.abs(np.array(self.seconds) - self.median_s)
+
+    @property
+    def _sigma_s(self) -> float:
+        return MAD_TO_SIGMA * float(np.median(self._distance_R))
+
+
+class ProbeRunner(Protocol):
+    """What can run probes."""
+
+    def prepare(self, probe: Probe) -> Callable[[], None]:
+        """A call that runs the probe once, and returns when the device has finished it."""
+        ...
+
+
+def profile_probes(
+    num_blocks: int, ramps: Sequence[int], batches: Sequence[int], lengths: Sequence[int]
+) -> tuple[Probe, ...]:
+    """What `latency_tables` needs: every block alone, every block with its ramp, and the whole model in one piece."""
+    return tuple(
+        Probe(split=split, length=length)
+        for length in sorted(set(lengths))
+        for batch in sorted(set(batches))
+        for split in _splits(num_blocks, ramps, batch)
+    )
+
+
+def time_probes(
+    probes: Sequence[Probe],
+    runner: ProbeRunner,
+    *,
+    clock: Clock,
+    rng: np.random.Generator,
+    repeats: int,
+    progress: Progress | None = None,
+) -> tuple[Point, ...]:
+    """Time every probe once per round, in an order drawn anew for each, so that the machine's drift hits all alike."""
+    runs = [_warm(runner.prepare(probe), clock, progress, k, len(probes)) for k, probe in enumerate(probes)]
+    seconds_PR = np.empty((len(probes), repeats))
+    for round_ in range(repeats):
+        for k in rng.permutation(len(probes)):
+            seconds_PR[k, round_] = _timed(runs[k], clock)
+        if progress:
+            progress("measure", round_ + 1, repeats)
+    return tuple(Point(probe=probe, seconds=tuple(row)) for probe, row in zip(probes, seconds_PR.tolist(), strict=True))
+
+
+def latency_tables(points: Sequence[Point], num_blocks: int, ramps: Sequence[int]) -> dict[int, LatencyTable]:
+    """One table per input length, from the points of `profile_probes`.
+
+    Rows rise with the batch size: where noise says otherwise, the nearest rows that do (isotonic regression).
+    Raises DataError where points are missing, or do not come from the same rounds.
+    """
+    seconds_R = {point.probe: np.array(point.seconds) for point in points}
+    lengths = sorted({probe.length for probe in seconds_R})
+    batches = tuple(sorted({probe.split.batch for probe in seconds_R}))
+    missing = [probe for probe in profile_probes(num_blocks, ramps, batches, lengths) if probe not in seconds_R]
+    if missing:
+        raise DataError(f"points of the profile are missing: {len(missing)}, the first of them {missing[0]}")
+    if len({len(point.seconds) for point in points}) > 1:
+        raise DataError("the points of a profile must come from the same rounds; these have unequal numbers of them")
+    return {length: _table(seconds_R, num_blocks, tuple(ramps), batches, length) for length in lengths}
+
+
+class LiveSplits:
+    """Runs probes on a model as a replica's device runs batches: inputs are fused, then cut by cut, on packed tokens.
+
+    Token ids are random. Later blocks get the hidden state that the first gives, whatever their place: the values
+    do not change how long a block takes.
+    """
+
+    def __init__(self, model: EarlyExitModel, rng: np.random.Generator, segments: SegmentRunner | None = None) -> None:
+        """`segments` compute the cuts; None for the model's own modules."""
+        from earlyexit.policies import EntropyPolicy
+
+        self._model = model
+        self._rng = rng
+        self._segments = segments
+        self._policy = EntropyPolicy(NEVER)
+        self._pieces: dict[tuple[int, int, bool], Piece] = {}
+
+    def prepare(self, probe: Probe) -> Callable[[], None]:
+        from earlyexit.piece import fuse
+
+        split = probe.split
+        cut = self._model.cut(split.first, split.end, split.ramps, self._policy, self._segments)
+        singles = replace(self._piece(probe), next_block=split.first).singles()
+
+        def run() -> None:
+            for _ in cut.run(fuse(singles)):
+                pass
+            self._wait()
+
+        return run
+
+    def _piece(self, probe: Probe) -> Piece:
+        """Kept, so that all splits of a batch size and length run the same inputs."""
+        key = (probe.split.batch, probe.length, probe.split.first == 0)
+        if key not in self._pieces:
+            if probe.split.first == 0:
+                self._pieces[key] = self._tokens(probe)
+            else:
+                before = replace(probe, split=replace(probe.split, first=0, end=1, ramps=()))
+                (step,) = self._model.cut(0, 1, (), self._policy).run(self._piece(before))
+                assert step.survivors is not None, "later blocks exist, so nobody ends here"
+                self._pieces[key] = step.survivors
+        return self._pieces[key]
+
+    def _tokens(self, probe: Probe) -> Piece:
+        from earlyexit.wire import WirePiece
+
+        batch, vocabulary = probe.split.batch, self._model.backbone.to_config()["vocab_size"]
+        wire = WirePiece(
+            sample_ids=tuple(map(str, range(batch))),
+            next_block=0,
+            lengths_B=np.full(batch, probe.length, dtype=np.int32),
+            values=self._rng.integers(0, vocabulary, size=batch * probe.length, dtype=np.int32),
+            state_BS=None,
+        )
+        return self._model.from_wire(wire, self._policy)
+
+    def _wait(self) -> None:
+        """Kernels of a GPU run on after the call that started them."""
+        import torch
+
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+
+
+def _splits(num_blocks: int, ramps: Sequence[int], batch: int) -> tuple[Split, ...]:
+    alone = [_alone(block, batch) for block in range(num_blocks)]
+    with_ramp = [_with_ramp(ramp, batch) for ramp in ramps]
+    return tuple(dict.fromkeys([*alone, *with_ramp, _whole(num_blocks, batch)]))  # one block is the whole of its model
+
+
+def _alone(block: int, batch: int) -> Split:
+    return Split(first=block, end=block + 1, batch=batch)
+
+
+def _with_ramp(block: int, batch: int) -> Split:
+    return Split(first=block, end=block + 1, batch=batch, ramps=(block,))
+
+
+def _whole(num_blocks: int, batch: int) -> Split:
+    return Split(first=0, end=num_blocks, batch=batch)
+
+
+def _warm(
+    run: Callable[[], None], clock: Clock, progress: Progress | None, index: int, total: int
+) -> Callable[[], None]:
+    """Run until two runs in a row take about as long; the first may export, compile or page in."""
+    seconds = [_timed(run, clock) for _ in range(LEAST_WARM_UPS)]
+    while abs(seconds[-1] - seconds[-2]) > STABLE * seconds[-2] and len(seconds) < MOST_WARM_UPS:
+        seconds.append(_timed(run, clock))
+    if progress:
+        progress("warm-up", index + 1, total)
+    return run
+
+
+def _timed(run: Callable[[], None], clock: Clock) -> float:
+    started_s = clock.now_s()
+    run()
+    return clock.now_s() - started_s
+
+
+def _table(
+    seconds_R: Mapping[Probe, FloatArray],
+    num_blocks: int,
+    ramps: tuple[int, ...],
+    batches: tuple[int, ...],
+    length: int,
+) -> LatencyTable:
+    columns = []
+    for batch in batches:
+        of_split = {split: seconds_R[Probe(split=split, length=length)] for split in _splits(num_blocks, ramps, batch)}
+        columns.append(_column(of_split, num_blocks, ramps, batch))
+    blocks_BN, ramps_BE = zip(*columns, strict=True)
+    return LatencyTable(
+        batches=batches, block_s_NB=_rising(np.stack(blocks_BN, axis=1)), ramp_s_EB=_rising(np.stack(ramps_BE, axis=1))
+    )
+
+
+def _column(
+    of_split: Mapping[Split, FloatArray], num_blocks: int, ramps: tuple[int, ...], batch: int
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of every block (N) and ramp (E) at one batch size, from the rounds (R) of every split.
+
+    Blocks run one by one pay the price of a call (fusing, index tensors, a session's start) N times, run together
+    once. The cost model has no row for it, so every block carries half of what one more call costs it: the sum of the
+    blocks is then as far above the whole model's time as it is below that of its blocks alone, and every split lies
+    between these two. A ramp ends the segment it is in, and what follows pays for a start of its own: a block with
+    its ramp is charged what that takes alone.
+    """
+    alone_NR = np.stack([of_split[_alone(block, batch)] for block in range(num_blocks)])
+    whole_R = of_split[_whole(num_blocks, batch)]
+    half_call_s = float(np.median(alone_NR.sum(axis=0) - whole_R)) / (2 * num_blocks)
+    block_s_N = np.median(alone_NR, axis=1) - half_call_s
+    added_E = [np.median(of_split[_with_ramp(ramp, batch)] - alone_NR[ramp]) for ramp in ramps]
+    ramp_s_E = np.array(added_E, dtype=np.float64) + half_call_s
+    return np.maximum(block_s_N, 0.0), np.maximum(ramp_s_E, 0.0)
+
+
+def _rising(seconds_RB: FloatArray) -> FloatArray:
+    """The nearest rows, by squares, that never fall (Barlow et al., pool adjacent violators)."""
+    from scipy.optimize import isotonic_regression
+
+    rows: list[npt.NDArray[np.float64]] = [isotonic_regression(row).x for row in seconds_RB]
+    return np.array(rows, dtype=np.float64).reshape(seconds_RB.shape)

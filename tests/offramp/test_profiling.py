@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from earlyexit.errors import InputError, PlanError
+from offramp.profiling import ProfileJob, profile_figures, profile_model, write_points
+from profiles.latency import LatencyProfile
+
+QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        pytest.param({"device": "abacus"}, "unknown device 'abacus'", id="device"),
+        pytest.param({"backend": "tea"}, "backend 'tea'; allowed: torch, onnx", id="backend"),
+        pytest.param({"dtype": "int3"}, "dtype 'int3'; allowed: float32, bfloat16", id="dtype"),
+        pytest.param({"batches": ()}, "batch sizes must ascend from at least 1, not []", id="no batch"),
+        pytest.param({"batches": (2, 1)}, "batch sizes must ascend from at least 1, not [2, 1]", id="order"),
+        pytest.param({"lengths": (0, 4)}, "lengths must ascend from at least 1, not [0, 4]", id="length 0"),
+        pytest.param({"repeats": 0}, "repeats must be at least 1, not 0", id="repeats"),
+        pytest.param({"threads": 0}, "threads must be at least 1, not 0", id="threads"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        ProfileJob(**fields)
+    assert message in str(refused.value)
+
+
+def test_a_length_beyond_the_models_is_refused(model: Path) -> None:
+    with pytest.raises(InputError, match="length 64; the model takes at most 16 tokens"):
+        profile_model(model, ProfileJob(lengths=(4, 64)))
+
+
+def test_a_missing_gpu_is_said(model: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(InputError, match="device 'V100' needs CUDA, and torch finds none here"):
+        profile_model(model, ProfileJob(device="V100"))
+
+
+def test_onnx_refuses_what_it_cannot_run(model: Path) -> None:
+    with pytest.raises(PlanError, match="float32"):
+        profile_model(model, ProfileJob(backend="onnx", dtype="bfloat16"))
+
+
+def test_a_profile_is_measured_written_and_read_back(model: Path, tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    profile, points = profile_model(model, QUICK, progress=lambda *step: seen.append(step))
+    # Three blocks, two ramps, the whole model; two batch sizes, two lengths.
+    assert len(points) == (3 + 2 + 1) * 2 * 2
+    assert (seen[0], seen[-1]) == (("warm-up", 1, 24), ("measure", 3, 3))
+    profile.save(tmp_path / "profile.json")
+    back = LatencyProfile.load(tmp_path / "profile.json")
+    assert (back.model, back.num_blocks, back.ramps, back.kind) == ("m", 3, (0, 1), "measured")
+    assert (back.device, back.backend, back.dtype, back.lengths) == ("cpu", "torch", "float32", (4, 8))
+    for table in back.tables.values():
+        assert table.block_s_NB.shape == (3, 2)
+        assert table.ramp_s_EB.shape == (2, 2)
+        assert (table.block_s_NB > 0).all()
+        assert (table.block_s_NB[:, 1] >= table.block_s_NB[:, 0]).all()
+
+
+def test_a_profile_says_on_what_and_how_it_was_measured(model: Path) -> None:
+    profile, points = profile_model(model, QUICK)
+    facts = profile.provenance
+    assert (facts["seed"], facts["repeats"], facts["threads"], facts["timings"]) == (0, 3, 1, 72)
+    assert facts["outliers"] == sum(point.outliers for point in points)
+    assert 0 <= facts["spread"] < 10
+    assert facts["device_name"]
+    assert facts["versions"]["torch"] == torch.__version__
+
+
+def test_measuring_leaves_the_threads_of_torch_as_they_were(model: Path) -> None:
+    profile_model(model, ProfileJob(batches=(1,), lengths=(4,), repeats=1, threads=2))
+    assert torch.get_num_threads() == 1
+
+
+def test_points_are_written_one_a_line(model: Path, tmp_path: Path) -> None:
+    _, points = profile_model(model, QUICK)
+    write_points(points, tmp_path / "points.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines == [point.to_json() for point in points]
+
+
+def test_figures_show_the_full_model_at_every_length_and_batch(model: Path) -> None:
+    profile, _ = profile_model(model, QUICK)
+    figures = profile_figures(profile)
+    assert [(row["length"], row["batch"]) for row in figures["rows"]] == [(4, 1), (4, 2), (8, 1), (8, 2)]
+    assert figures["rows"][0]["model_s"] == pytest.approx(profile.at(4).block_s_NB[:, 0].sum())
+    assert json.loads(json.dumps(figures)) == figures
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_waited_for_and_named(model: Path) -> None:
+    profile, _ = profile_model(model, ProfileJob(device="cuda", batches=(1, 64), lengths=(8,), repeats=3))
+    assert profile.provenance["device_name"] == torch.cuda.get_device_name()
+    assert profile.provenance["driver"]
+    assert (profile.at(8).block_s_NB > 0).all()

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from experiments.data import data_folder
+from profiles.catalogue import catalogue, published_profile
+from profiles.catalogue_file import read_catalogue
+from profiles.latency import LatencyProfile
+
+BERT_BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
+each_profile = pytest.mark.parametrize(
+    "profile",
+    [pytest.param(published_profile(e.model, e.device), id=f"{e.model} {e.device}") for e in catalogue()],
+)
+DATA = data_folder()
+needs_data = pytest.mark.skipif(DATA is None, reason="the published tables are not in OFFRAMP_DATA")
+
+
+def whole_ms(model: str, device: str, length: int, batch: int) -> float:
+    table = published_profile(model, device).at(length)
+    return float(table.block_s_NB[:, table.batches.index(batch)].sum()) * 1e3
+
+
+def test_the_catalogue_names_models_accelerators_and_sources() -> None:
+    found = {(entry.model, entry.device): entry for entry in catalogue()}
+    assert sorted({model for model, _ in found}) == ["bert-base", "bert-large", "distilbert-base", "resnet50"]
+    entry = found["bert-base", "V100"]
+    assert (entry.num_blocks, entry.lengths, entry.batches) == (12, (128, 384), BERT_BATCHES)
+    assert (entry.backend, entry.kind) == ("TensorRT", "published")
+    assert entry.source == "NVIDIA/TensorRT demo/BERT/README.md @ ab20a8ac26da03df5e434b4f9d1da0156ca019b6"
+
+
+@pytest.mark.parametrize(
+    ("model", "devices"),
+    [
+        ("bert-base", "A100 A30 K80 L4 L40S P100 T4 V100"),
+        ("bert-large", "A100 A30 K80 L4 L40S P100 T4 V100"),
+        ("distilbert-base", "A6000 P100"),
+        ("resnet50", "A100 A30 K80 P100 T4 V100"),
+    ],
+)
+def test_a_model_is_known_on_these_accelerators(model: str, devices: str) -> None:
+    assert [entry.device for entry in catalogue() if entry.model == model] == devices.split()
+
+
+def test_a_whole_model_is_spread_evenly_over_its_blocks() -> None:
+    table = published_profile("bert-base", "V100").at(128)
+    assert table.block_s_NB[:, 0] == pytest.approx(np.full(12, 1.23e-3 / 12))
+    assert table.block_s_NB[:, -1] == pytest.approx(np.full(12, 43.25e-3 / 12))
+
+
+def test_a_ramp_without_figures_of_its_own_costs_a_share_of_a_block() -> None:
+    table = published_profile("bert-base", "V100").at(128)
+    assert table.ramp_s_EB[:, 0] == pytest.approx(np.full(11, 0.053 * 1.23e-3 / 12))
+
+
+def test_the_share_is_that_of_the_measured_ramp() -> None:
+    table = published_profile("distilbert-base", "A6000").at(128)
+    assert round(float(table.ramp_s_EB[0, 0] / table.block_s_NB[1, 0]), 3) == read_catalogue().ramp_share == 0.053
+
+
+def test_a_model_known_by_layers_has_its_embedding_in_the_first_block_and_its_head_in_the_last() -> None:
+    profile = published_profile("distilbert-base", "A6000")
+    table = profile.at(128)
+    assert table.batches == (1,)
+    assert table.block_s_NB[:, 0] == pytest.approx(
+        np.array([2.7427, 2.3287, 2.3287, 2.3287, 2.3287, 2.6627]) * 1e-3, rel=1e-4
+    )
+    assert float(table.block_s_NB.sum()) == pytest.approx(14.720145e-3)
+    assert table.ramp_s_EB[:, 0] == pytest.approx(np.full(5, 0.123478e-3))
+
+
+def test_p100_and_k80_are_as_much_slower_than_v100_as_in_training() -> None:
+    assert whole_ms("bert-base", "P100", 128, 8) == pytest.approx(3.32 * 7.787265 / 4.888324)
+    assert whole_ms("resnet50", "K80", 224, 32) == pytest.approx(11.02 * 7.787265 / 1.236569)
+    profile = published_profile("bert-base", "P100")
+    assert profile.kind == "derived"
+    assert "times 1.593" in profile.provenance["derived"]
+    assert profile.provenance["base"]["source"]["repo"] == "NVIDIA/TensorRT"
+
+
+def test_a30_is_as_much_slower_than_a100_as_where_both_were_measured() -> None:
+    assert whole_ms("resnet50", "A30", 224, 32) == pytest.approx(4.70 * 4.51 / 2.45)
+    profile = published_profile("resnet50", "A30")
+    assert profile.kind == "derived"
+    assert profile.at(224).batches == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def test_a_latency_that_fell_with_the_batch_is_raised_and_that_is_said() -> None:
+    profile = published_profile("resnet50", "T4")  # published: 7.61 ms at batch 1, 7.20 ms at batch 2
+    assert whole_ms("resnet50", "T4", 224, 2) == pytest.approx(7.61)
+    assert profile.provenance["smoothed"]["batches_by_length"] == {"224": [2]}
+    assert "smoothed" not in published_profile("resnet50", "V100").provenance
+
+
+@each_profile
+def test_seconds_never_fall_with_the_batch(profile: LatencyProfile) -> None:
+    for table in profile.tables.values():
+        assert (np.diff(table.block_s_NB, axis=1) >= 0).all()
+        assert (np.diff(table.ramp_s_EB, axis=1) >= 0).all()
+
+
+@each_profile
+def test_ramps_sit_after_every_block_but_the_last(profile: LatencyProfile) -> None:
+    assert profile.ramps == tuple(range(profile.num_blocks - 1))
+
+
+@each_profile
+def test_what_the_catalogue_gives_can_be_saved(profile: LatencyProfile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "profile.json")
+    assert LatencyProfile.load(tmp_path / "profile.json").provenance == profile.provenance
+
+
+def test_an_unknown_model_is_refused_with_those_known() -> None:
+    with pytest.raises(DataError) as refused:
+        published_profile("gpt2", "V100")
+    assert str(refused.value) == (
+        "no published figures of model 'gpt2'; there are of bert-base, bert-large, distilbert-base, resnet50"
+    )
+
+
+def test_an_accelerator_without_figures_is_refused_with_those_that_have_some() -> None:
+    with pytest.raises(DataError) as refused:
+        published_profile("resnet50", "L4")
+    assert str(refused.value) == (
+        "no published figures of resnet50 on 'L4'; there are of A100, A30, K80, P100, T4, V100"
+    )
+
+
+def quoted() -> Iterator[tuple[str, ...]]:
+    """Model, accelerator, framework, precision, length, commit, line, batch and milliseconds of every quoted number."""
+    document = read_catalogue()
+    for whole in document.whole:
+        source = document.sources[whole.source]
+        for table in whole.tables:
+            for batch, ms in zip(table.batch, table.latency_ms, strict=True):
+                at = whole.model, whole.device, source.backend, whole.precision
+                yield *at, str(table.length), source.commit, str(table.line), str(batch), f"{ms:.3f}"
+    for each in document.compared:
+        source = document.sources[each.source]
+        for device, line, row in ((each.device, each.line, each.latency_ms), (each.base, each.base_line, each.base_ms)):
+            for batch, ms in zip(each.batch, row, strict=True):
+                at = each.model, device, source.backend, each.precision
+                yield *at, str(each.length), source.commit, str(line), str(batch), f"{ms:.3f}"
+
+
+def published(path: Path) -> Iterator[tuple[str, ...]]:
+    """The same of every row of the collected tables, where ResNet-50 is `resnet50v1.5` and has no length."""
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            at = row["model"].removesuffix("v1.5"), row["gpu"], row["framework"], row["precision"]
+            length = "224" if row["model"] == "resnet50v1.5" else str(int(float(row["seq_len"] or 0)))
+            ms = f"{float(row['latency_ms'] or 0):.3f}"
+            yield *at, length, row["commit"], row["line"], row["batch"], ms
+
+
+@needs_data
+def test_every_quoted_latency_is_in_the_published_tables() -> None:
+    assert DATA is not None
+    numbers = list(quoted())
+    assert len(numbers) == 293
+    assert set(numbers) - set(published(DATA / "profiles" / "gpu_latency_tidy.csv")) == set()
+
+
+@needs_data
+def test_the_quoted_training_speeds_are_gavels() -> None:
+    assert DATA is not None
+    with gzip.open(DATA / "profiles" / "gavel_simulation_throughputs.json.gz") as file:
+        steps_per_s = json.load(file)
+    for each in read_catalogue().scaled:
+        job = f"('{each.job}', 1)"
+        assert each.base_steps_per_s == round(steps_per_s[each.base.lower()][job]["null"], 6)
+        assert each.steps_per_s == round(steps_per_s[each.device.lower()][job]["null"], 6)
+
+
+@needs_data
+def test_the_quoted_layers_are_apparates() -> None:
+    assert DATA is not None
+    recorded = json.loads((DATA / "exit_traces" / "apparate_distilbert_imdb_a6000.json").read_text())
+    (layers,) = read_catalogue().layers
+    assert layers.until_ms == [round(until_ms, 6) for until_ms, _ in recorded["ramps"]]
+    assert [layers.ramp_ms] == sorted({round(ramp_ms, 6) for _, ramp_ms in recorded["ramps"]})
+    assert layers.whole_ms == round(recorded["vanilla_total_ms"], 6)
+    assert read_catalogue().sources[layers.source].commit == recorded["source"]["commit"]

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from profiles.latency import LatencyProfile
+from profiles.table import LatencyTable
+
+
+def table(scale: float, batches: tuple[int, ...] = (1, 2, 4)) -> LatencyTable:
+    """Two blocks of 1 and 2 ms an input, one ramp of 0.1 ms, all times the scale."""
+    sizes = np.array(batches) * 1e-3 * scale
+    return LatencyTable(batches=batches, block_s_NB=np.array([sizes, 2 * sizes]), ramp_s_EB=0.1 * sizes[None])
+
+
+PROFILE = LatencyProfile(
+    model="tiny",
+    num_blocks=2,
+    ramps=(0,),
+    device="V100",
+    backend="torch",
+    dtype="float32",
+    kind="measured",
+    tables={16: table(1), 32: table(2), 128: table(10, (2, 4, 8))},
+    provenance={"driver": "550.1", "note": "a “quoted” word", "runs": [1, 2]},
+)
+TEXT = """\
+{
+  "schema_version": 1,
+  "kind": "measured",
+  "model": "tiny",
+  "num_blocks": 2,
+  "ramps": [0],
+  "device": "V100",
+  "backend": "torch",
+  "dtype": "float32",
+  "provenance": {},
+  "tables": [
+    {"length": 16, "batch": [1, 2],
+      "block_s": [
+        [0.001, 2e-03],
+        [0.001, 0.002]
+      ],
+      "ramp_s": [
+        [1e-05, 2e-05]
+      ]},
+    {"length": 32, "batch": [1],
+      "block_s": [[0.01], [0.02]],
+      "ramp_s": [[1]]}
+  ]
+}
+"""
+
+
+def facts(profile: LatencyProfile) -> dict[str, Any]:
+    """All that a profile says, as plain data."""
+    return {
+        "shape": (profile.model, profile.num_blocks, profile.ramps),
+        "ran": (profile.device, profile.backend, profile.dtype, profile.kind),
+        "provenance": profile.provenance,
+        "tables": [
+            (length, each.batches, each.block_s_NB.tolist(), each.ramp_s_EB.tolist())
+            for length, each in profile.tables.items()
+        ],
+    }
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "profile.json"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def changed(old: str, new: str) -> str:
+    assert TEXT.count(old) == 1
+    return TEXT.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        pytest.param(PROFILE, id="three lengths"),
+        pytest.param(
+            replace(
+                PROFILE,
+                ramps=(),
+                tables={1: LatencyTable(batches=(1,), block_s_NB=np.ones((2, 1)), ramp_s_EB=np.zeros((0, 1)))},
+            ),
+            id="no ramps",
+        ),
+    ],
+)
+def test_a_saved_profile_is_read_back_equal(profile: LatencyProfile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "profile.json")
+    assert facts(LatencyProfile.load(tmp_path / "profile.json")) == facts(profile)
+
+
+def test_the_file_has_the_documented_shape(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "profile.json")
+    document = json.loads((tmp_path / "profile.json").read_text())
+    assert document["schema_version"] == 1
+    assert document["tables"][0] == {
+        "length": 16,
+        "batch": [1, 2, 4],
+        "block_s": [[0.001, 0.002, 0.004], [0.002, 0.004, 0.008]],
+        "ramp_s": [[0.1 * 0.001, 0.1 * 0.002, 0.1 * 0.004]],
+    }
+
+
+def test_a_measured_length_comes_back_as_measured() -> None:
+    assert PROFILE.at(32) is PROFILE.tables[32]
+
+
+def test_between_two_lengths_seconds_are_linear_in_the_length() -> None:
+    between = PROFILE.at(20)  # a quarter of the way: 1.25 ms an input in the first block
+    assert between.batches == (1, 2, 4)
+    assert between.block_s_NB == pytest.approx(np.array([[1.25, 2.5, 5], [2.5, 5, 10]]) * 1e-3)
+    assert between.ramp_s_EB == pytest.approx(np.array([[0.125, 0.25, 0.5]]) * 1e-3)
+
+
+def test_between_two_lengths_only_the_batch_sizes_of_both_are_known() -> None:
+    between = PROFILE.at(80)  # half way from 2 to 10 ms an input
+    assert between.batches == (2, 4)
+    assert between.block_s_NB[0] == pytest.approx([12e-3, 24e-3])
+
+
+@pytest.mark.parametrize("length", [15, 129, 600, 0, -1])
+def test_a_length_outside_the_measured_ones_is_refused(length: int) -> None:
+    with pytest.raises(DataError, match=f"tiny on V100: not measured for {length} tokens .*; measured are 16 to 128"):
+        PROFILE.at(length)
+
+
+def test_two_lengths_without_a_common_batch_size_say_so() -> None:
+    profile = replace(PROFILE, tables={16: table(1, (1, 2)), 32: table(2, (4,))})
+    with pytest.raises(DataError, match=r"no batch size is measured at both lengths around: \[1, 2\] and \[4\]"):
+        profile.at(20)
+
+
+def test_a_profile_fits_its_own_model() -> None:
+    PROFILE.check_fits("tiny", 2, (0,))
+    PROFILE.check_fits(None, 2, (0,))
+    assert PROFILE.lengths == (16, 32, 128)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_blocks", "ramps", "message"),
+    [
+        pytest.param("big", 2, (0,), "the latency profile is of model 'tiny', wanted is 'big'", id="name"),
+        pytest.param(
+            "tiny",
+            3,
+            (0, 1),
+            "the latency profile of 'tiny' has 2 blocks and ramps [0], wanted are 3 blocks and ramps [0, 1]",
+            id="blocks",
+        ),
+        pytest.param(
+            None,
+            2,
+            (),
+            "the latency profile of 'tiny' has 2 blocks and ramps [0], wanted are 2 blocks and ramps []",
+            id="ramps",
+        ),
+    ],
+)
+def test_a_profile_of_another_model_is_refused(
+    model: str | None, num_blocks: int, ramps: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(DataError) as refused:
+        PROFILE.check_fits(model, num_blocks, ramps)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"model": ""}, "names its model, device, backend and dtype", id="no name"),
+        pytest.param({"ramps": (1,)}, r"ramps must ascend and sit below block 1, not \[1\]", id="ramp at the end"),
+        pytest.param(
+            {"ramps": ()}, "length 16 has 2 rows of block_s and 1 of ramp_s; the model has 2 blocks and 0", id="rows"
+        ),
+        pytest.param({"tables": {}}, r"must ascend from at least 1, not \[\]", id="no lengths"),
+        pytest.param({"tables": {32: table(1), 16: table(1)}}, r"not \[32, 16\]", id="lengths not ascending"),
+    ],
+)
+def test_a_profile_that_contradicts_itself_is_refused(change: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        replace(PROFILE, **change)
+
+
+def test_small_numbers_of_json_are_numbers(tmp_path: Path) -> None:
+    profile = LatencyProfile.load(written(tmp_path, TEXT))
+    assert profile.tables[16].ramp_s_EB.tolist() == [[1e-05, 2e-05]]
+    assert profile.tables[32].ramp_s_EB.tolist() == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(
+            changed("[0.001, 2e-03]", "[0.001, -1]"),
+            "14: tables.0.block_s.0.1: Input should be greater than or equal to 0",
+            id="negative",
+        ),
+        pytest.param(
+            changed("[0.001, 2e-03]", "[0.001, NaN]"),
+            "14: tables.0.block_s.0.1: Input should be a finite number",
+            id="nan",
+        ),
+        pytest.param(
+            changed("1e-05, 2e-05", "1e-05, Infinity"),
+            "18: tables.0.ramp_s.0.1: Input should be a finite number",
+            id="inf",
+        ),
+        pytest.param(
+            changed("[0.001, 2e-03]", '[0.001, "2"]'),
+            "14: tables.0.block_s.0.1: Input should be a valid number",
+            id="text",
+        ),
+        pytest.param(changed(', "batch": [1, 2],', ","), "12: tables.0.batch: Field required", id="no batch sizes"),
+        pytest.param(
+            changed('"batch": [1, 2]', '"batch": []'),
+            "12: tables.0.batch: List should have at least 1 item",
+            id="empty",
+        ),
+        pytest.param(
+            changed('"batch": [1, 2]', '"batch": [2, 1]'),
+            "12: batch sizes must ascend from at least 1, not [2, 1]",
+            id="falling",
+        ),
+        pytest.param(
+            changed('"batch": [1, 2]', '"batch": [1, 2, 4]'),
+            "14: values here: 2; needed: 3, one a batch size",
+            id="row too short",
+        ),
+        pytest.param(
+            changed("        [0.001, 0.002]\n", "        [0.001]\n"),
+            "15: values here: 1; needed: 2, one a batch size",
+            id="second row",
+        ),
+        pytest.param(
+            changed("[0.001, 2e-03],\n", ""), "13: block_s has 1 rows; needed: 2, one a block", id="rows of blocks"
+        ),
+        pytest.param(
+            changed("        [1e-05, 2e-05]\n", ""), "17: ramp_s has 0 rows; needed: 1, one a ramp", id="rows of ramps"
+        ),
+        pytest.param(
+            changed('"ramps": [0]', '"ramps": [1]'), "6: ramps must ascend and sit below block 1, not [1]", id="ramp"
+        ),
+        pytest.param(
+            changed('"num_blocks": 2', '"num_blocks": 0'),
+            "5: num_blocks: Input should be greater than or equal to 1",
+            id="no blocks",
+        ),
+        pytest.param(
+            changed('"kind": "measured"', '"kind": "guessed"'),
+            "3: kind: Input should be 'measured', 'published' or 'derived'",
+            id="kind",
+        ),
+        pytest.param(
+            changed('"schema_version": 1', '"schema_version": 2'), "2: schema_version: Input should be 1", id="schema"
+        ),
+        pytest.param(
+            changed('"model": "tiny"', '"model": ""'), "4: model: String should have at least 1 character", id="no name"
+        ),
+        pytest.param(changed('"dtype"', '"type"'), "1: dtype: Field required", id="key missing"),
+        pytest.param(
+            changed('"dtype": "float32",', '"dtype": "float32", "x": 1,'),
+            "9: x: Extra inputs are not permitted",
+            id="unknown key",
+        ),
+        pytest.param(
+            changed('"length": 32', '"length": 0'),
+            "20: tables.1.length: Input should be greater than or equal to 1",
+            id="length 0",
+        ),
+        pytest.param(
+            changed('"length": 32', '"length": 16'),
+            "11: two tables have the same length; one a length is allowed",
+            id="length twice",
+        ),
+        pytest.param(
+            changed('"length": 32', '"length": 8'),
+            "11: the lengths of a latency profile must ascend",
+            id="lengths falling",
+        ),
+        pytest.param(
+            changed('"kind": "measured",', '"kind": "measured"'), "4: not JSON: Expecting ',' delimiter", id="not JSON"
+        ),
+        pytest.param("[]", "1: the latency profile: Input should be a valid dictionary", id="a list"),
+        pytest.param(
+            TEXT.replace("  ", "\t").replace("[1]]", "[-1]]"),
+            "22: tables.1.ramp_s.0.0: Input should be greater",
+            id="with tabs",
+        ),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(DataError) as refused:
+        LatencyProfile.load(path)
+    assert str(refused.value).startswith(f"{path}:{message}")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.json: no such file"):
+        LatencyProfile.load(tmp_path / "gone.json")

@@ -1,0 +1,284 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.checkpoint import random_model
+from earlyexit.clock import ManualClock
+from earlyexit.cut import TorchSegments
+from earlyexit.errors import DataError
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Piece
+from earlyexit.split import Segment, Split
+from profiles.measure import LiveSplits, Point, Probe, latency_tables, profile_probes, time_probes
+from profiles.table import LatencyTable
+
+ROOT = Path(__file__).parents[2]
+LENGTH = 8
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_blocks": 3,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "max_length": 16,
+}
+
+
+def split(first: int, end: int, batch: int = 1, ramps: tuple[int, ...] = ()) -> Split:
+    return Split(first=first, end=end, batch=batch, ramps=ramps)
+
+
+def points(of_split: Mapping[Split, Sequence[float]], length: int = LENGTH) -> list[Point]:
+    return [Point(probe=Probe(split=each, length=length), seconds=tuple(s)) for each, s in of_split.items()]
+
+
+def table_of(of_split: Mapping[Split, Sequence[float]], num_blocks: int, ramps: Sequence[int]) -> LatencyTable:
+    return latency_tables(points(of_split), num_blocks, ramps)[LENGTH]
+
+
+# Probes
+
+
+def test_a_profile_times_every_block_with_and_without_its_ramp_and_the_whole_model() -> None:
+    probes = profile_probes(2, ramps=(0,), batches=(1, 4), lengths=(8,))
+    assert [probe.split for probe in probes] == [
+        *(split(0, 1), split(1, 2), split(0, 1, ramps=(0,)), split(0, 2)),
+        *(split(0, 1, 4), split(1, 2, 4), split(0, 1, 4, ramps=(0,)), split(0, 2, 4)),
+    ]
+    assert {probe.length for probe in probes} == {8}
+
+
+def test_a_model_of_one_block_is_timed_once() -> None:
+    assert profile_probes(1, (), batches=(2,), lengths=(8,)) == (Probe(split=split(0, 1, 2), length=8),)
+
+
+# Points
+
+
+@pytest.mark.parametrize(
+    ("seconds", "outliers"),
+    [
+        pytest.param((1.0, 2.0, 3.0, 4.0, 100.0), 1, id="MAD 1, so beyond 4.4 from the median 3"),
+        pytest.param((1.0, 2.0, 3.0, 4.0, 7.4), 0, id="4.4 from the median"),
+        pytest.param((1.0, 1.0, 1.0, 1.0, 2.0), 1, id="MAD 0"),
+        pytest.param((1.0,), 0, id="alone"),
+    ],
+)
+def test_outliers_are_rounds_beyond_three_scaled_mads(seconds: tuple[float, ...], outliers: int) -> None:
+    assert Point(probe=Probe(split=split(0, 1), length=8), seconds=seconds).outliers == outliers
+
+
+def test_a_point_is_one_line_of_plain_data() -> None:
+    point = Point(probe=Probe(split=split(1, 2, 4, ramps=(1,)), length=8), seconds=(3.0, 1.0, 2.0))
+    assert point.to_json() == {
+        "length": 8,
+        "batch": 4,
+        "first": 1,
+        "end": 2,
+        "ramps": [1],
+        "median_s": 2.0,
+        "spread": 1.4826 / 2,
+        "outliers": 0,
+        "seconds": [3.0, 1.0, 2.0],
+    }
+
+
+# From points to tables
+
+
+def test_blocks_carry_half_of_what_a_call_adds_and_a_ramp_what_its_block_takes_with_it() -> None:
+    table = table_of(
+        {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [6.0], split(0, 2): [10.0]}, 2, [0]
+    )
+    # Alone 5 + 7 = 12, together 10: the sum becomes 11, and each of the two blocks gives up a half.
+    assert table.block_s_NB.tolist() == [[4.5], [6.5]]
+    # Block 0 with its ramp takes 6.
+    assert table.ramp_s_EB.tolist() == [[1.5]]
+
+
+def test_a_whole_model_that_is_slower_than_its_blocks_alone_lifts_them() -> None:
+    table = table_of({split(0, 1): [5.0], split(1, 2): [7.0], split(0, 2): [14.0]}, 2, [])
+    assert table.block_s_NB.tolist() == [[5.5], [7.5]]
+    assert table.ramp_s_EB.shape == (0, 1)
+
+
+def test_a_table_is_of_medians_and_a_slow_spell_of_the_machine_does_not_make_a_ramp_dear() -> None:
+    table = table_of(
+        {
+            split(0, 1): [4.0, 8.0, 4.0],
+            split(1, 2): [6.0, 12.0, 6.0],
+            split(0, 1, ramps=(0,)): [5.0, 10.0, 5.0],
+            split(0, 2): [10.0, 20.0, 10.0],
+        },
+        2,
+        [0],
+    )
+    assert table.block_s_NB.tolist() == [[4.0], [6.0]]
+    assert table.ramp_s_EB.tolist() == [[1.0]]
+
+
+def test_more_inputs_never_cost_less() -> None:
+    table = table_of({split(0, 1, 1): [4.0], split(0, 1, 2): [2.0], split(0, 1, 4): [10.0]}, 1, [])
+    assert table.batches == (1, 2, 4)
+    assert table.block_s_NB.tolist() == [[3.0, 3.0, 10.0]]
+
+
+def test_nothing_costs_less_than_nothing() -> None:
+    table = table_of(
+        {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [4.0], split(0, 2): [12.0]}, 2, [0]
+    )
+    assert table.ramp_s_EB.tolist() == [[0.0]]
+
+
+def test_every_length_has_its_table() -> None:
+    tables = latency_tables([*points({split(0, 1): [1.0]}, length=8), *points({split(0, 1): [2.0]}, length=16)], 1, [])
+    assert {length: table.block_s_NB.tolist() for length, table in tables.items()} == {8: [[1.0]], 16: [[2.0]]}
+
+
+def test_a_missing_point_is_refused() -> None:
+    with pytest.raises(DataError, match=r"^points of the profile are missing: 1, the first of them .*first=0, end=2"):
+        table_of({split(0, 1): [5.0], split(1, 2): [7.0]}, 2, [])
+
+
+def test_points_of_unequal_rounds_are_refused() -> None:
+    with pytest.raises(DataError, match="unequal numbers"):
+        table_of({split(0, 1): [5.0], split(1, 2): [7.0, 7.0], split(0, 2): [12.0]}, 2, [])
+
+
+# Timing
+
+
+class FakeRunner:
+    """Every run of a probe takes the next of its seconds; the last one for ever."""
+
+    def __init__(self, seconds: Mapping[int, Sequence[float]]) -> None:
+        self.clock = ManualClock()
+        self.log: list[int] = []
+        self._seconds: dict[int, Iterator[float]] = {length: _last_for_ever(s) for length, s in seconds.items()}
+
+    def prepare(self, probe: Probe) -> Callable[[], None]:
+        def run() -> None:
+            self.log.append(probe.length)
+            self.clock.advance(next(self._seconds[probe.length]))
+
+        return run
+
+
+def _last_for_ever(seconds: Sequence[float]) -> Iterator[float]:
+    yield from seconds
+    while True:
+        yield seconds[-1]
+
+
+def timed(runner: FakeRunner, lengths: Sequence[int], repeats: int, seed: int = 0) -> list[tuple[float, ...]]:
+    probes = [Probe(split=split(0, 1), length=length) for length in lengths]
+    rng = np.random.default_rng(seed)
+    return [point.seconds for point in time_probes(probes, runner, clock=runner.clock, rng=rng, repeats=repeats)]
+
+
+def test_three_runs_warm_up_where_they_are_stable_and_are_not_counted() -> None:
+    runner = FakeRunner({8: [50.0, 2.0, 2.0, 1.0, 4.0]})
+    assert timed(runner, [8], repeats=3) == [(1.0, 4.0, 4.0)]
+
+
+def test_warming_up_goes_on_until_two_runs_take_as_long() -> None:
+    runner = FakeRunner({8: [64.0, 32.0, 16.0, 8.0, 8.0, 1.0]})
+    assert timed(runner, [8], repeats=1) == [(1.0,)]
+
+
+def test_warming_up_ends_on_a_machine_that_never_settles() -> None:
+    runner = FakeRunner({8: [1.0, 2.0] * 5 + [3.0]})
+    assert timed(runner, [8], repeats=1) == [(3.0,)]
+    assert len(runner.log) == 10 + 1
+
+
+def test_rounds_hold_every_probe_once_in_an_order_of_their_own() -> None:
+    lengths = [1, 2, 3, 4, 5, 6]
+    runner = FakeRunner({length: [float(length)] for length in lengths})
+    assert timed(runner, lengths, repeats=2) == [(length, length) for length in map(float, lengths)]
+    rounds = runner.log[18:24], runner.log[24:]
+    assert [sorted(each) for each in rounds] == [lengths, lengths]
+    assert rounds[0] != rounds[1]
+
+
+def test_the_seed_decides_the_order() -> None:
+    lengths = [1, 2, 3, 4, 5, 6]
+    logs = []
+    for _ in range(2):
+        runner = FakeRunner({length: [1.0] for length in lengths})
+        timed(runner, lengths, repeats=2, seed=3)
+        logs.append(runner.log)
+    assert logs[0] == logs[1]
+
+
+def test_warm_up_and_rounds_report_their_progress() -> None:
+    seen: list[tuple[str, int, int]] = []
+    runner = FakeRunner({8: [1.0]})
+    time_probes(
+        [Probe(split=split(0, 1), length=8)],
+        runner,
+        clock=runner.clock,
+        rng=np.random.default_rng(0),
+        repeats=2,
+        progress=lambda *step: seen.append(step),
+    )
+    assert seen == [("warm-up", 1, 1), ("measure", 1, 2), ("measure", 2, 2)]
+
+
+# What runs
+
+
+class LoggedSegments:
+    """What was computed, on how many inputs and tokens."""
+
+    def __init__(self, model: EarlyExitModel) -> None:
+        self._inner = TorchSegments(model)
+        self.log: list[tuple[int, int, int | None, int, int]] = []
+        self.values: list[Tensor] = []
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
+        self.log.append((segment.first, segment.end, segment.ramp, len(piece), int(piece.lengths_B.sum())))
+        self.values.append(piece.values)
+        return self._inner.run(segment, piece)
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    """Three blocks, ramps after 0 and 1, random weights."""
+    return random_model(SIZES, label_names=("a", "b"))
+
+
+def run_live(model: EarlyExitModel, *splits: Split, seed: int = 0) -> LoggedSegments:
+    logged = LoggedSegments(model)
+    live = LiveSplits(model, np.random.default_rng(seed), logged)
+    for each in splits:
+        live.prepare(Probe(split=each, length=LENGTH))()
+    return logged
+
+
+def test_a_probe_runs_its_segments_on_its_whole_batch_and_nobody_leaves(model: EarlyExitModel) -> None:
+    logged = run_live(model, split(0, 3, 4, ramps=(0, 1)), split(1, 2, 2))
+    assert logged.log == [(0, 1, 0, 4, 32), (1, 2, 1, 4, 32), (2, 3, None, 4, 32), (1, 2, None, 2, 16)]
+
+
+def test_the_first_block_gets_random_tokens_and_later_ones_a_hidden_state(model: EarlyExitModel) -> None:
+    first, later = run_live(model, split(0, 1, 4), split(2, 3, 4)).values
+    assert (first.dtype, first.shape) == (torch.int32, (32,))
+    assert 0 <= int(first.min()) < int(first.max()) < 50
+    assert later.shape == (32, 16)
+    assert torch.equal(first, run_live(model, split(0, 1, 4)).values[0])
+    assert not torch.equal(first, run_live(model, split(0, 1, 4), seed=1).values[0])
+
+
+def test_measuring_loads_torch_only_when_a_model_is_run() -> None:
+    code = "import sys, profiles.measure; assert not {'torch', 'ray', 'scipy'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
