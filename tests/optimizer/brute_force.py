@@ -1,0 +1,274 @@
+"""The planner's slow twin: scores every plan of a strategy's space, and shares no code with the planner.
+
+Plans are taken a layout at a time: all choices of batches (P) against all choices of replicas (Q), with S splits in G
+stages. The scores are written anew from the definitions of the cost model; what is returned is scored by `evaluate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations, product
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.split import Split
+from optimizer.decision import Strategy
+from optimizer.evaluate import TOLERANCE, Evaluation, evaluate, violations
+from optimizer.plan import Stage
+from optimizer.problem import MinimizeCost, PlanProblem
+
+T = TypeVar("T")
+FloatArray = npt.NDArray[np.float64]
+Blocks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A plan without its batches and replicas."""
+
+    stages: tuple[tuple[Blocks, ...], ...]
+    """Per stage its splits, per split its blocks."""
+    devices: tuple[str, ...]
+    """Per stage."""
+    ramps: tuple[int, ...]
+    """Active ones."""
+    constant_batch: bool
+    """All splits at one batch size, as E3 has it."""
+
+    @property
+    def splits(self) -> tuple[tuple[Blocks, str], ...]:
+        """With the device that runs each."""
+        pairs = zip(self.stages, self.devices, strict=True)
+        return tuple((blocks, device) for splits, device in pairs for blocks in splits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Every plan of one layout."""
+
+    batch_PS: FloatArray
+    replicas_QG: FloatArray
+    rate_per_s_PQ: FloatArray
+    latency_s_PQ: FloatArray
+    usd_per_hour_Q: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    stages: tuple[Stage, ...]
+    figures: Evaluation
+
+
+def layouts(problem: PlanProblem, strategy: Strategy) -> Iterator[Layout]:
+    """Every way to cut the blocks into splits, group these, place the groups and switch ramps on."""
+    there = [device for device, supply in problem.devices.items() if supply.count > 0]
+    for splits in _consecutive_groups(range(problem.num_blocks)):
+        for stages in _consecutive_groups(splits):
+            if _in_space(strategy, len(stages), len(splits)):
+                for ramps, devices in product(_ramp_sets(problem, strategy), product(there, repeat=len(stages))):
+                    yield Layout(stages=stages, devices=devices, ramps=ramps, constant_batch=strategy == "e3")
+
+
+def plan_of(layout: Layout, batch_S: FloatArray, replicas_G: FloatArray) -> tuple[Stage, ...]:
+    batches = iter(batch_S)
+    return tuple(
+        Stage(
+            device=device,
+            replicas=int(replicas),
+            splits=tuple(
+                Split(
+                    first=blocks[0],
+                    end=blocks[-1] + 1,
+                    batch=int(next(batches)),
+                    ramps=tuple(ramp for ramp in layout.ramps if ramp in blocks),
+                )
+                for blocks in splits
+            ),
+        )
+        for splits, device, replicas in zip(layout.stages, layout.devices, replicas_G, strict=True)
+    )
+
+
+class Twin:
+    """Answers one problem for any strategy, remembering the times of splits."""
+
+    def __init__(self, problem: PlanProblem) -> None:
+        self._problem = problem
+        self._seconds: dict[tuple[Blocks, str, tuple[int, ...], float], FloatArray] = {}
+
+    def best(self, strategy: Strategy) -> Optimum | None:
+        """The plan of the highest rate or the least cost; None where no plan meets the problem."""
+        costs = isinstance(self._problem.objective, MinimizeCost)
+        least, best = np.inf, None
+        for layout in layouts(self._problem, strategy):
+            scores = self.scores(layout)
+            feasible_PQ = self._keeps_rate_and_budget(scores) & self._keeps_latency(scores)
+            regret_PQ = np.where(feasible_PQ, scores.usd_per_hour_Q if costs else -scores.rate_per_s_PQ, np.inf)
+            if regret_PQ.size and regret_PQ.min() < least:
+                least = float(regret_PQ.min())
+                p, q = np.unravel_index(regret_PQ.argmin(), regret_PQ.shape)
+                best = plan_of(layout, scores.batch_PS[p], scores.replicas_QG[q])
+        return None if best is None else self._checked(best)
+
+    def least_latency_s(self, strategy: Strategy) -> float | None:
+        """Of the plans that keep the rate and the budget; None where there are none."""
+        least = np.inf
+        for layout in layouts(self._problem, strategy):
+            scores = self.scores(layout)
+            latency_s_PQ = np.where(self._keeps_rate_and_budget(scores), scores.latency_s_PQ, np.inf)
+            least = min(least, float(latency_s_PQ.min(initial=np.inf)))
+        return least if np.isfinite(least) else None
+
+    def scores(self, layout: Layout) -> Scores:
+        """Rate and latency of every plan of a layout, by the definitions of the cost model."""
+        problem = self._problem
+        batch_PS = self._batches(layout)
+        replicas_QG = self._replicas(layout.devices)
+        reached = reached_by(problem, layout.ramps)
+        cycle_s_PG, fixed_s_P, first_P, further_PG = self._parts(layout, batch_PS, reached)
+        rate_PQ = 1 / (cycle_s_PG[:, None, :] / replicas_QG[None, :, :]).max(axis=2)
+        served = problem.objective.rate_per_s if isinstance(problem.objective, MinimizeCost) else rate_PQ
+        filled_PQ = first_P[:, None] + (further_PG[:, None, :] * replicas_QG[None, :, :]).sum(axis=2)
+        prices = np.array([problem.devices[device].usd_per_hour for device in layout.devices])
+        return Scores(
+            batch_PS=batch_PS,
+            replicas_QG=replicas_QG,
+            rate_per_s_PQ=rate_PQ,
+            latency_s_PQ=fixed_s_P[:, None] + filled_PQ / served,
+            usd_per_hour_Q=(replicas_QG * prices).sum(axis=1),
+        )
+
+    def _parts(
+        self, layout: Layout, batch_PS: FloatArray, reached: Sequence[float]
+    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+        """Cycle time of one replica per stage; T and T_x summed; inputs that fill first and further splits."""
+        num_choices, num_stages = len(batch_PS), len(layout.stages)
+        cycle_s_PG, further_PG = np.zeros((num_choices, num_stages)), np.zeros((num_choices, num_stages))
+        fixed_s_P, first_P = np.zeros(num_choices), np.zeros(num_choices)
+        column = 0
+        for stage, (splits, device) in enumerate(zip(layout.stages, layout.devices, strict=True)):
+            for index, blocks in enumerate(splits):
+                batch_P, share = batch_PS[:, column], reached[blocks[0]]
+                seconds_P = self._split_s(layout.ramps, blocks, device, batch_P, reached)
+                cycle_s_PG[:, stage] += share * seconds_P / batch_P
+                fixed_s_P += seconds_P
+                filled_P = batch_P * (1 / share if share else np.inf)
+                if index == 0:
+                    first_P += filled_P
+                else:
+                    further_PG[:, stage] += filled_P
+                column += 1
+            if stage + 1 < num_stages:
+                hop_s_P = self._hop_s(blocks, batch_P, reached)
+                cycle_s_PG[:, stage] = np.maximum(cycle_s_PG[:, stage], share * hop_s_P / batch_P)
+                fixed_s_P += hop_s_P
+        return cycle_s_PG, fixed_s_P, first_P, further_PG
+
+    def _split_s(
+        self, active: tuple[int, ...], blocks: Blocks, device: str, batch_P: FloatArray, reached: Sequence[float]
+    ) -> FloatArray:
+        """T, looked up per measured batch size; what happened before a split counts by the share that it lets in."""
+        problem, table = self._problem, self._problem.latency[device]
+        inside = tuple(ramp for ramp in active if ramp in blocks)
+        key = (blocks, device, inside, reached[blocks[0]])
+        if key not in self._seconds:
+            seconds_B = np.zeros(len(table.batches))
+            for block in blocks:
+                expected_B = np.array(table.batches) * _share_left(reached, blocks[0], block)
+                seconds_B += _linear(expected_B, table.batches, table.block_s_NB[block])
+                if block in inside:
+                    seconds_B += _linear(expected_B, table.batches, table.ramp_s_EB[problem.ramps.index(block)])
+            self._seconds[key] = seconds_B
+        return self._seconds[key][np.searchsorted(table.batches, batch_P)]
+
+    def _hop_s(self, blocks: Blocks, batch_P: FloatArray, reached: Sequence[float]) -> FloatArray:
+        """T_x, of the inputs that leave a stage with one batch of its last split."""
+        link, leave_P = self._problem.link, batch_P * _share_left(reached, blocks[0], blocks[-1] + 1)
+        return link.delay_s + self._problem.bytes_per_sample_N[blocks[-1]] * leave_P / link.bandwidth_bytes_per_s
+
+    def _batches(self, layout: Layout) -> FloatArray:
+        batch_PS = _rows([self._problem.latency[device].batches for _, device in layout.splits])
+        return batch_PS[(batch_PS == batch_PS[:, :1]).all(axis=1)] if layout.constant_batch else batch_PS
+
+    def _replicas(self, devices: tuple[str, ...]) -> FloatArray:
+        counts = {device: self._problem.devices[device].count for device in devices}
+        replicas_QG = _rows([range(1, counts[device] + 1) for device in devices])
+        enough_Q = np.ones(len(replicas_QG), dtype=bool)
+        for device, count in counts.items():
+            enough_Q &= replicas_QG[:, [each == device for each in devices]].sum(axis=1) <= count
+        return replicas_QG[enough_Q]
+
+    def _keeps_rate_and_budget(self, scores: Scores) -> npt.NDArray[np.bool_]:
+        objective, budget = self._problem.objective, self._problem.budget_usd_per_hour
+        kept_PQ = np.ones(scores.rate_per_s_PQ.shape, dtype=bool)
+        if isinstance(objective, MinimizeCost):
+            kept_PQ &= scores.rate_per_s_PQ >= objective.rate_per_s * (1 - TOLERANCE)
+        if budget is not None:
+            kept_PQ &= scores.usd_per_hour_Q[None, :] <= budget * (1 + TOLERANCE)
+        return kept_PQ
+
+    def _keeps_latency(self, scores: Scores) -> npt.NDArray[np.bool_]:
+        kept_PQ: npt.NDArray[np.bool_] = scores.latency_s_PQ <= self._problem.slo.limit_s * (1 + TOLERANCE)
+        return kept_PQ
+
+    def _checked(self, stages: tuple[Stage, ...]) -> Optimum:
+        figures = evaluate(self._problem, stages)
+        assert violations(self._problem, stages, figures) == []
+        return Optimum(stages=stages, figures=figures)
+
+
+def reached_by(problem: PlanProblem, active: Sequence[int]) -> list[float]:
+    """Per block, and after the last one, the share of inputs that reaches it: survival after the last active ramp."""
+    before = [[ramp for ramp in active if ramp < block] for block in range(problem.num_blocks + 1)]
+    return [problem.survival_N[max(ramps) + 1] if ramps else 1.0 for ramps in before]
+
+
+def _in_space(strategy: Strategy, num_stages: int, num_splits: int) -> bool:
+    if strategy in ("stock", "early-exit"):
+        return num_splits == 1
+    if strategy == "serial":
+        return num_stages == 1
+    return strategy == "best" or num_stages == num_splits
+
+
+def _ramp_sets(problem: PlanProblem, strategy: Strategy) -> list[tuple[int, ...]]:
+    if strategy == "stock":
+        return [()]
+    if strategy in ("early-exit", "e3"):
+        return [problem.ramps]
+    return list(chain.from_iterable(combinations(problem.ramps, size) for size in range(len(problem.ramps) + 1)))
+
+
+def _consecutive_groups(items: Sequence[T]) -> Iterator[tuple[tuple[T, ...], ...]]:
+    """All ways to cut a sequence into consecutive groups, none empty."""
+    if not items:
+        yield ()
+    for size in range(1, len(items) + 1):
+        for rest in _consecutive_groups(items[size:]):
+            yield (tuple(items[:size]), *rest)
+
+
+def _rows(choices: Sequence[Sequence[int]]) -> FloatArray:
+    """One row per way to choose one number from each."""
+    return np.array(list(product(*choices)), dtype=np.float64).reshape(-1, len(choices))
+
+
+def _share_left(reached: Sequence[float], first: int, block: int) -> float:
+    """Of the inputs of a full batch at block `first`; a split that nothing reaches is counted as full."""
+    return reached[block] / reached[first] if reached[first] else 1.0
+
+
+def _linear(x_B: FloatArray, known: Sequence[int], value_B: FloatArray) -> FloatArray:
+    """Linear between known points, constant below the first; nothing is asked above the last."""
+    values = []
+    for x in x_B:
+        right = next((index for index, point in enumerate(known) if point >= x), len(known) - 1)
+        if right == 0:
+            values.append(value_B[0])
+        else:
+            way = (x - known[right - 1]) / (known[right] - known[right - 1])
+            values.append((1 - way) * value_B[right - 1] + way * value_B[right])
+    return np.array(values)

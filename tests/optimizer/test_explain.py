@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from earlyexit.split import Split
+from optimizer.decision import Binding, NoPlan, Planned, Strategy
+from optimizer.evaluate import evaluate
+from optimizer.explain import binds, compare, explain, no_plan_text
+from optimizer.plan import Stage
+from optimizer.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problem_file import parse_problem
+
+PROBLEM = parse_problem(
+    {
+        "blocks": 2,
+        "ramps": [0],
+        "survival": [1.0, 0.5],
+        "latency": {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 2, "ramp_s": [[0.0] * 3]}},
+        "devices": {"V100": {"count": 4, "usd_per_hour": 3}},
+        "link": {"bandwidth_bytes_per_s": 1e9},
+        "bytes_per_sample": 1000,
+        "slo": {"latency_s": 0.1, "slack": 0.2},
+        "objective": {"maximize": "rate"},
+    }
+).problem
+STAGES = (
+    Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)),)),
+    Stage(device="V100", replicas=2, splits=(Split(first=1, end=2, batch=2),)),
+)
+"""Stage 0 does 4 inputs in 1 ms. Half of them reach stage 1, which does 2 x 2 of those in 1 ms: twice as much."""
+LATENCY_S = 0.001 + 0.001 + 0.001 + 0.001 + 2e-6
+"""Stage 0 fills 4 at 4000/s in 1 ms, stage 1 fills 2 at 2000/s in 1 ms; each runs 1 ms; 2 kB hop at 1 GB/s."""
+
+
+def planned(problem: PlanProblem, stages: tuple[Stage, ...] = STAGES, strategy: Strategy = "best") -> Planned:
+    return Planned(strategy=strategy, stages=stages, figures=evaluate(problem, stages), bound=4000.0, gap=0.0)
+
+
+def texts(problem: PlanProblem, stages: tuple[Stage, ...] = STAGES) -> list[str]:
+    return [each.text for each in binds(problem, stages, evaluate(problem, stages))]
+
+
+def test_the_slowest_stage_binds() -> None:
+    [bind] = binds(PROBLEM, STAGES, evaluate(PROBLEM, STAGES))
+    assert (bind.kind, bind.stage_index, bind.text) == ("stage", 0, "stage 0 does at most 4000/s")
+
+
+def test_where_a_cost_is_sought_the_stages_that_can_spare_no_replica_bind() -> None:
+    """Stage 0 has one replica; stage 1 would do 4000/s with one of its two."""
+    assert texts(replace(PROBLEM, objective=MinimizeCost(rate_per_s=3000))) == [
+        "stage 0 would do 0/s with one replica less; 3000/s are asked for"
+    ]
+    stages = (replace(STAGES[0], replicas=2), STAGES[1])  # 8000/s, so 4000/s with one less
+    assert texts(replace(PROBLEM, objective=MinimizeCost(rate_per_s=5000)), stages) == [
+        "stage 0 would do 4000/s with one replica less; 5000/s are asked for",
+        "stage 1 would do 4000/s with one replica less; 5000/s are asked for",
+        "all 4 V100 are used",
+    ]
+
+
+def test_a_slow_link_binds() -> None:
+    slow = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e6))  # 2 kB take 2 ms: 4 inputs in 2 ms
+    [bind] = binds(slow, STAGES, evaluate(slow, STAGES))
+    assert (bind.kind, bind.stage_index, bind.text) == ("hop", 0, "the hop after stage 0 does at most 2000/s")
+
+
+@pytest.mark.parametrize(("above", "is_bound"), [(1.019, True), (1.03, False)])
+def test_a_latency_near_its_limit_binds(above: float, is_bound: bool) -> None:
+    near = replace(PROBLEM, slo=Slo(latency_s=LATENCY_S * above, slack=0.0))
+    assert any(text.startswith("the latency of 4.002 ms is at its limit of 4.0") for text in texts(near)) is is_bound
+
+
+def test_devices_that_are_all_used_bind() -> None:
+    devices = {"V100": Supply(count=3), "T4": Supply(count=0)}
+    three = replace(PROBLEM, devices=devices, latency=dict.fromkeys(devices, PROBLEM.latency["V100"]))
+    assert texts(three) == ["stage 0 does at most 4000/s", "all 3 V100 are used"]
+
+
+@pytest.mark.parametrize(("budget", "is_bound"), [(11.9, True), (12.0, False)])
+def test_a_budget_that_pays_for_no_further_device_binds(budget: float, is_bound: bool) -> None:
+    tight = replace(PROBLEM, budget_usd_per_hour=budget)
+    said = f"of the budget of {budget:.2f} USD/h, {budget - 9:.2f} are left: less than one more device"
+    assert (said in texts(tight)) is is_bound
+
+
+def test_an_explanation_holds_fills_and_comparisons() -> None:
+    whole = Stage(device="V100", replicas=2, splits=(Split(first=0, end=2, batch=4, ramps=(0,)),))
+    stock = planned(PROBLEM, (replace(whole, splits=(Split(first=0, end=2, batch=4),)),), "stock")
+    early = planned(PROBLEM, (whole,), "early-exit")
+    explanation = explain(PROBLEM, early, {"best": planned(PROBLEM), "stock": stock})
+    assert explanation.fills == (0.75,)  # 4 of 4, then 2 of 4
+    [comparison] = explanation.comparisons
+    assert (comparison.strategy, comparison.decision) == ("stock", stock)
+    assert comparison.times_better == pytest.approx(1.0)  # 2 x 4 in 2 ms is 4000/s, too
+
+
+def test_a_rate_is_compared_by_its_share_and_a_cost_by_its_excess() -> None:
+    half = (replace(STAGES[0], splits=(Split(first=0, end=1, batch=2, ramps=(0,)),)), STAGES[1])  # 2 inputs in 1 ms
+    dear = (STAGES[0], replace(STAGES[1], replicas=3))  # 4 devices, not 3
+    cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=2000))
+    [by_rate] = compare(PROBLEM, {"best": planned(PROBLEM), "stock": planned(PROBLEM, half)})
+    [by_cost] = compare(cheapest, {"best": planned(cheapest), "stock": planned(cheapest, dear)})
+    assert by_rate.times_better == pytest.approx(2.0)
+    assert by_cost.times_better == pytest.approx(4 / 3)
+
+
+def test_without_a_plan_or_a_price_nothing_is_compared() -> None:
+    free = replace(PROBLEM, devices={"V100": Supply(count=4)}, objective=MinimizeCost(rate_per_s=2000))
+    none = NoPlan(strategy="stock", binding="latency")
+    assert [each.times_better for each in compare(PROBLEM, {"best": planned(PROBLEM), "stock": none})] == [None]
+    assert [each.times_better for each in compare(PROBLEM, {"best": none, "stock": planned(PROBLEM)})] == [None]
+    assert [each.times_better for each in compare(free, {"best": planned(free), "e3": planned(free)})] == [None]
+
+
+def test_a_latency_that_cannot_be_kept_is_said_with_the_nearest_that_can() -> None:
+    tight = replace(PROBLEM, slo=Slo(latency_s=0.005, slack=0.2))
+    decision = NoPlan(strategy="best", binding="latency", nearest_slo_s=0.0073)
+    assert no_plan_text(tight, decision) == (
+        "no plan: the SLO of 5 ms (4 ms after 20 % slack) binds; the nearest SLO that would do is 7.3 ms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("binding", "said"),
+    [
+        ("devices", "the devices (4 V100) are too few for 9000/s; the highest rate that would do is 8000/s"),
+        ("budget", "the budget of 10.00 USD/h is too small for 9000/s; the highest rate that would do is 8000/s"),
+    ],
+)
+def test_too_few_devices_and_too_little_money_are_said_with_the_rate_that_would_do(binding: Binding, said: str) -> None:
+    asked = replace(PROBLEM, objective=MinimizeCost(rate_per_s=9000), budget_usd_per_hour=10)
+    decision = NoPlan(strategy="best", binding=binding, highest_rate_per_s=8000)
+    assert no_plan_text(asked, decision) == f"no plan: {said}"
+
+
+def test_where_nothing_would_do_that_is_said() -> None:
+    none = replace(PROBLEM, devices={"V100": Supply(count=0)}, slo=Slo(latency_s=0.1, slack=0))
+    said = no_plan_text(none, NoPlan(strategy="best", binding="devices"))
+    assert said == "no plan: the devices (0 V100) are too few; no other SLO or rate would do"
+    slo = no_plan_text(none, NoPlan(strategy="best", binding="latency"))
+    assert slo == "no plan: the SLO of 100 ms binds; no other SLO or rate would do"

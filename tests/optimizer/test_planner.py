@@ -1,0 +1,195 @@
+"""The planner is exact: on small random problems no plan of a strategy's space is better than its answer.
+
+`python -m pytest tests/optimizer/test_planner.py --log-cli-level=INFO` tells how many problems, and how far apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
+from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.plan import Stage
+from optimizer.planner import SLO_RESOLUTION, solve
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from profiles.table import LatencyTable
+from tests.optimizer.brute_force import Optimum, Twin
+from tests.optimizer.random_problems import random_problem
+
+PROBLEMS = 500
+CHUNK = 50
+OTHERS_BY_DEFAULT = 100
+AGREE = 1e-9
+OTHERS: tuple[Strategy, ...] = ("stock", "early-exit", "e3", "serial")
+
+logger = logging.getLogger(__name__)
+
+
+def chunk(strategy: Strategy, first: int) -> Any:
+    """The best plan is checked on all problems by default, the other strategies on the first of them."""
+    marks = () if strategy == "best" or first < OTHERS_BY_DEFAULT else pytest.mark.slow
+    name = f"{strategy}, problems {first} to {first + CHUNK - 1}"
+    return pytest.param(strategy, range(first, first + CHUNK), id=name, marks=marks)
+
+
+CHUNKS = range(0, PROBLEMS, CHUNK)
+each_chunk = pytest.mark.parametrize(
+    ("strategy", "seeds"), [chunk(strategy, first) for strategy in STRATEGIES for first in CHUNKS]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of the planner and its twin, to one problem."""
+
+    problem: PlanProblem
+    decision: Decision
+    optimum: Optimum | None
+
+
+@cache
+def answers(seed: int, strategy: Strategy) -> Answers:
+    problem = random_problem(seed)
+    return Answers(problem=problem, decision=solve(problem, strategy), optimum=Twin(problem).best(strategy))
+
+
+def sought(problem: PlanProblem, figures: Evaluation) -> float:
+    """More is better."""
+    return -figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.rate_per_s
+
+
+def difference(seed: int, strategy: Strategy) -> float | None:
+    """Relative, between the planner's best and the twin's; None where both find no plan."""
+    both = answers(seed, strategy)
+    if both.optimum is None:
+        assert isinstance(both.decision, NoPlan), f"problem {seed}: only the planner has {both.decision}"
+        return None
+    assert isinstance(both.decision, Planned), f"problem {seed}: only the twin has {both.optimum}"
+    found, best = sought(both.problem, both.decision.figures), sought(both.problem, both.optimum.figures)
+    return abs(found - best) / max(abs(best), 1e-300)
+
+
+@each_chunk
+def test_the_planner_is_as_good_as_its_twin(strategy: Strategy, seeds: range) -> None:
+    differences = {seed: difference(seed, strategy) for seed in seeds}
+    apart = {seed: each for seed, each in differences.items() if each is not None}
+    worst = max(apart.values(), default=0.0)
+    logger.info(
+        "%s: %d problems, %d without a plan, worst relative difference %.1e",
+        strategy,
+        len(seeds),
+        len(seeds) - len(apart),
+        worst,
+    )
+    assert {seed: each for seed, each in apart.items() if each > AGREE} == {}
+
+
+@each_chunk
+def test_a_plan_keeps_every_promise_of_its_problem(strategy: Strategy, seeds: range) -> None:
+    planned = [(seed, both) for seed in seeds for both in [answers(seed, strategy)] if both.optimum is not None]
+    assert planned
+    for seed, both in planned:
+        decision = both.decision
+        assert isinstance(decision, Planned)
+        assert decision.strategy == strategy
+        for stages in (decision.stages, *decision.candidates):
+            assert violations(both.problem, stages, evaluate(both.problem, stages)) == [], f"problem {seed}: {stages}"
+            assert in_space(both.problem, strategy, stages), f"problem {seed}: {stages}"
+        assert decision.figures == evaluate(both.problem, decision.stages), f"problem {seed}"
+
+
+@pytest.mark.parametrize(("strategy", "seeds"), [chunk(strategy, first) for strategy in OTHERS for first in CHUNKS])
+def test_the_best_plan_is_never_below_a_strategy_of_today(strategy: Strategy, seeds: range) -> None:
+    compared = 0
+    for seed in seeds:
+        best, other = (answers(seed, each).decision for each in ("best", strategy))
+        if isinstance(other, Planned):
+            assert isinstance(best, Planned), f"problem {seed}: {strategy} has a plan, best has none"
+            problem, compared = answers(seed, strategy).problem, compared + 1
+            reached, below = sought(problem, best.figures), sought(problem, other.figures)
+            assert reached >= below - AGREE * abs(below), f"problem {seed}: best {reached}, {strategy} {below}"
+    assert compared
+
+
+@each_chunk
+def test_the_proof_of_a_plan_holds(strategy: Strategy, seeds: range) -> None:
+    planned = [both for seed in seeds for both in [answers(seed, strategy)] if isinstance(both.decision, Planned)]
+    assert planned
+    for both in planned:
+        assert isinstance(both.decision, Planned)
+        assert both.optimum is not None
+        best = abs(sought(both.problem, both.optimum.figures))
+        assert both.decision.gap == pytest.approx(0, abs=AGREE)
+        assert both.decision.bound == pytest.approx(best, rel=AGREE)
+
+
+@each_chunk
+def test_where_there_is_no_plan_the_nearest_promises_are_told(strategy: Strategy, seeds: range) -> None:
+    without = [seed for seed in seeds if isinstance(answers(seed, strategy).decision, NoPlan)]
+    assert without
+    for seed in without:
+        problem, decision = answers(seed, strategy).problem, answers(seed, strategy).decision
+        assert isinstance(decision, NoPlan)
+        slo_s, rate_per_s = nearest(problem, strategy)
+        assert within(decision.highest_rate_per_s, rate_per_s, 0.0), f"problem {seed}: {decision}, twin {rate_per_s}"
+        assert within(decision.nearest_slo_s, slo_s, SLO_RESOLUTION), f"problem {seed}: {decision}, twin {slo_s}"
+
+
+def test_e3_keeps_a_batch_that_a_smaller_one_beats_in_one_split() -> None:
+    # Of 10 inputs 9 leave after block 0, which is faster at batch 1 (1000/s) than at 4 (4 / 0.005 = 800/s). But then
+    # block 1 does 1 / (0.1 * 0.100) = 100/s, against 4 / (0.1 * 0.010) = 4000/s at batch 4, and E3 has one batch.
+    table = LatencyTable(
+        batches=(1, 4), block_s_NB=np.array([[0.001, 0.005], [0.100, 0.010]]), ramp_s_EB=np.zeros((1, 2))
+    )
+    problem = PlanProblem(
+        num_blocks=2,
+        ramps=(0,),
+        survival_N=(1.0, 0.1),
+        latency={"cpu": table},
+        devices={"cpu": Supply(count=2)},
+        link=Link(bandwidth_bytes_per_s=1e9),
+        bytes_per_sample_N=(0.0, 0.0),
+        slo=Slo(latency_s=1.0),
+        objective=MaximizeRate(),
+    )
+    decision = solve(problem, "e3")
+    assert isinstance(decision, Planned)
+    assert decision.figures.rate_per_s == pytest.approx(4 / 0.005)
+
+
+def within(told: float | None, known: float | None, room: float) -> bool:
+    """Whether `told` is `known`, or above it by no more than a share `room` of it."""
+    if told is None or known is None:
+        return told is known
+    return -AGREE <= told / known - 1 <= room + AGREE
+
+
+def nearest(problem: PlanProblem, strategy: Strategy) -> tuple[float | None, float | None]:
+    """The least SLO latency and, where a rate is asked for, the highest rate that have a plan."""
+    least_s = Twin(problem).least_latency_s(strategy)
+    slo_s = None if least_s is None else least_s / (1 - problem.slo.slack)
+    if isinstance(problem.objective, MaximizeRate):
+        return slo_s, None
+    # Batches fill faster at a higher rate, so a plan's latency is least at the most it can do.
+    fastest = Twin(replace(problem, objective=MaximizeRate())).best(strategy)
+    return slo_s, None if fastest is None else fastest.figures.rate_per_s
+
+
+def in_space(problem: PlanProblem, strategy: Strategy, stages: Sequence[Stage]) -> bool:
+    """Whether a strategy may answer this plan."""
+    splits = [split for stage in stages for split in stage.splits]
+    ramps = tuple(ramp for split in splits for ramp in split.ramps)
+    return {
+        "best": True,
+        "stock": len(splits) == 1 and ramps == (),
+        "early-exit": len(splits) == 1 and ramps == problem.ramps,
+        "e3": len(splits) == len(stages) and ramps == problem.ramps and len({split.batch for split in splits}) == 1,
+        "serial": len(stages) == 1,
+    }[strategy]

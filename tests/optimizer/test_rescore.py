@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from optimizer.decision import Planned
+from optimizer.evaluate import evaluate
+from optimizer.plan import Stage
+from optimizer.problem import MinimizeCost, PlanProblem, Slo
+from optimizer.problem_file import parse_problem
+from optimizer.rescore import joint_reach, rechosen, rescore
+from profiles.records import ExitRecords
+
+RECORDS = ExitRecords(
+    score="entropy",
+    num_blocks=3,
+    ramps=(0, 1),
+    sample_ids=("a", "b", "c", "d"),
+    scores_NR=np.array([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]], dtype=np.float32),
+    labels_NR=np.zeros((4, 2), dtype=np.int64),
+    final_labels_N=np.zeros(4, dtype=np.int64),
+)
+"""Two inputs are sure at ramp 0 and not at ramp 1, one at ramp 1 only, one never."""
+THRESHOLDS = {0: 0.4, 1: 0.4}
+PROBLEM = parse_problem(
+    {
+        "blocks": 3,
+        "ramps": [0, 1],
+        "survival": [1.0, 0.5, 0.25],
+        "latency": {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 3, "ramp_s": [[0.0] * 3] * 2}},
+        "devices": {"V100": {"count": 4, "usd_per_hour": 3}},
+        "link": {"bandwidth_bytes_per_s": 1e9},
+        "bytes_per_sample": 0,
+        "slo": {"latency_s": 1, "slack": 0},
+        "objective": {"maximize": "rate"},
+    }
+).problem
+LATE = (
+    Stage(
+        device="V100", replicas=4, splits=(Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=3, batch=4))
+    ),
+)
+"""Only ramp 1: a quarter goes on by the nested view, three quarters by the records."""
+EARLY = (
+    Stage(
+        device="V100", replicas=4, splits=(Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=3, batch=4))
+    ),
+)
+"""Only ramp 0: half goes on by both views."""
+REACH = joint_reach(RECORDS, THRESHOLDS)
+
+
+def planned(problem: PlanProblem = PROBLEM, *candidates: tuple[Stage, ...]) -> Planned:
+    figures = evaluate(problem, LATE)
+    return Planned(
+        strategy="best", stages=LATE, figures=figures, bound=figures.rate_per_s, gap=0.0, candidates=candidates
+    )
+
+
+def test_joint_survival_counts_who_an_inactive_ramp_would_have_let_out() -> None:
+    assert tuple(REACH((0, 1))) == (1.0, 0.5, 0.25)
+    assert tuple(REACH((1,))) == (1.0, 1.0, 0.75)  # nested would say 0.25
+    assert tuple(REACH(())) == (1.0, 1.0, 1.0)
+
+
+def test_a_ramp_without_threshold_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold"):
+        joint_reach(RECORDS, {0: 0.4})((0, 1))
+
+
+def test_both_views_of_a_plan_are_reported() -> None:
+    [only] = rescore(PROBLEM, planned(), REACH).candidates
+    assert only.nested.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.25 * 0.001))
+    assert only.joint.rate_per_s == pytest.approx(4 * 4 / (0.002 + 0.75 * 0.001))
+    assert only.broken == ()
+
+
+def test_the_candidate_that_the_records_prefer_is_chosen() -> None:
+    rescoring = rescore(PROBLEM, planned(PROBLEM, EARLY), REACH)
+    nested = [each.nested.rate_per_s for each in rescoring.candidates]
+    assert nested == pytest.approx([16 / 0.00225, 16 / 0.002])  # 0.001 + 0.5 * 0.002
+    assert rescoring.chosen_index == 1
+    chosen = rechosen(PROBLEM, replace(planned(PROBLEM, EARLY), bound=10_000.0), rescoring)
+    assert chosen.stages == EARLY
+    assert chosen.figures.rate_per_s == pytest.approx(8000)
+    assert chosen.gap == pytest.approx(0.2)
+
+
+def test_the_planners_own_choice_is_scored_once_and_stays_where_it_is_best() -> None:
+    own = replace(planned(PROBLEM, LATE), gap=0.01)  # it is its own candidate, too
+    rescoring = rescore(PROBLEM, own, REACH)
+    assert (len(rescoring.candidates), rescoring.chosen_index) == (1, 0)
+    assert rechosen(PROBLEM, own, rescoring) is own
+
+
+def test_a_candidate_that_breaks_a_promise_by_the_records_is_passed_over() -> None:
+    slo_s = evaluate(PROBLEM, LATE, REACH).latency_s
+    tight = replace(PROBLEM, slo=Slo(latency_s=slo_s * 0.999, slack=0.0))
+    rescoring = rescore(tight, planned(tight), REACH)
+    assert rescoring.chosen is None
+    assert rescoring.candidates[0].broken[0].startswith("takes ")
+    assert rechosen(tight, planned(tight), rescoring) == planned(tight)
+
+
+def test_a_cost_is_minimised_among_those_that_still_give_the_rate() -> None:
+    cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=3800))
+    two = (replace(EARLY[0], replicas=2),)  # 2 * 4 / 0.002 = 4000/s by both views
+    one = (replace(EARLY[0], replicas=1),)
+    rescoring = rescore(cheapest, planned(cheapest, two, one), REACH)
+    assert rescoring.chosen_index == 1
+    assert rescoring.candidates[2].broken[0] == "does 2000/s, 3800/s are asked for"
