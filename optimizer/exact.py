@@ -15,10 +15,12 @@ import numpy as np
 
 from earlyexit.split import Split
 from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.labels import DEVICE, MOVE, PARENT, USED, Labels
 from optimizer.moves import Graph
 from optimizer.plan import Stage
+from optimizer.prices import SLACK, Limits, affordable_moves, best_prices
 from optimizer.problem import Supply
-from optimizer.search import Labels, Limits, affordable_moves, best_prices, search
+from optimizer.search import search
 from optimizer.split_times import FloatArray, IntArray
 
 # Rates closer than this are one rate.
@@ -28,18 +30,16 @@ RESOLUTION = 1e-10
 REGION = 0.1
 WIDE = 0.01
 NARROW = 0.002
-FEW_LABELS = 50_000
+FEW_LABELS = 20_000
 MANY_LABELS = 5_000
-MOST_LABELS = 6_000_000
+MOST_LABELS = 3_000_000
+# Costs that are told apart.
+MOST_LEVELS = 1_000_000
 # Stands for a budget of nothing, because budgets divide.
 LEAST_USD = 1e-9
 ROUNDS = 12
 
 Chain = tuple[Stage, ...]
-
-
-class TooManyLabelsError(Exception):
-    """The exact search would need more memory than it may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,18 @@ class Found:
 
     chain: Chain
     figures: Evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The best plan that was found, and what is proven."""
+
+    found: Found | None
+    """None where no plan keeps the promises; or where none was found and nothing is proven."""
+    bound: float
+    """No plan has a higher rate, or costs less."""
+    proven: bool
+    """Whether nothing better exists than what was found."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,24 +76,22 @@ class ExactSearch:
     """Of the last search."""
     _labels_allowed: int = FEW_LABELS
 
-    def highest_rate(self, *, any_plan: bool = False) -> Found | None:
-        """The plan of the highest rate; None where no plan keeps the promises. `any_plan` stops at the first.
-
-        Raises TooManyLabelsError.
-        """
-        best: Found | None = None
+    def highest_rate(self, *, any_plan: bool = False) -> Answer:
+        """The plan of the highest rate; `any_plan` stops at the first."""
         high, width = self._most_rate(), REGION
-        while best is None and not self._too_slow_at(high):
+        while not self._too_slow_at(high):
             low = high * (1 - width)
             if self._priced_out(low, high):
                 high, width = low, min(2 * width, 0.5)
-            else:
-                part = replace(self, graph=self._affordable(low, high))
-                best = part._highest_rate_between(low, high, any_plan=any_plan)
-                high, width = low, REGION
-        return best
+                continue
+            part = replace(self, graph=self._affordable(low, high))
+            answer = part._highest_rate_between(low, high, any_plan=any_plan)
+            if answer.found is not None or not answer.proven:
+                return answer
+            high, width = low, REGION
+        return Answer(found=None, bound=0.0, proven=True)
 
-    def _highest_rate_between(self, low: float, high: float, *, any_plan: bool) -> Found | None:
+    def _highest_rate_between(self, low: float, high: float, *, any_plan: bool) -> Answer:
         best: Found | None = None
         width = WIDE
         while high > low:
@@ -92,6 +102,8 @@ class ExactSearch:
             chains = self._chains(required, high)
             if chains is None:
                 width = self._after_too_many_labels((high - required) / high)
+                if self._labels_allowed > MOST_LABELS:
+                    return Answer(found=best, bound=high, proven=False)
                 continue
             better = self._best_rate(chains, low)
             if better is not None:
@@ -103,50 +115,73 @@ class ExactSearch:
                 high, width = required, min(2 * width, WIDE)
             else:  # plans, but their batches do not fill as fast as hoped
                 width = min(width, (high - required) / high) / 4
-        return best and self._cheapest_at(best)
+        if best is None:
+            return Answer(found=None, bound=low, proven=True)
+        best = self._cheapest_at(best)
+        return Answer(found=best, bound=best.figures.rate_per_s, proven=True)
 
-    def least_cost(self, rate_per_s: float) -> Found | None:
-        """The cheapest plan of a rate; None where no plan keeps the promises. Raises TooManyLabelsError."""
+    def least_cost(self, rate_per_s: float) -> Answer:
+        """The cheapest plan of a rate.
+
+        Plans with one split per stage are soon searched. What is left is to ask for a plan below their cost: at costs
+        that whole devices can have, and from the bottom, because labels grow with what may be spent.
+        """
+        quick = replace(self, may_split=False).least_cost(rate_per_s) if self.may_split else None
+        above = quick.found if quick else None
+        least_usd = self._least_usd(rate_per_s)
         most_usd = min(self._budget(), sum(supply.count * supply.usd_per_hour for supply in self._supplies()))
-        without, width = self._least_usd(rate_per_s), REGION
-        while True:
-            budget = max(min(without * (1 + width), most_usd), LEAST_USD)
+        levels = self._attainable_usd(least_usd, most_usd)
+        levels = levels[levels < above.figures.usd_per_hour * (1 - RESOLUTION)] if above else levels
+        width = REGION
+        while len(levels):
+            budget = _spent_at_once(levels, width)
             if self._priced_out(rate_per_s, rate_per_s, budget):
                 width = min(2 * width, 1.0)
             else:
                 part = replace(self, graph=self._affordable(rate_per_s, rate_per_s, budget))
-                found = part._least_cost_between(rate_per_s, without, budget)
-                if found is not None:
-                    return found
-            if budget >= most_usd:
-                return None
-            without = budget
+                answer = part._least_cost_among(rate_per_s, levels[levels <= budget])
+                if answer.found is not None or not answer.proven:
+                    return replace(answer, found=answer.found or above)
+            levels = levels[levels > budget]
+        bound = above.figures.usd_per_hour if above else math.inf
+        return Answer(found=above, bound=bound, proven=True)
 
-    def _least_cost_between(self, rate_per_s: float, without: float, most_usd: float) -> Found | None:
+    def _least_cost_among(self, rate_per_s: float, levels: FloatArray) -> Answer:
         width = WIDE
-        while True:
-            budget = max(min(without * (1 + width), most_usd), LEAST_USD)
+        while len(levels):
+            budget = _spent_at_once(levels, width)
             hopeless = self._priced_out(rate_per_s, rate_per_s, budget)
             chains = [] if hopeless else self._chains(rate_per_s, rate_per_s, budget)
             if chains is None:
                 width = self._after_too_many_labels(width)
+                if self._labels_allowed > MOST_LABELS:
+                    return Answer(found=None, bound=float(levels[0]), proven=False)
                 continue
             scored = [each for each in map(self._scored, chains) if each]
             if scored:
                 scored.sort(key=lambda each: (-each.figures.usd_per_hour, -each.figures.latency_s))
                 self.met.extend(scored)
-                return scored[-1]
-            if budget >= most_usd:
-                return None
-            without, width = budget, min(2 * width, WIDE)
+                return Answer(found=scored[-1], bound=scored[-1].figures.usd_per_hour, proven=True)
+            levels, width = levels[levels > budget], min(2 * width, WIDE)
+        return Answer(found=None, bound=math.inf, proven=True)
+
+    def _attainable_usd(self, least_usd: float, most_usd: float) -> FloatArray:
+        """What whole devices can cost, ascending; or evenly close values where there are too many."""
+        supplies = self._supplies()
+        if math.prod(supply.count + 1 for supply in supplies) > MOST_LEVELS:
+            least_usd = max(least_usd, LEAST_USD)
+            steps = math.ceil(math.log(max(most_usd / least_usd, 1.0)) / math.log1p(NARROW)) + 1
+            return np.geomspace(least_usd * (1 + NARROW), max(most_usd, least_usd * (1 + NARROW)), steps)
+        usd = np.zeros(1)
+        for supply in supplies:
+            usd = np.unique(np.add.outer(usd, supply.usd_per_hour * np.arange(supply.count + 1)))
+        return np.maximum(usd[(usd >= least_usd * (1 - RESOLUTION)) & (usd <= most_usd * (1 + RESOLUTION))], LEAST_USD)
 
     def _after_too_many_labels(self, width: float) -> float:
         """A narrower interval; or, where that is no hope any more, as narrow a one with more memory."""
         if width > NARROW:
             return width / 4
         self._labels_allowed *= 4
-        if self._labels_allowed > MOST_LABELS:
-            raise TooManyLabelsError
         return width
 
     def _affordable(self, required: float, filling: float, budget: float | None = None) -> Graph:
@@ -201,10 +236,9 @@ class ExactSearch:
             self._share_R = self._even()
         if self._num_labels > MANY_LABELS:  # good prices pay
             _, self._share_R = best_prices(self.graph.moves, limits, self._share_R, 4 * ROUNDS, 0.5)
-        done, labels, ended_L = search(
+        done, self._num_labels, labels, ended_L = search(
             self.graph.moves, limits, self._price_rows(), self._radix(), self._labels_allowed
         )
-        self._num_labels = len(labels.node_L)
         if done:
             self._labels_allowed = max(4 * self._num_labels, FEW_LABELS)
         return [self._chain(labels, int(label)) for label in ended_L] if done else None
@@ -214,17 +248,18 @@ class ExactSearch:
         way: list[int] = []
         while label > 0:
             way.append(label)
-            label = int(labels.parent_L[label])
+            label = int(labels.whole_LI[label, PARENT])
         stages: list[Stage] = []
         splits: list[Split] = []
-        used = 0
+        node, used = 0, 0
         for each in reversed(way):
-            move = int(labels.move_L[each])
-            splits.append(self.graph.split_of(int(labels.node_L[labels.parent_L[each]]), move))
-            if labels.device_L[each] < 0:
+            move = int(labels.whole_LI[each, MOVE])
+            splits.append(self.graph.split_of(node, move))
+            node = int(self.graph.moves.to_M[move])
+            if labels.whole_LI[each, DEVICE] < 0:
                 device = int(self.graph.moves.device_M[move])
-                replicas = (int(labels.used_L[each]) - used) // int(self._radix()[device])
-                used = int(labels.used_L[each])
+                replicas = (int(labels.whole_LI[each, USED]) - used) // int(self._radix()[device])
+                used = int(labels.whole_LI[each, USED])
                 name = self.graph.device_names[device]
                 stages.append(Stage(device=name, replicas=replicas, splits=tuple(splits)))
                 splits = []
@@ -232,10 +267,11 @@ class ExactSearch:
 
     def _limits(self, required: float, filling: float, budget: float | None = None) -> Limits:
         supplies = self._supplies()
+        budget = self._budget() if budget is None else budget
         return Limits(
-            count_C=np.array([supply.count for supply in supplies], dtype=np.int64),
+            count_C=np.array([_affordable_count(supply, budget) for supply in supplies], dtype=np.int64),
             usd_C=np.array([supply.usd_per_hour for supply in supplies]),
-            budget=float(self._budget() if budget is None else budget),
+            budget=float(budget),
             latency_s=self.graph.problem.slo.limit_s,
             required_rate=float(required),
             wait_rate=float(filling),
@@ -247,7 +283,7 @@ class ExactSearch:
         """What the work costs where replicas need not be whole."""
         share_R = np.zeros(len(self.graph.device_names) + 2)
         share_R[-2] = 1.0
-        limits = self._limits(rate_per_s, rate_per_s, budget=1.0)
+        limits = self._limits(rate_per_s, rate_per_s)._replace(budget=1.0)
         return best_prices(self.graph.moves, limits, share_R, 1, 1.0)[0]
 
     def _supplies(self) -> list[Supply]:
@@ -277,3 +313,14 @@ class ExactSearch:
     def _radix(self) -> IntArray:
         counts = [supply.count + 1 for supply in self._supplies()]
         return np.array([math.prod(counts[:device]) for device in range(len(counts))], dtype=np.int64)
+
+
+def _affordable_count(supply: Supply, budget: float) -> int:
+    """Devices of a type that the budget pays when nothing else is bought."""
+    allowed = budget * (1 + SLACK)
+    return supply.count if supply.usd_per_hour * supply.count <= allowed else int(allowed / supply.usd_per_hour)
+
+
+def _spent_at_once(levels: FloatArray, width: float) -> float:
+    """The highest of the costs that a relative width above the lowest reaches."""
+    return float(levels[levels <= levels[0] * (1 + width)][-1])

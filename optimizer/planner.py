@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
+from earlyexit.errors import PlanError
 from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy
-from optimizer.exact import ExactSearch, Found
+from optimizer.exact import Answer, ExactSearch, Found
 from optimizer.moves import RampRule, build_graph
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
 
@@ -47,37 +50,82 @@ def solve(problem: PlanProblem, strategy: Strategy = "best") -> Decision:
 
 
 def solve_in(problem: PlanProblem, space: Space, strategy: Strategy) -> Decision:
-    """The same for a space of one's own, under the name of the strategy that it is a variant of."""
-    found, met = _best(problem, space)
+    """The same for a space of one's own, under the name of the strategy that it is a variant of.
+
+    Raises PlanError where no plan is found and none is ruled out.
+    """
+    answer, met = _best(problem, space)
+    found = answer.found and _quicker(problem, space, answer.found)
+    if found is None and not answer.proven:
+        raise PlanError(f"no plan was found for this problem, and none is ruled out: it is too large for {strategy!r}")
     if found is None:
         return _why_none(problem, space, strategy)
-    objective_value = (
-        found.figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else found.figures.rate_per_s
-    )
     others = dict.fromkeys(each.chain for each in reversed(met) if each.chain != found.chain)
     return Planned(
         strategy=strategy,
         stages=found.chain,
         figures=found.figures,
-        bound=objective_value,
-        gap=0.0,
+        bound=answer.bound,
+        gap=0.0 if answer.proven else _gap(problem, found, answer.bound),
         candidates=tuple(others),
     )
 
 
-def _best(problem: PlanProblem, space: Space, *, any_plan: bool = False) -> tuple[Found | None, list[Found]]:
-    """The best plan, and the good ones met on the way."""
+def _quicker(problem: PlanProblem, space: Space, found: Found) -> Found:
+    """A plan of the same cost in as few halves of its latency as have one: many plans cost the same."""
+    if not isinstance(problem.objective, MinimizeCost):
+        return found
+    limit_s = found.figures.latency_s / 2
+    slo = replace(problem.slo, latency_s=limit_s / (1 - problem.slo.slack))
+    usd = found.figures.usd_per_hour
+    quicker = _best(replace(problem, slo=slo, budget_usd_per_hour=usd), space)[0].found
+    return found if quicker is None else _quicker(problem, space, quicker)
+
+
+def _gap(problem: PlanProblem, found: Found, bound: float) -> float:
+    if isinstance(problem.objective, MinimizeCost):
+        return found.figures.usd_per_hour / bound - 1
+    return 1 - found.figures.rate_per_s / bound
+
+
+def _best(problem: PlanProblem, space: Space, *, any_plan: bool = False) -> tuple[Answer, list[Found]]:
+    """The best plan of all searches with what they prove together, and the good plans met on the way."""
+    cheapest = isinstance(problem.objective, MinimizeCost)
     best: Found | None = None
+    open_bounds: list[float] = []
     met: list[Found] = []
     for search in _searches(problem, space):
-        if isinstance(problem.objective, MinimizeCost):
-            found = search.least_cost(problem.objective.rate_per_s)
-        else:
-            found = search.highest_rate(any_plan=any_plan)
+        answer = _asked(search, problem, any_plan=any_plan)
         met.extend(search.met)
-        if found is not None and (best is None or _merit(problem, found) > _merit(problem, best)):
-            best = found
-    return best, met
+        if not answer.proven:
+            open_bounds.append(answer.bound)
+        if answer.found is not None and (best is None or _merit(problem, answer.found) > _merit(problem, best)):
+            best = answer.found
+    value = _value(problem, best)
+    better = [bound for bound in open_bounds if (bound < value if cheapest else bound > value)]
+    bound = (min if cheapest else max)(better, default=value)
+    return Answer(found=best, bound=bound, proven=not better), met
+
+
+def _asked(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Answer:
+    """One search; where it gives up without a plan, one of the plans with one split per stage."""
+    ask = partial(_ask, problem=problem, any_plan=any_plan)
+    answer = ask(search)
+    if answer.found is None and not answer.proven and search.may_split:
+        return replace(answer, found=ask(replace(search, may_split=False)).found)
+    return answer
+
+
+def _ask(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Answer:
+    if isinstance(problem.objective, MinimizeCost):
+        return search.least_cost(problem.objective.rate_per_s)
+    return search.highest_rate(any_plan=any_plan)
+
+
+def _value(problem: PlanProblem, found: Found | None) -> float:
+    if isinstance(problem.objective, MinimizeCost):
+        return found.figures.usd_per_hour if found else math.inf
+    return found.figures.rate_per_s if found else 0.0
 
 
 def _searches(problem: PlanProblem, space: Space) -> Iterator[ExactSearch]:
@@ -111,7 +159,7 @@ def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
     nearest_slo_s = _nearest_slo_s(problem, space)
     highest_rate_per_s = None
     if isinstance(problem.objective, MinimizeCost):
-        fastest, _ = _best(replace(problem, objective=MaximizeRate()), space)
+        fastest = _best(replace(problem, objective=MaximizeRate()), space)[0].found
         highest_rate_per_s = fastest.figures.rate_per_s if fastest else None
     binding: Binding = "latency"
     if nearest_slo_s is None:
@@ -145,4 +193,4 @@ def _nearest_slo_s(problem: PlanProblem, space: Space) -> float | None:
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
-    return _best(problem, space, any_plan=True)[0]
+    return _best(problem, space, any_plan=True)[0].found
