@@ -39,6 +39,8 @@ class ExitRecords:
     """The full model's answers."""
     true_labels_N: IntArray | None = None
     """Where known."""
+    times_s_N: FloatArray | None = None
+    """When each input arrived, on the recorder's clock; None for records without an order."""
     provenance: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -49,6 +51,8 @@ class ExitRecords:
             raise DataError(f"exit records of {shape[0]} inputs need as many final labels")
         if self.true_labels_N is not None and self.true_labels_N.shape != shape[:1]:
             raise DataError(f"exit records of {shape[0]} inputs need as many true labels")
+        if self.times_s_N is not None and (self.times_s_N.shape != shape[:1] or not np.isfinite(self.times_s_N).all()):
+            raise DataError(f"exit records of {shape[0]} inputs need as many arrival times, all finite")
         if list(self.ramps) != sorted(set(self.ramps)) or any(
             not 0 <= ramp < self.num_blocks - 1 for ramp in self.ramps
         ):
@@ -79,18 +83,45 @@ class ExitRecords:
             labels_NR=self.labels_NR[rows],
             final_labels_N=self.final_labels_N[rows],
             true_labels_N=None if self.true_labels_N is None else self.true_labels_N[rows],
+            times_s_N=None if self.times_s_N is None else self.times_s_N[rows],
             provenance=self.provenance,
         )
 
     def outcome(self, thresholds: Mapping[int, float]) -> ExitOutcome:
         """What happens when exactly the ramps named in `thresholds` are active, with these thresholds."""
-        unknown = sorted(set(thresholds) - set(self.ramps))
-        if unknown:
-            raise DataError(f"no records of ramps {unknown}; recorded are {list(self.ramps)}")
-        never = np.inf if self.larger_is_surer else -np.inf
-        limits_R = np.array([thresholds.get(ramp, never) for ramp in self.ramps], dtype=np.float32)
-        sure_NR = self.scores_NR >= limits_R if self.larger_is_surer else self.scores_NR <= limits_R
-        return self._outcome(sure_NR)
+        return self._outcome(self._sure_NR(thresholds))
+
+    def nested_survival(self, thresholds: Mapping[int, float]) -> tuple[float, ...]:
+        """Per block, the share of inputs that no ramp before it lets out, all ramps active.
+
+        What a plan problem's `survival` holds. Raises DataError unless every recorded ramp has a threshold.
+        """
+        without = sorted(set(self.ramps) - set(thresholds))
+        if without:
+            raise DataError(f"nested survival has all ramps active; {without} have no threshold")
+        return self.outcome(thresholds).survival
+
+    def survivals(self, thresholds: Mapping[int, float], active_MR: npt.NDArray[np.bool_]) -> FloatArray:
+        """Survival (M, blocks) under many sets of active ramps (M), each with the thresholds given for its ramps.
+
+        Exact for every set; `nested_survival` read at the last active ramp is exact only where an input that is sure
+        at a ramp stays sure. Inputs that are sure at the same ramps are counted once.
+        """
+        if active_MR.shape[1:] != (len(self.ramps),):
+            raise DataError(f"sets of active ramps need {len(self.ramps)} columns, one per recorded ramp")
+        active = {self.ramps[column] for column in np.flatnonzero(active_MR.any(0))}
+        if not active <= set(thresholds):
+            raise DataError(f"ramps {sorted(active - set(thresholds))} are active and have no threshold")
+        sure_PR, counts_P = np.unique(self._sure_NR(thresholds), axis=0, return_counts=True)
+        survival_MK = np.ones((len(active_MR), self.num_blocks))
+        inside_MP = np.ones((len(active_MR), len(sure_PR)), dtype=bool)
+        for column, ramp in enumerate(self.ramps):
+            inside_MP &= ~(active_MR[:, column, None] & sure_PR[:, column])
+            survival_MK[:, ramp + 1 :] = (inside_MP @ counts_P / len(self))[:, None]
+        return survival_MK
+
+    def _sure_NR(self, thresholds: Mapping[int, float]) -> npt.NDArray[np.bool_]:
+        return sure_NR(self.score, self.ramps, self.scores_NR, thresholds)
 
     def _outcome(self, sure_NR: npt.NDArray[np.bool_]) -> ExitOutcome:
         leaves_N = sure_NR.any(1)
@@ -123,6 +154,8 @@ class ExitRecords:
         }
         if self.true_labels_N is not None:
             arrays["true_labels"] = self.true_labels_N
+        if self.times_s_N is not None:
+            arrays["times_s"] = self.times_s_N
         with path.open("wb") as file:  # given a path, numpy adds an ending to it
             np.savez_compressed(file, **arrays)
 
@@ -144,10 +177,23 @@ class ExitRecords:
                 labels_NR=arrays["labels"],
                 final_labels_N=arrays["final_labels"],
                 true_labels_N=arrays.get("true_labels"),
+                times_s_N=arrays.get("times_s"),
                 provenance=header["provenance"],
             )
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
             raise DataError(f"{path} does not hold exit records: {error}") from error
+
+
+def sure_NR(
+    score: Score, ramps: tuple[int, ...], scores_NR: npt.NDArray[np.float32], thresholds: Mapping[int, float]
+) -> npt.NDArray[np.bool_]:
+    """Which scores let an input out, of ramps without a threshold none; raises DataError for thresholds of others."""
+    unknown = sorted(set(thresholds) - set(ramps))
+    if unknown:
+        raise DataError(f"no records of ramps {unknown}; recorded are {list(ramps)}")
+    never = np.inf if score == "confidence" else -np.inf
+    limits_R = np.array([thresholds.get(ramp, never) for ramp in ramps], dtype=np.float32)
+    return np.asarray(scores_NR >= limits_R if score == "confidence" else scores_NR <= limits_R)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,3 +170,49 @@ def _save_array(path: Path) -> None:
 def test_arrays_that_do_not_fit_together_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         replace(RECORDS, **changes)
+
+
+def test_nested_survival_has_all_ramps_active() -> None:
+    assert RECORDS.nested_survival({1: 0.75, 3: 0.8}) == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
+    with pytest.raises(DataError, match=r"\[3\] have no threshold"):
+        RECORDS.nested_survival({1: 0.75})
+
+
+def test_survival_of_many_sets_is_that_of_each_alone() -> None:
+    limits = {1: 0.75, 3: 0.6}
+    found = RECORDS.survivals(limits, np.array([[False, False], [True, False], [False, True], [True, True]]))
+    # c is sure after block 1 and after block 3; a as well; b only after block 3.
+    assert found.tolist() == [
+        [1, 1, 1, 1, 1, 1],
+        [1, 1, 0.5, 0.5, 0.5, 0.5],
+        [1, 1, 1, 1, 0.25, 0.25],
+        [1, 1, 0.5, 0.5, 0.25, 0.25],
+    ]
+    assert found[2].tolist() == list(RECORDS.outcome({3: 0.6}).survival)
+    assert RECORDS.survivals({1: 0.75}, np.array([[True, False]])).shape == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("active", "message"),
+    [
+        pytest.param([[True, True]], r"ramps \[3\] are active and have no threshold", id="no threshold"),
+        pytest.param([[True]], "need 2 columns", id="columns"),
+    ],
+)
+def test_sets_of_ramps_that_cannot_be_active_are_refused(active: list[list[bool]], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        RECORDS.survivals({1: 0.75}, np.array(active))
+
+
+def test_arrival_times_stay_with_their_inputs(tmp_path: Path) -> None:
+    timed = replace(RECORDS, times_s_N=np.array([5.0, 6.0, 7.5, 9.0]))
+    part = timed.subset(np.array([3, 1]))
+    assert part.times_s_N is not None
+    assert part.times_s_N.tolist() == [9.0, 6.0]
+    timed.save(tmp_path / "r.npz")
+    loaded = ExitRecords.load(tmp_path / "r.npz")
+    assert_equal(loaded, timed)
+    np.testing.assert_array_equal(loaded.times_s_N, timed.times_s_N)
+    for times_s in ([1.0, 2.0], [1.0, 2.0, 3.0, np.nan]):
+        with pytest.raises(DataError, match="as many arrival times"):
+            replace(RECORDS, times_s_N=np.array(times_s))

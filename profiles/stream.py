@@ -1,0 +1,201 @@
+"""The live stream of exit records: every input, with what was really seen of it; append-only, bounded by age."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError
+from profiles.records import Score
+
+SCHEMA = 1
+UNSEEN = -1
+"""A label that nobody computed, or that is not known; classes count from 0."""
+FloatArray = npt.NDArray[np.float64]
+LabelArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamShape:
+    """What all records of a stream share."""
+
+    score: Score
+    num_blocks: int
+    ramps: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if list(self.ramps) != sorted(set(self.ramps)) or any(
+            not 0 <= ramp < self.num_blocks - 1 for ramp in self.ramps
+        ):
+            raise DataError(f"ramps must ascend and sit below block {self.num_blocks - 1}, not {list(self.ramps)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """Inputs (N) and what was seen of them at the ramps (R); refuses to have seen what it cannot.
+
+    An input that is no probe is seen at its active ramps up to its exit, and by the full model if it got there. A
+    probe is answered at the same exit as it would have been, but runs every ramp and goes to the end.
+    """
+
+    shape: StreamShape
+    times_s_N: FloatArray
+    probe_N: BoolArray
+    active_NR: BoolArray
+    """The ramps that were active for the input: those of its plan, for a probe as well."""
+    exits_N: npt.NDArray[np.int16]
+    """The block that the input was answered after."""
+    scores_NR: npt.NDArray[np.float32]
+    """NaN where not seen."""
+    labels_NR: LabelArray
+    """UNSEEN where not seen, here and below."""
+    final_labels_N: LabelArray
+    true_labels_N: LabelArray
+    """UNSEEN where not known."""
+
+    def __post_init__(self) -> None:
+        num_inputs, num_ramps = len(self.times_s_N), len(self.shape.ramps)
+        for name in ("active_NR", "scores_NR", "labels_NR"):
+            if getattr(self, name).shape != (num_inputs, num_ramps):
+                raise DataError(f"{name} needs {num_inputs} rows and {num_ramps} columns")
+        for name in ("times_s_N", "probe_N", "exits_N", "final_labels_N", "true_labels_N"):
+            if getattr(self, name).shape != (num_inputs,):
+                raise DataError(f"{name} needs {num_inputs} values")
+        if not np.isfinite(self.times_s_N).all():
+            raise DataError("arrival times must be finite")
+        self._check_exits()
+        seen_NR = self.would_see_NR | self.probe_N[:, None]
+        if (np.isnan(self.scores_NR) == seen_NR).any() or ((self.labels_NR == UNSEEN) == seen_NR).any():
+            raise DataError("scores and labels must be there for what an input ran, and for nothing else")
+        if ((self.final_labels_N == UNSEEN) == (self.would_end_N | self.probe_N)).any():
+            raise DataError("final labels must be there for inputs that went to the end, and for no other")
+
+    def _check_exits(self) -> None:
+        at_NR = self.exits_N[:, None] == np.array(self.shape.ramps)
+        if not ((at_NR & self.active_NR).any(1) | self.would_end_N).all():
+            raise DataError("an input leaves at one of its active ramps or after the last block")
+
+    def __len__(self) -> int:
+        return len(self.times_s_N)
+
+    @property
+    def would_end_N(self) -> BoolArray:
+        """Inputs that the plan sent to the end: seen there, probe or not."""
+        return np.asarray(self.exits_N == self.shape.num_blocks - 1)
+
+    @property
+    def would_see_NR(self) -> BoolArray:
+        """The ramps that the plan ran for each input, leaving aside what a probe ran in addition."""
+        return np.asarray(self.active_NR & (np.array(self.shape.ramps) <= self.exits_N[:, None]))
+
+    def take(self, rows: npt.NDArray[Any]) -> Observations:
+        """Some inputs, by index or mask."""
+        return Observations(shape=self.shape, **{name: getattr(self, name)[rows] for name in COLUMNS})
+
+    @staticmethod
+    def join(shape: StreamShape, parts: Sequence[Observations]) -> Observations:
+        """All inputs of several parts, in their order."""
+        if any(part.shape != shape for part in parts):
+            raise DataError("observations of other ramps cannot join this stream")
+        columns = {name: np.concatenate([getattr(part, name) for part in (empty(shape), *parts)]) for name in COLUMNS}
+        return Observations(shape=shape, **columns)
+
+
+COLUMNS = tuple(field.name for field in fields(Observations) if field.name != "shape")
+
+
+def empty(shape: StreamShape) -> Observations:
+    """No inputs."""
+    none_NR = (0, len(shape.ramps))
+    return Observations(
+        shape=shape,
+        times_s_N=np.zeros(0),
+        probe_N=np.zeros(0, dtype=bool),
+        active_NR=np.zeros(none_NR, dtype=bool),
+        exits_N=np.zeros(0, dtype=np.int16),
+        scores_NR=np.zeros(none_NR, dtype=np.float32),
+        labels_NR=np.zeros(none_NR, dtype=np.int32),
+        final_labels_N=np.zeros(0, dtype=np.int32),
+        true_labels_N=np.zeros(0, dtype=np.int32),
+    )
+
+
+class ExitStream:
+    """Observations by window; 9 bytes a ramp and 19 an input, so a million inputs at 11 ramps take 118 MB."""
+
+    def __init__(self, shape: StreamShape, *, since_s: float, period_s: float = 120.0, keep_s: float = 7200.0) -> None:
+        """`since_s`: when the recording began; the window it falls into is not whole unless it begins there."""
+        if not 0 < period_s <= keep_s:
+            raise DataError(f"windows of {period_s} s need a positive length, at most the {keep_s} s that are kept")
+        self.shape = shape
+        self.period_s = period_s
+        self.keep_s = keep_s
+        self.since_s = since_s
+        self._parts: dict[int, list[Observations]] = {}
+        self._first = int(np.ceil(since_s / period_s))
+
+    def append(self, observations: Observations) -> None:
+        """Add inputs in any order of time; those of windows already forgotten are dropped."""
+        if observations.shape != self.shape:
+            raise DataError("observations of other ramps cannot join this stream")
+        window_N = np.floor(observations.times_s_N / self.period_s).astype(np.int64)
+        for window in np.unique(window_N).tolist():
+            if window >= self._first:
+                self._parts.setdefault(window, []).append(observations.take(window_N == window))
+
+    def forget(self, now_s: float) -> None:
+        """Drop the windows that began more than `keep_s` ago."""
+        self._first = max(self._first, int(np.ceil((now_s - self.keep_s) / self.period_s)))
+        self._parts = {window: parts for window, parts in self._parts.items() if window >= self._first}
+
+    def whole_windows(self, now_s: float) -> range:
+        """Windows kept that were recorded from begin to end, oldest first; those without inputs as well."""
+        return range(self._first, int(np.floor(now_s / self.period_s)))
+
+    def window(self, window: int) -> Observations:
+        """The inputs that arrived from `window * period_s` until the next one."""
+        joined = Observations.join(self.shape, self._parts.get(window, ()))
+        if window in self._parts:
+            self._parts[window] = [joined]
+        return joined
+
+    def save(self, path: Path) -> None:
+        """Write one compressed .npz file."""
+        joined = Observations.join(self.shape, [self.window(window) for window in sorted(self._parts)])
+        header = {
+            "schema_version": SCHEMA,
+            "score": self.shape.score,
+            "num_blocks": self.shape.num_blocks,
+            "ramps": list(self.shape.ramps),
+            "period_s": self.period_s,
+            "keep_s": self.keep_s,
+            "since_s": max(self.since_s, self._first * self.period_s),
+        }
+        arrays: dict[str, Any] = {name: getattr(joined, name) for name in COLUMNS}
+        with path.open("wb") as file:  # given a path, numpy adds an ending to it
+            np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> ExitStream:
+        """Read what `save` wrote; raises DataError for anything else."""
+        try:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                header = json.loads(str(file["header"]))
+                columns = {name: file[name] for name in file.files if name != "header"}
+            if header.get("schema_version") != SCHEMA:
+                raise DataError(f"{path} has schema {header.get('schema_version')}, this version reads {SCHEMA}")
+            shape = StreamShape(score=header["score"], num_blocks=header["num_blocks"], ramps=tuple(header["ramps"]))
+            times = {name: float(header[name]) for name in ("since_s", "period_s", "keep_s")}
+            stream = cls(shape, **times)
+            stream.append(Observations(shape=shape, **columns))
+        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
+            raise DataError(f"{path} does not hold a stream of exit records: {error}") from error
+        return stream

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from experiments.data import data_folder
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from optimizer.problem_file import read_problem
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "problems"
+BERT_BASE = read_problem(FOLDER / "bert_base_16_v100.yaml").problem
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.yaml"))])
+def test_a_problem_costs_what_e3s_clusters_cost(path: Path) -> None:
+    problem = read_problem(path).problem
+    usd_per_hour = sum(supply.count * supply.usd_per_hour for supply in problem.devices.values())
+    assert usd_per_hour / 3600 == pytest.approx(0.013, abs=0.0005)
+    assert problem.num_blocks == (24 if "large" in path.stem else 12)
+    assert problem.ramps == tuple(range(problem.num_blocks - 1))
+
+
+def test_there_are_problems_of_both_models_on_both_clusters() -> None:
+    clusters = {path.stem: set(read_problem(path).problem.devices) for path in FOLDER.glob("*.yaml")}
+    mixed = {"V100", "P100", "K80"}
+    assert clusters == {
+        "bert_base_16_v100": {"V100"},
+        "bert_base_hetero": mixed,
+        "bert_large_16_v100": {"V100"},
+        "bert_large_hetero": mixed,
+    }
+
+
+def test_the_survival_of_bert_base_is_the_recorded_one() -> None:
+    folder = data_folder()
+    if folder is None or not (folder / BERT12_SST2).exists():
+        pytest.skip(f"{BERT12_SST2} is not there")
+    outcome = bert12_sst2("entropy").outcome(dict.fromkeys(range(11), 0.4))
+    assert BERT_BASE.survival_N == tuple(round(share, 4) for share in outcome.survival)
+
+
+def test_the_survival_of_bert_large_is_that_of_bert_base_stretched() -> None:
+    large = read_problem(FOLDER / "bert_large_16_v100.yaml").problem.survival_N
+    assert large[::2] == BERT_BASE.survival_N
+    between = [(before + after) / 2 for before, after in pairwise(BERT_BASE.survival_N)]
+    assert large[1:-1:2] == pytest.approx(between, abs=1e-4)
