@@ -27,6 +27,7 @@ from offramp.options import (
     choice,
     integers,
 )
+from offramp.plan_commands import commands as plan_commands
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
@@ -255,6 +256,9 @@ def bench(
         seed=seed,
     )
     _run_bench(config, as_json=as_json)
+
+
+app.add_typer(plan_commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

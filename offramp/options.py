@@ -46,10 +46,28 @@ def integers(name: str, value: str) -> tuple[int, ...]:
         raise InputError(f"--{name} {value!r}; numbers separated by commas are needed") from error
 
 
+def numbers(name: str, value: str) -> tuple[float, ...]:
+    """Finite numbers above 0 separated by commas, in the order given; raises InputError."""
+    try:
+        found = tuple(float(part) for part in value.split(","))
+    except ValueError as error:
+        raise InputError(f"--{name} {value!r}; numbers separated by commas are needed") from error
+    if not all(0 < each < math.inf for each in found):
+        raise InputError(f"--{name} {value!r}; finite numbers above 0 are needed")
+    return found
+
+
+def in_a_folder(name: str, path: Path | None) -> None:
+    """Check a file that `--name` is to write; raises InputError where its folder does not exist."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise InputError(f"--{name} {path}; a file in a folder that exists is needed")
+
+
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
 DataFile = Annotated[Path, typer.Option("--data", help="Labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json.")]
 TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
+ProblemFilePath = Annotated[Path, typer.Argument(metavar="PROBLEM", help="Plan problem, YAML or JSON.")]
 Part = Annotated[str | None, typer.Option(help="Which list of a CLINC150 file: train, val, test.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from offramp.plan_picture import draw_bands, load_pyplot, stage_label
 from optimizer.plan import Plan
 
 FULL = 24
@@ -15,7 +16,7 @@ def plan_text(plan: Plan, stats: dict[str, Any]) -> str:
     """Stages, their splits and how full their batches were, drawn with characters."""
     lines = []
     for index, (stage, done) in enumerate(zip(plan.stages, fill_by_stage(stats), strict=True)):
-        lines.append(f"stage {index}: {stage.replicas} x {stage.device}, blocks {stage.first} to {stage.end - 1}")
+        lines.append(f"{stage_label(index, stage)}, blocks {stage.first} to {stage.end - 1}")
         for split in stage.splits:
             batches, fill = done[split.first]
             bar = "#" * round(fill * FULL)
@@ -49,20 +50,14 @@ def _mean_fill(splits: list[dict[str, Any]]) -> tuple[int, float]:
 
 def draw(plan: Plan, stats: dict[str, Any], exits: dict[int, int], path: Path) -> None:
     """Two panels: who reaches every block, with the stages behind it; fill per split."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = load_pyplot()
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6), constrained_layout=True)
     total = sum(exits.values())
     reach = [sum(count for block, count in exits.items() if block >= at) / total for at in range(plan.num_blocks)]
     above.bar(range(plan.num_blocks), reach, width=0.7, color="#3b6ea5")
+    draw_bands(above, plan.stages)
     for index, stage in enumerate(plan.stages):
-        color = "#f2a65a" if index % 2 else "#9ccc9c"
-        above.axvspan(stage.first - 0.5, stage.end - 0.5, color=color, alpha=0.25, zorder=0)
-        label = f"stage {index}: {stage.replicas} x {stage.device}"
-        above.text(stage.first - 0.45, 1.03, label, fontsize=9)
+        above.text(stage.first - 0.45, 1.03, stage_label(index, stage), fontsize=9)
     above.set(ylim=(0, 1.12), xlabel="block", ylabel="share of inputs that reach it", title="Plan and survival")
     labels, fills = [], []
     for stage, done in zip(plan.stages, fill_by_stage(stats), strict=True):

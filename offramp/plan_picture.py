@@ -1,0 +1,106 @@
+"""The picture of a plan: stages and replicas along the blocks, and the batch with fusing and without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from earlyexit.errors import InputError
+from optimizer.decision import Planned
+from optimizer.evaluate import Evaluation
+from optimizer.plan import Stage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ENDINGS = (".svg", ".png", ".pdf")
+BANDS = ("#9ccc9c", "#f2a65a")
+"""Stages alternate."""
+FUSED, SHRINKING, RAMP = "#3b6ea5", "#c05640", "#555555"
+
+
+def draw_plan(planned: Planned, path: Path) -> None:
+    """Draw a plan in the format that the path ends in; raises InputError for another ending, or without matplotlib."""
+    if path.suffix not in ENDINGS:
+        raise InputError(f"--plot {path}; allowed endings: {', '.join(ENDINGS)}")
+    pyplot = load_pyplot()
+    with pyplot.rc_context({"svg.hashsalt": "offramp", "svg.fonttype": "none"}):  # the same plan, the same file
+        figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True, constrained_layout=True)
+        _draw_devices(above, planned)
+        _draw_batches(below, planned)
+        figure.suptitle(_title(planned))
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        pyplot.close(figure)
+
+
+def load_pyplot() -> Any:
+    """Matplotlib without a display; raises InputError that says where to get it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError("pictures need matplotlib; install the extra `demo`: pip install -e '.[demo]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
+    """Every stage as a coloured band over its blocks."""
+    for index, stage in enumerate(stages):
+        color = BANDS[index % len(BANDS)]
+        axes.axvspan(stage.first - 0.5, stage.end - 0.5, color=color, alpha=0.25, zorder=0)
+
+
+def stage_label(index: int, stage: Stage) -> str:
+    """A stage in a few words."""
+    return f"stage {index}: {stage.replicas} x {stage.device}"
+
+
+def batches_without_fusing(figures: Evaluation) -> list[float]:
+    """Expected batch at every block where the first batch just shrinks (E3 section 2.3), with the same active ramps."""
+    entry = figures.splits[0].split.batch
+    return [
+        entry * each.reached_by * batch / each.split.batch for each in figures.splits for batch in each.batch_at_block
+    ]
+
+
+def _draw_devices(axes: Axes, planned: Planned) -> None:
+    """One bar per split, a row per stage; active ramps as dashed lines."""
+    draw_bands(axes, planned.stages)
+    for index, stage in enumerate(planned.stages):
+        for split in stage.splits:
+            left, width = split.first - 0.42, split.end - split.first - 0.16
+            axes.barh(index, width, left=left, height=0.55, color=FUSED, zorder=2)
+            middle = (split.first + split.end - 1) / 2
+            axes.text(middle, index, str(split.batch), color="white", ha="center", va="center", zorder=3)
+            for ramp in split.ramps:
+                axes.axvline(ramp + 0.5, color=RAMP, linewidth=0.8, linestyle="--", zorder=1)
+    labels = [stage_label(index, stage).replace(": ", ":\n") for index, stage in enumerate(planned.stages)]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_title("Splits, with their batch sizes; active ramps dashed", fontsize=10)
+
+
+def _draw_batches(axes: Axes, planned: Planned) -> None:
+    figures = planned.figures
+    fused = [batch for each in figures.splits for batch in each.batch_at_block]
+    without = batches_without_fusing(figures)
+    draw_bands(axes, planned.stages)
+    blocks = range(len(fused))
+    axes.bar(blocks, fused, width=0.7, color=FUSED, label="with fusing")
+    axes.plot(
+        blocks, without, color=SHRINKING, marker="o", label=f"one batch of {figures.splits[0].split.batch} shrinks"
+    )
+    axes.set(xlabel="block", ylabel="expected batch", xticks=list(blocks), ylim=(0, 1.25 * max(fused)))
+    axes.legend(loc="upper right", ncols=2, fontsize=9)
+    axes.set_title("Batch at every block", fontsize=10)
+
+
+def _title(planned: Planned) -> str:
+    figures = planned.figures
+    return (
+        f"{planned.strategy}: {figures.rate_per_s:.0f}/s, worst case {figures.latency_s * 1e3:.1f} ms, "
+        f"{figures.usd_per_hour:.2f} USD/h"
+    )

@@ -1,0 +1,211 @@
+"""`offramp plan` and `offramp what-if`: a problem, what the planner says of it, and both as JSON or as a plan file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cluster.devices import find_device
+from earlyexit.errors import InputError
+from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
+from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
+from optimizer.plan import Plan, PolicySpec
+from optimizer.problem import PlanProblem
+from optimizer.what_if import Axis, variants
+
+if TYPE_CHECKING:
+    from optimizer.problem_file import ProblemFile
+    from optimizer.rescore import Rescoring
+
+Solve = Callable[[PlanProblem, Strategy], Decision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAnswer:
+    """A plan, and what is to say of it."""
+
+    problem: PlanProblem
+    planned: Planned
+    explanation: Explanation
+    rescoring: Rescoring | None = None
+    """Where the problem's survival comes from exit records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoPlanAnswer:
+    """That there is no plan, and why."""
+
+    problem: PlanProblem
+    decision: NoPlan
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def message(self) -> str:
+        return no_plan_text(self.problem, self.decision)
+
+
+def answer(file: ProblemFile, strategy: Strategy, solve: Solve) -> PlanAnswer | NoPlanAnswer:
+    """Ask for every strategy's plan, and explain the one that is wanted."""
+    problem = file.problem
+    decisions = {each: solve(problem, each) for each in STRATEGIES}
+    decision = decisions[strategy]
+    if isinstance(decision, NoPlan):
+        return NoPlanAnswer(problem=problem, decision=decision, comparisons=compare(problem, decisions))
+    rescoring = _rescoring(file, decision)
+    if rescoring is not None:
+        from optimizer.rescore import rechosen
+
+        decision = rechosen(problem, decision, rescoring)
+        decisions[strategy] = decision
+    explanation = explain(problem, decision, decisions)
+    return PlanAnswer(problem=problem, planned=decision, explanation=explanation, rescoring=rescoring)
+
+
+def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
+    """The answer as plain JSON data; a plan's first four keys are the plan, the rest what is to say of it."""
+    if isinstance(answer, NoPlanAnswer):
+        return {
+            "no_plan": _no_plan_document(answer.decision) | {"message": answer.message},
+            "strategy": answer.decision.strategy,
+            "baselines": _baselines(answer.comparisons),
+        }
+    planned, figures = answer.planned, answer.planned.figures
+    return {
+        "stages": stages_document(planned),
+        **_figures_document(planned),
+        "strategy": planned.strategy,
+        "served_per_s": figures.served_per_s,
+        "latency_limit_s": answer.problem.slo.limit_s,
+        "bound": planned.bound,
+        "gap": planned.gap,
+        "binds": [
+            {"kind": each.kind, "stage": each.stage_index, "text": each.text} for each in answer.explanation.binds
+        ],
+        "splits": [
+            {
+                "stage": each.stage_index,
+                "seconds": each.seconds,
+                "wait_s": each.wait_s,
+                "reached_by": each.reached_by,
+                "batch_at_block": list(each.batch_at_block),
+                "fill": each.fill,
+            }
+            for each in figures.splits
+        ],
+        "stage_figures": [
+            {"rate_per_s": each.rate_per_s, "hop_s": each.hop_s, "hop_rate_per_s": _finite(each.hop_rate_per_s)}
+            for each in figures.stages
+        ],
+        "baselines": _baselines(answer.explanation.comparisons),
+        "joint": None if answer.rescoring is None else _joint_document(answer.rescoring),
+    }
+
+
+def stages_document(planned: Planned) -> list[dict[str, Any]]:
+    """The stages of a plan as a plan file has them."""
+    return [
+        {
+            "device": stage.device,
+            "replicas": stage.replicas,
+            "splits": [
+                {"first": split.first, "end": split.end, "batch": split.batch, "ramps": list(split.ramps)}
+                for split in stage.splits
+            ],
+        }
+        for stage in planned.stages
+    ]
+
+
+def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = None) -> Plan:
+    """What `offramp serve` takes: the stages with the rule by which inputs leave.
+
+    That rule comes from the problem's exit records, or is `threshold`, an entropy in nats for all ramps. Raises
+    InputError where both or neither say it, PlanError for devices that nothing can serve on.
+    """
+    for stage in planned.stages:
+        find_device(stage.device)
+    ramps = tuple(ramp for stage in planned.stages for split in stage.splits for ramp in split.ramps)
+    return Plan(
+        stages=planned.stages,
+        policy=_policy(file, ramps, threshold) if ramps else None,
+        predicted=_figures_document(planned),
+    )
+
+
+def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[float, dict[Strategy, Decision]]]:
+    """Every strategy's decision at every value of an axis, as they are found."""
+    for variant in variants(problem, axis):  # all are checked before the first is solved
+        yield variant.value, {each: solve(variant.problem, each) for each in STRATEGIES}
+
+
+def what_if_document(axis: Axis, value: float, decisions: Mapping[Strategy, Decision]) -> dict[str, Any]:
+    """One value of an axis as plain JSON data."""
+    device = {} if axis.device is None else {"device": axis.device}
+    return {**device, axis.name: value, "strategies": {name: _decision(each) for name, each in decisions.items()}}
+
+
+def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
+    if file.records is None or file.thresholds is None:
+        return None
+    from optimizer.rescore import joint_reach, rescore
+
+    return rescore(file.problem, planned, joint_reach(file.records, file.thresholds))
+
+
+def _policy(file: ProblemFile, ramps: tuple[int, ...], threshold: float | None) -> PolicySpec:
+    recorded = file.policy(ramps)
+    if recorded is not None and threshold is not None:
+        raise InputError("--threshold: the problem's exit records have thresholds already")
+    if recorded is not None:
+        return recorded
+    if threshold is None:
+        raise InputError(
+            f"--out: ramps {list(ramps)} are active and nothing says when to leave there; give --threshold, "
+            "or survival from exit records in the problem"
+        )
+    return PolicySpec(name="entropy", thresholds=threshold)
+
+
+def _figures_document(planned: Planned) -> dict[str, Any]:
+    figures = planned.figures
+    return {
+        "rate_per_s": figures.rate_per_s,
+        "latency_s": figures.latency_s,
+        "usd_per_hour": figures.usd_per_hour,
+    }
+
+
+def _no_plan_document(decision: NoPlan) -> dict[str, Any]:
+    return {
+        "binding": decision.binding,
+        "nearest_slo_s": decision.nearest_slo_s,
+        "highest_rate_per_s": decision.highest_rate_per_s,
+    }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    if isinstance(decision, NoPlan):
+        return {"no_plan": _no_plan_document(decision)}
+    return {**_figures_document(decision), "gap": decision.gap}
+
+
+def _baselines(comparisons: tuple[Comparison, ...]) -> dict[str, Any]:
+    return {each.strategy: {**_decision(each.decision), "times_better": each.times_better} for each in comparisons}
+
+
+def _joint_document(rescoring: Rescoring) -> dict[str, Any]:
+    shown = rescoring.chosen or rescoring.candidates[0]
+    return {
+        "rate_per_s": shown.joint.rate_per_s,
+        "latency_s": shown.joint.latency_s,
+        "usd_per_hour": shown.joint.usd_per_hour,
+        "broken": list(shown.broken),
+        "candidates": len(rescoring.candidates),
+        "chosen": rescoring.chosen_index,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

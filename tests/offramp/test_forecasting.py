@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from earlyexit.errors import DataError
+from offramp.cli import main
+from offramp.forecasting import forecast_document, rate_document, read_series, window_rates
+from offramp.report_forecast import forecast_table, rate_text
+from profiles.forecast import SurvivalForecast
+from profiles.rates import Method, RateForecast
+
+CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"
+"""Three windows; nothing is known of the middle one."""
+FORECAST = SurvivalForecast(
+    survival_HK=np.array([[1.0, 0.5]]),
+    survival_low_HK=np.array([[1.0, 0.4]]),
+    survival_high_HK=np.array([[1.0, 0.6]]),
+    go_on_HR=np.array([[0.5]]),
+    go_on_low_HR=np.array([[0.4]]),
+    go_on_high_HR=np.array([[0.6]]),
+    coverage=0.8,
+    methods_R=(Method(how="last value", reason="only one window was seen"),),
+)
+
+
+def write(folder: Path, text: str, name: str = "series.csv") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        read_series(path)
+    return str(caught.value).removeprefix(str(path))
+
+
+def test_a_series_is_read_from_csv(tmp_path: Path) -> None:
+    history = read_series(write(tmp_path, CSV))
+    assert history.missing_W.tolist() == [False, True, False]
+    assert history.survival_WK[[0, 2]].tolist() == [[1.0, 0.5, 0.25], [1.0, 0.6, 0.25]]
+    assert history.inputs_WK[:, 0].tolist() == [100, 0, 200]
+
+
+def test_a_window_of_empty_cells_is_missing_as_well(tmp_path: Path) -> None:
+    assert read_series(write(tmp_path, CSV.replace("\n\n", "\n,,,\n"))).missing_W.tolist() == [False, True, False]
+
+
+def test_a_series_is_read_from_json(tmp_path: Path) -> None:
+    windows = [{"inputs": 100, "survival": [1.0, 0.5, 0.25]}, None, {"inputs": 200, "survival": [1, 0.6, 0.25]}]
+    from_json = read_series(write(tmp_path, json.dumps({"windows": windows}), "series.json"))
+    from_csv = read_series(write(tmp_path, CSV))
+    np.testing.assert_array_equal(from_json.survival_WK, from_csv.survival_WK)
+    np.testing.assert_array_equal(from_json.inputs_WK, from_csv.inputs_WK)
+    np.testing.assert_array_equal(from_json.missing_W, from_csv.missing_W)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0,1\n1,0.5\n", ":1: the columns must be inputs, 0, 1, ... (one per block), not ['0', '1']"),
+        (
+            "inputs,0,2\n9,1,0.5\n",
+            ":1: the columns must be inputs, 0, 1, ... (one per block), not ['inputs', '0', '2']",
+        ),
+        ("", ":1: the columns must be inputs, 0, 1, ... (one per block), not []"),
+        ("inputs,0\n", ": no window with values; at least one is needed"),
+        ("inputs,0,1\n9,1\n", ":2: 2 values; 3 are needed, or none where nothing is known"),
+        ("inputs,0,1\n9,1,\n", ":2: could not convert string to float: ''; numbers are needed"),
+        ("inputs,0,1\n9,1,nan\n", ":2: values must be finite numbers"),
+        ("inputs,0,1\n9,1,1.5\n", ": survival rises"),
+        ("inputs,0,1\n-9,1,0.5\n", ": a window cannot have fewer than no inputs"),
+    ],
+)
+def test_a_mistake_in_a_csv_is_said_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+    assert refused(write(tmp_path, text)).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"windows": []}', ":1: windows: List should have at least 1 item"),
+        ('{"windows": [{"inputs": 9,\n"survival": [1, 2]}]}', ":2: windows.0.survival.1: Input should be less than or"),
+        (
+            '{"windows": [{"inputs": 9, "survival": [1]}, {"inputs": 9, "survival": [1, 1]}]}',
+            ": window 1 has another num",
+        ),
+        ('{"windows": [null]}', ": no window with values"),
+        ("{", ":1: not JSON"),
+    ],
+)
+def test_a_mistake_in_json_is_said_with_its_line(text: str, said: str, tmp_path: Path) -> None:
+    assert refused(write(tmp_path, text, "series.json")).startswith(said)
+
+
+def test_another_kind_of_file_or_none_is_refused(tmp_path: Path) -> None:
+    assert refused(tmp_path / "series.txt") == ": a series is a .csv or .json file"
+    assert refused(tmp_path / "gone.csv") == ": no such file"
+
+
+def test_a_csv_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "series.csv"
+    path.write_bytes(b"inputs,0\n\xff,1\n")
+    assert refused(path) == ": not UTF-8 at byte 9"
+
+
+def test_a_forecast_is_plain_data_and_a_table() -> None:
+    document = forecast_document(FORECAST)
+    assert document == {
+        "coverage": 0.8,
+        "survival": [1.0, 0.5],
+        "survival_low": [1.0, 0.4],
+        "survival_high": [1.0, 0.6],
+        "ramps": [
+            {
+                "ramp": 0,
+                "go_on": 0.5,
+                "low": 0.4,
+                "high": 0.6,
+                "method": "last value",
+                "reason": "only one window was seen",
+            }
+        ],
+    }
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(forecast_table(document))
+    rows = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert "1 0.500 0.400-0.600 0: 0.500 0.400-0.600 last value: only one window was seen" in rows
+
+
+def test_rates_are_inputs_over_the_length_of_a_window(tmp_path: Path) -> None:
+    rates_W = window_rates(read_series(write(tmp_path, CSV)), 10.0)
+    np.testing.assert_array_equal(rates_W, [10.0, np.nan, 20.0])
+
+
+@pytest.mark.parametrize(
+    ("high", "as_data", "text"),
+    [
+        (12.0, 12.0, "rate: 10.0/s, 80% interval 8.0-12.0 (last value: few windows)"),
+        (np.inf, None, "rate: 10.0/s, 80% interval 8.0-endless (last value: few windows)"),
+    ],
+)
+def test_a_rate_is_plain_data_and_a_line(high: float, as_data: float | None, text: str) -> None:
+    forecast = RateForecast(
+        rate_rps_H=np.array([10.0]),
+        low_rps_H=np.array([8.0]),
+        high_rps_H=np.array([high]),
+        coverage=0.8,
+        method=Method(how="last value", reason="few windows"),
+    )
+    document = rate_document(forecast)
+    assert document == {
+        "rate_rps": 10.0,
+        "low": 8.0,
+        "high": as_data,
+        "method": "last value",
+        "reason": "few windows",
+    }
+    assert rate_text(document, 0.8) == text
+
+
+def test_the_command_forecasts_the_rate_of_windows_of_a_known_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, CSV)
+    with pytest.raises(SystemExit) as ended:
+        main(["forecast", str(path), "--window-s", "10"])
+    assert ended.value.code == 0
+    assert "rate: 20.0/s" in capsys.readouterr().out
+
+
+def test_the_command_prints_the_next_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, CSV)
+    with pytest.raises(SystemExit) as ended:
+        main(["forecast", str(path), "--json"])
+    assert ended.value.code == 0
+    survival = json.loads(capsys.readouterr().out)["survival"]
+    assert survival[0] == 1
+    assert 0.4 < survival[1] < 0.7
+    assert survival[2] < survival[1]

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from earlyexit.errors import InputError, PlanError
+from earlyexit.split import Split
+from offramp.planning import (
+    NoPlanAnswer,
+    PlanAnswer,
+    answer,
+    answer_document,
+    serving_plan,
+    what_if,
+    what_if_document,
+)
+from offramp.report_plan import no_plan_tables, plan_tables, what_if_table
+from optimizer.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.evaluate import evaluate
+from optimizer.explain import explain
+from optimizer.plan import PolicySpec, Stage
+from optimizer.plan_file import read_plan, write_plan
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import ProblemFile, parse_problem
+from optimizer.what_if import Axis
+from profiles.records import ExitRecords
+
+DOCUMENT = {
+    "blocks": 2,
+    "ramps": [0],
+    "survival": [1.0, 0.5],
+    "latency": {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 2, "ramp_s": [[0.0] * 3]}},
+    "devices": {"V100": {"count": 4, "usd_per_hour": 3}},
+    "link": {"bandwidth_bytes_per_s": 1e9},
+    "bytes_per_sample": 1000,
+    "slo": {"latency_s": 0.1, "slack": 0.2},
+    "objective": {"maximize": "rate"},
+}
+FILE = parse_problem(DOCUMENT)
+BEST = (
+    Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)),)),
+    Stage(device="V100", replicas=2, splits=(Split(first=1, end=2, batch=2),)),
+)
+"""4000/s: 4 inputs in 1 ms; then 2 x 2 in 1 ms, of half as many."""
+STOCK = (Stage(device="V100", replicas=1, splits=(Split(first=0, end=2, batch=4),)),)
+"""2000/s: 4 inputs in 2 ms."""
+
+
+def solve(problem: PlanProblem, strategy: Strategy) -> Decision:
+    """A planner that knows two plans, and no serial one; an SLO below 4 ms has none."""
+    if strategy == "serial" or problem.slo.latency_s < 0.004:
+        return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=0.005)
+    stages = BEST if strategy == "best" else STOCK
+    return Planned(strategy=strategy, stages=stages, figures=evaluate(problem, stages), bound=5000.0, gap=0.2)
+
+
+def planned_answer(file: ProblemFile = FILE) -> PlanAnswer:
+    found = answer(file, "best", solve)
+    assert isinstance(found, PlanAnswer)
+    return found
+
+
+def no_plan_answer() -> NoPlanAnswer:
+    found = answer(parse_problem({**DOCUMENT, "slo": {"latency_s": 0.003}}), "best", solve)
+    assert isinstance(found, NoPlanAnswer)
+    return found
+
+
+def shown(*tables: object) -> str:
+    console = Console(width=160, record=True, file=StringIO())
+    console.print(*tables)
+    return console.export_text()
+
+
+def recorded(*, sure: list[bool]) -> ProblemFile:
+    scores = np.array([[0.1 if each else 0.9] for each in sure], dtype=np.float32)
+    records = ExitRecords(
+        score="confidence",
+        num_blocks=2,
+        ramps=(0,),
+        sample_ids=tuple(map(str, range(len(sure)))),
+        scores_NR=1 - scores,
+        labels_NR=np.zeros(scores.shape, dtype=np.int64),
+        final_labels_N=np.zeros(len(sure), dtype=np.int64),
+    )
+    return ProblemFile(problem=FILE.problem, records=records, thresholds={0: 0.5})
+
+
+def test_the_document_of_a_plan_begins_with_the_plan() -> None:
+    document = answer_document(planned_answer())
+    assert list(document)[:4] == ["stages", "rate_per_s", "latency_s", "usd_per_hour"]
+    assert document["stages"] == [
+        {"device": "V100", "replicas": 1, "splits": [{"first": 0, "end": 1, "batch": 4, "ramps": [0]}]},
+        {"device": "V100", "replicas": 2, "splits": [{"first": 1, "end": 2, "batch": 2, "ramps": []}]},
+    ]
+    assert document["rate_per_s"] == pytest.approx(4000)
+    assert document["latency_s"] == pytest.approx(0.004002)
+    assert document["usd_per_hour"] == 9
+    assert (document["strategy"], document["bound"], document["gap"], document["joint"]) == ("best", 5000, 0.2, None)
+    assert [each["fill"] for each in document["splits"]] == [1.0, 1.0]
+    assert document["binds"] == [{"kind": "stage", "stage": 0, "text": "stage 0 does at most 4000/s"}]
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_the_document_compares_every_other_strategy() -> None:
+    baselines = answer_document(planned_answer())["baselines"]
+    assert list(baselines) == ["stock", "early-exit", "e3", "serial"]
+    assert baselines["stock"]["times_better"] == pytest.approx(2.0)
+    assert baselines["serial"] == {
+        "no_plan": {"binding": "latency", "nearest_slo_s": 0.005, "highest_rate_per_s": None},
+        "times_better": None,
+    }
+
+
+def test_the_document_of_no_plan_says_what_binds_and_what_would_do() -> None:
+    document = answer_document(no_plan_answer())
+    assert document["no_plan"] == {
+        "binding": "latency",
+        "nearest_slo_s": 0.005,
+        "highest_rate_per_s": None,
+        "message": "no plan: the SLO of 3 ms (2.4 ms after 20 % slack) binds; the nearest SLO that would do is 5 ms",
+    }
+    assert set(document["baselines"]) == {"stock", "early-exit", "e3", "serial"}
+
+
+def test_the_tables_show_stages_figures_and_the_other_strategies() -> None:
+    text = shown(*plan_tables(planned_answer()))
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines()]
+    words = [line.split() for line in text.splitlines()]
+    assert ["0:", "1", "x", "V100", "0-0", "4", "0", "1.00", "1.00", "100%", "4000", "0.00"] in words
+    assert ["1:", "2", "x", "V100", "1-1", "2", "-", "1.00", "1.00", "100%", "8000", "-"] in words
+    assert ["worst-case latency", "4.00 ms of 80.00 ms allowed"] in rows
+    assert ["binds", "stage 0 does at most 4000/s"] in rows
+    assert ["proof", "within 20.00% of the best"] in rows
+    assert ["stock", "2000", "4.00", "3.00", "2.00 x"] in rows
+    assert ["serial", "no plan", "latency binds", "-", "-"] in rows
+
+
+def test_neighbouring_ramps_are_shown_as_a_range() -> None:
+    document = {**DOCUMENT, "blocks": 6, "ramps": [0, 1, 2, 4], "survival": [1.0] * 6}
+    document["latency"] = {"V100": {"batch": [4], "block_s": [[0.001]] * 6, "ramp_s": [[0.0]] * 4}}
+    problem = parse_problem(document).problem
+    stages = (Stage(device="V100", replicas=1, splits=(Split(first=0, end=6, batch=4, ramps=(0, 1, 2, 4)),)),)
+    planned = Planned(strategy="best", stages=stages, figures=evaluate(problem, stages), bound=1.0, gap=0.0)
+    found = PlanAnswer(problem=problem, planned=planned, explanation=explain(problem, planned, {}))
+    assert " 0-2, 4 " in shown(*plan_tables(found))
+
+
+def test_other_strategies_are_shown_without_a_plan_only_where_one_has_one() -> None:
+    assert no_plan_tables(no_plan_answer()) == []
+    found = answer(FILE, "serial", solve)
+    assert isinstance(found, NoPlanAnswer)
+    assert "2000" in shown(*no_plan_tables(found))
+
+
+def test_a_plan_is_scored_again_where_the_problem_has_exit_records() -> None:
+    found = planned_answer(recorded(sure=[True, False, False, False]))
+    assert found.rescoring is not None
+    document = answer_document(found)
+    # Three quarters go on, 2 replicas do 2 of them in 1 ms each: the first stage still binds.
+    assert document["joint"]["rate_per_s"] == pytest.approx(4000)
+    assert (document["joint"]["broken"], document["joint"]["chosen"], document["joint"]["candidates"]) == ([], 0, 1)
+    assert "By the exit records" in shown(*plan_tables(found))
+
+
+def test_a_plan_to_serve_takes_its_thresholds_from_the_records(tmp_path: Path) -> None:
+    file = recorded(sure=[True, False])
+    plan = serving_plan(file, planned_answer(file).planned)
+    assert plan.policy == PolicySpec(name="confidence", thresholds={0: 0.5})
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml") == plan
+    assert plan.predicted["rate_per_s"] == pytest.approx(4000)
+    with pytest.raises(InputError, match="--threshold: the problem's exit records have thresholds already"):
+        serving_plan(file, planned_answer(file).planned, 0.4)
+
+
+def test_a_plan_to_serve_takes_one_entropy_for_all_ramps() -> None:
+    plan = serving_plan(FILE, planned_answer().planned, 0.4)
+    assert plan.policy == PolicySpec(name="entropy", thresholds=0.4)
+
+
+def test_active_ramps_without_a_threshold_cannot_be_served() -> None:
+    with pytest.raises(InputError, match=r"ramps \[0\] are active and nothing says when to leave there; give --thresh"):
+        serving_plan(FILE, planned_answer().planned)
+
+
+def test_without_active_ramps_nothing_is_needed() -> None:
+    stock = answer(FILE, "stock", solve)
+    assert isinstance(stock, PlanAnswer)
+    assert serving_plan(FILE, stock.planned).policy is None
+
+
+def test_a_device_that_nothing_can_serve_on_is_refused() -> None:
+    stages = (Stage(device="abacus", replicas=1, splits=BEST[0].splits),)
+    planned = Planned(strategy="best", stages=stages, figures=planned_answer().planned.figures, bound=1.0, gap=0.0)
+    with pytest.raises(PlanError, match="unknown device 'abacus'; known: cpu"):
+        serving_plan(FILE, planned, 0.4)
+
+
+def test_a_what_if_asks_for_every_strategy_at_every_value() -> None:
+    axis = Axis(name="slo_s", values=(0.003, 0.1))
+    rows = list(what_if(FILE.problem, axis, solve))
+    documents = [what_if_document(axis, value, decisions) for value, decisions in rows]
+    assert [each["slo_s"] for each in documents] == [0.003, 0.1]
+    assert documents[0]["strategies"]["best"]["no_plan"]["binding"] == "latency"
+    assert documents[1]["strategies"]["best"]["rate_per_s"] == pytest.approx(4000)
+    words = [line.split() for line in shown(what_if_table(FILE.problem, axis, rows)).splitlines()]
+    assert ["3", "no", "plan", "latency", "binds", "-", "-", "-", "-", "-"] in words
+    assert ["100", "4000", "4.00", "9.00", "2000", "2000", "2000", "-"] in words
+
+
+def test_a_what_if_over_rates_shows_costs() -> None:
+    axis = Axis(name="rate_per_s", values=(1000.0,))
+    table = what_if_table(FILE.problem, axis, list(what_if(FILE.problem, axis, solve)))
+    assert [column.header for column in table.columns][:5] == [
+        "rate /s",
+        "best /s",
+        "latency ms",
+        "USD/h",
+        "stock USD/h",
+    ]
+
+
+def test_the_count_of_a_device_is_named_in_what_comes_out() -> None:
+    axis = Axis(name="count", values=(8,), device="V100")
+    rows = list(what_if(FILE.problem, axis, solve))
+    assert {"device": "V100", "count": 8}.items() <= what_if_document(axis, *rows[0]).items()
+    assert what_if_table(FILE.problem, axis, rows).columns[0].header == "V100 count"
