@@ -9,8 +9,8 @@ share that *all* inputs of the coming window show. "all seen" repeats this with 
 ramps that are on; intervals are of the level, and there the coming window's own scatter is as large as they are, so
 they hold less often. Histories are the last 60 windows; the first 10 windows are not forecast. The method was chosen on
 other workloads (synthetic exits, and these at 0.2 nats with another line between easy and hard; other periods, other
-seeds) and on the first four days of the Twitter trace, which are left out here. Some fourteen minutes on one core; writes
-runs/forecasts/results.json.
+seeds) and on the first four days of the Twitter trace, which are left out here. Some fourteen minutes on one core;
+writes runs/forecasts/results.json.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from deployments.openapi import ERRORS, openapi_document
 from offramp.cli import app
 from optimizer.plan import PolicyName
 from optimizer.plan_file import ModelShape, parse_plan
+from optimizer.problem_file import read_problem
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -120,6 +121,13 @@ def test_the_plan_in_the_readme_is_accepted() -> None:
     [text] = fenced(read(README), "yaml")
     plan = parse_plan(yaml.safe_load(text), ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4)))
     assert (len(plan.stages), plan.ramps) == (2, (0, 1, 2, 3, 4))
+
+
+def test_the_problem_on_the_planners_page_is_accepted(tmp_path: Path) -> None:
+    [text] = fenced(read(ROOT / "docs" / "planner.md"), "yaml")
+    (tmp_path / "problem.yaml").write_text(text, encoding="utf-8")
+    problem = read_problem(tmp_path / "problem.yaml").problem
+    assert (problem.num_blocks, problem.ramps, problem.devices["V100"].count) == (3, (0, 1), 4)
 
 
 def test_the_python_in_the_readme_imports_what_there_is() -> None:
