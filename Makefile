@@ -19,6 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,onnx]'
+	$(BIN)/offramp plan experiments/problems/bert_base_16_v100.yaml --json >/dev/null  # compiles the planner, once
 	@touch $@
 
 demo: $(STAMP)  ## Train, serve, load and report, then end (minutes, CPU); DATA=file.csv takes your own texts
