@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cluster.devices import find_device
@@ -53,6 +53,9 @@ def answer(file: ProblemFile, strategy: Strategy, solve: Solve) -> PlanAnswer | 
     decision = decisions[strategy]
     if isinstance(decision, NoPlan):
         return NoPlanAnswer(problem=problem, decision=decision, comparisons=compare(problem, decisions))
+    if strategy == "best":  # by the records, a part of the space may hold the better plan
+        others = [each.stages for each in decisions.values() if isinstance(each, Planned) and each is not decision]
+        decision = replace(decision, candidates=(*decision.candidates, *others))
     rescoring = _rescoring(file, decision)
     if rescoring is not None:
         from optimizer.rescore import rechosen
