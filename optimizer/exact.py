@@ -69,6 +69,7 @@ class ExactSearch:
     graph: Graph
     may_split: bool
     may_hop: bool
+    most_labels: int = MOST_LABELS
     met: list[Found] = field(default_factory=list)
     """Plans met on the way, best last."""
     _share_R: FloatArray | None = None
@@ -102,7 +103,7 @@ class ExactSearch:
             chains = self._chains(required, high)
             if chains is None:
                 width = self._after_too_many_labels((high - required) / high)
-                if self._labels_allowed > MOST_LABELS:
+                if self._labels_allowed > self.most_labels:
                     return Answer(found=best, bound=high, proven=False)
                 continue
             better = self._best_rate(chains, low)
@@ -154,7 +155,7 @@ class ExactSearch:
             chains = [] if hopeless else self._chains(rate_per_s, rate_per_s, budget)
             if chains is None:
                 width = self._after_too_many_labels(width)
-                if self._labels_allowed > MOST_LABELS:
+                if self._labels_allowed > self.most_labels:
                     return Answer(found=None, bound=float(levels[0]), proven=False)
                 continue
             scored = [each for each in map(self._scored, chains) if each]
@@ -237,10 +238,10 @@ class ExactSearch:
         if self._num_labels > MANY_LABELS:  # good prices pay
             _, self._share_R = best_prices(self.graph.moves, limits, self._share_R, 4 * ROUNDS, 0.5)
         done, self._num_labels, labels, ended_L = search(
-            self.graph.moves, limits, self._price_rows(), self._radix(), self._labels_allowed
+            self.graph.moves, limits, self._price_rows(), self._radix(), min(self._labels_allowed, self.most_labels)
         )
         if done:
-            self._labels_allowed = max(4 * self._num_labels, FEW_LABELS)
+            self._labels_allowed = min(max(4 * self._num_labels, FEW_LABELS), self.most_labels)
         return [self._chain(labels, int(label)) for label in ended_L] if done else None
 
     def _chain(self, labels: Labels, label: int) -> Chain:

@@ -73,7 +73,7 @@ class Graph:
         problem, moves = self.problem, self.moves
         first, entry = int(self.block_P[node]), int(self.rank_P[node])
         end, last = int(self.block_P[moves.to_M[move]]), int(moves.rank_M[move])
-        share_Q, after_Q = _ranks(problem)
+        share_Q, after_Q = ranks_of(problem)
         table = problem.latency[self.device_names[moves.device_M[move]]]
         least_EQ = np.empty((problem.num_blocks + 1, len(share_Q)))
         before_Q = np.zeros(len(share_Q), dtype=np.int64)
@@ -90,16 +90,30 @@ class Graph:
         return Split(first=first, end=end, batch=batch, ramps=tuple(reversed(ramps)))
 
 
+class Nodes(NamedTuple):
+    """Starts of splits, in the order of their boundaries; the last is the model's end."""
+
+    block_P: IntArray
+    rank_P: IntArray
+    node_KQ: IntArray
+    """By boundary and rank; -1: none."""
+
+
 def build_graph(
-    problem: PlanProblem, rule: RampRule = "choose", *, every_batch: bool = False, most_moves: int = 20_000_000
+    problem: PlanProblem,
+    rule: RampRule = "choose",
+    *,
+    every_batch: bool = False,
+    nodes: Nodes | None = None,
+    most_moves: int = 20_000_000,
 ) -> Graph:
-    """Every split that could be part of a plan; raises PlanError for more than `most_moves`.
+    """Every split between all nodes, or the given ones; raises PlanError for more than `most_moves`.
 
     `every_batch` keeps batch sizes that another is better than: where all splits must share one, it may still be it.
     """
-    share_Q, after_Q = _ranks(problem)
-    block_P, rank_P, node_KQ = _nodes(problem, share_Q, after_Q)
-    names = tuple(name for name, supply in sorted(problem.devices.items()) if supply.count > 0)
+    share_Q, after_Q = ranks_of(problem)
+    block_P, rank_P, node_KQ = nodes or all_nodes(problem)
+    names = device_names(problem)
     parts = []
     for device, name in enumerate(names):
         table = problem.latency[name]
@@ -124,7 +138,12 @@ def build_graph(
     return Graph(problem=problem, rule=rule, device_names=names, block_P=block_P, rank_P=rank_P, moves=moves)
 
 
-def _ranks(problem: PlanProblem) -> tuple[FloatArray, IntArray]:
+def device_names(problem: PlanProblem) -> tuple[str, ...]:
+    """The devices that there are, in the order of all arrays."""
+    return tuple(name for name, supply in sorted(problem.devices.items()) if supply.count > 0)
+
+
+def ranks_of(problem: PlanProblem) -> tuple[FloatArray, IntArray]:
     """Per rank, the share inside the model after it, and the first block after it."""
     shares = [1.0, *(problem.share_after(ramp) for ramp in problem.ramps)]
     return np.array(shares), np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64)
@@ -138,8 +157,9 @@ def _table_arrays(
     return np.array(batches, dtype=float), sums_GK, np.ascontiguousarray(ramp_s_EB, dtype=float)
 
 
-def _nodes(problem: PlanProblem, share_Q: FloatArray, after_Q: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Nodes in the order of their boundary; those that nothing reaches are no start of a split, so none."""
+def all_nodes(problem: PlanProblem) -> Nodes:
+    """Every pair of boundary and last ramp; those that nothing reaches are no start of a split, so none."""
+    share_Q, after_Q = ranks_of(problem)
     nodes = [
         (block, rank)
         for block in range(problem.num_blocks)
@@ -152,7 +172,7 @@ def _nodes(problem: PlanProblem, share_Q: FloatArray, after_Q: IntArray) -> tupl
     node_KQ[problem.num_blocks, :] = len(nodes)
     nodes.append((problem.num_blocks, 0))
     blocks, ranks = zip(*nodes, strict=True)
-    return np.array(blocks, dtype=np.int64), np.array(ranks, dtype=np.int64), node_KQ
+    return Nodes(np.array(blocks, dtype=np.int64), np.array(ranks, dtype=np.int64), node_KQ)
 
 
 @compiled

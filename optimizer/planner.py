@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from earlyexit.errors import PlanError
 from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy
-from optimizer.exact import Answer, ExactSearch, Found
-from optimizer.moves import RampRule, build_graph
+from optimizer.evaluate import Evaluation
+from optimizer.exact import MOST_LABELS, Answer, ExactSearch, Found
+from optimizer.moves import RampRule, build_graph, device_names
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.scale.solve import is_too_big, solve_at_scale
 
 # How exactly the nearest SLO is told.
 SLO_RESOLUTION = 1e-3
@@ -45,30 +46,44 @@ SPACES: dict[Strategy, Space] = {
 
 
 def solve(problem: PlanProblem, strategy: Strategy = "best") -> Decision:
-    """The best plan of a strategy's space, proven so, or what keeps it from having one."""
-    return solve_in(problem, SPACES[strategy], strategy)
-
-
-def solve_in(problem: PlanProblem, space: Space, strategy: Strategy) -> Decision:
-    """The same for a space of one's own, under the name of the strategy that it is a variant of.
+    """The best plan of a strategy's space, proven so or with a gap, or what keeps it from having one.
 
     Raises PlanError where no plan is found and none is ruled out.
     """
-    answer, met = _best(problem, space)
-    found = answer.found and _quicker(problem, space, answer.found)
-    if found is None and not answer.proven:
-        raise PlanError(f"no plan was found for this problem, and none is ruled out: it is too large for {strategy!r}")
-    if found is None:
-        return _why_none(problem, space, strategy)
-    others = dict.fromkeys(each.chain for each in reversed(met) if each.chain != found.chain)
-    return Planned(
+    return solve_in(problem, SPACES[strategy], strategy)
+
+
+def solve_in(problem: PlanProblem, space: Space, strategy: Strategy, *, most_labels: int = MOST_LABELS) -> Decision:
+    """The same for a space of one's own, under the name of the strategy that it is a variant of.
+
+    Beyond `most_labels` the exact search gives up (each takes 64 bytes), and its bound is kept.
+    """
+    if is_too_big(problem):
+        return solve_at_scale(problem, space, strategy)
+    answer, met = _best(problem, space, most_labels=most_labels)
+    if answer.found is None:
+        return _why_none(problem, space, strategy) if answer.proven else solve_at_scale(problem, space, strategy)
+    found = _quicker(problem, space, answer.found)
+    planned = Planned(
         strategy=strategy,
         stages=found.chain,
         figures=found.figures,
         bound=answer.bound,
-        gap=0.0 if answer.proven else _gap(problem, found, answer.bound),
-        candidates=tuple(others),
+        gap=0.0,
+        candidates=tuple(dict.fromkeys(each.chain for each in reversed(met) if each.chain != found.chain)),
     )
+    return planned if answer.proven else _together(problem, planned, solve_at_scale(problem, space, strategy))
+
+
+def _together(problem: PlanProblem, given_up: Planned, at_scale: Decision) -> Planned:
+    """The better of two plans, and the tighter of two bounds."""
+    assert isinstance(at_scale, Planned), "there is a plan, so none is ruled out"
+    cheapest = isinstance(problem.objective, MinimizeCost)
+    plans = sorted((given_up, at_scale), key=lambda each: _merit(problem, each.figures), reverse=True)
+    bound = (max if cheapest else min)(given_up.bound, at_scale.bound)
+    value = plans[0].figures.usd_per_hour if cheapest else plans[0].figures.rate_per_s
+    candidates = (*plans[0].candidates, plans[1].stages, *plans[1].candidates)
+    return replace(plans[0], bound=bound, gap=abs(value - bound) / bound, candidates=candidates)
 
 
 def _quicker(problem: PlanProblem, space: Space, found: Found) -> Found:
@@ -82,24 +97,22 @@ def _quicker(problem: PlanProblem, space: Space, found: Found) -> Found:
     return found if quicker is None else _quicker(problem, space, quicker)
 
 
-def _gap(problem: PlanProblem, found: Found, bound: float) -> float:
-    if isinstance(problem.objective, MinimizeCost):
-        return found.figures.usd_per_hour / bound - 1
-    return 1 - found.figures.rate_per_s / bound
-
-
-def _best(problem: PlanProblem, space: Space, *, any_plan: bool = False) -> tuple[Answer, list[Found]]:
+def _best(
+    problem: PlanProblem, space: Space, *, any_plan: bool = False, most_labels: int = MOST_LABELS
+) -> tuple[Answer, list[Found]]:
     """The best plan of all searches with what they prove together, and the good plans met on the way."""
     cheapest = isinstance(problem.objective, MinimizeCost)
     best: Found | None = None
     open_bounds: list[float] = []
     met: list[Found] = []
-    for search in _searches(problem, space):
+    for search in _searches(problem, space, most_labels):
         answer = _asked(search, problem, any_plan=any_plan)
         met.extend(search.met)
         if not answer.proven:
             open_bounds.append(answer.bound)
-        if answer.found is not None and (best is None or _merit(problem, answer.found) > _merit(problem, best)):
+        if answer.found is not None and (
+            best is None or _merit(problem, answer.found.figures) > _merit(problem, best.figures)
+        ):
             best = answer.found
     value = _value(problem, best)
     better = [bound for bound in open_bounds if (bound < value if cheapest else bound > value)]
@@ -128,9 +141,9 @@ def _value(problem: PlanProblem, found: Found | None) -> float:
     return found.figures.rate_per_s if found else 0.0
 
 
-def _searches(problem: PlanProblem, space: Space) -> Iterator[ExactSearch]:
+def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[ExactSearch]:
     """One, or one per device where a plan has one stage, or one per batch size where all splits share it."""
-    stocked = {name: supply for name, supply in problem.devices.items() if supply.count > 0}
+    stocked = {name: problem.devices[name] for name in device_names(problem)}
     parts = [stocked] if space.several_stages else [{name: supply} for name, supply in stocked.items()]
     for devices in parts:
         graph = (
@@ -145,11 +158,11 @@ def _searches(problem: PlanProblem, space: Space) -> Iterator[ExactSearch]:
                 graph=graph if batch is None else graph.with_batch(batch),
                 may_split=space.splits_per_stage,
                 may_hop=space.several_stages,
+                most_labels=most_labels,
             )
 
 
-def _merit(problem: PlanProblem, found: Found) -> tuple[float, float]:
-    figures = found.figures
+def _merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, float]:
     if isinstance(problem.objective, MinimizeCost):
         return -figures.usd_per_hour, -figures.latency_s
     return figures.rate_per_s, -figures.usd_per_hour

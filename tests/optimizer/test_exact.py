@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from optimizer.decision import Planned
+from optimizer.evaluate import evaluate, violations
+from optimizer.exact import ExactSearch
+from optimizer.moves import build_graph
+from optimizer.planner import SPACES, solve, solve_in
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from profiles.table import LatencyTable
+
+FEW = 40
+"""Labels, of the hundreds that the problem below takes."""
+
+
+def problem() -> PlanProblem:
+    """Six blocks on two types of accelerators; a batch of 8 takes twice as long as one of 1."""
+    seconds = np.array([[0.001, 0.0012, 0.0015, 0.002]]).repeat(6, axis=0)
+    latency = {
+        "V100": LatencyTable(batches=(1, 2, 4, 8), block_s_NB=seconds, ramp_s_EB=seconds[:5] / 20),
+        "T4": LatencyTable(batches=(1, 2, 4, 8), block_s_NB=seconds * 1.7, ramp_s_EB=seconds[:5] / 12),
+    }
+    return PlanProblem(
+        num_blocks=6,
+        ramps=(0, 1, 2, 3, 4),
+        survival_N=(1.0, 0.8, 0.6, 0.5, 0.4, 0.35),
+        latency=latency,
+        devices={"V100": Supply(count=5, usd_per_hour=3.0), "T4": Supply(count=7, usd_per_hour=1.0)},
+        link=Link(bandwidth_bytes_per_s=1.25e9, delay_s=1e-4),
+        bytes_per_sample_N=(196608.0,) * 6,
+        slo=Slo(latency_s=0.03, slack=0.2),
+        objective=MaximizeRate(),
+    )
+
+
+def test_a_search_that_gives_up_says_so_and_keeps_a_bound() -> None:
+    search = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True, most_labels=FEW)
+    answer = search.highest_rate()
+    best = solve(problem())
+    assert isinstance(best, Planned)
+    assert not answer.proven
+    assert answer.bound >= best.figures.rate_per_s
+
+
+def test_a_search_with_room_enough_proves_its_plan() -> None:
+    answer = ExactSearch(graph=build_graph(problem()), may_split=True, may_hop=True).highest_rate()
+    assert answer.proven
+    assert answer.found is not None
+    assert answer.bound == answer.found.figures.rate_per_s
+
+
+@pytest.mark.parametrize("objective", [MaximizeRate(), MinimizeCost(rate_per_s=4000)], ids=["rate", "cost"])
+def test_where_the_exact_search_gives_up_there_is_still_a_plan_and_a_told_gap(
+    objective: MaximizeRate | MinimizeCost,
+) -> None:
+    asked = replace(problem(), objective=objective)
+    exact, given_up = solve(asked), solve_in(asked, SPACES["best"], "best", most_labels=FEW)
+    assert isinstance(exact, Planned)
+    assert isinstance(given_up, Planned)
+    assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []
+    if isinstance(objective, MinimizeCost):
+        assert given_up.bound <= exact.figures.usd_per_hour * (1 + 1e-9)
+        assert given_up.figures.usd_per_hour <= given_up.bound * (1 + given_up.gap) * (1 + 1e-9)
+    else:
+        assert given_up.bound >= exact.figures.rate_per_s * (1 - 1e-9)
+        assert given_up.figures.rate_per_s >= given_up.bound * (1 - given_up.gap) * (1 - 1e-9)
+    assert 0 <= given_up.gap < 0.5
+
+
+def test_of_plans_that_cost_the_same_a_quicker_one_is_taken() -> None:
+    # 100/s cost one T4 whatever the batch; a plan of full batches would wait 80 ms and more for each.
+    asked = replace(problem(), objective=MinimizeCost(rate_per_s=100), slo=Slo(latency_s=10.0))
+    decision = solve(asked)
+    assert isinstance(decision, Planned)
+    assert decision.figures.usd_per_hour == 1.0
+    assert decision.figures.latency_s < 0.05
