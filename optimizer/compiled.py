@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
-from numba import njit
+from numba import config, njit
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -18,14 +20,27 @@ logger = logging.getLogger(__name__)
 def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
     """The kernel as machine code, made at its first call; other threads run meanwhile, and x/0 is infinite.
 
-    The kept code is renewed when the kernel's own file changes, not when a kernel of another file that it calls does.
+    numba renews kept code when the kernel's own file changes, but not when a kernel of another file that it calls does.
+    So it is kept in a folder named for all sources of the planner.
     """
+    before = config.CACHE_DIR  # type: ignore[attr-defined]  # set from the environment when numba is imported
+    config.CACHE_DIR = str(  # type: ignore[attr-defined]  # as above
+        Path(before or Path(__file__).parent / "__pycache__") / f"kernels-{_fingerprint()}"
+    )
     try:
         made = njit(cache=True, nogil=True, error_model="numpy")(kernel)
     except RuntimeError:  # neither this folder nor the user's can be written
         _say_that_nothing_is_kept()
         made = njit(nogil=True, error_model="numpy")(kernel)
+    finally:
+        config.CACHE_DIR = before  # type: ignore[attr-defined]  # as above
     return cast("Callable[P, R]", made)
+
+
+@cache
+def _fingerprint() -> str:
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    return sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
 @cache

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation
+from optimizer.evaluate import TOLERANCE, Evaluation
 from optimizer.exact import MOST_LABELS, Answer, ExactSearch, Found
 from optimizer.moves import RampRule, build_graph, device_names
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
@@ -16,8 +16,8 @@ from optimizer.scale.solve import is_too_big, solve_at_scale
 
 # How exactly the nearest SLO is told.
 SLO_RESOLUTION = 1e-3
-# The longest SLO that is tried before latency is said not to bind.
-LONGEST_SLO_S = 3600.0
+# An SLO that any plan keeps.
+ANY_LATENCY_S = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def solve_in(problem: PlanProblem, space: Space, strategy: Strategy, *, most_lab
     answer, met = _best(problem, space, most_labels=most_labels)
     if answer.found is None:
         return _why_none(problem, space, strategy) if answer.proven else solve_at_scale(problem, space, strategy)
-    found = _quicker(problem, space, answer.found)
+    found = answer.found
     planned = Planned(
         strategy=strategy,
         stages=found.chain,
@@ -84,17 +84,6 @@ def _together(problem: PlanProblem, given_up: Planned, at_scale: Decision) -> Pl
     value = plans[0].figures.usd_per_hour if cheapest else plans[0].figures.rate_per_s
     candidates = (*plans[0].candidates, plans[1].stages, *plans[1].candidates)
     return replace(plans[0], bound=bound, gap=abs(value - bound) / bound, candidates=candidates)
-
-
-def _quicker(problem: PlanProblem, space: Space, found: Found) -> Found:
-    """A plan of the same cost in as few halves of its latency as have one: many plans cost the same."""
-    if not isinstance(problem.objective, MinimizeCost):
-        return found
-    limit_s = found.figures.latency_s / 2
-    slo = replace(problem.slo, latency_s=limit_s / (1 - problem.slo.slack))
-    usd = found.figures.usd_per_hour
-    quicker = _best(replace(problem, slo=slo, budget_usd_per_hour=usd), space)[0].found
-    return found if quicker is None else _quicker(problem, space, quicker)
 
 
 def _best(
@@ -143,7 +132,7 @@ def _value(problem: PlanProblem, found: Found | None) -> float:
 
 def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[ExactSearch]:
     """One, or one per device where a plan has one stage, or one per batch size where all splits share it."""
-    stocked = {name: problem.devices[name] for name in device_names(problem)}
+    stocked = {name: problem.devices[name] for name in device_names(problem) if _can_pay(problem, name)}
     parts = [stocked] if space.several_stages else [{name: supply} for name, supply in stocked.items()]
     for devices in parts:
         graph = (
@@ -162,10 +151,16 @@ def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[
             )
 
 
-def _merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, float]:
+def _can_pay(problem: PlanProblem, name: str) -> bool:
+    """Whether the budget pays for one device of that type."""
+    budget = problem.budget_usd_per_hour
+    return budget is None or problem.devices[name].usd_per_hour <= budget * (1 + TOLERANCE)
+
+
+def _merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
     if isinstance(problem.objective, MinimizeCost):
         return -figures.usd_per_hour, -figures.latency_s
-    return figures.rate_per_s, -figures.usd_per_hour
+    return figures.rate_per_s, -figures.usd_per_hour, -figures.latency_s
 
 
 def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
@@ -176,7 +171,7 @@ def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
         highest_rate_per_s = fastest.figures.rate_per_s if fastest else None
     binding: Binding = "latency"
     if nearest_slo_s is None:
-        unpaid = replace(problem, budget_usd_per_hour=None, slo=replace(problem.slo, latency_s=LONGEST_SLO_S))
+        unpaid = replace(problem, budget_usd_per_hour=None, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
         binding = "budget" if _any_plan(unpaid, space) else "devices"
     return NoPlan(
         strategy=strategy, binding=binding, nearest_slo_s=nearest_slo_s, highest_rate_per_s=highest_rate_per_s
@@ -191,13 +186,10 @@ def _nearest_slo_s(problem: PlanProblem, space: Space) -> float | None:
         found = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=latency_s)), space)
         return None if found is None else min(latency_s, found.figures.latency_s / (1 - problem.slo.slack))
 
+    above = enough_s(ANY_LATENCY_S)
+    if above is None:
+        return None
     below = problem.slo.latency_s
-    above = enough_s(2 * below)
-    while above is None:
-        below *= 2
-        if below > LONGEST_SLO_S:
-            return None
-        above = enough_s(2 * below)
     while above > below * (1 + SLO_RESOLUTION):
         middle = (below * above) ** 0.5
         enough = enough_s(middle)

@@ -35,6 +35,8 @@ from optimizer.split_times import FloatArray, IntArray
 
 # Sums of the same numbers in another order may differ by this; far below the resolution of rates.
 ROUNDING = 1e-13
+# More replicas than there are, and still an integer.
+ENDLESS = 1e15
 
 
 class Prices(NamedTuple):
@@ -124,13 +126,13 @@ def search(
                             count += 1
             if count > most_labels:
                 return False, count, labels, np.empty(0, dtype=np.int64)
-    return True, count, labels, best_labels(head_P[num_nodes - 1], labels, radix_C, limits, 0.0)
+    return True, count, labels, best_labels(head_P[num_nodes - 1], labels, radix_C, limits, np.inf)
 
 
 @compiled
 def _replicas(work_s: float, limits: Limits) -> int:
     """The fewest that do the required rate."""
-    return max(1, int(np.ceil(work_s * limits.required_rate * (1 - ROUNDING))))
+    return max(1, int(min(np.ceil(work_s * limits.required_rate * (1 - ROUNDING)), ENDLESS)))
 
 
 @compiled

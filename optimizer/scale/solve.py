@@ -55,7 +55,7 @@ TIGHTENINGS = 20
 # Graphs up to this are searched whole for stages of several splits.
 FEW_MOVES = 5000
 # Beyond these the exact search would take minutes, or more bits for a set of devices than an integer has.
-MOST_SPLITS = 10_000_000
+MOST_SPLITS = 2_000_000
 MOST_SETS = 2**58
 LONGEST_SLO_S = 3600.0
 LATENCY_STEP = 1.05

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optimizer.decision import Planned
+from optimizer.decision import NoPlan, Planned
 from optimizer.evaluate import evaluate, violations
 from optimizer.exact import ExactSearch
 from optimizer.moves import build_graph
@@ -78,3 +78,39 @@ def test_of_plans_that_cost_the_same_a_quicker_one_is_taken() -> None:
     assert isinstance(decision, Planned)
     assert decision.figures.usd_per_hour == 1.0
     assert decision.figures.latency_s < 0.05
+
+
+def test_a_budget_below_the_cheapest_device_is_what_binds() -> None:
+    decision = solve(replace(problem(), budget_usd_per_hour=0.5))
+    assert isinstance(decision, NoPlan)
+    assert (decision.binding, decision.nearest_slo_s) == ("budget", None)
+
+
+def test_a_rate_so_low_that_batches_take_days_is_bound_by_latency() -> None:
+    # The first input of a batch of 1 waits 1e5 s for it at 1e-5/s, in a single split; the slack of 20 % adds a quarter.
+    decision = solve(replace(problem(), objective=MinimizeCost(rate_per_s=1e-5)))
+    assert isinstance(decision, NoPlan)
+    assert decision.binding == "latency"
+    assert decision.nearest_slo_s == pytest.approx(1e5 / 0.8, rel=1e-3)
+
+
+def test_of_plans_as_fast_and_as_cheap_best_is_not_much_slower_than_stock() -> None:
+    # Nobody leaves, so no plan does more than stock; plans of several splits would only wait longer.
+    asked = replace(problem(), survival_N=(1.0,) * 6, devices={"V100": Supply(count=5, usd_per_hour=3.0)})
+    best, stock = solve(asked), solve(asked, "stock")
+    assert isinstance(best, Planned)
+    assert isinstance(stock, Planned)
+    assert best.figures.rate_per_s == pytest.approx(stock.figures.rate_per_s)
+    assert best.figures.latency_s < 2 * stock.figures.latency_s
+
+
+def test_blocks_that_take_no_time_worth_telling_overflow_nothing() -> None:
+    quick = {
+        name: LatencyTable(batches=table.batches, block_s_NB=table.block_s_NB * 1e-290, ramp_s_EB=table.ramp_s_EB * 0)
+        for name, table in problem().latency.items()
+    }
+    link = Link(bandwidth_bytes_per_s=1.0)
+    decision = solve(replace(problem(), latency=quick, link=link))
+    assert isinstance(decision, Planned)
+    assert len(decision.stages) == 1, "a hop of 196608 s would bound the rate"
+    assert decision.figures.rate_per_s > 1e280
