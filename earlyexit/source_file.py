@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from earlyexit.errors import InputError
 
 Document = TypeVar("Document", bound="StrictDocument")
+MOST_MISTAKES = 50
+"""Looked at to find the first and what stands inside it; a long list may be wrong throughout."""
+SHOWN_CHARACTERS = 60
+"""Of a wrong text, in a message of one line."""
+SHOWN_BITS = 128
+"""Of a wrong integer: beyond them, how many it has says more."""
 
 
 class StrictDocument(BaseModel):
@@ -26,9 +33,38 @@ class StrictDocument(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_a_mapping(cls, value: Any) -> Any:
+        """Pydantic would name the class, which is no word of the format."""
+        if isinstance(value, Mapping | cls):
+            return value
+        raise PydanticCustomError("mapping_type", "Input should be a mapping with {fields}", {"fields": fields_of(cls)})
+
+    @field_validator("schema_version", mode="before", check_fields=False)
+    @classmethod
+    def _schema_is_a_number(cls, value: Any) -> Any:
+        if isinstance(value, bool):  # True is 1 to a Literal
+            raise PydanticCustomError("int_type", "Input should be a valid integer")
+        return value
+
+
+def fields_of(shape: type[BaseModel]) -> str:
+    """The fields of a mapping, in words."""
+    *most, last = shape.model_fields
+    return f"{', '.join(most)} and {last}" if most else last
+
 
 class _Loader(yaml.SafeLoader):
     """YAML whose numbers are those of JSON too: PyYAML alone reads 1e-05 and 1.25e9 as text."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Raise yaml.MarkedYAMLError with the line where PyYAML lets Python's own error through."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, IndexError, AttributeError) as error:  # a date that is none, `!!bool 7`, `!!int`
+            reason = str(error).partition(";")[0] if isinstance(error, ValueError) else f"no {node.tag.split(':')[-1]}"
+            raise yaml.MarkedYAMLError(problem=reason, problem_mark=node.start_mark) from error
 
 
 _Loader.add_implicit_resolver(
@@ -47,7 +83,7 @@ class Lines:
         """Line, from 1, of the value at `path` or of the nearest one above it; raises yaml.YAMLError."""
         if self._lines is None:
             lines: dict[tuple[str, ...], int] = {}
-            root = yaml.compose(self._text, Loader=_Loader)
+            root = _compose(self._text)
             if root is not None:
                 self._walk(root, (), (), lines)
             self._lines = lines
@@ -68,6 +104,7 @@ class Lines:
             raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
         lines[path] = node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
+            _refuse_twice(node)
             # A key that is no scalar is refused when the file is loaded.
             inside = [(str(key.value), value) for key, value in node.value]
         elif isinstance(node, yaml.SequenceNode):
@@ -76,6 +113,28 @@ class Lines:
             return
         for name, value in inside:
             self._walk(value, (*path, name), (*above, node), lines)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    except RecursionError as error:
+        raise yaml.MarkedYAMLError(problem="nested too deeply", problem_mark=loader.get_mark()) from error
+
+
+def _refuse_twice(node: yaml.MappingNode) -> None:
+    """Raise yaml.MarkedYAMLError at the second of two equal keys: PyYAML would take the last."""
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=_twice(key.value), problem_mark=key.start_mark)
+            seen.add(key.value)
+
+
+def _twice(key: str) -> str:
+    return f"{_shortened(key)} stands twice in one mapping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,25 +172,64 @@ class Source:
 
 def read_source(path: Path, raises: type[InputError]) -> Source:
     """Read a file as JSON where its name ends in .json, else as YAML; raises `raises` naming file and line."""
-    if not path.is_file():
-        raise raises(f"{path}: no such file")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise raises(f"{path}: not UTF-8 at byte {error.start}") from error
+    text = _read_text(path, raises)
     try:
         return _read_json(text, path, raises) if path.suffix == ".json" else _read_yaml(text, path, raises)
     except RecursionError as error:
         raise raises(f"{path}: nested too deeply") from error
 
 
-def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
+def _read_text(path: Path, raises: type[InputError]) -> str:
     try:
-        document = json.loads(text)
+        if path.is_dir():
+            raise raises(f"{path}: is a folder, not a file")
+        if not path.is_file():
+            raise raises(f"{path}: no such file")
+        stored = path.read_bytes()
+    except OSError as error:  # a name that is too long, a file that may not be read
+        raise raises(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return stored.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = stored.count(b"\n", 0, error.start) + 1
+        raise raises(f"{path}:{line}: not UTF-8 at byte {error.start}") from error
+
+
+class _StandsTwiceError(Exception):
+    """A key that a mapping of JSON has twice, of which Python would take the last."""
+
+
+def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
+    # JSON is YAML but for tabs, which JSON has only between values: the lines stay.
+    lines = Lines(text.replace("\t", " "))
+    try:
+        document = json.loads(text, object_pairs_hook=_mapping)
     except json.JSONDecodeError as error:
         raise raises(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-    # JSON is YAML but for tabs, which JSON has only between values: the lines stay.
-    return Source(document=document, where=str(path), raises=raises, lines=Lines(text.replace("\t", " ")))
+    except _StandsTwiceError as error:
+        raise raises(f"{path}{_line_of_second(lines)}: not JSON: {error}") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise raises(f"{path}: not JSON: {str(error).partition(';')[0]}") from error
+    return Source(document=document, where=str(path), raises=raises, lines=lines)
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _StandsTwiceError(_twice(next(key for index, key in enumerate(keys) if key in keys[:index])))
+    return found
+
+
+def _line_of_second(lines: Lines) -> str:
+    """Of a key that stands twice: the reader of YAML knows where it is."""
+    try:
+        lines.of(())
+    except yaml.MarkedYAMLError as error:
+        return f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+    except (yaml.YAMLError, RecursionError):  # as in Source
+        return ""
+    return ""
 
 
 def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
@@ -145,16 +243,40 @@ def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise raises(f"{path}:{line}: not YAML: {error.problem}") from error
-    except ValueError as error:  # a date that is none
-        raise raises(f"{path}: not YAML: {error}") from error
     return Source(document=document, where=str(path), raises=raises, lines=lines)
 
 
 def _first_mistake(error: ValidationError, document: object) -> tuple[list[str], str]:
     """Path and message; of a value that may be a number or a mapping, what is wrong deepest inside."""
-    mistakes = [(_path_in(document, each["loc"], each["type"]), each["msg"]) for each in error.errors()]
+    mistakes = [
+        (_path_in(document, each["loc"], each["type"]), _message(each)) for each in error.errors()[:MOST_MISTAKES]
+    ]
     at, _ = mistakes[0]
     return max((each for each in mistakes if each[0][: len(at)] == at), key=lambda each: len(each[0]))
+
+
+def _message(mistake: ErrorDetails) -> str:
+    """What is allowed, as pydantic says it, and the value that is not."""
+    message, given = mistake["msg"], mistake["input"]
+    if mistake["type"] == "dict_type":
+        message = "Input should be a mapping"
+    if not message.startswith("Input should") or isinstance(given, Mapping | list):
+        return message
+    return f"{message}, not {_shown(given)}"
+
+
+def _shown(value: object) -> str:
+    """A value as its file has it, on one line."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        bits = value.bit_length()
+        return str(value) if bits <= SHOWN_BITS else f"an integer of {bits} bits"
+    if isinstance(value, str):
+        return _shortened(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")
 
 
 def _path_in(document: object, location: tuple[int | str, ...], kind: str) -> list[str]:

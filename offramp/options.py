@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -16,6 +17,13 @@ def above_zero(value: float | None) -> float | None:
     """Check an option's value, as typer's callback."""
     if value is not None and not 0 < value < math.inf:  # not-a-number is neither
         raise typer.BadParameter(f"{value} is not a finite number above 0")
+    return value
+
+
+def from_zero(value: float | None) -> float | None:
+    """Check an option's value, as typer's callback."""
+    if value is not None and not 0 <= value < math.inf:
+        raise typer.BadParameter(f"{value} is not a finite number, 0 or above")
     return value
 
 
@@ -46,21 +54,29 @@ def integers(name: str, value: str) -> tuple[int, ...]:
         raise InputError(f"--{name} {value!r}; numbers separated by commas are needed") from error
 
 
-def numbers(name: str, value: str) -> tuple[float, ...]:
-    """Finite numbers above 0 separated by commas, in the order given; raises InputError."""
+def numbers(name: str, value: str, *, zero: bool = False) -> tuple[float, ...]:
+    """Finite numbers above 0, or 0 where `zero` is one, by commas, in the order given; raises InputError."""
     try:
         found = tuple(float(part) for part in value.split(","))
     except ValueError as error:
         raise InputError(f"--{name} {value!r}; numbers separated by commas are needed") from error
-    if not all(0 < each < math.inf for each in found):
-        raise InputError(f"--{name} {value!r}; finite numbers above 0 are needed")
+    if not all(0 < each < math.inf or (zero and each == 0) for each in found):
+        raise InputError(f"--{name} {value!r}; finite numbers {'not below' if zero else 'above'} 0 are needed")
     return found
 
 
 def in_a_folder(name: str, path: Path | None) -> None:
-    """Check a file that `--name` is to write; raises InputError where its folder does not exist."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise InputError(f"--{name} {path}; a file in a folder that exists is needed")
+    """Check a file that `--name` is to write; raises InputError where its folder does not exist or may not be."""
+    if path is None:
+        return
+    try:
+        if path.is_dir() or not path.parent.is_dir():
+            raise InputError(f"--{name} {path}; a file in a folder that exists is needed")
+        writable = os.access(path if path.exists() else path.parent, os.W_OK)
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise InputError(f"--{name} {path}: {error.strerror}") from error
+    if not writable:
+        raise InputError(f"--{name} {path}: may not be written")
 
 
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]

@@ -18,6 +18,7 @@ from offramp.options import (
     Seed,
     above_zero,
     choice,
+    from_zero,
     in_a_folder,
     integers,
     numbers,
@@ -54,6 +55,8 @@ def profile(
 
     in_a_folder("out", out)
     in_a_folder("jsonl", jsonl)
+    if jsonl is not None and jsonl.resolve() == out.resolve():
+        raise InputError(f"--out and --jsonl are both {out}; two files are needed")
     job = ProfileJob(
         device=device,
         backend=choice("backend", backend, ("torch", "onnx")),
@@ -78,7 +81,7 @@ def forecast(
         Path,
         typer.Argument(help="Past windows, oldest first: .json, or .csv with columns inputs, 0, 1, ..."),
     ],
-    coverage: Annotated[float, typer.Option(help="Chance that a figure lies in its interval.")] = 0.8,
+    coverage: Annotated[float, typer.Option(help="Chance that a level lies in its interval.")] = 0.8,
     window_s: Annotated[
         float | None, typer.Option(callback=above_zero, help="Length of a window; given, the rate is forecast too.")
     ] = None,
@@ -92,7 +95,8 @@ def forecast(
     history = read_series(series)
     found = forecast_document(forecast_survival(history, coverage=coverage))
     if window_s is not None:
-        found["rate"] = rate_document(forecast_rate(window_rates(history, window_s), coverage=coverage))
+        rates_W = window_rates(history, window_s)
+        found["rate"] = rate_document(forecast_rate(rates_W, coverage=coverage, window_s=window_s))
     _print_forecast(found, as_json=as_json)
 
 
@@ -104,8 +108,12 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="Picture of the plan: .svg, .png or .pdf.")] = None,
     out: Annotated[Path | None, typer.Option(help="Plan file for `offramp serve --plan`.")] = None,
     threshold: Annotated[
-        float | None, typer.Option(min=0, help="For --out: leave at this entropy, in nats, at every active ramp.")
+        float | None,
+        typer.Option(callback=from_zero, help="For --out: leave at this entropy, in nats, at every active ramp."),
     ] = None,
+    compared: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="Plan the other strategies too, and compare.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Find the best plan for a problem file: what runs where, at which batch, with which ramps on.
@@ -123,10 +131,14 @@ def plan(
     in_a_folder("out", out)
     in_a_folder("plot", plot)
     wanted = choice("strategy", strategy, STRATEGIES)
+    if plot is not None:
+        from offramp.plan_picture import check_picture
+
+        check_picture(plot)
     file = read_problem(problem)
     if batch_limit is not None:
         file = replace(file, problem=with_batch_limit(file.problem, batch_limit))
-    found = answer(file, wanted, solve)
+    found = answer(file, wanted, solve, compared=STRATEGIES if compared else ())
     if isinstance(found, NoPlanAnswer):
         _print_no_plan(found, as_json=as_json)
         raise typer.Exit(NO_PLAN)
@@ -188,7 +200,7 @@ def _axis(
         case "batch-limit":
             return Axis(name="batch_limit", values=integers(name, value))
         case "budget":
-            return Axis(name="usd_per_hour", values=numbers(name, value))
+            return Axis(name="usd_per_hour", values=numbers(name, value, zero=True))
         case "rate":
             return Axis(name="rate_per_s", values=numbers(name, value))
         case _:
@@ -204,9 +216,10 @@ def _print_profile(figures: dict[str, Any], out: Path, *, as_json: bool) -> None
         return
     from rich.console import Console
 
-    from offramp.report_profile import profile_table
+    from offramp.report_profile import noise_text, profile_table
 
     Console().print(profile_table(figures))
+    print(noise_text(figures))
     print(f"latency profile: {out}")
 
 

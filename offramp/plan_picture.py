@@ -20,18 +20,32 @@ BANDS = ("#9ccc9c", "#f2a65a")
 FUSED, SHRINKING, RAMP = "#3b6ea5", "#c05640", "#555555"
 
 
-def draw_plan(planned: Planned, path: Path) -> None:
-    """Draw a plan in the format that the path ends in; raises InputError for another ending, or without matplotlib."""
-    if path.suffix not in ENDINGS:
+def check_picture(path: Path) -> None:
+    """Raise InputError, before anything is planned, for an ending that is no format, or without matplotlib."""
+    if path.suffix.lower() not in ENDINGS:
         raise InputError(f"--plot {path}; allowed endings: {', '.join(ENDINGS)}")
+    load_pyplot()
+
+
+def draw_plan(planned: Planned, path: Path) -> None:
+    """Draw a plan in the format that the path ends in; raises InputError as `check_picture`, or where it cannot write.
+
+    The same plan gives the same file.
+    """
+    check_picture(path)
     pyplot = load_pyplot()
-    with pyplot.rc_context({"svg.hashsalt": "offramp", "svg.fonttype": "none"}):  # the same plan, the same file
+    kind = path.suffix.lower().removeprefix(".")
+    with pyplot.rc_context({"svg.hashsalt": "offramp", "svg.fonttype": "none"}):
         figure, (above, below) = pyplot.subplots(2, 1, figsize=(9, 6), sharex=True, constrained_layout=True)
-        _draw_devices(above, planned)
-        _draw_batches(below, planned)
-        figure.suptitle(_title(planned))
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        pyplot.close(figure)
+        try:
+            _draw_devices(above, planned)
+            _draw_batches(below, planned)
+            figure.suptitle(_title(planned))
+            figure.savefig(path, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        except OSError as error:
+            raise InputError(f"--plot {path}: cannot be written: {error.strerror}") from error
+        finally:
+            pyplot.close(figure)
 
 
 def load_pyplot() -> Any:

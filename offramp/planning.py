@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +46,17 @@ class NoPlanAnswer:
         return no_plan_text(self.problem, self.decision)
 
 
-def answer(file: ProblemFile, strategy: Strategy, solve: Solve) -> PlanAnswer | NoPlanAnswer:
-    """Ask for every strategy's plan, and explain the one that is wanted."""
+def answer(
+    file: ProblemFile, strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] = STRATEGIES
+) -> PlanAnswer | NoPlanAnswer:
+    """Ask for the plan that is wanted and for those of the strategies it is compared with, and explain it.
+
+    Comparisons are by the planner's own view, nested survival, of every strategy: what exit records prefer, and what
+    they say of it, stands apart in `rescoring`. Of the plans compared, the records may prefer one to that of `best`.
+    """
     problem = file.problem
-    decisions = {each: solve(problem, each) for each in STRATEGIES}
-    decision = decisions[strategy]
+    decisions = {each: solve(problem, each) for each in compared}
+    decision = decisions[strategy] if strategy in decisions else solve(problem, strategy)
     if isinstance(decision, NoPlan):
         return NoPlanAnswer(problem=problem, decision=decision, comparisons=compare(problem, decisions))
     if strategy == "best":  # by the records, a part of the space may hold the better plan
@@ -61,7 +67,6 @@ def answer(file: ProblemFile, strategy: Strategy, solve: Solve) -> PlanAnswer | 
         from optimizer.rescore import rechosen
 
         decision = rechosen(problem, decision, rescoring)
-        decisions[strategy] = decision
     explanation = explain(problem, decision, decisions)
     return PlanAnswer(problem=problem, planned=decision, explanation=explanation, rescoring=rescoring)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 Backend = Literal["torch", "onnx"]
 Dtype = Literal["float32", "bfloat16"]
 CPU_FACTS = Path("/proc/cpuinfo")
+THREADS_PER_CPU = 4
+"""More threads only wait for each other; tens of thousands end the process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,9 @@ class ProfileJob:
         for name, number in (("repeats", self.repeats), ("threads", self.threads)):
             if number < 1:
                 raise InputError(f"{name} must be at least 1, not {number}")
+        most = THREADS_PER_CPU * (os.cpu_count() or 1)
+        if self.threads > most:
+            raise InputError(f"threads must be at most {most}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
 
     def probes(self, model: EarlyExitModel) -> tuple[Probe, ...]:
         """What a profile of the model needs; raises InputError for lengths that the model does not take."""

@@ -26,9 +26,15 @@ AXIS_TITLES = {
 
 def plan_tables(answer: PlanAnswer) -> list[Table]:
     """Stages, figures, and the other strategies."""
-    tables = [_stages(answer), _figures(answer), comparison_table(answer.explanation.comparisons)]
+    tables = [_stages(answer), _figures(answer)]
     if answer.rescoring is not None:
-        tables.insert(2, _joint(answer.rescoring))
+        tables.append(_joint(answer.rescoring))
+    comparisons = answer.explanation.comparisons
+    if comparisons:
+        table = comparison_table(comparisons)
+        if answer.rescoring is not None:
+            table.caption = "Survival nested in all of them: the planner's own choice of each strategy"
+        tables.append(table)
     return tables
 
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
+NOISY = 0.05
+"""Spread above which something else used the machine."""
+
 
 def profile_table(figures: dict[str, Any]) -> Table:
     """One row per length and batch size; `figures` as `offramp.profiling.profile_figures` gives them."""
@@ -22,3 +25,13 @@ def profile_table(figures: dict[str, Any]) -> Table:
             ramp,
         )
     return table
+
+
+def noise_text(figures: dict[str, Any]) -> str:
+    """How noisy the machine was, in one line, or two where it was too noisy."""
+    text = f"spread {figures['spread']:.1%}, {figures['outliers']} outliers in {figures['timings']} timings"
+    if figures["spread"] <= NOISY:
+        return text
+    return (
+        f"{text}\nwarning: a spread above {NOISY:.0%}: something else used the machine; measure again when it is idle"
+    )

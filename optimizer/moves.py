@@ -175,6 +175,13 @@ def all_nodes(problem: PlanProblem) -> Nodes:
     return Nodes(np.array(blocks, dtype=np.int64), np.array(ranks, dtype=np.int64), node_KQ)
 
 
+def ends_of(problem: PlanProblem) -> Nodes:
+    """Only the model's two ends: between them, plans of a single split."""
+    node_KQ = np.full((problem.num_blocks + 1, len(problem.ramps) + 1), -1, dtype=np.int64)
+    node_KQ[0, 0], node_KQ[problem.num_blocks, :] = 0, 1
+    return Nodes(np.array([0, problem.num_blocks]), np.zeros(2, dtype=np.int64), node_KQ)
+
+
 @compiled
 def _moves_of_device(
     device: int,

@@ -108,8 +108,11 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write a plan as YAML."""
-    path.write_text(yaml.safe_dump(plan_document(plan), sort_keys=False), encoding="utf-8")
+    """Write a plan as YAML; raises PlanError naming a file that cannot be written."""
+    try:
+        path.write_text(yaml.safe_dump(plan_document(plan), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _policy_document(policy: PolicySpec) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import partial
 from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import TOLERANCE, Evaluation
 from optimizer.exact import MOST_LABELS, Answer, ExactSearch, Found
-from optimizer.moves import RampRule, build_graph, device_names
+from optimizer.moves import RampRule, build_graph, device_names, ends_of
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
 from optimizer.scale.solve import is_too_big, solve_at_scale
 
@@ -58,11 +58,11 @@ def solve_in(problem: PlanProblem, space: Space, strategy: Strategy, *, most_lab
 
     Beyond `most_labels` the exact search gives up (each takes 64 bytes), and its bound is kept.
     """
-    if is_too_big(problem):
-        return solve_at_scale(problem, space, strategy)
+    if is_too_big(problem, space):
+        return _at_scale(problem, space, strategy)
     answer, met = _best(problem, space, most_labels=most_labels)
     if answer.found is None:
-        return _why_none(problem, space, strategy) if answer.proven else solve_at_scale(problem, space, strategy)
+        return _why_none(problem, space, strategy) if answer.proven else _at_scale(problem, space, strategy)
     found = answer.found
     planned = Planned(
         strategy=strategy,
@@ -72,7 +72,22 @@ def solve_in(problem: PlanProblem, space: Space, strategy: Strategy, *, most_lab
         gap=0.0,
         candidates=tuple(dict.fromkeys(each.chain for each in reversed(met) if each.chain != found.chain)),
     )
-    return planned if answer.proven else _together(problem, planned, solve_at_scale(problem, space, strategy))
+    return planned if answer.proven else _together(problem, planned, _at_scale(problem, space, strategy))
+
+
+def _at_scale(problem: PlanProblem, space: Space, strategy: Strategy) -> Decision:
+    """A good plan and a bound; plans of a single split are few, so the best of them is known."""
+    decision = solve_at_scale(problem, space, strategy)
+    found = _best(problem, replace(space, splits_per_stage=False, several_stages=False))[0].found
+    if (
+        found is None
+        or isinstance(decision, NoPlan)
+        or _merit(problem, found.figures) <= _merit(problem, decision.figures)
+    ):
+        return decision
+    value = found.figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else found.figures.rate_per_s
+    gap = abs(value - decision.bound) / decision.bound
+    return replace(decision, stages=found.chain, figures=found.figures, gap=gap)
 
 
 def _together(problem: PlanProblem, given_up: Planned, at_scale: Decision) -> Planned:
@@ -135,13 +150,11 @@ def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[
     stocked = {name: problem.devices[name] for name in device_names(problem) if _can_pay(problem, name)}
     parts = [stocked] if space.several_stages else [{name: supply} for name, supply in stocked.items()]
     for devices in parts:
-        graph = (
-            build_graph(replace(problem, devices=devices), space.ramps, every_batch=space.one_batch)
-            if devices
-            else None
-        )
-        if graph is None:
+        if not devices:
             continue
+        part = replace(problem, devices=devices)
+        nodes = None if space.splits_per_stage or space.several_stages else ends_of(problem)
+        graph = build_graph(part, space.ramps, every_batch=space.one_batch, nodes=nodes)
         for batch in sorted(set(graph.moves.batch_M.tolist())) if space.one_batch else [None]:
             yield ExactSearch(
                 graph=graph if batch is None else graph.with_batch(batch),

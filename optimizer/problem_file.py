@@ -107,9 +107,7 @@ def _build(source: Source, folder: Path) -> ProblemFile:
 def _blank(document: ProblemDocument) -> PlanProblem:
     """The least that is a problem with these blocks and ramps; every other field is replaced."""
     num_ramps = len(document.ramps)
-    table = LatencyTable(
-        batches=(1,), block_s_NB=np.ones((document.blocks, 1)), ramp_s_EB=np.ones((num_ramps, 1)).reshape(num_ramps, 1)
-    )
+    table = LatencyTable(batches=(1,), block_s_NB=np.ones((document.blocks, 1)), ramp_s_EB=np.ones((num_ramps, 1)))
     return PlanProblem(
         num_blocks=document.blocks,
         ramps=tuple(document.ramps),

@@ -9,7 +9,7 @@ import numpy as np
 from earlyexit.errors import DataError, PlanError
 from earlyexit.source_file import Source
 from optimizer.problem import PlanProblem
-from optimizer.problem_shape import ProfileFileDocument, PublishedDocument, TableDocument
+from optimizer.problem_shape import MAX_BATCH, ProfileFileDocument, PublishedDocument, TableDocument
 from profiles.table import FloatArray, LatencyTable
 
 
@@ -74,9 +74,12 @@ def _from_file(device: str, entry: ProfileFileDocument, problem: PlanProblem, fo
     try:
         profile = LatencyProfile.load(folder / entry.profile)
         profile.check_fits(None, problem.num_blocks, problem.ramps)
-        return profile.at(entry.length)
+        table = profile.at(entry.length)
     except DataError as error:
         raise PlanError(f"latency.{device}: {error}") from error
+    if table.batches[-1] > MAX_BATCH:
+        raise PlanError(f"latency.{device}: a batch size is at most {MAX_BATCH}, not {table.batches[-1]}")
+    return table
 
 
 def _array(rows: list[list[float]], num_batches: int) -> FloatArray:

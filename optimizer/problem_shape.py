@@ -8,16 +8,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from earlyexit.errors import PlanError
-from earlyexit.source_file import Source, StrictDocument
+from earlyexit.source_file import Source, StrictDocument, fields_of
 from optimizer.plan_file import RampKey
 
+MAX_BLOCKS = 10_000
+"""Far above any model: what a file asks for is refused before memory is."""
+MAX_BATCH = 1_000_000
+"""The largest batch size, far above what any accelerator holds: whole numbers stay exact in all that is computed."""
+MAX_COUNT = 1_000_000
+"""The most accelerators of one type."""
 Seconds = Annotated[float, Field(ge=0)]
 
 
 class TableDocument(StrictDocument):
     """Seconds written out."""
 
-    batch: list[int] = Field(min_length=1)
+    batch: list[Annotated[int, Field(le=MAX_BATCH)]] = Field(min_length=1)
     """Measured batch sizes, ascending."""
     block_s: list[list[Seconds]]
     """One row per block, one value per batch size."""
@@ -40,19 +46,40 @@ class ProfileFileDocument(StrictDocument):
     length: int = Field(ge=1)
 
 
+# Tags are no words of the format: pydantic puts them into a mistake's path, where they would read as fields.
+def _number_or_mapping(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        return "<mapping>"
+    return "<one>" if _is_number(value) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+ThresholdsDocument = Annotated[
+    Annotated[float, Tag("<one>")] | Annotated[dict[RampKey, float], Tag("<mapping>")],
+    Discriminator(
+        _number_or_mapping,
+        custom_error_type="form",
+        custom_error_message="Input should be one number, or a mapping with a number for each ramp",
+    ),
+]
+
+
 class RecordsDocument(StrictDocument):
     """Survival that follows from exit records."""
 
     records: str
     """Their file, relative to the problem's folder."""
-    thresholds: float | dict[RampKey, float]
+    thresholds: ThresholdsDocument
     """One for all ramps, or one per ramp, in the unit of the records' score."""
 
 
 class SupplyDocument(StrictDocument):
     """The accelerators of one type."""
 
-    count: int = Field(ge=0)
+    count: int = Field(ge=0, le=MAX_COUNT)
     usd_per_hour: float = Field(default=0.0, ge=0)
 
 
@@ -84,10 +111,11 @@ class BudgetDocument(StrictDocument):
     usd_per_hour: float = Field(ge=0)
 
 
-# Tags are no words of the format: pydantic puts them into a mistake's path, where they would read as fields.
-def _latency_kind(entry: Any) -> str:
+def _latency_kind(entry: Any) -> str | None:
     """Which form a latency entry has, by the field that only that form has."""
-    named = [kind for kind in ("published", "profile") if isinstance(entry, Mapping) and kind in entry]
+    if not isinstance(entry, Mapping):
+        return None
+    named = [kind for kind in ("published", "profile") if kind in entry]
     return f"<{named[0]}>" if named else "<table>"
 
 
@@ -95,25 +123,46 @@ LatencyDocument = Annotated[
     Annotated[TableDocument, Tag("<table>")]
     | Annotated[PublishedDocument, Tag("<published>")]
     | Annotated[ProfileFileDocument, Tag("<profile>")],
-    Discriminator(_latency_kind),
+    Discriminator(
+        _latency_kind,
+        custom_error_type="form",
+        custom_error_message=f"Input should be a mapping with {fields_of(TableDocument)}, "
+        f"or with {fields_of(PublishedDocument)}, or with {fields_of(ProfileFileDocument)}",
+    ),
 ]
 
 
-def _survival_kind(value: Any) -> str:
-    return "<records>" if isinstance(value, Mapping) else "<list>"
+def _survival_kind(value: Any) -> str | None:
+    if isinstance(value, Mapping):
+        return "<records>"
+    return "<list>" if isinstance(value, list) else None
 
 
 SurvivalDocument = Annotated[
-    Annotated[list[float], Tag("<list>")] | Annotated[RecordsDocument, Tag("<records>")], Discriminator(_survival_kind)
+    Annotated[list[float], Tag("<list>")] | Annotated[RecordsDocument, Tag("<records>")],
+    Discriminator(
+        _survival_kind,
+        custom_error_type="form",
+        custom_error_message="Input should be a list of shares, one per block, "
+        f"or a mapping with {fields_of(RecordsDocument)}",
+    ),
 ]
 
 
-def _bytes_kind(value: Any) -> str:
-    return "<list>" if isinstance(value, list) else "<one>"
+def _bytes_kind(value: Any) -> str | None:
+    if isinstance(value, list):
+        return "<list>"
+    return "<one>" if _is_number(value) else None
 
 
+NumBytes = Annotated[float, Field(ge=0)]
 BytesDocument = Annotated[
-    Annotated[Seconds, Tag("<one>")] | Annotated[list[Seconds], Tag("<list>")], Discriminator(_bytes_kind)
+    Annotated[NumBytes, Tag("<one>")] | Annotated[list[NumBytes], Tag("<list>")],
+    Discriminator(
+        _bytes_kind,
+        custom_error_type="form",
+        custom_error_message="Input should be one number, or a list of numbers, one per block",
+    ),
 ]
 
 
@@ -135,7 +184,7 @@ class ProblemDocument(StrictDocument):
     """A whole problem."""
 
     schema_version: Literal[1] = 1
-    blocks: int = Field(ge=1)
+    blocks: int = Field(ge=1, le=MAX_BLOCKS)
     ramps: list[int]
     survival: SurvivalDocument
     latency: dict[str, LatencyDocument] = Field(min_length=1)
@@ -165,7 +214,9 @@ def _places(document: Any) -> Iterator[tuple[tuple[str, ...], type[StrictDocumen
     for device, supply in _inside(_inside(document).get("devices")).items():
         yield ("devices", str(device)), SupplyDocument, supply
     for device, entry in _inside(_inside(document).get("latency")).items():
-        yield ("latency", str(device)), LATENCY_KINDS[_latency_kind(entry)], entry
+        kind = _latency_kind(entry)
+        if kind is not None:
+            yield ("latency", str(device)), LATENCY_KINDS[kind], entry
 
 
 def _inside(value: Any) -> Mapping[Any, Any]:

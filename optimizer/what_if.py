@@ -7,6 +7,7 @@ from typing import Literal
 
 from earlyexit.errors import PlanError
 from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem_shape import MAX_BATCH, MAX_COUNT
 from profiles.table import LatencyTable
 
 AxisName = Literal["slo_s", "batch_limit", "usd_per_hour", "count", "rate_per_s"]
@@ -26,6 +27,9 @@ class Axis:
             raise PlanError("a what-if needs at least one value")
         if (self.name == "count") != (self.device is not None):
             raise PlanError("a count, and nothing else, is that of a device")
+        most = {"batch_limit": MAX_BATCH, "count": MAX_COUNT}.get(self.name)
+        if most is not None and max(self.values) > most:
+            raise PlanError(f"a {self.name.replace('_', ' ')} is at most {most}, not {max(self.values)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,14 @@ def variants(problem: PlanProblem, axis: Axis) -> tuple[Variant, ...]:
 
 
 def with_batch_limit(problem: PlanProblem, limit: float) -> PlanProblem:
-    """Only the measured batch sizes up to `limit`; raises PlanError where a device has none."""
-    tables = {device: _limited(device, table, limit) for device, table in problem.latency.items()}
-    return replace(problem, latency=tables)
+    """Only the measured batch sizes up to `limit`, and the devices that have some; raises PlanError where none has."""
+    tables = {device: _limited(table, limit) for device, table in problem.latency.items() if table.batches[0] <= limit}
+    devices = {device: supply for device, supply in problem.devices.items() if device in tables}
+    there = {device: supply for device, supply in problem.devices.items() if supply.count} or problem.devices
+    if not there.keys() & devices.keys():
+        measured = ", ".join(f"{device}: {list(problem.latency[device].batches)}" for device in there)
+        raise PlanError(f"no batch size up to {limit:.15g} is measured on any device; measured are {measured}")
+    return replace(problem, latency=tables, devices=devices)
 
 
 def _changed(problem: PlanProblem, axis: Axis, value: float) -> PlanProblem:
@@ -68,9 +77,7 @@ def _with_count(problem: PlanProblem, device: str, count: int) -> PlanProblem:
     return replace(problem, devices={**problem.devices, device: replace(problem.devices[device], count=count)})
 
 
-def _limited(device: str, table: LatencyTable, limit: float) -> LatencyTable:
+def _limited(table: LatencyTable, limit: float) -> LatencyTable:
     kept = tuple(batch for batch in table.batches if batch <= limit)
-    if not kept:
-        raise PlanError(f"no batch size up to {limit:g} is measured on {device}; measured are {list(table.batches)}")
     columns = slice(len(kept))  # batches ascend
     return LatencyTable(batches=kept, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])

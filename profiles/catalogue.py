@@ -74,6 +74,9 @@ def _profiles() -> dict[tuple[str, str], LatencyProfile]:
     derived = [_scaled(document, each, found[model, each.base]) for each in document.scaled for model in each.models]
     derived += [_compared(document, each, found[each.model, each.base]) for each in document.compared]
     found |= {(profile.model, profile.device): profile for profile in derived}
+    for table in (table for profile in found.values() for table in profile.tables.values()):
+        table.block_s_NB.setflags(write=False)  # all callers share them
+        table.ramp_s_EB.setflags(write=False)
     return dict(sorted(found.items()))
 
 

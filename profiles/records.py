@@ -7,26 +7,28 @@ agreement with the full model (Apparate section 3.2), mean blocks run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-from zipfile import BadZipFile
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from earlyexit.errors import DataError
+from earlyexit.source_file import Source, StrictDocument
 
 SCHEMA = 1
 Score = Literal["entropy", "confidence"]
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+Header = TypeVar("Header", bound=StrictDocument)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitRecords:
-    """One row per input, one column per ramp (R), ascending; refuses arrays that do not fit together."""
+    """One row per input, at least one, and one column per ramp (R), ascending; refuses what does not fit together."""
 
     score: Score
     """What `scores_NR` measures: entropy in nats (smaller is surer) or confidence (larger is surer)."""
@@ -45,6 +47,9 @@ class ExitRecords:
 
     def __post_init__(self) -> None:
         shape = (len(self.sample_ids), len(self.ramps))
+        check_score(self.score)
+        if not shape[0]:
+            raise DataError("exit records need at least one input: shares of none are not numbers")
         if self.scores_NR.shape != shape or self.labels_NR.shape != shape:
             raise DataError(f"exit records of {shape[0]} inputs and {shape[1]} ramps need arrays of that shape")
         if self.final_labels_N.shape != shape[:1]:
@@ -53,10 +58,7 @@ class ExitRecords:
             raise DataError(f"exit records of {shape[0]} inputs need as many true labels")
         if self.times_s_N is not None and (self.times_s_N.shape != shape[:1] or not np.isfinite(self.times_s_N).all()):
             raise DataError(f"exit records of {shape[0]} inputs need as many arrival times, all finite")
-        if list(self.ramps) != sorted(set(self.ramps)) or any(
-            not 0 <= ramp < self.num_blocks - 1 for ramp in self.ramps
-        ):
-            raise DataError(f"ramps must ascend and sit below block {self.num_blocks - 1}, not {list(self.ramps)}")
+        check_ramps(self.ramps, self.num_blocks)
         if np.isnan(self.scores_NR).any():
             raise DataError("exit records hold scores that are not numbers")
 
@@ -88,7 +90,10 @@ class ExitRecords:
         )
 
     def outcome(self, thresholds: Mapping[int, float]) -> ExitOutcome:
-        """What happens when exactly the ramps named in `thresholds` are active, with these thresholds."""
+        """What happens when exactly the ramps named in `thresholds` are active, with these thresholds.
+
+        Raises DataError for ramps that were not recorded, and for thresholds that are not numbers.
+        """
         return self._outcome(self._sure_NR(thresholds))
 
     def nested_survival(self, thresholds: Mapping[int, float]) -> tuple[float, ...]:
@@ -162,38 +167,93 @@ class ExitRecords:
     @classmethod
     def load(cls, path: Path) -> ExitRecords:
         """Read what `save` wrote; raises DataError for anything else."""
-        try:
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                arrays = {name: file[name] for name in file.files if name != "header"}
-            if header.get("schema_version") != SCHEMA:
-                raise DataError(f"{path} has schema {header.get('schema_version')}, this version reads {SCHEMA}")
-            return cls(
-                score=header["score"],
-                num_blocks=header["num_blocks"],
-                ramps=tuple(header["ramps"]),
-                sample_ids=tuple(map(str, arrays["sample_ids"])),
-                scores_NR=arrays["scores"],
-                labels_NR=arrays["labels"],
-                final_labels_N=arrays["final_labels"],
-                true_labels_N=arrays.get("true_labels"),
-                times_s_N=arrays.get("times_s"),
-                provenance=header["provenance"],
-            )
-        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
-            raise DataError(f"{path} does not hold exit records: {error}") from error
+        header, arrays = read_npz(path, RecordsHeader, KINDS, called="exit records", optional=OPTIONAL)
+        return cls(
+            score=header.score,
+            num_blocks=header.num_blocks,
+            ramps=tuple(header.ramps),
+            sample_ids=tuple(map(str, np.atleast_1d(arrays["sample_ids"]))),
+            scores_NR=arrays["scores"],
+            labels_NR=arrays["labels"],
+            final_labels_N=arrays["final_labels"],
+            true_labels_N=arrays.get("true_labels"),
+            times_s_N=arrays.get("times_s"),
+            provenance=header.provenance,
+        )
+
+
+KINDS = {"sample_ids": "U", "scores": "f", "labels": "iu", "final_labels": "iu", "true_labels": "iu", "times_s": "f"}
+"""The arrays of a file and what numpy calls their kinds: text, fractions, whole numbers."""
+OPTIONAL = ("true_labels", "times_s")
+
+
+class RecordsHeader(StrictDocument):
+    """What a file holds of exit records but their arrays."""
+
+    schema_version: Literal[1]
+    score: Score
+    num_blocks: int = Field(ge=1)
+    ramps: list[int]
+    provenance: dict[str, Any]
+
+
+def read_npz(
+    path: Path, shape: type[Header], kinds: Mapping[str, str], *, called: str, optional: Collection[str] = ()
+) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
+    """The header of an .npz file, checked, and its other arrays.
+
+    `kinds`: for every array, the letters of `numpy.dtype.kind` that it may have. Raises DataError, naming the file, for
+    whatever else is in it, and for arrays that are missing unless they are `optional`.
+    """
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            document = json.loads(str(file["header"]))
+            arrays = {name: file[name] for name in file.files if name != "header"}
+    # Zip, zlib, numpy's reader of array headers and JSON each fail in ways of their own, not all of them documented.
+    except Exception as error:
+        raise DataError(f"{path} does not hold {called}: {error}") from error
+    if isinstance(document, dict) and document.get("schema_version") != SCHEMA:
+        raise DataError(f"{path} has schema {document.get('schema_version')}, this version reads {SCHEMA}")
+    source = Source(document=document, where=f"{path} does not hold {called}: header", raises=DataError)
+    header = source.parse(shape, called="all of it")
+    missing = sorted(set(kinds) - set(optional) - set(arrays))
+    if missing:
+        raise DataError(f"{path} does not hold {called}: no array {missing[0]!r}")
+    for name, array in arrays.items():
+        if array.dtype.kind not in kinds.get(name, ""):
+            raise DataError(f"{path} does not hold {called}: no array {name!r} of {array.dtype} belongs there")
+    return header, arrays
+
+
+def check_score(score: str) -> None:
+    """Raise DataError for a score that is none of ours: it would be read as an entropy."""
+    if score not in get_args(Score):
+        raise DataError(f"a score is one of {', '.join(get_args(Score))}, not {score!r}")
+
+
+def check_ramps(ramps: tuple[int, ...], num_blocks: int) -> None:
+    """Raise DataError unless ramps ascend and sit below the last block."""
+    if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
+        raise DataError(f"ramps must ascend and sit below block {num_blocks - 1}, not {list(ramps)}")
 
 
 def sure_NR(
     score: Score, ramps: tuple[int, ...], scores_NR: npt.NDArray[np.float32], thresholds: Mapping[int, float]
 ) -> npt.NDArray[np.bool_]:
-    """Which scores let an input out, of ramps without a threshold none; raises DataError for thresholds of others."""
+    """Which scores let an input out, of ramps without a threshold none.
+
+    Raises DataError for thresholds of other ramps, and for those that are not numbers.
+    """
     unknown = sorted(set(thresholds) - set(ramps))
     if unknown:
         raise DataError(f"no records of ramps {unknown}; recorded are {list(ramps)}")
-    never = np.inf if score == "confidence" else -np.inf
-    limits_R = np.array([thresholds.get(ramp, never) for ramp in ramps], dtype=np.float32)
-    return np.asarray(scores_NR >= limits_R if score == "confidence" else scores_NR <= limits_R)
+    unset = sorted(ramp for ramp, threshold in thresholds.items() if np.isnan(threshold))
+    if unset:
+        raise DataError(f"the thresholds of ramps {unset} are not numbers: they would never let an input out")
+    asked_R = np.array([ramp in thresholds for ramp in ramps], dtype=bool)
+    limits_R = np.array([thresholds.get(ramp, 0.0) for ramp in ramps], dtype=np.float32)
+    # By the mask alone a ramp is off: no threshold is out of reach of a score that is infinite.
+    return np.asarray((scores_NR >= limits_R if score == "confidence" else scores_NR <= limits_R) & asked_R)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from earlyexit.errors import DataError
-from profiles.records import Score
+from earlyexit.source_file import StrictDocument
+from profiles.records import Score, check_ramps, check_score, read_npz
 
 SCHEMA = 1
 UNSEEN = -1
@@ -32,10 +34,8 @@ class StreamShape:
     ramps: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if list(self.ramps) != sorted(set(self.ramps)) or any(
-            not 0 <= ramp < self.num_blocks - 1 for ramp in self.ramps
-        ):
-            raise DataError(f"ramps must ascend and sit below block {self.num_blocks - 1}, not {list(self.ramps)}")
+        check_score(self.score)
+        check_ramps(self.ramps, self.num_blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +110,10 @@ class Observations:
 
 
 COLUMNS = tuple(field.name for field in fields(Observations) if field.name != "shape")
+KINDS = dict.fromkeys(COLUMNS, "i") | {"times_s_N": "f", "scores_NR": "f", "probe_N": "b", "active_NR": "b"}
+"""What numpy calls their kinds of numbers: whole ones, fractions, yes or no."""
+MOST_WINDOWS = 2**53
+"""Above, floating point does not tell one window from the next."""
 
 
 def empty(shape: StreamShape) -> Observations:
@@ -128,13 +132,33 @@ def empty(shape: StreamShape) -> Observations:
     )
 
 
+class StreamHeader(StrictDocument):
+    """What a file holds of a stream but its arrays."""
+
+    schema_version: Literal[1]
+    score: Score
+    num_blocks: int = Field(ge=1)
+    ramps: list[int]
+    period_s: float
+    keep_s: float
+    since_s: float
+    first_window: int
+
+
 class ExitStream:
-    """Observations by window; 9 bytes a ramp and 19 an input, so a million inputs at 11 ramps take 118 MB."""
+    """Observations by window.
+
+    A window that was asked for (`window`, `windows`) or saved takes 9 bytes a ramp and 19 an input: at 11 ramps a
+    million inputs take 118 MB. Until then what was appended stays in its parts, and every part costs some 700 bytes
+    more: in batches of 16, 160 bytes an input.
+    """
 
     def __init__(self, shape: StreamShape, *, since_s: float, period_s: float = 120.0, keep_s: float = 7200.0) -> None:
         """`since_s`: when the recording began; the window it falls into is not whole unless it begins there."""
-        if not 0 < period_s <= keep_s:
+        if not (0 < period_s <= keep_s and math.isfinite(keep_s)):
             raise DataError(f"windows of {period_s} s need a positive length, at most the {keep_s} s that are kept")
+        if not abs(since_s) / period_s < MOST_WINDOWS:
+            raise DataError(f"a recording cannot begin at {since_s} s in windows of {period_s} s")
         self.shape = shape
         self.period_s = period_s
         self.keep_s = keep_s
@@ -146,6 +170,8 @@ class ExitStream:
         """Add inputs in any order of time; those of windows already forgotten are dropped."""
         if observations.shape != self.shape:
             raise DataError("observations of other ramps cannot join this stream")
+        if (np.abs(observations.times_s_N) >= MOST_WINDOWS * self.period_s).any():
+            raise DataError(f"arrival times are too large to be told apart by windows of {self.period_s} s")
         window_N = np.floor(observations.times_s_N / self.period_s).astype(np.int64)
         for window in np.unique(window_N).tolist():
             if window >= self._first:
@@ -162,8 +188,11 @@ class ExitStream:
 
     def window(self, window: int) -> Observations:
         """The inputs that arrived from `window * period_s` until the next one."""
-        joined = Observations.join(self.shape, self._parts.get(window, ()))
-        if window in self._parts:
+        parts = self._parts.get(window, [])
+        if len(parts) == 1:
+            return parts[0]
+        joined = Observations.join(self.shape, parts)
+        if parts:
             self._parts[window] = [joined]
         return joined
 
@@ -177,7 +206,8 @@ class ExitStream:
             "ramps": list(self.shape.ramps),
             "period_s": self.period_s,
             "keep_s": self.keep_s,
-            "since_s": max(self.since_s, self._first * self.period_s),
+            "since_s": self.since_s,
+            "first_window": self._first,
         }
         arrays: dict[str, Any] = {name: getattr(joined, name) for name in COLUMNS}
         with path.open("wb") as file:  # given a path, numpy adds an ending to it
@@ -186,16 +216,11 @@ class ExitStream:
     @classmethod
     def load(cls, path: Path) -> ExitStream:
         """Read what `save` wrote; raises DataError for anything else."""
-        try:
-            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                columns = {name: file[name] for name in file.files if name != "header"}
-            if header.get("schema_version") != SCHEMA:
-                raise DataError(f"{path} has schema {header.get('schema_version')}, this version reads {SCHEMA}")
-            shape = StreamShape(score=header["score"], num_blocks=header["num_blocks"], ramps=tuple(header["ramps"]))
-            times = {name: float(header[name]) for name in ("since_s", "period_s", "keep_s")}
-            stream = cls(shape, **times)
-            stream.append(Observations(shape=shape, **columns))
-        except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
-            raise DataError(f"{path} does not hold a stream of exit records: {error}") from error
+        header, columns = read_npz(path, StreamHeader, KINDS, called="a stream of exit records")
+        shape = StreamShape(score=header.score, num_blocks=header.num_blocks, ramps=tuple(header.ramps))
+        stream = cls(shape, since_s=header.since_s, period_s=header.period_s, keep_s=header.keep_s)
+        if not stream._first <= header.first_window < MOST_WINDOWS:
+            raise DataError(f"{path}: window {header.first_window} cannot be the first that is kept")
+        stream._first = header.first_window
+        stream.append(Observations(shape=shape, **columns))
         return stream

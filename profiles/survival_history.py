@@ -25,6 +25,10 @@ class SurvivalHistory:
     """Inputs that each share is worth: their number where all were seen, else the effective sample size."""
     missing_W: BoolArray
     """Windows that nothing is known of."""
+    worth_WR: FloatArray | None = None
+    """Inputs reaching each ramp (R: one after every block but the last) that the share going on there is worth. None
+    where survival is that of one sample of inputs: then those of the sample that reach it. Where one ramp's share is
+    counted and the next one's is from probes, no single sample size says both."""
 
     def __post_init__(self) -> None:
         if self.survival_WK.ndim != 2 or not self.survival_WK.shape[1]:
@@ -36,10 +40,21 @@ class SurvivalHistory:
             raise DataError("survival and inputs must be numbers in every window that is not missing")
         if (inputs_WK < 0).any():
             raise DataError("a window cannot have fewer than no inputs")
+        self._check_worth()
         if (np.abs(survival_WK[:, 0] - 1) > ROUNDING).any() or (survival_WK < 0).any():
             raise DataError("survival must be 1 at the first block and at least 0 after it")
         if (np.diff(survival_WK, axis=1) > ROUNDING).any():
             raise DataError("survival rises: more inputs reach a block than the one before it")
+
+    def _check_worth(self) -> None:
+        if self.worth_WR is None:
+            return
+        num_windows, num_blocks = self.survival_WK.shape
+        if self.worth_WR.shape != (num_windows, num_blocks - 1):
+            raise DataError("the worth of shares needs a row per window and a column per block but the last")
+        worth_WR = self.worth_WR[~self.missing_W]
+        if not np.isfinite(worth_WR).all() or (worth_WR < 0).any():
+            raise DataError("shares must be worth a number of inputs, at least 0, in every window that is not missing")
 
     @classmethod
     def from_counts(cls, reach_WK: FloatArray) -> SurvivalHistory:
@@ -67,11 +82,13 @@ class SurvivalHistory:
     @property
     def reach_WR(self) -> FloatArray:
         """Inputs' worth that reach each ramp (R: one after every block but the last); 0 in missing windows."""
-        worth_WR = self.inputs_WK[:, 1:] * self.survival_WK[:, :-1]
+        worth_WR = self.inputs_WK[:, 1:] * self.survival_WK[:, :-1] if self.worth_WR is None else self.worth_WR
         return np.where(self.missing_W[:, None], 0.0, worth_WR)
 
     @property
     def go_on_WR(self) -> FloatArray:
         """The same, of those that do not leave there."""
-        worth_WR = self.inputs_WK[:, 1:] * np.clip(self.survival_WK[:, 1:], 0, self.survival_WK[:, :-1])
-        return np.where(self.missing_W[:, None], 0.0, worth_WR)
+        before_WR, after_WR = self.survival_WK[:, :-1], self.survival_WK[:, 1:]
+        some_WR = ~self.missing_W[:, None] & (before_WR > 0)
+        share_WR = np.divide(np.minimum(after_WR, before_WR), before_WR, out=np.zeros_like(before_WR), where=some_WR)
+        return np.asarray(self.reach_WR * share_WR)

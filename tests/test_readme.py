@@ -63,7 +63,12 @@ def commands() -> dict[str, set[str]]:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     return {
-        name: {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        name: {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+            if option.startswith("--")
+        }
         for name, command in group.commands.items()
     }
 

@@ -61,19 +61,28 @@ LONGEST_SLO_S = 3600.0
 LATENCY_STEP = 1.05
 
 
-def is_too_big(problem: PlanProblem) -> bool:
+def is_too_big(problem: PlanProblem, space: Space) -> bool:
     """Whether an exact search is out of reach, by the splits to choose from, or the sets of devices in use."""
-    names = device_names(problem)
-    after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)])
-    # A split leads from (first, entry) to (end, last): both ranks are of ramps before their boundary.
-    num_ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
-    pairs = 0
-    for first in range(problem.num_blocks):
-        here, later_K = int(num_ranks_K[first]), num_ranks_K[first + 1 :]
-        pairs += int((here * later_K).sum()) - len(later_K) * here * (here - 1) // 2
-    num_splits = pairs * sum(len(problem.latency[name].batches) for name in names)
-    num_sets = math.prod(problem.devices[name].count + 1 for name in names)
-    return num_splits > MOST_SPLITS or num_sets > MOST_SETS
+    counts = [problem.devices[name].count + 1 for name in device_names(problem)]
+    num_sets = math.prod(counts) if space.several_stages else max(counts, default=1)
+    return num_sets > MOST_SETS or _num_splits(problem, space) > MOST_SPLITS
+
+
+def _num_splits(problem: PlanProblem, space: Space) -> int:
+    """At most so many, over all devices and batch sizes."""
+    num_sizes = sum(len(problem.latency[name].batches) for name in device_names(problem))
+    if not space.several_stages and not space.splits_per_stage:
+        return num_sizes
+    pairs = problem.num_blocks * (problem.num_blocks + 1) // 2
+    if space.ramps in ("choose", "split-ends"):
+        # A split leads from (first, entry) to (end, last): both ranks are of ramps before their boundary.
+        after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)])
+        num_ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
+        pairs = 0
+        for first in range(problem.num_blocks):
+            here, later_K = int(num_ranks_K[first]), num_ranks_K[first + 1 :]
+            pairs += int((here * later_K).sum()) - len(later_K) * here * (here - 1) // 2
+    return pairs * num_sizes
 
 
 def solve_at_scale(problem: PlanProblem, space: Space, strategy: Strategy) -> Decision:

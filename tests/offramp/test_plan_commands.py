@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,62 @@ def test_planning_refuses_what_is_wrong(problem: Path, tmp_path: Path, capsys: C
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "path", "said"),
+    [
+        pytest.param("--out", "/dev/full", "/dev/full: cannot be written: No space left on device", id="full"),
+        pytest.param("--out", "/proc/x.yaml", "/proc/x.yaml: ", id="no files there"),
+        pytest.param("--plot", "/proc/x.svg", "--plot /proc/x.svg: ", id="picture"),
+        pytest.param("--out", "/tmp/" + "p" * 300, f"--out /tmp/{'p' * 300}: File name too long", id="long name"),
+        pytest.param("--plot", "/tmp/" + "p" * 300, f"--plot /tmp/{'p' * 300}: File name too long", id="long picture"),
+    ],
+)
+def test_what_cannot_be_written_is_said_with_the_reason(
+    problem: Path, capsys: Captured, option: str, path: str, said: str
+) -> None:
+    assert said in refused(capsys, "plan", problem, "--strategy", "stock", option, path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_refused_before_anything_is_read(tmp_path: Path, capsys: Captured) -> None:
+    tmp_path.chmod(0o500)
+    said = refused(capsys, "plan", tmp_path / "gone.yaml", "--out", tmp_path / "plan.yaml")
+    assert said == f"--out {tmp_path}/plan.yaml: may not be written"
+
+
+def test_a_picture_of_another_kind_is_refused_before_anything_is_read_or_written(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "plan.yaml"
+    said = refused(capsys, "plan", tmp_path / "gone.yaml", "--out", out, "--plot", tmp_path / "plan.gif")
+    assert said.endswith("plan.gif; allowed endings: .svg, .png, .pdf")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("threshold", ["inf", "nan", "-1"])
+def test_a_threshold_that_is_none_is_refused_with_its_option(
+    problem: Path, tmp_path: Path, capsys: Captured, threshold: str
+) -> None:
+    assert run("plan", problem, "--out", tmp_path / "plan.yaml", "--threshold", threshold) == 2
+    err = capsys.readouterr().err
+    assert "--threshold" in err
+    assert "is not a finite number, 0 or above" in err
+
+
+def test_a_plan_is_found_without_comparing_it(problem: Path, capsys: Captured) -> None:
+    alone = printed(capsys, "plan", problem, "--no-compare")
+    compared = printed(capsys, "plan", problem, "--compare")
+    assert alone == {**compared, "baselines": {}}
+    assert run("plan", problem, "--no-compare") == 0
+    assert "Other strategies" not in capsys.readouterr().out
+
+
+def test_a_what_if_takes_a_budget_of_nothing(problem: Path, capsys: Captured) -> None:
+    [nothing] = lines(capsys, problem, "--budget", "0")
+    assert nothing["usd_per_hour"] == 0
+    assert nothing["strategies"]["best"]["no_plan"]["binding"] == "budget"
+
+
 def lines(captured: Captured, *arguments: object) -> list[dict[str, Any]]:
     assert run("what-if", *arguments, "--json") == 0
     return [json.loads(line) for line in captured.readouterr().out.splitlines()]
@@ -196,6 +253,10 @@ def test_a_what_if_refuses_what_is_wrong(problem: Path, capsys: Captured) -> Non
         "unknown device 'T4'; the problem's devices"
     )
     assert refused(capsys, "what-if", problem, "--batch-limit", "0").startswith("no batch size up to 0 is measured on")
+    assert refused(capsys, "what-if", problem, "--budget", "-1").startswith("--budget '-1'; finite numbers not below 0")
+    assert refused(capsys, "what-if", problem, "--count", f"V100={2**70}").startswith(
+        "a count is at most 1000000, not "
+    )
 
 
 def test_planning_loads_nothing_that_it_does_not_need(problem: Path) -> None:

@@ -59,6 +59,18 @@ def test_an_ending_says_the_format(tmp_path: Path) -> None:
         draw_plan(PLANNED, tmp_path / "plan.bmp")
 
 
+def test_an_ending_may_be_in_capitals(tmp_path: Path) -> None:
+    draw_plan(PLANNED, tmp_path / "a.svg")
+    draw_plan(PLANNED, tmp_path / "A.SVG")
+    assert (tmp_path / "A.SVG").read_bytes() == (tmp_path / "a.svg").read_bytes()
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
+def test_a_picture_that_cannot_be_written_is_refused_with_the_reason(ending: str) -> None:
+    with pytest.raises(InputError, match=rf"--plot /proc/x.{ending}: cannot be written: (No such file|Perm)"):
+        draw_plan(PLANNED, Path(f"/proc/x.{ending}"))
+
+
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="pictures need matplotlib; install the extra `demo`"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -167,6 +168,45 @@ def test_a_plan_is_scored_again_where_the_problem_has_exit_records() -> None:
     # The plan itself, and those of stock and the other strategies where they differ: here one more.
     assert (document["joint"]["broken"], document["joint"]["chosen"], document["joint"]["candidates"]) == ([], 0, 2)
     assert "By the exit records" in shown(*plan_tables(found))
+
+
+def test_strategies_are_compared_by_the_nested_view_where_the_records_prefer_another_plan() -> None:
+    """With the ramp, 3 replicas do 2 in 1 ms: 12000/s if half of all get there, 6000/s if all do. Stock does 8000/s."""
+    stock = (replace(STOCK[0], replicas=4),)
+    ramped = (
+        replace(BEST[0], replicas=4, splits=(Split(first=0, end=1, batch=8, ramps=(0,)),)),
+        replace(BEST[1], replicas=3),
+    )
+    whole = {"block_s": [[0.001] * 4] * 2, "ramp_s": [[0.0] * 4], "batch": [1, 2, 4, 8]}
+    problem = parse_problem({**DOCUMENT, "latency": {"V100": whole}, "devices": {"V100": {"count": 7}}}).problem
+    file = replace(recorded(sure=[False, False]), problem=problem)
+
+    def solve_seven(problem: PlanProblem, strategy: Strategy) -> Decision:
+        stages = ramped if strategy == "best" else stock
+        return Planned(strategy=strategy, stages=stages, figures=evaluate(problem, stages), bound=9e9, gap=0.0)
+
+    found = answer(file, "best", solve_seven)
+    assert isinstance(found, PlanAnswer)
+    assert found.planned.stages == stock
+    assert found.rescoring is not None
+    assert found.rescoring.chosen is not None
+    assert found.rescoring.chosen.joint.rate_per_s == pytest.approx(8000)
+    assert [each.times_better for each in found.explanation.comparisons] == pytest.approx([12_000 / 8000] * 4)
+    assert "Survival nested in all of them" in shown(*plan_tables(found))
+
+
+def test_without_comparison_only_the_strategy_that_is_wanted_is_planned() -> None:
+    asked: list[Strategy] = []
+
+    def noting(problem: PlanProblem, strategy: Strategy) -> Decision:
+        asked.append(strategy)
+        return solve(problem, strategy)
+
+    found = answer(FILE, "e3", noting, compared=())
+    assert asked == ["e3"]
+    assert answer_document(found)["baselines"] == {}
+    assert isinstance(found, PlanAnswer)
+    assert len(plan_tables(found)) == 2
 
 
 def test_a_plan_to_serve_takes_its_thresholds_from_the_records(tmp_path: Path) -> None:

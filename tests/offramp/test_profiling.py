@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from earlyexit.errors import InputError, PlanError
+from offramp.cli import main
 from offramp.profiling import ProfileJob, profile_figures, profile_model, write_points
+from offramp.report_profile import noise_text
 from profiles.latency import LatencyProfile
 
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
@@ -25,6 +27,7 @@ QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
         pytest.param({"lengths": (0, 4)}, "lengths must ascend from at least 1, not [0, 4]", id="length 0"),
         pytest.param({"repeats": 0}, "repeats must be at least 1, not 0", id="repeats"),
         pytest.param({"threads": 0}, "threads must be at least 1, not 0", id="threads"),
+        pytest.param({"threads": 100_000}, "4 per CPU here, not 100000", id="too many threads"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -95,6 +98,29 @@ def test_figures_show_the_full_model_at_every_length_and_batch(model: Path) -> N
     assert [(row["length"], row["batch"]) for row in figures["rows"]] == [(4, 1), (4, 2), (8, 1), (8, 2)]
     assert figures["rows"][0]["model_s"] == pytest.approx(profile.at(4).block_s_NB[:, 0].sum())
     assert json.loads(json.dumps(figures)) == figures
+
+
+@pytest.mark.parametrize(
+    ("spread", "text"),
+    [
+        pytest.param(0.05, "spread 5.0%, 3 outliers in 72 timings", id="quiet"),
+        pytest.param(0.06, "spread 6.0%, 3 outliers in 72 timings\nwarning: a spread above 5%", id="noisy"),
+    ],
+)
+def test_how_noisy_the_machine_was_is_said_and_warned_of(spread: float, text: str) -> None:
+    said = noise_text({"spread": spread, "outliers": 3, "timings": 72})
+    assert said.startswith(text)
+    assert ("warning" in said) == ("warning" in text)
+
+
+def test_the_command_does_not_write_two_things_to_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "x.json"
+    same = tmp_path / "." / "x.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", str(tmp_path), "--out", str(out), "--jsonl", str(same)])
+    assert ended.value.code != 0
+    assert "two files are needed" in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
 
 
 @pytest.mark.gpu

@@ -161,8 +161,12 @@ SECOND = "{first: 2, end: 4, batch: 16, ramps: [3]}"
         pytest.param(changed(f"- {SECOND}", "- {first: 2"), "14: not YAML:", id="not YAML"),
         pytest.param(changed("dispatch: deferred", "dispatch: \x07"), "2: not YAML:", id="control character"),
         pytest.param(changed("dispatch: deferred", "? [1]\n: 2"), "2: not YAML:", id="a list as a key"),
-        pytest.param("", "1: the plan: Input should be a valid dictionary", id="empty file"),
-        pytest.param("- 1\n", "1: the plan: Input should be a valid dictionary", id="a list"),
+        pytest.param(
+            "", "1: the plan: Input should be a mapping with schema_version, stages, policy,", id="empty file"
+        ),
+        pytest.param(
+            "- 1\n", "1: the plan: Input should be a mapping with schema_version, stages, policy,", id="a list"
+        ),
         pytest.param(
             changed("3: 0.8", "5: 0.8"), "7: thresholds for ramps [5]; the model's ramps are [0,", id="no ramp"
         ),
@@ -198,8 +202,8 @@ SECOND = "{first: 2, end: 4, batch: 16, ramps: [3]}"
             "2: not YAML: an alias stands inside what it names",
             id="alias, deep",
         ),
-        pytest.param("epoch: 2026-13-45\n", " not YAML: month must be in 1..12", id="a date that is none"),
-        pytest.param("[" * 3000, " nested too deeply", id="depth"),
+        pytest.param("epoch: 2026-13-45\n", "1: not YAML: month must be in 1..12", id="a date that is none"),
+        pytest.param("[" * 3000, "1: not YAML: nested too deeply", id="depth"),
         pytest.param("stages: []\n", "1: stages: List should have at least 1 item", id="no stages"),
     ],
 )
@@ -222,7 +226,7 @@ def test_active_ramps_without_a_policy_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"plan\.yaml: not UTF-8 at byte 10"):
+    with pytest.raises(PlanError, match=r"plan\.yaml:1: not UTF-8 at byte 10"):
         read_plan(write(tmp_path, b"dispatch: \xff\n"))
 
 
@@ -241,3 +245,17 @@ def test_plain_data_is_parsed_without_a_file() -> None:
         parse_plan(document)
     document["stages"][0]["splits"][0]["batch"] = 4
     assert parse_plan(document).splits == (Split(first=0, end=2, batch=4),)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        pytest.param(Path("/dev/full"), "No space left on device", id="full"),
+        pytest.param(Path("/proc/plan.yaml"), "(No such file or directory|Permission denied)", id="no files there"),
+        pytest.param(Path("/tmp") / ("p" * 300), "File name too long", id="long name"),
+        pytest.param(Path("/"), "Is a directory", id="folder"),
+    ],
+)
+def test_a_plan_that_cannot_be_written_is_refused_with_the_reason(path: Path, reason: str) -> None:
+    with pytest.raises(PlanError, match=f"^{path}: cannot be written: {reason}$"):
+        write_plan(PLAN, path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_bytes_per_sample_come_in_three_forms(given: str, read_as: tuple[float, 
 
 REFUSALS = [
     ("blocks: 3", "blocks: 0", "1: blocks: Input should be greater than or equal to 1"),
-    ("blocks: 3", "blocks: three", "1: blocks: Input should be a valid integer"),
+    ("blocks: 3", "blocks: three", "1: blocks: Input should be a valid integer, not 'three'"),
     ("ramps: [0, 1]", "ramps: [1, 0]", "2: ramps must ascend without repeats, not [1, 0]"),
     ("ramps: [0, 1]", "ramps: [0, 2]", "2: ramps [2] are not after blocks 0 to 1"),
     ("[1.0, 0.5, 0.25]", "[1.0, 0.25, 0.5]", "3: survival rises at block 2, from 0.25 to 0.5; it may only fall"),
@@ -127,7 +128,47 @@ REFUSALS = [
     ("[1.0, 0.5, 0.25]", "[1.0, 0.5]", "3: survival needs 3 values, one per block, not 2"),
     ("[1.0, 0.5, 0.25]", "[1.0, 0.5, -0.1]", "3: survival must hold shares between 0 and 1"),
     ("[1.0, 0.5, 0.25]", "[1.0, .nan, 0.1]", "3: survival.1: Input should be a finite number"),
-    ("[1.0, 0.5, 0.25]", "half", "3: survival: Input should be a valid list"),
+    ("[1.0, 0.5, 0.25]", "half", "3: survival: Input should be a list of shares, one per block, or a mapping with rec"),
+    (
+        "[1.0, 0.5, 0.25]",
+        "3",
+        "3: survival: Input should be a list of shares, one per block, or a mapping with records ",
+    ),
+    (
+        "{bandwidth_bytes_per_s: 1.25e9, delay_s: 1.0e-4}",
+        "3",
+        "14: link: Input should be a mapping with bandwidth_bytes_per_s and delay_s, not 3",
+    ),
+    (
+        "[10, 20, 30]",
+        "null",
+        "15: bytes_per_sample: Input should be one number, or a list of numbers, one per block, not null",
+    ),
+    (
+        "[10, 20, 30]",
+        "true",
+        "15: bytes_per_sample: Input should be one number, or a list of numbers, one per block, not true",
+    ),
+    (
+        "V100: {count: 4, usd_per_hour: 2.93}",
+        "V100: 4",
+        "13: devices.V100: Input should be a mapping with count and usd",
+    ),
+    ("blocks: 3", "blocks: 3\nblocks: 4", "2: not YAML: 'blocks' stands twice in one mapping"),
+    ("blocks: 3", "blocks: 3\nschema_version: true", "2: schema_version: Input should be a valid integer, not true"),
+    ("blocks: 3", "blocks: 10001", "1: blocks: Input should be less than or equal to 10000, not 10001"),
+    ("blocks: 3", "blocks: 1000000000000", "1: blocks: Input should be less than or equal to 10000, not 1000000000000"),
+    ("blocks: 3", f"blocks: {10**19}", f"1: blocks: Input should be less than or equal to 10000, not {10**19}"),
+    (
+        "batch: [1, 2]",
+        f"batch: [1, {2**70}]",
+        "6: latency.V100.batch.1: Input should be less than or equal to 1000000, ",
+    ),
+    (
+        "count: 4",
+        "count: 1000001",
+        "13: devices.V100.count: Input should be less than or equal to 1000000, not 1000001",
+    ),
     ("batch: [1, 2]", "batch: [1, 2, 4]", "8: latency.V100.block_s.0 has 2 values; 3 are needed, one for each batch"),
     ("batch: [1, 2]", "batch: [2, 1]", "6: latency.V100.batch: batch sizes must ascend from at least 1, not [2, 1]"),
     ("batch: [1, 2]", "batches: [1, 2]", "6: latency.V100.batches: unknown field; known are batch, block_s, ramp_s"),
@@ -172,7 +213,7 @@ def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_a_list_is_no_problem(tmp_path: Path) -> None:
-    assert refused(tmp_path, "- 1\n").startswith("1: the problem: Input should be a valid dictionary")
+    assert refused(tmp_path, "- 1\n").startswith("1: the problem: Input should be a mapping with schema_v")
 
 
 PROFILED = (
@@ -221,6 +262,26 @@ def test_a_profile_that_does_not_fit_is_refused_at_its_line(
         read_problem(path)
     assert str(caught.value).startswith(f"{path}:6: latency.V100: ")
     assert said in str(caught.value)
+
+
+def test_a_profile_that_cannot_be_read_is_refused_at_its_line(tmp_path: Path) -> None:
+    said = refused(tmp_path, PROFILED.replace("v100.json", "p" * 300))
+    assert said.startswith("6: latency.V100: ")
+    assert said.endswith(": cannot be read: File name too long")
+
+
+def test_a_profile_of_batches_beyond_all_bounds_is_refused_at_its_line(tmp_path: Path) -> None:
+    table = LatencyTable(batches=(1, 2**70), block_s_NB=np.ones((3, 2)), ramp_s_EB=np.ones((2, 2)))
+    replace(profile(), tables={32: table}).save(tmp_path / "v100.json")
+    said = refused(tmp_path, PROFILED)
+    assert said == f"6: latency.V100: a batch size is at most 1000000, not {2**70}"
+
+
+def test_the_forms_of_a_latency_are_named(tmp_path: Path) -> None:
+    assert refused(tmp_path, PUBLISHED.replace("{published: bert-base, length: 128}", "fast")) == (
+        "5: latency.V100: Input should be a mapping with batch, block_s and ramp_s, or with published and length, "
+        "or with profile and length, not 'fast'"
+    )
 
 
 def test_a_profile_of_another_schema_or_length_is_refused_at_its_line(tmp_path: Path) -> None:
@@ -326,3 +387,6 @@ def test_records_that_do_not_fit_are_refused_at_their_line(tmp_path: Path) -> No
         "5: survival.thresholds names ramps [1]; allowed are one number, or one for each ramp of the problem, [0, 1]"
     )
     assert refused(tmp_path, recorded(".nan")).startswith("5: survival.thresholds: Input should be")
+    assert refused(tmp_path, recorded("high")) == (
+        "5: survival.thresholds: Input should be one number, or a mapping with a number for each ramp, not 'high'"
+    )

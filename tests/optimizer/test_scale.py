@@ -96,7 +96,7 @@ def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: S
 def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: int, counts: dict[str, int]) -> None:
     problem = cluster_problem(num_blocks, counts)
     decision, exact = solve_at_scale(problem, SPACES["best"], "best"), solve(problem)
-    assert not is_too_big(problem)
+    assert not is_too_big(problem, SPACES["best"])
     assert_between(problem, decision, exact)
     assert isinstance(decision, Planned)
     assert decision.gap == pytest.approx(1 - decision.figures.rate_per_s / decision.bound)
@@ -117,8 +117,19 @@ def test_more_than_all_devices_can_do_is_refused_with_the_rate_that_they_can() -
 def test_ten_thousand_devices_are_planned_near_the_bound() -> None:
     link = Link(bandwidth_bytes_per_s=12.5e9, delay_s=5e-5)
     problem = replace(cluster_problem(64, TEN_THOUSAND), link=link)
-    assert is_too_big(problem)
+    assert is_too_big(problem, SPACES["best"])
     decision = solve(problem)
     assert isinstance(decision, Planned)
     assert violations(problem, decision.stages, evaluate(problem, decision.stages)) == []
     assert decision.gap <= 0.01
+
+
+def test_at_scale_a_strategy_is_no_worse_than_those_that_it_contains() -> None:
+    problem = cluster_problem(64, TEN_THOUSAND)
+    rates = {}
+    strategies: tuple[Strategy, ...] = ("stock", "early-exit", "serial")
+    for strategy in strategies:
+        decision = solve(problem, strategy)
+        assert isinstance(decision, Planned)
+        rates[strategy] = decision.figures.rate_per_s
+    assert rates["serial"] >= max(rates["stock"], rates["early-exit"])

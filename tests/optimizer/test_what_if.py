@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.problem import MinimizeCost, Slo, Supply
+from optimizer.problem import MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem
-from optimizer.what_if import Axis, variants, with_batch_limit
+from optimizer.what_if import Axis, AxisName, variants, with_batch_limit
+from profiles.table import LatencyTable
 
 PROBLEM = parse_problem(
     {
@@ -53,8 +57,47 @@ def test_a_batch_limit_keeps_the_measured_sizes_below_it(limit: int, batches: tu
 
 
 def test_a_batch_limit_below_every_measured_size_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"no batch size up to 0 is measured on V100; measured are \[1, 2, 4\]"):
+    with pytest.raises(
+        PlanError, match=r"no batch size up to 0 is measured on any device; measured are V100: \[1, 2, 4\]"
+    ):
         variants(PROBLEM, Axis(name="batch_limit", values=(2, 0)))
+
+
+COARSE = LatencyTable(batches=(8, 16), block_s_NB=np.array([[0.004, 0.006]]), ramp_s_EB=np.ones((0, 2)))
+
+
+def with_t4(*devices: tuple[str, int]) -> PlanProblem:
+    """The problem with a T4 measured from a batch of 8 on, and these counts."""
+    counts = {device: Supply(count=count) for device, count in devices}
+    return replace(PROBLEM, latency={**PROBLEM.latency, "T4": COARSE}, devices=counts)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        pytest.param(with_t4(("V100", 4)), id="no device of the problem"),
+        pytest.param(with_t4(("V100", 4), ("T4", 0)), id="none of it there"),
+        pytest.param(with_t4(("V100", 4), ("T4", 9)), id="another device does it"),
+    ],
+)
+def test_a_batch_limit_drops_the_devices_that_were_not_measured_up_to_it(problem: PlanProblem) -> None:
+    limited = with_batch_limit(problem, 4)
+    assert (set(limited.latency), set(limited.devices)) == ({"V100"}, {"V100"})
+    assert set(with_batch_limit(problem, 8).latency) == {"V100", "T4"}
+
+
+def test_a_batch_limit_that_leaves_only_devices_that_are_not_there_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"no batch size up to 4 is .* measured are T4: \[8, 16\]$"):
+        with_batch_limit(with_t4(("V100", 0), ("T4", 9)), 4)
+    nothing = with_t4(("V100", 0))
+    assert dict(with_batch_limit(nothing, 4).devices) == dict(nothing.devices)
+
+
+@pytest.mark.parametrize(("name", "device"), [("count", "V100"), ("batch_limit", None)])
+def test_counts_and_batch_limits_are_bounded(name: AxisName, device: str | None) -> None:
+    assert Axis(name=name, values=(1_000_000,), device=device).values == (1_000_000,)
+    with pytest.raises(PlanError, match=f"a {name.replace('_', ' ')} is at most 1000000, not {2**70}"):
+        Axis(name=name, values=(1, 2**70), device=device)
 
 
 def test_an_axis_needs_values_and_a_device_only_for_a_count() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from earlyexit.errors import DataError
 from experiments.data import data_folder
-from profiles.catalogue import catalogue, published_profile
+from profiles.catalogue import _compared, catalogue, published_profile
 from profiles.catalogue_file import read_catalogue
 from profiles.latency import LatencyProfile
 
@@ -92,6 +92,32 @@ def test_a30_is_as_much_slower_than_a100_as_where_both_were_measured() -> None:
     profile = published_profile("resnet50", "A30")
     assert profile.kind == "derived"
     assert profile.at(224).batches == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def test_ramps_of_derived_profiles_are_slower_by_as_much_as_their_blocks() -> None:
+    base, derived = (published_profile("bert-base", device).at(128) for device in ("V100", "P100"))
+    slower = 7.787265 / 4.888324
+    np.testing.assert_allclose(derived.ramp_s_EB, base.ramp_s_EB * slower)
+    np.testing.assert_allclose(derived.block_s_NB, base.block_s_NB * slower)
+
+
+def test_a_comparison_that_falls_with_the_batch_is_raised_too() -> None:
+    document = read_catalogue()
+    (entry,) = document.compared
+    slow_ms = [entry.latency_ms[2], *entry.latency_ms[1:]]  # as slow at batch 1 as at batch 4
+    base = published_profile("resnet50", "A100")
+    table = _compared(document, entry.model_copy(update={"latency_ms": slow_ms}), base).at(224)
+    of_base_s = base.at(224).block_s_NB[0, 0]
+    assert table.block_s_NB[0, :2] == pytest.approx([of_base_s * 1.14 / 0.76] * 2)
+
+
+def test_what_the_catalogue_gives_cannot_be_written() -> None:
+    for entry in catalogue():
+        for table in published_profile(entry.model, entry.device).tables.values():
+            assert not table.block_s_NB.flags.writeable
+            assert not table.ramp_s_EB.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        published_profile("bert-base", "V100").at(128).block_s_NB[0, 0] = 99.0
 
 
 def test_a_latency_that_fell_with_the_batch_is_raised_and_that_is_said() -> None:

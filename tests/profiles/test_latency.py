@@ -293,7 +293,7 @@ def test_small_numbers_of_json_are_numbers(tmp_path: Path) -> None:
         pytest.param(
             changed('"kind": "measured",', '"kind": "measured"'), "4: not JSON: Expecting ',' delimiter", id="not JSON"
         ),
-        pytest.param("[]", "1: the latency profile: Input should be a valid dictionary", id="a list"),
+        pytest.param("[]", "1: the latency profile: Input should be a mapping with schema_version", id="a list"),
         pytest.param(
             TEXT.replace("  ", "\t").replace("[1]]", "[-1]]"),
             "22: tables.1.ramp_s.0.0: Input should be greater",

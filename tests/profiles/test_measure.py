@@ -125,6 +125,21 @@ def test_a_table_is_of_medians_and_a_slow_spell_of_the_machine_does_not_make_a_r
     assert table.ramp_s_EB.tolist() == [[1.0]]
 
 
+def test_a_ramp_is_the_median_of_what_it_adds_round_by_round() -> None:
+    table = table_of(
+        {
+            split(0, 1): [1.0, 2.0, 9.0],
+            split(1, 2): [1.0, 1.0, 1.0],
+            split(0, 1, ramps=(0,)): [5.0, 3.0, 10.0],
+            split(0, 2): [3.0, 3.0, 3.0],
+        },
+        2,
+        [0],
+    )
+    # It adds 4, 1 and 1; of the medians, 5 - 2 = 3 would come out.
+    assert table.ramp_s_EB.tolist() == [[1.0]]
+
+
 def test_more_inputs_never_cost_less() -> None:
     table = table_of({split(0, 1, 1): [4.0], split(0, 1, 2): [2.0], split(0, 1, 4): [10.0]}, 1, [])
     assert table.batches == (1, 2, 4)

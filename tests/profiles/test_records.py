@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.records import ExitRecords
+from profiles.records import ExitRecords, Score
 
 RECORDS = ExitRecords(
     score="confidence",
@@ -68,6 +68,23 @@ def test_records_without_ramps_go_to_the_end() -> None:
 def test_ramps_that_were_not_recorded_are_refused() -> None:
     with pytest.raises(DataError, match=r"no records of ramps \[2\]; recorded are \[1, 3\]"):
         RECORDS.outcome({1: 0.5, 2: 0.5})
+
+
+def test_records_of_no_inputs_are_refused() -> None:
+    with pytest.raises(DataError, match="at least one input"):
+        RECORDS.subset(np.array([], dtype=np.int64))
+
+
+@pytest.mark.parametrize(("score", "endless"), [("confidence", np.inf), ("entropy", -np.inf)])
+def test_endless_scores_do_not_leave_at_ramps_that_are_off(score: Score, endless: float) -> None:
+    records = replace(RECORDS, score=score, scores_NR=np.full((4, 2), endless, dtype=np.float32))
+    assert records.outcome({}).exits_N.tolist() == [5, 5, 5, 5]
+    assert records.outcome({3: 0.5}).exits_N.tolist() == [3, 3, 3, 3]
+
+
+def test_thresholds_that_are_not_numbers_are_refused() -> None:
+    with pytest.raises(DataError, match=r"thresholds of ramps \[3\] are not numbers"):
+        RECORDS.outcome({1: 0.5, 3: np.nan})
 
 
 def test_accuracy_is_unknown_without_true_labels() -> None:
@@ -139,13 +156,49 @@ def npz(**changes: Any) -> Callable[[Path], None]:
         pytest.param(npz(header=header(schema_version=2)), "has schema 2, this version reads 1", id="schema"),
         pytest.param(npz(header=header(score=None)), "does not hold exit records", id="no score"),
         pytest.param(npz(labels=None), "does not hold exit records", id="no labels"),
-        pytest.param(npz(labels=np.zeros((4, 3))), "4 inputs and 2 ramps need arrays of that shape", id="shape"),
+        pytest.param(npz(labels=np.zeros((4, 2))), "no array 'labels' of float64 belongs there", id="kind"),
+        pytest.param(npz(more=np.zeros(2)), "no array 'more' of float64 belongs there", id="one array too many"),
+        pytest.param(npz(header=header(score="margin")), r"score: Input should be 'entropy' or", id="another score"),
+        pytest.param(npz(header=header(num_blocks=6.0)), "num_blocks: Input should be a valid int", id="6.0 blocks"),
+        pytest.param(npz(header=header(ramps=[1, 3.0])), r"ramps\.1: Input should be a valid int", id="ramp 3.0"),
+        pytest.param(npz(header=header(ramps=[True, 3])), r"ramps\.0: Input should be a valid int", id="ramp true"),
+        pytest.param(
+            npz(labels=np.zeros((4, 3), dtype=np.int64)), "4 inputs and 2 ramps need arrays of that shape", id="shape"
+        ),
     ],
 )
 def test_files_that_hold_no_records_are_refused(tmp_path: Path, write: Callable[[Path], object], message: str) -> None:
     write(tmp_path / "r.npz")
     with pytest.raises(DataError, match=message):
         ExitRecords.load(tmp_path / "r.npz")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_broken_file_is_refused_or_still_holds_records(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "r.npz"
+    replace(RECORDS, times_s_N=np.arange(4.0)).save(path)
+    path.write_bytes(broken(path.read_bytes(), seed))
+    assert inputs_in(path) in (None, 4)
+
+
+def inputs_in(path: Path) -> int | None:
+    """None where the file is refused."""
+    try:
+        return len(ExitRecords.load(path))
+    except DataError:
+        return None
+
+
+def broken(whole: bytes, seed: int) -> bytes:
+    """Cut off somewhere, or some bytes changed: anywhere, or in the second half alone."""
+    rng = np.random.default_rng(seed)
+    changed = bytearray(whole)
+    if seed % 3 == 0:
+        return whole[: rng.integers(len(whole))]
+    start = 0 if seed % 3 == 1 else len(whole) // 2
+    for place in rng.integers(start, len(whole), rng.integers(1, 20)):
+        changed[place] = rng.integers(256)
+    return bytes(changed)
 
 
 def _save_array(path: Path) -> None:
@@ -163,6 +216,7 @@ def _save_array(path: Path) -> None:
         pytest.param(
             {"scores_NR": np.full((4, 2), np.nan, dtype=np.float32)}, "scores that are not numbers", id="not numbers"
         ),
+        pytest.param({"score": "margin"}, "one of entropy, confidence, not 'margin'", id="another score"),
         pytest.param({"ramps": (3, 1)}, r"ramps must ascend .* not \[3, 1\]", id="ramps out of order"),
         pytest.param({"ramps": (1, 5)}, r"below block 5, not \[1, 5\]", id="a ramp at the head"),
     ],

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +63,12 @@ def values(found: WindowEstimate) -> list[float]:
     return [share.value for share in found.survival]
 
 
+def worth(found: WindowEstimate) -> list[float]:
+    """Of the share going on at every block but the last."""
+    assert found.go_on is not None
+    return [counts.effective_inputs() for counts in found.go_on]
+
+
 NONE = [False] * 4
 
 
@@ -98,10 +102,11 @@ def test_probes_stand_for_all_inputs_that_the_plan_hides() -> None:
 
 
 def test_an_input_that_would_go_to_the_end_agrees_even_if_it_left_later() -> None:
-    # Ramp 1 passes b, c, d at 0.9; ramp 3 of the plan lets b and c out. With ramp 1 alone they would reach the end.
-    found = estimate(RECORDS, {1: 0.9, 3: 0.5}, [True, False, False, False], {1: 0.9})
+    # Of a, b and c, let out by the plan, nobody knows the full model's answer; without ramps it would be theirs.
+    found = estimate(RECORDS, {1: 0.9, 3: 0.5}, NONE, {})
     assert found.agreement is not None
-    assert found.agreement.value == 1.0  # a is the rest and the probe: its answer at ramp 1 is the full model's
+    assert found.agreement.value == 1.0
+    assert found.accuracy is None
 
 
 PLANS: tuple[dict[int, float], ...] = ({}, {1: 0.75, 3: 0.8}, {1: 0.5}, {3: 0.6})
@@ -196,13 +201,131 @@ def test_effective_inputs_predict_the_spread_of_estimates() -> None:
 
 
 def test_a_small_unseen_rest_is_guessed_in_the_middle_and_a_large_one_is_not() -> None:
-    # 24 of 25 inputs leave at ramp 1 at 0.9; one left at 0.5, and at 0.6 it would go on, past ramp 3 or not.
-    sure, unsure = [0, 0, 0, 0], [1]
-    many = RECORDS.subset(np.array(sure * 6 + unsure))
-    found = estimate(many, {1: 0.5}, [False] * 25, {1: 0.6, 3: 0.7})
-    assert values(found) == pytest.approx([1.0, 1.0, 1 / 25, 1 / 25, 0.5 / 25, 0.5 / 25])
-    few = RECORDS.subset(np.array(sure + unsure))
-    assert estimate(few, {1: 0.5}, [False] * 5, {1: 0.6, 3: 0.7}).survival is None
+    # 99 of 100 inputs leave at ramp 1 at 0.9; one left at 0.5, and at 0.6 it would go on, past ramp 3 or not.
+    sure, unsure = [0], [1]
+    many = RECORDS.subset(np.array(sure * 99 + unsure))
+    found = estimate(many, {1: 0.5}, [False] * 100, {1: 0.6, 3: 0.7})
+    assert values(found) == pytest.approx([1.0, 1.0, 0.01, 0.01, 0.005, 0.005])
+    assert found.survival is not None
+    # The guess may be half an input wrong: a variance of 1/4, besides that of 100 inputs.
+    variance = (100 * 0.005 * 0.995 + 0.25) / 100**2
+    assert found.survival[4].effective_inputs == pytest.approx(0.005 * 0.995 / variance)
+    two = RECORDS.subset(np.array(sure * 98 + unsure * 2))
+    assert estimate(two, {1: 0.5}, [False] * 100, {1: 0.6, 3: 0.7}).survival is None
+
+
+SLIGHT = StreamShape(score="confidence", num_blocks=3, ramps=(0,))
+
+
+def unplanned(go_on_N: npt.NDArray[np.bool_], probe_N: npt.NDArray[np.bool_], start_s: float = 0) -> Window:
+    """A window under a plan without ramps: of its one ramp, at 0.5, only the probes tell who would go on."""
+    num_inputs = len(go_on_N)
+    return Window(
+        start_s=start_s,
+        period_s=120,
+        observations=Observations(
+            shape=SLIGHT,
+            times_s_N=np.full(num_inputs, start_s),
+            probe_N=probe_N,
+            active_NR=np.zeros((num_inputs, 1), dtype=bool),
+            exits_N=np.full(num_inputs, 2, dtype=np.int16),
+            scores_NR=np.where(probe_N, np.where(go_on_N, 0.1, 0.9), np.nan).astype(np.float32)[:, None],
+            labels_NR=np.where(probe_N, 0, UNSEEN).astype(np.int32)[:, None],
+            final_labels_N=np.zeros(num_inputs, dtype=np.int32),
+            true_labels_N=np.full(num_inputs, UNSEEN, dtype=np.int32),
+        ),
+    )
+
+
+@pytest.mark.parametrize("going", [0, 1, 10, 19, 20])
+def test_probes_alone_are_worth_their_number_whatever_they_did(going: int) -> None:
+    found = unplanned(np.arange(1000) < going, np.arange(1000) < 20).estimate({0: 0.5})
+    assert found.survival is not None
+    assert found.survival[1].value == pytest.approx(going / 20)
+    assert found.survival[1].effective_inputs == pytest.approx(20)
+    assert worth(found) == pytest.approx([20, 1000 * going / 20])  # nobody asks whether they leave after block 1
+
+
+@pytest.mark.parametrize("go_on", [0.995, 0.98, 0.02])
+def test_windows_of_few_probes_together_show_no_bias(go_on: float) -> None:
+    rng = np.random.default_rng(6)
+    live = [unplanned(rng.random(1200) < go_on, rng.random(1200) < 0.02, start_s=120.0 * index) for index in range(200)]
+    history = survival_history([window.estimate({0: 0.5}) for window in live])
+    pooled = history.go_on_WR[:, 0].sum() / history.reach_WR[:, 0].sum()
+    # 200 windows of 24 probes: three standard errors.
+    assert pooled == pytest.approx(go_on, abs=3 * np.sqrt(go_on * (1 - go_on) / 4800))
+    forecast = forecast_survival(history)
+    assert forecast.survival_HK[0, 1] == pytest.approx(go_on, abs=4 * np.sqrt(go_on * (1 - go_on) / 4800))
+
+
+def test_windows_whose_probes_are_of_one_mind_count_no_more_than_others() -> None:
+    # Ramp 1 of the plan lets out four fifths, of which nine tenths would pass ramp 3; what it passes leaves there.
+    rng = np.random.default_rng(8)
+    found = []
+    for _ in range(400):
+        out_N = rng.random(400) < 0.8
+        scores_NR = np.stack([np.where(out_N, 0.6, 0.1), np.where(out_N & (rng.random(400) < 0.9), 0.1, 0.9)], axis=1)
+        records = replace(RECORDS.subset(np.zeros(400, dtype=np.int64)), scores_NR=scores_NR.astype(np.float32))
+        found.append(estimate(records, {1: 0.5, 3: 0.5}, rng.random(400) < 0.02, {1: 0.8, 3: 0.5}))
+    history = survival_history(found)
+    pooled = history.go_on_WR[:, 3].sum() / history.reach_WR[:, 3].sum()
+    # Some six probes a window: three standard errors. Weighed by its own probes each, the windows say 0.75.
+    assert pooled == pytest.approx(0.8 * 0.9, abs=0.015)
+
+
+def test_a_rest_that_is_all_probes_is_without_sampling_error() -> None:
+    found = estimate(RECORDS, {}, [True] * 4, {1: 0.75})
+    assert found.survival is not None
+    assert [share.effective_inputs for share in found.survival] == pytest.approx([4] * 6)
+
+
+def test_before_the_first_ramp_asked_for_all_inputs_count() -> None:
+    found = estimate(RECORDS, {}, [True, False, False, False], {3: 0.7})
+    assert found.survival is not None
+    assert [share.effective_inputs for share in found.survival] == pytest.approx([4, 4, 4, 4, 1, 1])
+    assert survival_history([found]).inputs_WK[0, 0] == found.num_inputs == 4
+
+
+def test_a_share_counted_at_one_ramp_and_probed_at_the_next_is_worth_what_was_probed() -> None:
+    # Ramp 1 of the plan lets a and c out: a census. Of b and d, that pass, b is the probe: ramp 3 lets it go on at 0.9.
+    found = estimate(RECORDS, {1: 0.75}, [False, True, False, False], {1: 0.75, 3: 0.9})
+    assert values(found) == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+    # All go on at blocks 0, 2 and 4, where no ramp is asked for: 4, 2 and 2 inputs get there.
+    assert worth(found) == pytest.approx([4, 4, 2, 1, 2])
+    history = survival_history([found])
+    assert history.reach_WR.tolist() == [pytest.approx([4, 4, 2, 1, 2])]
+    assert history.go_on_WR.tolist() == [pytest.approx([4, 2, 2, 1, 2])]
+
+
+def test_the_worth_of_a_conditional_share_predicts_its_spread() -> None:
+    rng = np.random.default_rng(7)
+    shares, worths = [], []
+    for seed in range(150):
+        plan, asked = {1: 0.7}, {1: 0.75, 3: 0.8}
+        found = estimate(random_records(1500, seed), plan, rng.random(1500) < 0.05, asked)
+        assert found.go_on is not None
+        shares.append(values(found)[4] / values(found)[3])
+        worths.append(found.go_on[3].effective_inputs())
+    share = np.mean(shares)
+    assert np.std(shares) == pytest.approx(np.sqrt(share * (1 - share) / np.mean(worths)), rel=0.15)
+    assert 30 < np.mean(worths) < 75  # of 75 probes those that pass ramp 1
+
+
+def test_only_the_probes_that_reach_a_ramp_tell_who_goes_on_there() -> None:
+    # All are the rest and probes b, c and d. c leaves at ramp 1; b leaves at ramp 3, and d goes on.
+    found = estimate(RECORDS, {}, [False, True, True, True], {1: 0.75, 3: 0.7})
+    assert found.go_on is not None
+    assert (found.go_on[3].probes_reaching, found.go_on[3].probes_going) == (2, 1)
+    # Shares of 2/3 and 1/2: drawing four inputs, and three of the four without replacement.
+    variance = (2 / 3) * 0.25 / 4 + (2 / 3) * 0.25 * (1 / 3 - 1 / 4)
+    assert worth(found)[3] == pytest.approx(0.25 * (2 / 3) ** 2 / variance)
+    assert worth(found)[3] == pytest.approx(2)
+
+
+def test_ramps_that_no_input_reaches_are_worth_nothing() -> None:
+    found = estimate(RECORDS, {}, [True] * 4, {1: 0.0, 3: 0.5})
+    assert worth(found) == pytest.approx([4, 4, 0, 0, 0])
+    assert survival_history([found]).go_on_WR.tolist() == [[4, 0, 0, 0, 0]]
 
 
 def test_accuracy_counts_only_inputs_with_a_true_label() -> None:
@@ -224,6 +347,22 @@ def test_a_window_gives_its_probes_as_exit_records() -> None:
     assert records.times_s_N is not None
     assert records.times_s_N.tolist() == [121, 123]
     assert records.outcome({1: 0.75, 3: 0.8}).exits_N.tolist() == [3, 5]
+
+
+def test_a_window_without_probes_has_no_records() -> None:
+    with pytest.raises(DataError, match="began at 120 s has no probe"):
+        Window(start_s=120, period_s=120, observations=observe(RECORDS, {}, np.array(NONE))).records()
+
+
+def test_a_window_without_inputs_says_nothing() -> None:
+    found = Window(start_s=0, period_s=120, observations=empty(SHAPE)).estimate({1: 0.5})
+    assert (found.num_inputs, found.survival, found.go_on) == (0, None, None)
+    assert (found.agreement, found.accuracy, found.mean_blocks) == (None, None, None)
+
+
+def test_endless_scores_do_not_leave_at_ramps_that_are_off() -> None:
+    endless = replace(RECORDS, scores_NR=np.full((4, 2), np.inf, dtype=np.float32))
+    assert values(estimate(endless, {}, [True] * 4, {3: 0.5})) == [1, 1, 1, 1, 0, 0]
 
 
 def stream_of(times_s: list[float], **settings: float) -> ExitStream:
@@ -248,76 +387,16 @@ def test_a_window_that_recording_began_in_is_left_out() -> None:
     assert [(window.start_s, window.num_inputs) for window in windows(stream, 240)] == [(120, 3)]
 
 
-def test_old_windows_are_forgotten_and_do_not_come_back() -> None:
-    stream = stream_of([5, 125, 245], keep_s=240)
-    stream.forget(now_s=400)  # what began before 160 is gone
-    assert [window.start_s for window in windows(stream, 400)] == [240]
-    stream.append(observe(RECORDS, {}, np.array(NONE), [5, 125, 250, 260]))
-    assert [window.num_inputs for window in windows(stream, 400)] == [3]
+def test_rates_are_by_the_second() -> None:
+    found = windows(stream_of([5, 59, 60], period_s=60), now_s=120)
+    assert [window.rate_rps for window in found] == [2 / 60, 1 / 60]
 
 
-def test_a_saved_stream_is_loaded_equal(tmp_path: Path) -> None:
-    stream = stream_of([5, 119, 120, 361, 130], keep_s=600)
-    stream.forget(now_s=730)
-    stream.save(tmp_path / "stream")
-    loaded = ExitStream.load(tmp_path / "stream")
-    assert (loaded.shape, loaded.period_s, loaded.keep_s, loaded.since_s) == (SHAPE, 120, 600, 240)
-    for ours, theirs in zip(windows(stream, 480), windows(loaded, 480), strict=True):
-        assert ours.start_s == theirs.start_s
-        np.testing.assert_array_equal(ours.observations.scores_NR, theirs.observations.scores_NR)
-        np.testing.assert_array_equal(ours.observations.exits_N, theirs.observations.exits_N)
-
-
-@pytest.mark.parametrize(
-    ("header", "message"),
-    [
-        pytest.param("{", "does not hold a stream", id="not JSON"),
-        pytest.param(json.dumps({"schema_version": 2}), "has schema 2, this version reads 1", id="schema"),
-        pytest.param(json.dumps({"schema_version": 1}), "does not hold a stream", id="no fields"),
-    ],
-)
-def test_files_that_hold_no_stream_are_refused(tmp_path: Path, header: str, message: str) -> None:
-    np.savez(tmp_path / "s.npz", header=np.array(header))
-    with pytest.raises(DataError, match=message):
-        ExitStream.load(tmp_path / "s.npz")
-    with pytest.raises(DataError, match="does not hold a stream"):
-        ExitStream.load(tmp_path / "none.npz")
-
-
-SEEN = observe(RECORDS, {1: 0.75}, np.array([True, False, False, False]))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        pytest.param({"times_s_N": np.full(4, np.nan)}, "must be finite", id="no time"),
-        pytest.param(
-            {"exits_N": np.array([1, 3, 1, 5])}, "at one of its active ramps", id="exit at a ramp that is off"
-        ),
-        pytest.param({"probe_N": np.zeros(4, dtype=bool)}, "what an input ran", id="saw too much"),
-        pytest.param({"probe_N": np.ones(4, dtype=bool)}, "what an input ran", id="a probe that saw too little"),
-        pytest.param({"final_labels_N": np.full(4, UNSEEN)}, "went to the end", id="no final label"),
-        pytest.param({"labels_NR": np.zeros((4, 1))}, "4 rows and 2 columns", id="shape of labels"),
-        pytest.param({"probe_N": np.zeros(3, dtype=bool)}, "needs 4 values", id="shape of probes"),
-    ],
-)
-def test_observations_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        replace(SEEN, **changes)
-
-
-def test_streams_refuse_other_ramps_and_senseless_windows() -> None:
-    other = StreamShape(score="entropy", num_blocks=6, ramps=(1, 3))
-    with pytest.raises(DataError, match="other ramps"):
-        ExitStream(SHAPE, since_s=0).append(empty(other))
-    with pytest.raises(DataError, match="other ramps"):
-        Observations.join(SHAPE, [empty(other)])
-    with pytest.raises(DataError, match="positive length"):
-        ExitStream(SHAPE, since_s=0, period_s=0)
-    with pytest.raises(DataError, match="ramps must ascend"):
-        StreamShape(score="entropy", num_blocks=4, ramps=(1, 3))
+def test_thresholds_of_ramps_that_the_stream_lacks_are_refused() -> None:
     with pytest.raises(DataError, match=r"no records of ramps \[2\]"):
         estimate(RECORDS, {}, NONE, {2: 0.5})
+    with pytest.raises(DataError, match=r"thresholds of ramps \[1\] are not numbers"):
+        estimate(RECORDS, {}, NONE, {1: np.nan})
 
 
 def test_estimates_become_a_history_with_missing_windows() -> None:

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from profiles.arima import FloatArray, _averaged, _Candidate, _Filters, forecast_noisy, forecast_series
+
+
+def test_known_noise_is_told_from_drift() -> None:
+    rng = np.random.default_rng(10)
+    steady_W = rng.normal(0, 1, 60)
+    walk_W = np.cumsum(rng.normal(0, 3, 60)) + rng.normal(0, 1, 60)
+    steady = forecast_noisy(steady_W[:, None], np.ones(60), 1)
+    walk = forecast_noisy(walk_W[:, None], np.ones(60), 1)
+    assert steady.how_X == ("arima(0,0,0)",)
+    assert walk.how_X == ("arima(0,1,1)",)
+    assert abs(steady.mean_HX[0, 0]) < 0.4
+    assert abs(walk.mean_HX[0, 0] - walk_W[-1]) < 2
+    assert steady.variance_HX[0, 0] < 0.5 < walk.variance_HX[0, 0]
+
+
+def test_a_series_with_momentum_is_carried_on() -> None:
+    rng = np.random.default_rng(11)
+    rising_W = 0.1 * np.arange(60) + rng.normal(0, 0.01, 60)
+    mean_H, variance_H, how = forecast_series(rising_W, 2)
+    np.testing.assert_allclose(mean_H, [6.0, 6.1], atol=0.1)
+    assert (variance_H > 0).all()
+    assert how.startswith("arima(1,1,")
+
+
+def test_a_drift_far_above_the_noise_is_as_unsure_as_it_is() -> None:
+    # Steps of 300 standard deviations of the noise: a variance of 90,000 a window.
+    walk_W = np.cumsum(np.random.default_rng(12).normal(0, 300, 100))
+    found = forecast_noisy(walk_W[:, None], np.ones(100), 1)
+    assert found.variance_HX[0, 0] == pytest.approx(90_000, rel=0.5)
+
+
+class FakeFilters(_Filters):
+    """Every candidate foresees its own noise, with variance 1."""
+
+    def __init__(self) -> None:
+        pass
+
+    def forecast(self, candidate: _Candidate) -> tuple[FloatArray, FloatArray]:
+        return np.array([candidate.noise]), np.ones(1)
+
+
+def test_candidates_that_disagree_add_to_the_variance() -> None:
+    candidates = [_Candidate(momentum=0, drift=1, noise=noise) for noise in (0.0, 2.0)]
+    mean_H, variance_H, _ = _averaged(FakeFilters(), candidates, np.array([0.5, 0.5]))
+    # Means 0 and 2 lie 1 from the middle: variance 1 + 1.
+    assert (mean_H.tolist(), variance_H.tolist()) == ([1.0], [2.0])
+
+
+def test_a_few_windows_are_not_taken_for_a_drift_with_momentum() -> None:
+    """AICc: four windows of pure noise must not pay for two parameters."""
+    noise = np.random.default_rng(13).normal(0, 1, (40, 4))
+    found = [forecast_noisy(series_W[:, None], np.ones(4), 1).how_X[0] for series_W in noise]
+    assert found.count("arima(0,0,0)") >= 38
+
+
+def test_evidence_of_one_series_counts_for_the_others() -> None:
+    rng = np.random.default_rng(14)
+    still_W = rng.normal(0, 1, 30)
+    walks_WX = np.cumsum(rng.normal(0, 3, (30, 3)), axis=0)
+    alone = forecast_noisy(still_W[:, None], np.ones(30), 1)
+    among = forecast_noisy(np.hstack([still_W[:, None], walks_WX]), np.ones(30), 1)
+    assert among.variance_HX[0, 0] > 1.5 * alone.variance_HX[0, 0]

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from earlyexit.errors import DataError
+from profiles.stream import UNSEEN, ExitStream, Observations, StreamShape, empty
+from profiles.windows import windows
+
+SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
+
+
+def inputs_at(*times_s: float) -> Observations:
+    """Inputs under a plan with ramp 1 alone: every other one leaves there."""
+    early_N = np.arange(len(times_s)) % 2 == 0
+    seen_NR = np.tile([True, False], (len(times_s), 1))
+    return Observations(
+        shape=SHAPE,
+        times_s_N=np.array(times_s, dtype=np.float64),
+        probe_N=np.zeros(len(times_s), dtype=bool),
+        active_NR=seen_NR,
+        exits_N=np.where(early_N, 1, 5).astype(np.int16),
+        scores_NR=np.where(seen_NR, np.where(early_N, 0.9, 0.2)[:, None], np.nan).astype(np.float32),
+        labels_NR=np.where(seen_NR, 0, UNSEEN).astype(np.int32),
+        final_labels_N=np.where(early_N, UNSEEN, 0).astype(np.int32),
+        true_labels_N=np.full(len(times_s), UNSEEN, dtype=np.int32),
+    )
+
+
+def stream_of(*times_s: float, **settings: float) -> ExitStream:
+    stream = ExitStream(SHAPE, since_s=0, **settings)
+    stream.append(inputs_at(*times_s))
+    return stream
+
+
+def sizes(stream: ExitStream, now_s: float) -> list[tuple[float, int]]:
+    return [(window.start_s, window.num_inputs) for window in windows(stream, now_s)]
+
+
+def test_old_windows_are_forgotten_and_do_not_come_back() -> None:
+    stream = stream_of(5, 125, 245, keep_s=240)
+    stream.forget(now_s=400)  # what began before 160 is gone
+    assert sizes(stream, 400) == [(240, 1)]
+    stream.append(inputs_at(5, 125, 250, 260))
+    assert sizes(stream, 400) == [(240, 3)]
+
+
+def test_what_is_forgotten_stays_so_when_the_clock_goes_back() -> None:
+    stream = stream_of(5, 125, 245, keep_s=240)
+    stream.forget(now_s=400)
+    stream.forget(now_s=100)
+    assert sizes(stream, 400) == [(240, 1)]
+    stream.append(inputs_at(125))
+    assert sizes(stream, 400) == [(240, 1)]
+
+
+def test_forgotten_windows_are_not_kept_in_memory_when_late_inputs_come(tmp_path: Path) -> None:
+    stream = stream_of(5, 125, 245, keep_s=240)
+    stream.forget(now_s=400)
+    stream.append(inputs_at(5, 125))
+    stream.save(tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz") as file:
+        assert file["times_s_N"].tolist() == [245]
+
+
+def test_a_window_is_joined_once() -> None:
+    stream = stream_of(5, 6)
+    assert stream.window(0) is stream.window(0)
+    stream.append(inputs_at(7))
+    joined = stream.window(0)
+    assert joined.times_s_N.tolist() == [5, 6, 7]
+    assert windows(stream, 120)[0].observations is joined
+
+
+def test_a_saved_stream_is_loaded_equal(tmp_path: Path) -> None:
+    stream = stream_of(5, 119, 120, 361, 130, keep_s=600)
+    stream.forget(now_s=730)
+    stream.save(tmp_path / "stream")
+    loaded = ExitStream.load(tmp_path / "stream")
+    assert (loaded.shape, loaded.period_s, loaded.keep_s, loaded.since_s) == (SHAPE, 120, 600, 0)
+    assert sizes(loaded, 480) == sizes(stream, 480) == [(240, 0), (360, 1)]
+    for ours, theirs in zip(windows(stream, 480), windows(loaded, 480), strict=True):
+        np.testing.assert_array_equal(ours.observations.scores_NR, theirs.observations.scores_NR)
+        np.testing.assert_array_equal(ours.observations.exits_N, theirs.observations.exits_N)
+
+
+def test_no_window_is_lost_between_saving_and_loading(tmp_path: Path) -> None:
+    stream = stream_of(0.05, 0.35, period_s=0.1, keep_s=1.0)
+    stream.forget(now_s=1.25)  # 3 * 0.1 / 0.1 is a little above 3
+    stream.save(tmp_path / "s.npz")
+    assert ExitStream.load(tmp_path / "s.npz").whole_windows(0.45) == stream.whole_windows(0.45) == range(3, 4)
+
+
+HEADER: dict[str, Any] = {
+    "schema_version": 1,
+    "score": "confidence",
+    "num_blocks": 6,
+    "ramps": [1, 3],
+    "period_s": 120.0,
+    "keep_s": 7200.0,
+    "since_s": 0.0,
+    "first_window": 0,
+}
+
+
+def write(path: Path, header: str, **changes: npt.NDArray[Any]) -> None:
+    """A stream's file with another header, or some arrays changed."""
+    stream_of(5, 130).save(path)
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files if name != "header"} | changes
+    np.savez(path, header=np.array(header), **arrays)
+
+
+def test_a_file_is_what_the_next_test_changes(tmp_path: Path) -> None:
+    write(tmp_path / "s.npz", json.dumps(HEADER))
+    assert sizes(ExitStream.load(tmp_path / "s.npz"), 240) == [(0, 1), (120, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"schema_version": 2}, "has schema 2, this version reads 1", id="schema"),
+        pytest.param({"score": "margin"}, "does not hold a stream .* score: Input should be", id="score"),
+        pytest.param({"num_blocks": 6.0}, "num_blocks: Input should be a valid int", id="6.0 blocks"),
+        pytest.param({"num_blocks": 3}, "ramps must ascend", id="too few blocks"),
+        pytest.param({"ramps": [1, 3.0]}, r"ramps\.1: Input should be a valid int", id="ramp 3.0"),
+        pytest.param({"ramps": [True, 3]}, r"ramps\.0: Input should be a valid int", id="ramp true"),
+        pytest.param({"ramps": [1]}, "2 rows and 1 columns", id="another number of ramps"),
+        pytest.param({"since_s": np.inf}, "since_s: Input should be a finite number", id="since endless"),
+        pytest.param({"since_s": np.nan}, "since_s: Input should be a finite number", id="since NaN"),
+        pytest.param({"since_s": 1e300}, "cannot begin at", id="since too late"),
+        pytest.param({"period_s": np.nan}, "period_s: Input should be a finite number", id="period NaN"),
+        pytest.param({"period_s": 1e-300}, "too large to be told apart", id="period too short"),
+        pytest.param({"first_window": -1}, "window -1 cannot be the first", id="first before the recording"),
+        pytest.param({"first_window": 10**30}, "cannot be the first", id="first too late"),
+        pytest.param({"more": 1}, "more: Extra inputs", id="more"),
+    ],
+)
+def test_headers_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    write(tmp_path / "s.npz", json.dumps(HEADER | changes))
+    with pytest.raises(DataError, match=message):
+        ExitStream.load(tmp_path / "s.npz")
+
+
+@pytest.mark.parametrize(
+    "header", ["{", "3", json.dumps({"schema_version": 1}), "\x00"], ids=["not JSON", "number", "no fields", "nothing"]
+)
+def test_files_that_hold_no_stream_are_refused(tmp_path: Path, header: str) -> None:
+    write(tmp_path / "s.npz", header)
+    with pytest.raises(DataError, match="does not hold a stream"):
+        ExitStream.load(tmp_path / "s.npz")
+    with pytest.raises(DataError, match="does not hold a stream"):
+        ExitStream.load(tmp_path / "none.npz")
+
+
+def test_arrays_of_a_stream_that_are_missing_or_of_another_kind_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "s.npz", json.dumps(HEADER), probe_N=np.zeros(2))
+    with pytest.raises(DataError, match="no array 'probe_N' of float64 belongs there"):
+        ExitStream.load(tmp_path / "s.npz")
+    np.savez(tmp_path / "s.npz", header=np.array(json.dumps(HEADER)), probe_N=np.zeros(2, dtype=bool))
+    with pytest.raises(DataError, match="no array 'active_NR'"):
+        ExitStream.load(tmp_path / "s.npz")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_broken_file_is_refused_or_still_holds_a_stream(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "s.npz"
+    stream_of(*np.arange(0, 1000, 5.0)).save(path)
+    path.write_bytes(broken(path.read_bytes(), seed))
+    assert inputs_in(path) in (None, 192)  # of 200, those of the first eight windows
+
+
+def inputs_in(path: Path) -> int | None:
+    """In the whole windows; None where the file is refused."""
+    try:
+        return sum(window.num_inputs for window in windows(ExitStream.load(path), 960))
+    except DataError:
+        return None
+
+
+def broken(whole: bytes, seed: int) -> bytes:
+    """Cut off somewhere, or some bytes changed: anywhere, or in the second half alone."""
+    rng = np.random.default_rng(seed)
+    if seed % 3 == 0:
+        return whole[: rng.integers(len(whole))]
+    changed = bytearray(whole)
+    start = 0 if seed % 3 == 1 else len(whole) // 2
+    for place in rng.integers(start, len(whole), rng.integers(1, 20)):
+        changed[place] = rng.integers(256)
+    return bytes(changed)
+
+
+def test_streams_refuse_other_ramps() -> None:
+    other = StreamShape(score="entropy", num_blocks=6, ramps=(1, 3))
+    with pytest.raises(DataError, match="other ramps"):
+        ExitStream(SHAPE, since_s=0).append(empty(other))
+    with pytest.raises(DataError, match="other ramps"):
+        Observations.join(SHAPE, [empty(other)])
+    with pytest.raises(DataError, match="ramps must ascend"):
+        StreamShape(score="entropy", num_blocks=4, ramps=(1, 3))
+    with pytest.raises(DataError, match="a score is one of entropy, confidence"):
+        replace(SHAPE, score="margin")  # type: ignore[arg-type]  # what a caller without types may pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        pytest.param({"period_s": 0.0}, "positive length", id="no period"),
+        pytest.param({"period_s": np.nan}, "positive length", id="period NaN"),
+        pytest.param({"keep_s": 60.0}, "at most the 60.0 s", id="kept less than a window"),
+        pytest.param({"keep_s": np.inf}, "at most the inf s", id="kept for ever"),
+        pytest.param({"since_s": np.inf}, "cannot begin at inf", id="since endless"),
+        pytest.param({"since_s": np.nan}, "cannot begin at nan", id="since NaN"),
+    ],
+)
+def test_senseless_windows_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ExitStream(SHAPE, **({"since_s": 0.0} | settings))
+
+
+def test_times_beyond_all_windows_are_refused() -> None:
+    with pytest.raises(DataError, match="too large to be told apart"):
+        stream_of(1e300)
