@@ -17,6 +17,8 @@ from earlyexit.errors import DataError
 from earlyexit.source_file import StrictDocument, read_source
 
 if TYPE_CHECKING:
+    from _csv import Reader as CsvRows
+
     from profiles.forecast import SurvivalForecast
     from profiles.rates import RateForecast
     from profiles.survival_history import SurvivalHistory
@@ -25,6 +27,8 @@ FloatArray = npt.NDArray[np.float64]
 
 INPUTS = "inputs"
 """The column that says how many inputs a window had."""
+MOST_INPUTS = 1e15
+"""More than any window had: numbers beyond are mistakes, and would overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +44,14 @@ def read_series(path: Path) -> SurvivalHistory:
     """Past windows, oldest first, of a .csv or .json file; raises DataError naming file, line and what is allowed.
 
     A CSV has the columns `inputs`, `0`, `1`, ... (one per block); a row without values is a window that nothing is
-    known of. JSON has {"windows": [{"inputs": ..., "survival": [...]}, null, ...]}.
+    known of, as is one of 0 inputs. JSON has {"windows": [{"inputs": ..., "survival": [...]}, null, ...]}.
     """
     if path.suffix not in (".csv", ".json"):
         raise DataError(f"{path}: a series is a .csv or .json file")
     windows = _read_csv(path) if path.suffix == ".csv" else _read_json(path)
     known = [window for window in windows if window is not None]
-    if not known:
-        raise DataError(f"{path}: no window with values; at least one is needed")
+    if not any(window.inputs for window in known):
+        raise DataError(f"{path}: no window with values and inputs; at least one is needed")
     return _history(path, windows, len(known[0].survival))
 
 
@@ -55,6 +59,7 @@ def forecast_document(forecast: SurvivalForecast, window: int = 0) -> dict[str, 
     """One of the coming windows as plain JSON data."""
     return {
         "coverage": forecast.coverage,
+        "inputs_to_come": forecast.inputs_to_come,
         "survival": forecast.survival_HK[window].tolist(),
         "survival_low": forecast.survival_low_HK[window].tolist(),
         "survival_high": forecast.survival_high_HK[window].tolist(),
@@ -91,7 +96,7 @@ def rate_document(forecast: RateForecast, window: int = 0) -> dict[str, Any]:
 class WindowDocument(StrictDocument):
     """One window."""
 
-    inputs: float = Field(ge=0)
+    inputs: float = Field(ge=0, le=MOST_INPUTS)
     survival: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=1)
 
 
@@ -113,9 +118,17 @@ def _read_csv(path: Path) -> list[Window | None]:
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     try:
-        rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+        text = path.read_text(encoding="utf-8-sig")  # with or without the mark that spreadsheets write first
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}") from error
+    rows = csv.reader(text.splitlines())
+    try:
+        return _csv_windows(rows, path)
+    except csv.Error as error:
+        raise DataError(f"{path}:{rows.line_num}: {error}") from error
+
+
+def _csv_windows(rows: CsvRows, path: Path) -> list[Window | None]:
     header = [name.strip() for name in next(rows, [])]
     blocks = [name for name in header if name != INPUTS]
     if header.count(INPUTS) != 1 or not blocks or blocks != list(map(str, range(len(blocks)))):
@@ -137,6 +150,8 @@ def _csv_window(row: Sequence[str], header: Sequence[str], where: str) -> Window
     if not all(math.isfinite(value) for value in values):
         raise DataError(f"{where}: values must be finite numbers")
     at = header.index(INPUTS)
+    if values[at] > MOST_INPUTS:
+        raise DataError(f"{where}: {values[at]:g} inputs; at most {MOST_INPUTS:g} are taken")
     return Window(survival=tuple(values[:at] + values[at + 1 :]), inputs=values[at])
 
 
@@ -153,7 +168,7 @@ def _history(path: Path, windows: Sequence[Window | None], num_blocks: int) -> S
         return SurvivalHistory(
             survival_WK=np.array([(window or missing).survival for window in windows]),
             inputs_WK=np.array([[(window or missing).inputs] * num_blocks for window in windows]),
-            missing_W=np.array([window is None for window in windows]),
+            missing_W=np.array([window is None or window.inputs == 0 for window in windows]),
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error

@@ -15,7 +15,8 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
     """
     interval = f"{forecast['coverage']:.0%} interval"
     names = ("block", "survival", interval, "go on at ramp", interval, "method")
-    table = Table(*names, title="Next window", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    caption = interval_text(forecast["inputs_to_come"])
+    table = Table(*names, title="Next window", caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     low, high = forecast["survival_low"], forecast["survival_high"]
     for block, share in enumerate(forecast["survival"]):
         ramp = forecast["ramps"][block - 1] if block else None
@@ -28,6 +29,13 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
             "-" if ramp is None else ": ".join(filter(None, (ramp["method"], ramp["reason"]))),
         )
     return table
+
+
+def interval_text(inputs_to_come: float | None) -> str:
+    """What the intervals of survival and of the shares that go on are intervals of."""
+    if inputs_to_come is None:
+        return "Intervals are of the level: a window of few inputs scatters around it in addition; jumps are in none."
+    return f"Intervals are of what {inputs_to_come:g} inputs will show; jumps are in none."
 
 
 def rate_text(rate: dict[str, Any], coverage: float) -> str:

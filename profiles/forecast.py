@@ -29,10 +29,12 @@ __all__ = ["Method", "RateForecast", "SurvivalForecast", "SurvivalHistory", "for
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-LEAST_MOVES = 2.0
-"""Inputs per window that must be expected to leave at a ramp, and to go on: fewer say nothing about a change."""
+LEAST_MOVES = 4.0
+"""Inputs per window that must be expected to leave at a ramp, and to go on: of fewer the logit is too crooked."""
 NEIGHBOUR = 0.7
 """Weight of a window in its neighbour's variance; of the one after that, its square."""
+MOST_WINDOWS = 300
+"""Windows that are looked at: ten hours of two minutes. Older ones say nothing about the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +43,11 @@ class SurvivalForecast:
 
     Intervals come from normal errors on the logit scale. That of a ramp's share is exact there. That of survival is an
     approximation: the logarithm of the product of shares is taken as linear in their logits (errors of different
-    ramps are correlated, and that is kept), and the result is put on the logit scale of survival. Both are intervals of
-    the level beneath: a coming window of few inputs scatters around it in addition, and a jump is in no interval.
+    ramps are correlated, and that is kept), and the result is put on the logit scale of survival.
+
+    Both are intervals of the *level*, the share that endless inputs would show, unless `inputs_to_come` is set: a
+    window of so many inputs scatters around its level, and its share lies in the wider interval. Either holds while
+    the stream goes on as it did: a jump is in no interval.
     """
 
     survival_HK: FloatArray
@@ -52,7 +57,9 @@ class SurvivalForecast:
     go_on_low_HR: FloatArray
     go_on_high_HR: FloatArray
     coverage: float
-    """Chance that one figure lies in its interval."""
+    """Chance that one level, or one share of `inputs_to_come` inputs, lies in its interval."""
+    inputs_to_come: float | None = None
+    """Inputs at block 0 of a coming window whose shares the intervals are for; None: the intervals are of levels."""
     methods_R: tuple[Method, ...]
 
     @property
@@ -62,22 +69,40 @@ class SurvivalForecast:
 
 
 def forecast_survival(
-    history: SurvivalHistory, horizon: int = 1, prior: Sequence[float] | None = None, coverage: float = 0.8
+    history: SurvivalHistory,
+    horizon: int = 1,
+    prior: Sequence[float] | None = None,
+    coverage: float = 0.8,
+    *,
+    inputs_to_come: float | None = None,
 ) -> SurvivalForecast:
-    """Survival over the next `horizon` windows.
+    """Survival over the next `horizon` windows; of a long history the last `MOST_WINDOWS` count.
 
-    `prior` is a survival per block, say from calibration; it stands in where nothing was seen. Raises DataError where
-    nothing was seen and there is none.
+    `prior` is a survival per block, say from calibration; it stands in where nothing was seen. With `inputs_to_come`
+    the intervals are of what a window of so many inputs will show, without it of the level beneath. Raises DataError
+    where nothing was seen and there is no prior.
     """
     check_request(horizon, coverage)
+    if inputs_to_come is not None and not 0 < inputs_to_come < np.inf:
+        raise DataError(f"the inputs to come must be finite and more than 0, not {inputs_to_come}")
     prior_R = _prior_shares(prior, history.num_blocks)
     if history.missing_W.all() and prior_R is None:
         raise DataError("nothing was seen yet: a forecast needs a window that is not missing, or a prior")
-    recent = _since_break(history)
+    recent = _since_break(_last_windows(history))
     shares = _pooled_shares(recent, horizon, coverage, prior_R)
     if recent.moving_R.any():
         shares = _with_drift(shares, recent, coverage)
-    return _to_survival(shares, coverage)
+    return _to_survival(shares, coverage, inputs_to_come)
+
+
+def _last_windows(history: SurvivalHistory) -> SurvivalHistory:
+    """The last windows up to the last one seen, and those missing after it: of each at most `MOST_WINDOWS`."""
+    seen_S = np.flatnonzero(~history.missing_W)
+    end = int(seen_S[-1]) + 1 if len(seen_S) else 0
+    kept = slice(max(0, end - MOST_WINDOWS), min(len(history), end + MOST_WINDOWS))
+    return SurvivalHistory(
+        survival_WK=history.survival_WK[kept], inputs_WK=history.inputs_WK[kept], missing_W=history.missing_W[kept]
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,19 +241,22 @@ def _noisy_logits(reach_WM: FloatArray, go_on_WM: FloatArray) -> tuple[FloatArra
     """Logits of the shares, and their sampling variances.
 
     One more input is counted, at the share of all windows: a window with few inputs then says little, and none says
-    nothing. (Haldane's half and half pulls a share near 1 towards 1/2, which adds up over many ramps.) The variance
-    is 1 / (n p (1 - p)) at the share of the neighbouring windows: at a window's own share, windows that err upwards
-    would seem surer than those that err downwards.
+    nothing. (Haldane's half and half pulls a share near 1 towards 1/2, which adds up over many ramps.) A logit of few
+    inputs is further from 0 than that of the share p they come from, to the first order by (p - 1/2) / (n p (1 - p))
+    with the input added here; that is taken off. The variance is 1 / (n p (1 - p)). Both take p from the neighbouring
+    windows: at a window's own share, windows that err upwards would seem surer than those that err downwards.
     """
     share_M = go_on_WM.sum(0) / reach_WM.sum(0)
     logit_WM = np.log(go_on_WM + share_M) - np.log(reach_WM - go_on_WM + 1 - share_M)
     window = np.arange(len(reach_WM))
     near_WW = NEIGHBOUR ** np.abs(window[:, None] - window)
     local_WM = (near_WW @ go_on_WM + share_M) / (near_WW @ reach_WM + 1)
-    return logit_WM, 1 / ((reach_WM + 1) * local_WM * (1 - local_WM))
+    spread_WM = local_WM * (1 - local_WM)
+    bias_WM = reach_WM / (reach_WM + 1) ** 2 * (local_WM - 0.5) / spread_WM
+    return logit_WM - bias_WM, 1 / ((reach_WM + 1) * spread_WM)
 
 
-def _to_survival(shares: _Shares, coverage: float) -> SurvivalForecast:
+def _to_survival(shares: _Shares, coverage: float, inputs_to_come: float | None) -> SurvivalForecast:
     width = NormalDist().inv_cdf((1 + coverage) / 2)
     horizon, num_ramps = shares.share_HR.shape
     first_H1 = np.ones((horizon, 1))
@@ -237,16 +265,46 @@ def _to_survival(shares: _Shares, coverage: float) -> SurvivalForecast:
     deviation_HK = np.sqrt(np.einsum("kr,hrs,ks->hk", up_to_KR, shares.log_covariance_HRR, up_to_KR))
     low_HK = _on_logit_scale(survival_HK, -width * deviation_HK)
     high_HK = _on_logit_scale(survival_HK, width * deviation_HK)
+    for block in range(1, num_ramps + 1):  # where all leave, as many as may reach the ramp and may yet go on there
+        none_H = survival_HK[:, block] == 0
+        high_HK[none_H, block] = (high_HK[:, block - 1] * shares.high_HR[:, block - 1])[none_H]
+    go_on_low_HR, go_on_high_HR = shares.low_HR, shares.high_HR
+    if inputs_to_come is not None:
+        num_HR = inputs_to_come * survival_HK[:, :-1]
+        go_on_low_HR, go_on_high_HR = _of_inputs(shares.share_HR, go_on_low_HR, go_on_high_HR, num_HR, width)
+        low_HK, high_HK = _of_inputs(survival_HK, low_HK, high_HK, np.full_like(survival_HK, inputs_to_come), width)
+        low_HK[:, 0] = high_HK[:, 0] = 1.0
     return SurvivalForecast(
         survival_HK=survival_HK,
         survival_low_HK=np.minimum.accumulate(low_HK, axis=1),
         survival_high_HK=np.minimum.accumulate(high_HK, axis=1),
         go_on_HR=shares.share_HR,
-        go_on_low_HR=shares.low_HR,
-        go_on_high_HR=shares.high_HR,
+        go_on_low_HR=go_on_low_HR,
+        go_on_high_HR=go_on_high_HR,
         coverage=coverage,
+        inputs_to_come=inputs_to_come,
         methods_R=shares.methods_R,
     )
+
+
+def _of_inputs(
+    share: FloatArray, low: FloatArray, high: FloatArray, num_inputs: FloatArray, width: float
+) -> tuple[FloatArray, FloatArray]:
+    """From the interval of a level to that of the share that so many inputs show: binomial noise is added.
+
+    Variances add on the logit scale. A share of 0 or 1 has no logit: there the noise is that at the bound of the level.
+    """
+    num = np.maximum(num_inputs, np.finfo(float).tiny)
+    inside = (share > ROUNDING) & (share < 1 - ROUNDING)
+    safe = np.where(inside, share, 0.5)
+    noise = width**2 / np.maximum(num * safe * (1 - safe), np.finfo(float).tiny)
+    bounds = []
+    for bound, sign in ((low, -1), (high, 1)):
+        bound_inside = np.where(inside & (bound > 0) & (bound < 1), bound, safe)
+        step = sign * np.sqrt((logit(bound_inside) - logit(safe)) ** 2 + noise)
+        at_edge = np.clip(bound + sign * width * np.sqrt(bound * (1 - bound) / num), 0, 1)
+        bounds.append(np.asarray(np.where(inside, expit(logit(safe) + step), at_edge)))
+    return bounds[0], bounds[1]
 
 
 def _on_logit_scale(share: FloatArray, log_step: FloatArray) -> FloatArray:

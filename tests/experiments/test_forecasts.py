@@ -63,7 +63,8 @@ def test_drawn_counts_never_rise_and_start_with_all_inputs() -> None:
 def test_the_last_value_is_exact_on_a_stream_without_change() -> None:
     reach_WK = np.tile([100.0, 50, 20], (14, 1))
     errors = backtest(reach_WK, reach_WK / 100)
-    assert (errors.last, errors.mean, errors.forecast) == pytest.approx((0, 0, 0), abs=1e-12)
+    assert (errors.last, errors.mean) == pytest.approx((0, 0), abs=1e-12)
+    assert errors.forecast == pytest.approx(0, abs=1e-3)  # the logit's bias of so few inputs is taken off
     assert errors.coverage == 1
 
 

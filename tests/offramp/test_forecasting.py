@@ -11,7 +11,7 @@ from rich.console import Console
 from earlyexit.errors import DataError
 from offramp.cli import main
 from offramp.forecasting import forecast_document, rate_document, read_series, window_rates
-from offramp.report_forecast import forecast_table, rate_text
+from offramp.report_forecast import forecast_table, interval_text, rate_text
 from profiles.forecast import SurvivalForecast
 from profiles.rates import Method, RateForecast
 
@@ -52,6 +52,17 @@ def test_a_window_of_empty_cells_is_missing_as_well(tmp_path: Path) -> None:
     assert read_series(write(tmp_path, CSV.replace("\n\n", "\n,,,\n"))).missing_W.tolist() == [False, True, False]
 
 
+def test_a_window_without_inputs_is_missing_whatever_its_shares(tmp_path: Path) -> None:
+    history = read_series(write(tmp_path, CSV.replace("\n\n", "\n0,1,0.9,0.9\n")))
+    assert history.missing_W.tolist() == [False, True, False]
+
+
+def test_the_mark_that_spreadsheets_write_first_is_no_part_of_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "series.csv"
+    path.write_text(CSV, encoding="utf-8-sig")
+    assert read_series(path).inputs_WK[:, 0].tolist() == [100, 0, 200]
+
+
 def test_a_series_is_read_from_json(tmp_path: Path) -> None:
     windows = [{"inputs": 100, "survival": [1.0, 0.5, 0.25]}, None, {"inputs": 200, "survival": [1, 0.6, 0.25]}]
     from_json = read_series(write(tmp_path, json.dumps({"windows": windows}), "series.json"))
@@ -70,7 +81,10 @@ def test_a_series_is_read_from_json(tmp_path: Path) -> None:
             ":1: the columns must be inputs, 0, 1, ... (one per block), not ['inputs', '0', '2']",
         ),
         ("", ":1: the columns must be inputs, 0, 1, ... (one per block), not []"),
-        ("inputs,0\n", ": no window with values; at least one is needed"),
+        ("inputs,0\n", ": no window with values and inputs; at least one is needed"),
+        ("inputs,0,1\n0,1,0.5\n", ": no window with values and inputs; at least one is needed"),
+        ("inputs,0,1\n1e308,1,0.5\n", ":2: 1e+308 inputs; at most 1e+15 are taken"),
+        pytest.param("inputs,0,1\n9,1," + "0" * 140_000 + "\n", ":2: field larger than field limit", id="long cell"),
         ("inputs,0,1\n9,1\n", ":2: 2 values; 3 are needed, or none where nothing is known"),
         ("inputs,0,1\n9,1,\n", ":2: could not convert string to float: ''; numbers are needed"),
         ("inputs,0,1\n9,1,nan\n", ":2: values must be finite numbers"),
@@ -92,6 +106,8 @@ def test_a_mistake_in_a_csv_is_said_with_its_line(text: str, said: str, tmp_path
             ": window 1 has another num",
         ),
         ('{"windows": [null]}', ": no window with values"),
+        ('{"schema_version": 2,\n"windows": [null]}', ":1: schema_version: Input should be 1"),
+        ('{"windows": [\n{"inputs": 1e308, "survival": [1]}]}', ":2: windows.0.inputs: Input should be less than or"),
         ("{", ":1: not JSON"),
     ],
 )
@@ -114,6 +130,7 @@ def test_a_forecast_is_plain_data_and_a_table() -> None:
     document = forecast_document(FORECAST)
     assert document == {
         "coverage": 0.8,
+        "inputs_to_come": None,
         "survival": [1.0, 0.5],
         "survival_low": [1.0, 0.4],
         "survival_high": [1.0, 0.6],
@@ -132,6 +149,12 @@ def test_a_forecast_is_plain_data_and_a_table() -> None:
     console.print(forecast_table(document))
     rows = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "1 0.500 0.400-0.600 0: 0.500 0.400-0.600 last value: only one window was seen" in rows
+    assert "Intervals are of the level" in " ".join(rows)
+
+
+def test_the_table_says_what_its_intervals_are_of() -> None:
+    assert interval_text(None).startswith("Intervals are of the level")
+    assert interval_text(240.0) == "Intervals are of what 240 inputs will show; jumps are in none."
 
 
 def test_rates_are_inputs_over_the_length_of_a_window(tmp_path: Path) -> None:
