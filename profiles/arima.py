@@ -23,7 +23,7 @@ DRIFTS = np.geomspace(1e-3, 1e6, 24)
 """Variances of the drift per window, in variances of the sampling noise: those of 100,000 inputs are small."""
 BORROWED = 0.5
 """How much the other series' evidence counts for each: alone, one of a few windows would take its noise for drift.
-Measured on workloads other than those reported: 0.5 gives 2 % less error than 0."""
+Measured when it was chosen: 0.5 gives 2 % less error than 0."""
 RATE_MOMENTA = (0.0, 0.3, 0.5, 0.8, 0.9)
 RATE_NOISES = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Variances of a rate's noise, in those of its drift."""
@@ -81,8 +81,8 @@ def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray, horizon: int) -> 
     Each series is a level that stands still, walks at random, or walks with momentum (statsmodels' state space form of
     ARIMA(0,0,0), (0,1,0) and (1,1,0)), plus the noise. Orders and parameters lie on one grid and are averaged by their
     Akaike weights from AICc (Burnham and Anderson 2002, section 4.2): a few windows rarely single one out. Measured on
-    workloads other than those reported: 1 % less error than the best of the grid, and 80 % intervals that hold 77 %
-    of the time instead of 69 %. The order named is that of the single best.
+    it was chosen: 1 % less error than the best of the grid, and 80 % intervals that hold 77 % of the time instead of
+    69 %. The order named is that of the single best.
     """
     num_seen = int((~np.isnan(series_WX[:, 0])).sum())
     filters = [_Filters(series_W, noise_W, horizon) for series_W in series_WX.T]
