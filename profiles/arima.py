@@ -80,8 +80,8 @@ def forecast_noisy(series_WX: FloatArray, noise_W: FloatArray, horizon: int) -> 
 
     Each series is a level that stands still, walks at random, or walks with momentum (statsmodels' state space form of
     ARIMA(0,0,0), (0,1,0) and (1,1,0)), plus the noise. Orders and parameters lie on one grid and are averaged by their
-    Akaike weights from AICc (Burnham and Anderson 2002, section 4.2): a few windows rarely single one out. Measured when
-    it was chosen: 1 % less error than the best of the grid, and 80 % intervals that hold 77 % of the time instead of
+    Akaike weights from AICc (Burnham and Anderson 2002, section 4.2): a few windows rarely single one out. When it was
+    chosen: 1 % less error than the best of the grid, and 80 % intervals that hold 77 % of the time instead of
     69 %. The order named is that of the single best.
     """
     num_seen = int((~np.isnan(series_WX[:, 0])).sum())
