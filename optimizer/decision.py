@@ -44,3 +44,8 @@ class NoPlan:
 
 
 Decision = Planned | NoPlan
+
+
+def gap_between(value: float, bound: float) -> float:
+    """How far a plan is from a bound, as a share of it."""
+    return abs(value - bound) / bound if bound else float(value > 0)

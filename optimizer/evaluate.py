@@ -129,6 +129,18 @@ def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None 
     )
 
 
+def sought(problem: PlanProblem, figures: Evaluation) -> float:
+    """What the objective is about: a rate per second, or USD per hour."""
+    return figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.rate_per_s
+
+
+def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
+    """Larger is better: by the objective, then the cheaper, then the quicker."""
+    value = sought(problem, figures)
+    sign = -1 if isinstance(problem.objective, MinimizeCost) else 1
+    return sign * value, -figures.usd_per_hour, -figures.latency_s
+
+
 def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[str]:
     """Every promise of the problem that the plan breaks, with both numbers; none for a plan that meets it."""
     found = []

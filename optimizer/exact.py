@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from earlyexit.split import Split
-from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.evaluate import Evaluation, evaluate, merit, violations
 from optimizer.labels import DEVICE, MOVE, PARENT, USED, Labels
 from optimizer.moves import Graph
 from optimizer.plan import Stage
 from optimizer.prices import SLACK, Limits, affordable_moves, best_prices
-from optimizer.problem import Supply
+from optimizer.problem import PlanProblem, Supply
 from optimizer.search import search
 from optimizer.split_times import FloatArray, IntArray
 
@@ -48,6 +48,12 @@ class Found:
 
     chain: Chain
     figures: Evaluation
+
+
+def kept(problem: PlanProblem, chain: Chain) -> Found | None:
+    """The plan with its figures, if it keeps every promise."""
+    figures = evaluate(problem, chain)
+    return None if violations(problem, chain, figures) else Found(chain=chain, figures=figures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,7 @@ class ExactSearch:
                 best, low = better, better.figures.rate_per_s * (1 + RESOLUTION)
                 width = max(high - low, 0.0) / high / 2
                 if any_plan:
-                    break
+                    return Answer(found=best, bound=high, proven=False)
             elif not chains or high - required <= RESOLUTION * high:
                 high, width = required, min(2 * width, WIDE)
             else:  # plans, but their batches do not fill as fast as hoped
@@ -158,10 +164,10 @@ class ExactSearch:
                 if self._labels_allowed > self.most_labels:
                     return Answer(found=None, bound=float(levels[0]), proven=False)
                 continue
-            scored = sorted((each for each in map(self._scored, chains) if each), key=_cost_then_latency, reverse=True)
-            if scored:
-                self.met.extend(scored)
-                best = self._quicker(scored[-1], rate_per_s)
+            found = self._kept(chains)
+            if found:
+                self.met.extend(found)
+                best = self._quicker(found[-1], rate_per_s)
                 return Answer(found=best, bound=best.figures.usd_per_hour, proven=True)
             levels, width = levels[levels > budget], min(2 * width, WIDE)
         return Answer(found=None, bound=math.inf, proven=True)
@@ -191,10 +197,9 @@ class ExactSearch:
         return self.graph.only(affordable_moves(self.graph.moves, limits, self._price_rows()))
 
     def _best_rate(self, chains: list[Chain], above: float) -> Found | None:
-        scored = [each for each in map(self._scored, chains) if each and each.figures.rate_per_s > above]
-        scored.sort(key=lambda each: (each.figures.rate_per_s, -each.figures.usd_per_hour, -each.figures.latency_s))
-        self.met.extend(scored)
-        return scored[-1] if scored else None
+        faster = [each for each in self._kept(chains) if each.figures.rate_per_s > above]
+        self.met.extend(faster)
+        return faster[-1] if faster else None
 
     def _cheapest_at(self, best: Found) -> Found:
         """Of the plans with the best rate, the cheapest, where that is soon found; of these a quick one."""
@@ -213,12 +218,13 @@ class ExactSearch:
             best = quicker
 
     def _as_fast(self, chains: list[Chain] | None, rate_per_s: float) -> list[Found]:
-        scored = [each for each in map(self._scored, chains or []) if each]
-        return [each for each in scored if each.figures.rate_per_s >= rate_per_s * (1 - RESOLUTION)]
+        return [each for each in self._kept(chains or []) if each.figures.rate_per_s >= rate_per_s * (1 - RESOLUTION)]
 
-    def _scored(self, chain: Chain) -> Found | None:
-        figures = evaluate(self.graph.problem, chain)
-        return None if violations(self.graph.problem, chain, figures) else Found(chain=chain, figures=figures)
+    def _kept(self, chains: list[Chain]) -> list[Found]:
+        """Those that keep every promise, best last."""
+        problem = self.graph.problem
+        found = [each for each in (kept(problem, chain) for chain in chains) if each]
+        return sorted(found, key=lambda each: merit(problem, each.figures))
 
     def _most_rate(self) -> float:
         """What all devices do when waiting costs nothing."""

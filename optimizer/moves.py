@@ -225,22 +225,12 @@ def _moves_of_device(
                     continue
                 for size in range(num_sizes):
                     seconds = least_BEQ[size, end, rank]
-                    per_input = share_Q[entry] / sizes_G[size]
                     leaving = sizes_G[size] * share_Q[rank] / share_Q[entry]
                     hop_s = delay_s + bytes_N[end - 1] * leaving / bandwidth if end < num_blocks else 0.0
-                    figures_B[size, 0] = seconds
-                    figures_B[size, 1] = per_input * seconds
-                    figures_B[size, 2] = 1.0 / per_input
-                    figures_B[size, 3] = hop_s
-                    figures_B[size, 4] = per_input * hop_s
+                    _write_figures(figures_B[size], seconds, share_Q[entry] / sizes_G[size], hop_s)
                     kept_B[size] = seconds <= limit_s * (1 + 1e-9)
-                for size in range(num_sizes):
-                    if every_batch or not kept_B[size]:
-                        continue
-                    for other in range(num_sizes):
-                        if other != size and kept_B[other] and _no_worse(figures_B, other, size):
-                            kept_B[size] = False
-                            break
+                if not every_batch:
+                    _drop_worse(figures_B, kept_B)
                 for size in range(num_sizes):
                     if not kept_B[size]:
                         continue
@@ -257,6 +247,25 @@ def _moves_of_device(
                         real[count, column] = figures_B[size, column]
                     count += 1
     return whole[:count], real[:count]
+
+
+@compiled
+def _write_figures(figures_F: FloatArray, seconds: float, per_input: float, hop_s: float) -> None:
+    """Seconds, work, wait, hop and hop work of one split; `per_input` is s(i)/b."""
+    figures_F[0] = seconds
+    figures_F[1] = per_input * seconds
+    figures_F[2] = 1.0 / per_input
+    figures_F[3] = hop_s
+    figures_F[4] = per_input * hop_s
+
+
+@compiled
+def _drop_worse(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) -> None:
+    """Batch sizes that are nowhere better than another one."""
+    for size in range(kept_B.size):
+        for other in range(kept_B.size):
+            if other != size and kept_B[size] and kept_B[other] and _no_worse(figures_B, other, size):
+                kept_B[size] = False
 
 
 @compiled

@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import TOLERANCE, Evaluation
+from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy, gap_between
+from optimizer.evaluate import TOLERANCE, merit, sought
 from optimizer.exact import MOST_LABELS, Answer, ExactSearch, Found
 from optimizer.moves import RampRule, build_graph, device_names, ends_of
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem
 from optimizer.scale.solve import is_too_big, solve_at_scale
 
 # How exactly the nearest SLO is told.
 SLO_RESOLUTION = 1e-3
-# An SLO that any plan keeps.
-ANY_LATENCY_S = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,26 +77,22 @@ def _at_scale(problem: PlanProblem, space: Space, strategy: Strategy) -> Decisio
     """A good plan and a bound; plans of a single split are few, so the best of them is known."""
     decision = solve_at_scale(problem, space, strategy)
     found = _best(problem, replace(space, splits_per_stage=False, several_stages=False))[0].found
-    if (
-        found is None
-        or isinstance(decision, NoPlan)
-        or _merit(problem, found.figures) <= _merit(problem, decision.figures)
-    ):
+    if found is None or isinstance(decision, NoPlan):
         return decision
-    value = found.figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else found.figures.rate_per_s
-    gap = abs(value - decision.bound) / decision.bound
+    if merit(problem, found.figures) <= merit(problem, decision.figures):
+        return decision
+    gap = gap_between(sought(problem, found.figures), decision.bound)
     return replace(decision, stages=found.chain, figures=found.figures, gap=gap)
 
 
 def _together(problem: PlanProblem, given_up: Planned, at_scale: Decision) -> Planned:
     """The better of two plans, and the tighter of two bounds."""
     assert isinstance(at_scale, Planned), "there is a plan, so none is ruled out"
-    cheapest = isinstance(problem.objective, MinimizeCost)
-    plans = sorted((given_up, at_scale), key=lambda each: _merit(problem, each.figures), reverse=True)
-    bound = (max if cheapest else min)(given_up.bound, at_scale.bound)
-    value = plans[0].figures.usd_per_hour if cheapest else plans[0].figures.rate_per_s
-    candidates = (*plans[0].candidates, plans[1].stages, *plans[1].candidates)
-    return replace(plans[0], bound=bound, gap=abs(value - bound) / bound, candidates=candidates)
+    better, other = sorted((given_up, at_scale), key=lambda each: merit(problem, each.figures), reverse=True)
+    tighter = max if isinstance(problem.objective, MinimizeCost) else min
+    bound = tighter(given_up.bound, at_scale.bound)
+    gap = gap_between(sought(problem, better.figures), bound)
+    return replace(better, bound=bound, gap=gap, candidates=(*better.candidates, other.stages, *other.candidates))
 
 
 def _best(
@@ -115,10 +109,10 @@ def _best(
         if not answer.proven:
             open_bounds.append(answer.bound)
         if answer.found is not None and (
-            best is None or _merit(problem, answer.found.figures) > _merit(problem, best.figures)
+            best is None or merit(problem, answer.found.figures) > merit(problem, best.figures)
         ):
             best = answer.found
-    value = _value(problem, best)
+    value = sought(problem, best.figures) if best else math.inf if cheapest else 0.0
     better = [bound for bound in open_bounds if (bound < value if cheapest else bound > value)]
     bound = (min if cheapest else max)(better, default=value)
     return Answer(found=best, bound=bound, proven=not better), met
@@ -137,12 +131,6 @@ def _ask(search: ExactSearch, problem: PlanProblem, *, any_plan: bool) -> Answer
     if isinstance(problem.objective, MinimizeCost):
         return search.least_cost(problem.objective.rate_per_s)
     return search.highest_rate(any_plan=any_plan)
-
-
-def _value(problem: PlanProblem, found: Found | None) -> float:
-    if isinstance(problem.objective, MinimizeCost):
-        return found.figures.usd_per_hour if found else math.inf
-    return found.figures.rate_per_s if found else 0.0
 
 
 def _searches(problem: PlanProblem, space: Space, most_labels: int) -> Iterator[ExactSearch]:
@@ -168,12 +156,6 @@ def _can_pay(problem: PlanProblem, name: str) -> bool:
     """Whether the budget pays for one device of that type."""
     budget = problem.budget_usd_per_hour
     return budget is None or problem.devices[name].usd_per_hour <= budget * (1 + TOLERANCE)
-
-
-def _merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
-    if isinstance(problem.objective, MinimizeCost):
-        return -figures.usd_per_hour, -figures.latency_s
-    return figures.rate_per_s, -figures.usd_per_hour, -figures.latency_s
 
 
 def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:

@@ -10,6 +10,9 @@ from itertools import pairwise
 from earlyexit.errors import PlanError
 from profiles.table import LatencyTable
 
+# An SLO that any plan keeps.
+ANY_LATENCY_S = 1e15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Supply:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Planned
-from optimizer.evaluate import Evaluation, Reach, evaluate, violations
+from optimizer.decision import Planned, gap_between
+from optimizer.evaluate import Evaluation, Reach, evaluate, merit, sought, violations
 from optimizer.plan import Stage
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
 
 
@@ -59,7 +59,7 @@ def rescore(problem: PlanProblem, planned: Planned, reach: Reach) -> Rescoring:
     stages = dict.fromkeys((planned.stages, *planned.candidates))
     candidates = tuple(_rescored(problem, each, reach) for each in stages)
     kept = [index for index, each in enumerate(candidates) if not each.broken]
-    chosen_index = min(kept, key=lambda index: _worth(problem, candidates[index].joint), default=None)
+    chosen_index = max(kept, key=lambda index: merit(problem, candidates[index].joint), default=None)
     return Rescoring(candidates=candidates, chosen_index=chosen_index)
 
 
@@ -68,8 +68,7 @@ def rechosen(problem: PlanProblem, planned: Planned, rescoring: Rescoring) -> Pl
     chosen = rescoring.chosen
     if chosen is None or chosen.stages == planned.stages:
         return planned
-    reached = _value(problem, chosen.nested)
-    gap = abs(planned.bound - reached) / planned.bound if planned.bound else 0.0
+    gap = gap_between(sought(problem, chosen.nested), planned.bound)
     return replace(planned, stages=chosen.stages, figures=chosen.nested, gap=gap)
 
 
@@ -81,14 +80,3 @@ def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> 
         joint=joint,
         broken=tuple(violations(problem, stages, joint)),
     )
-
-
-def _value(problem: PlanProblem, figures: Evaluation) -> float:
-    """What is sought: a cost or a rate."""
-    return figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.rate_per_s
-
-
-def _worth(problem: PlanProblem, figures: Evaluation) -> tuple[float, float]:
-    """Smaller is better; of equals the faster."""
-    sign = 1 if isinstance(problem.objective, MinimizeCost) else -1
-    return sign * _value(problem, figures), figures.latency_s

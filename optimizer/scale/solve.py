@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, evaluate, violations
-from optimizer.exact import Found
+from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy, gap_between
+from optimizer.evaluate import merit, sought
+from optimizer.exact import Found, kept
 from optimizer.moves import RULES, Graph, build_graph, device_names
 from optimizer.plan import Stage
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem
 from optimizer.scale.beam import (
     Bounds,
     Steer,
@@ -57,7 +57,6 @@ FEW_MOVES = 5000
 # Beyond these the exact search would take minutes, or more bits for a set of devices than an integer has.
 MOST_SPLITS = 2_000_000
 MOST_SETS = 2**58
-LONGEST_SLO_S = 3600.0
 LATENCY_STEP = 1.05
 
 
@@ -99,9 +98,9 @@ def solve_at_scale(problem: PlanProblem, space: Space, strategy: Strategy) -> De
     if not found:
         kind = "cost no less than" if isinstance(problem.objective, MinimizeCost) else "do at most"
         raise PlanError(f"no plan was found, though there may be one: plans {kind} {_best_of(problem, bounds):.6g}")
-    found.sort(key=lambda each: _merit(problem, each.figures), reverse=True)
+    found.sort(key=lambda each: merit(problem, each.figures), reverse=True)
     best = found[0]
-    value = best.figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else best.figures.rate_per_s
+    value = sought(problem, best.figures)
     bound = _best_of(problem, [*(search.tightened(value) for search in searches if search.bound), value])
     others = dict.fromkeys(each.chain for each in found if each.chain != best.chain)
     return Planned(
@@ -109,19 +108,13 @@ def solve_at_scale(problem: PlanProblem, space: Space, strategy: Strategy) -> De
         stages=best.chain,
         figures=best.figures,
         bound=bound,
-        gap=abs(value - bound) / bound if bound else float(value > 0),
+        gap=gap_between(value, bound),
         candidates=tuple(others),
     )
 
 
 def _best_of(problem: PlanProblem, values: list[float]) -> float:
     return min(values) if isinstance(problem.objective, MinimizeCost) else max(values)
-
-
-def _merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, float]:
-    if isinstance(problem.objective, MinimizeCost):
-        return -figures.usd_per_hour, -figures.latency_s
-    return figures.rate_per_s, -figures.usd_per_hour
 
 
 def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
@@ -223,8 +216,8 @@ class ScaleSearch:
                 start = self._climb(window_of(graph, start.chain, distance), each, WIDE, start, FINE)
         return start
 
-    def _merit(self, found: Found) -> tuple[float, float]:
-        return _merit(self.problem, found.figures)
+    def _merit(self, found: Found) -> tuple[float, ...]:
+        return merit(self.problem, found.figures)
 
     def _graph(self, width: int) -> Graph:
         nodes = nodes_around(self.problem, self._ramps, width)
@@ -258,19 +251,20 @@ class ScaleSearch:
         assert self.bound is not None
         bound, share = self.bound.value, 0.5
         while True:
-            step = (bound - self._value(best)) * share
+            step = (bound - sought(self.problem, best.figures)) * share
             if abs(step) <= resolution * abs(bound):
                 return best
             found = self._seek(
-                graph, prices, self._value(best) + step, width, may_split=may_split and self.space.splits_per_stage
+                graph,
+                prices,
+                sought(self.problem, best.figures) + step,
+                width,
+                may_split=may_split and self.space.splits_per_stage,
             )
             if found is None or self._merit(found) <= self._merit(best):
                 share /= 2
             else:
                 best = found
-
-    def _value(self, found: Found) -> float:
-        return found.figures.rate_per_s if self._rate_per_s is None else found.figures.usd_per_hour
 
     def _seek(self, graph: Graph, prices: Prices, level: float, width: int, *, may_split: bool) -> Found | None:
         """A plan at a rate, or within a cost."""
@@ -318,13 +312,8 @@ class ScaleSearch:
         if not stages:
             return None
         chain = at_rate(self.problem, stages, rate_per_s)
-        figures = evaluate(self.problem, chain)
-        if self._rate_per_s is None:
-            faster = fastest(self.problem, chain, rate_per_s)
-            faster_figures = evaluate(self.problem, faster)
-            if not violations(self.problem, faster, faster_figures):
-                return Found(chain=faster, figures=faster_figures)
-        return None if violations(self.problem, chain, figures) else Found(chain=chain, figures=figures)
+        faster = kept(self.problem, fastest(self.problem, chain, rate_per_s)) if self._rate_per_s is None else None
+        return faster or kept(self.problem, chain)
 
 
 def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
@@ -333,7 +322,7 @@ def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
     if isinstance(problem.objective, MinimizeCost):
         fastest = _any_plan(replace(problem, objective=MaximizeRate()), space)
         rate_per_s = None if fastest is None else fastest.figures.rate_per_s
-    patient = replace(problem, slo=replace(problem.slo, latency_s=LONGEST_SLO_S))
+    patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
     if _has_bound(patient, space):
         slo_s = _near_slo_s(problem, space)
         return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
@@ -348,7 +337,7 @@ def _has_bound(problem: PlanProblem, space: Space) -> bool:
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:
     searches = [search for search in _searches(problem, space) if search.bounded() is not None]
     found = [each for search in searches for each in search.plans()]
-    return max(found, key=lambda each: _merit(problem, each.figures), default=None)
+    return max(found, key=lambda each: merit(problem, each.figures), default=None)
 
 
 def _near_slo_s(problem: PlanProblem, space: Space) -> float | None:
@@ -356,7 +345,7 @@ def _near_slo_s(problem: PlanProblem, space: Space) -> float | None:
     latency_s = problem.slo.latency_s
     step = 2.0
     found_s = None
-    while latency_s * step <= LONGEST_SLO_S:
+    while latency_s * step <= ANY_LATENCY_S:
         tried_s = latency_s * step
         found = _any_plan(replace(problem, slo=replace(problem.slo, latency_s=tried_s)), space)
         if found is None and found_s is None:

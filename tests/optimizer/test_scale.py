@@ -5,49 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
+from experiments.planner_speed import BIG_CLUSTER, BIG_LINKS, bert_large_problem
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
 from optimizer.planner import SPACES, solve
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
+from optimizer.problem import MinimizeCost, Objective, PlanProblem
 from optimizer.scale.solve import is_too_big, solve_at_scale
-from profiles.catalogue import published_profile
-from profiles.table import LatencyTable
 from tests.optimizer.random_problems import random_problem
 
 PROBLEMS = 60
 # Sums in another order.
 AGREE = 1e-6
-LENGTH = 128
-# Made up: what clouds ask for an hour, roughly.
-USD_PER_HOUR = {"V100": 2.93, "T4": 0.53, "A100": 3.67, "A30": 1.2, "L4": 0.8, "L40S": 1.86}
-TEN_THOUSAND = {"V100": 1500, "T4": 3500, "A100": 1000, "A30": 1500, "L4": 1500, "L40S": 1000}
+SLOW_LINK, FAST_LINK = BIG_LINKS["10 Gbit/s"], BIG_LINKS["100 Gbit/s"]
 
 
 def cluster_problem(num_blocks: int, counts: dict[str, int], objective: Objective | None = None) -> PlanProblem:
-    """Blocks of BERT-large at published speeds; from 1 to a quarter of the inputs are left, most leave early."""
-    latency = {}
-    for device in counts:
-        table = published_profile("bert-large", device).tables[LENGTH]
-        latency[device] = LatencyTable(
-            batches=table.batches,
-            block_s_NB=np.tile(table.block_s_NB[0], (num_blocks, 1)),
-            ramp_s_EB=np.tile(table.ramp_s_EB[0], (num_blocks - 1, 1)),
-        )
-    return PlanProblem(
-        num_blocks=num_blocks,
-        ramps=tuple(range(num_blocks - 1)),
-        survival_N=tuple(1 - 0.75 * (block / (num_blocks - 1)) ** 0.6 for block in range(num_blocks)),
-        latency=latency,
-        devices={name: Supply(count=count, usd_per_hour=USD_PER_HOUR[name]) for name, count in counts.items()},
-        link=Link(bandwidth_bytes_per_s=1.25e9, delay_s=1e-4),
-        bytes_per_sample_N=(LENGTH * 1024 * 2.0,) * num_blocks,
-        slo=Slo(latency_s=0.1, slack=0.2),
-        objective=objective or MaximizeRate(),
-    )
+    """So many accelerators of each type, at the prices of the big cluster."""
+    devices = {name: replace(BIG_CLUSTER[name], count=count) for name, count in counts.items()}
+    return bert_large_problem(num_blocks, devices, SLOW_LINK, objective)
 
 
 @cache
@@ -115,8 +93,7 @@ def test_more_than_all_devices_can_do_is_refused_with_the_rate_that_they_can() -
 
 
 def test_ten_thousand_devices_are_planned_near_the_bound() -> None:
-    link = Link(bandwidth_bytes_per_s=12.5e9, delay_s=5e-5)
-    problem = replace(cluster_problem(64, TEN_THOUSAND), link=link)
+    problem = bert_large_problem(64, BIG_CLUSTER, FAST_LINK)
     assert is_too_big(problem, SPACES["best"])
     decision = solve(problem)
     assert isinstance(decision, Planned)
@@ -125,7 +102,7 @@ def test_ten_thousand_devices_are_planned_near_the_bound() -> None:
 
 
 def test_at_scale_a_strategy_is_no_worse_than_those_that_it_contains() -> None:
-    problem = cluster_problem(64, TEN_THOUSAND)
+    problem = bert_large_problem(64, BIG_CLUSTER, SLOW_LINK)
     rates = {}
     strategies: tuple[Strategy, ...] = ("stock", "early-exit", "serial")
     for strategy in strategies:
