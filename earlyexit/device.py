@@ -1,89 +1,95 @@
-"""A device: an engine, the cuts it runs, and whoever waits for the answers."""
+"""A device: an engine, what runs its batches, and whoever waits for the answers."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Generic, Protocol
 
 from earlyexit.clock import Clock
-from earlyexit.cut import Step
-from earlyexit.engine import Batch, BatchEngine, Member
-from earlyexit.errors import DeadlineError, ExecutionError, OfframpError
-from earlyexit.piece import Piece, fuse
+from earlyexit.engine import Batch, BatchEngine, Dispatch, Member
+from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
+from earlyexit.release import Answered, GoesOn, Inside, Looked, Lost, P, Payload, Release, Step
 from earlyexit.split import Split
-from earlyexit.wire import Answer
+from earlyexit.wire import WirePiece
+
+__all__ = [
+    "Answered",
+    "Deliver",
+    "Device",
+    "DeviceThread",
+    "GoesOn",
+    "Looked",
+    "Lost",
+    "OnBatch",
+    "Payload",
+    "Release",
+    "Runner",
+    "Step",
+    "ignore_batch",
+    "ignore_death",
+]
 
 logger = logging.getLogger(__name__)
 
-PieceMember = Member[Piece]
-Inside = dict[str, PieceMember]
-"""Members of a running batch that have no answer yet, by sample id."""
 
+class Runner(Protocol[P]):
+    """What computes a device's batches."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """An input that left, with its answer and where its time went."""
+    def from_wire(self, wire: WirePiece) -> P:
+        """A payload on this device."""
+        ...
 
-    member: PieceMember
-    answer: Answer
+    def run(self, batch: Batch[P]) -> Iterator[Step[P]]:
+        """Run a batch, one step per exit, as soon as it is known; the last survivors wait for the split's end.
 
+        Of a batch of probes, an answer to an input that is also among the step's survivors is an early one.
+        """
+        ...
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoesOn:
-    """Members whose next block is not hosted here."""
+    def follow(self, policy: Any) -> None:
+        """Decide by `policy`, in whatever form this runner takes it, from the next batch on."""
+        ...
 
-    members: tuple[PieceMember, ...]
-    piece: Piece
+    def prepare(self, splits: Sequence[Split]) -> None:
+        """Whatever is slow the first time, off the device's thread, while it serves."""
+        ...
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """An input that gets no answer here, and why."""
-
-    member: PieceMember
-    error: OfframpError
-
-
-Release = Answered | GoesOn | Lost
-Deliver = Callable[[list[Release]], None]
-OnBatch = Callable[[Batch[Piece]], None]
-
-
-def ignore_batch(batch: Batch[Piece]) -> None:
-    """Nobody counts batches."""
-
-
-class RunnableCut(Protocol):
-    """What a device needs of a cut."""
-
-    def run(self, piece: Piece) -> Iterator[Step]:
-        """See `earlyexit.cut.Cut.run`."""
+    def warm_up_pieces(self, split: Split, size: int) -> P:
+        """Inputs of nothing, for warming."""
         ...
 
 
-class Device:
+Deliver = Callable[[list[Release[P]]], None]
+OnBatch = Callable[[Batch[P]], None]
+
+
+def ignore_batch(batch: Batch[Any]) -> None:
+    """Nobody counts batches."""
+
+
+class Device(Generic[P]):
     """Runs one batch at a time; everything it releases goes to `deliver` as soon as it is known."""
 
     def __init__(
         self,
-        engine: BatchEngine[Piece],
-        cuts: Mapping[int, RunnableCut],
+        engine: BatchEngine[P],
+        runner: Runner[P],
         clock: Clock,
-        deliver: Deliver,
-        on_batch: OnBatch = ignore_batch,
+        deliver: Deliver[P],
+        on_batch: OnBatch[P] = ignore_batch,
     ) -> None:
         self.engine = engine
-        self._cuts = cuts
+        self.runner = runner
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
         self.failures_in_a_row = 0
         """Inputs on which the model failed, alone, since it last did not: many mean a broken device, not bad inputs."""
 
-    def start_next(self) -> Batch[Piece] | float | None:
+    def start_next(self) -> Batch[P] | float | None:
         """The next batch to run; or the second to ask again at; or None until something is submitted."""
         choice = self.engine.choose(self.clock.now_s())
         if choice.dropped:
@@ -92,78 +98,88 @@ class Device:
             return choice.wake_s
         return choice.batch
 
-    def run(self, batch: Batch[Piece]) -> tuple[int, list[PieceMember]]:
-        """Run a batch, deliver its answers, and give back the block and the members to submit again here.
+    def run(self, batch: Batch[P]) -> list[GoesOn[P]]:
+        """Run a batch, deliver its answers and who goes on elsewhere, and give back who goes on here, to `requeue`.
 
-        If the model fails, every member that has no answer yet runs once more, alone: one bad input costs its
-        batch-mates time, never their answers. So do members whose sample ids do not tell them apart.
+        If the model fails, every member that is still inside runs once more, alone: one bad input costs its batch-mates
+        time, never their answers. So do members whose sample ids do not tell them apart.
         """
-        inside: Inside = {member.sample_id: member for member in batch.members}
-        if len(inside) < len(batch.members):
-            return self._run_one_by_one(batch.split, batch.members)
-        try:
-            done = self._run(batch, inside)
-        except _ModelFailure as failure:
-            if len(batch.members) > 1:
-                return self._run_one_by_one(batch.split, list(inside.values()))
-            self.failures_in_a_row += 1
-            self._deliver([_failed(member, failure.error) for member in inside.values()])
-            return batch.split.end, []
-        self.failures_in_a_row = 0
-        return done
+        inside = Inside({member.sample_id: member for member in batch.members})
+        if len(inside.members) < len(batch.members):
+            return self._run_one_by_one(batch, [Inside({member.sample_id: member}) for member in batch.members])
+        return self._attempt(batch, inside)
 
-    def _run_one_by_one(self, split: Split, members: Sequence[PieceMember]) -> tuple[int, list[PieceMember]]:
-        again: list[PieceMember] = []
-        for member in members:
-            again += self.run(Batch(split=split, members=(member,), started_s=self.clock.now_s()))[1]
-        return split.end, again
+    def requeue(self, staying: Iterable[GoesOn[P]]) -> None:
+        """Submit what `run` gave back; deliver those whose next block is no longer hosted, for a plan may have come."""
+        for going in staying:
+            if self.engine.hosts(going.piece.next_block):
+                self.engine.submit(going.piece.next_block, going.members, self.clock.now_s())
+            else:
+                self._deliver([going])
 
     def run_until_idle(self) -> None:
         """Run batches until every queue is empty or waits for time to pass."""
         while isinstance(batch := self.start_next(), Batch):
-            next_block, members = self.run(batch)
-            if members:
-                self.engine.submit(next_block, members, self.clock.now_s())
+            self.requeue(self.run(batch))
 
-    def _run(self, batch: Batch[Piece], inside: Inside) -> tuple[int, list[PieceMember]]:
+    def _attempt(self, batch: Batch[P], inside: Inside[P]) -> list[GoesOn[P]]:
+        try:
+            survivors = self._run(batch, inside)
+        except _ModelFailure as failure:
+            if len(batch.members) > 1:
+                return self._run_one_by_one(batch, inside.apart())
+            if not isinstance(failure.error, InputError):  # what is wrong with an input is not the device's fault
+                self.failures_in_a_row += 1
+            self._deliver([_failed(member, failure.error) for member in inside.members.values()])
+            return []
+        self.failures_in_a_row = 0
+        return [] if survivors is None else self._pass_on(survivors, inside)
+
+    def _run_one_by_one(self, batch: Batch[P], parts: Sequence[Inside[P]]) -> list[GoesOn[P]]:
+        staying: list[GoesOn[P]] = []
+        for part in parts:
+            single = replace(batch, members=tuple(part.members.values()), started_s=self.clock.now_s())
+            staying += self._attempt(single, part)
+        return staying
+
+    def _run(self, batch: Batch[P], inside: Inside[P]) -> P | None:
         first_s: float | None = None
-        survivors: Piece | None = None
-        for step in _steps(self._cuts[batch.split.first], batch):
+        survivors: P | None = None
+        for step in _steps(self.runner, batch):
             elapsed_s = self.clock.now_s() - batch.started_s
             survivors = step.survivors
-            if step.answers:
-                first_s = elapsed_s if first_s is None else first_s
-                self._deliver([_answered(inside.pop(answer.sample_id), answer, elapsed_s) for answer in step.answers])
+            if step.answers and first_s is None:
+                first_s = elapsed_s
+            if releases := inside.releases(step, elapsed_s, probe=batch.probe):
+                self._deliver(releases)
         total_s = self.clock.now_s() - batch.started_s
         self._on_batch(batch)
         self.engine.finished(batch, first_s=total_s if first_s is None else first_s, total_s=total_s)
-        for member in inside.values():
-            member.compute_s += total_s
-        return self._pass_on(survivors, inside)
+        inside.charge(total_s)
+        return survivors
 
-    def _pass_on(self, survivors: Piece | None, inside: Inside) -> tuple[int, list[PieceMember]]:
-        if survivors is None:
-            return 0, []
-        members = tuple(inside[sample_id] for sample_id in survivors.sample_ids)
+    def _pass_on(self, survivors: P, inside: Inside[P]) -> list[GoesOn[P]]:
+        members = tuple(inside.members[sample_id] for sample_id in survivors.sample_ids)
+        going = GoesOn(members=members, piece=survivors)
         if not self.engine.hosts(survivors.next_block):
-            self._deliver([GoesOn(members=members, piece=survivors)])
-            return survivors.next_block, []
+            self._deliver([going])
+            return []
         for member, single in zip(members, survivors.singles(), strict=True):
             member.payload = single
-        return survivors.next_block, list(members)
+        return [going]
 
 
 def ignore_death() -> None:
     """Leave it to `is_alive`."""
 
 
-class DeviceThread:
+class DeviceThread(Generic[P]):
     """A device in a thread of its own: it never waits for anything but work.
 
     Should the thread end by an error (the model's own are answered, this is something else), `on_death` is called.
     """
 
-    def __init__(self, device: Device, name: str = "device", on_death: Callable[[], None] = ignore_death) -> None:
+    def __init__(self, device: Device[P], name: str = "device", on_death: Callable[[], None] = ignore_death) -> None:
         self._device = device
         self._on_death = on_death
         self._clock = device.clock
@@ -186,10 +202,17 @@ class DeviceThread:
         """Whether the device still takes work."""
         return self._thread.is_alive()
 
-    def submit(self, next_block: int, members: list[PieceMember]) -> None:
-        """Queue members; raises PlanError where no split here starts with that block."""
+    def submit(self, next_block: int, members: Sequence[Member[P]], fallback: Sequence[Split] = ()) -> None:
+        """Queue members, as `BatchEngine.submit`; raises PlanError where no split holds the block."""
         with self._wake:
-            self._device.engine.submit(next_block, members, self._clock.now_s())
+            self._device.engine.submit(next_block, members, self._clock.now_s(), fallback)
+            self._wake.notify()
+
+    def follow(self, splits: Sequence[Split], dispatch: Dispatch, policy: Any) -> None:
+        """Host other splits, and decide by another policy, from the next batch on; see `BatchEngine.follow`."""
+        with self._wake:
+            self._device.engine.follow(splits, dispatch)
+            self._device.runner.follow(policy)
             self._wake.notify()
 
     def forget(self, origin: object) -> int:
@@ -207,11 +230,11 @@ class DeviceThread:
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
-            next_block, members = self._device.run(batch)
-            if members:
-                self.submit(next_block, members)
+            staying = self._device.run(batch)
+            with self._wake:
+                self._device.requeue(staying)
 
-    def _next(self) -> Batch[Piece] | None:
+    def _next(self) -> Batch[P] | None:
         with self._wake:
             while not self._stopping:
                 found = self._device.start_next()
@@ -229,24 +252,19 @@ class _ModelFailure(Exception):  # noqa: N818 - it wraps an error, and never lea
         self.error = error
 
 
-def _steps(cut: RunnableCut, batch: Batch[Piece]) -> Iterator[Step]:
-    """The cut's steps, the model's errors as _ModelFailure."""
+def _steps(runner: Runner[P], batch: Batch[P]) -> Iterator[Step[P]]:
+    """The batch's steps, the model's errors as _ModelFailure."""
     try:
-        yield from cut.run(fuse([member.payload for member in batch.members]))
+        yield from runner.run(batch)
     except Exception as error:
         raise _ModelFailure(error) from error
 
 
-def _answered(member: PieceMember, answer: Answer, elapsed_s: float) -> Answered:
-    member.compute_s += elapsed_s
-    return Answered(member=member, answer=answer)
-
-
-def _too_late(member: PieceMember) -> Lost:
+def _too_late(member: Member[P]) -> Lost[P]:
     return Lost(member=member, error=DeadlineError("the deadline could no longer be met, so the input was not run"))
 
 
-def _failed(member: PieceMember, error: Exception) -> Lost:
+def _failed(member: Member[P], error: Exception) -> Lost[P]:
     if isinstance(error, OfframpError):
         return Lost(member=member, error=error)
     return Lost(member=member, error=ExecutionError(f"the model failed on this input: {type(error).__name__}: {error}"))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
+from earlyexit.counts import RunSums, SplitCounts, TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from earlyexit.times import Times
@@ -37,6 +38,8 @@ class Member(Generic[P]):
     """What must be left until the deadline for whatever comes after this engine."""
     origin: object = None
     """Whoever gave it to the engine."""
+    probe: bool = False
+    """Whether every ramp looks at it; it is never in one batch with inputs that are no probes."""
     queued_since_s: float = 0.0
     queue_s: float = 0.0
     """Time spent waiting here so far."""
@@ -51,6 +54,8 @@ class Batch(Generic[P]):
     split: Split
     members: tuple[Member[P], ...]
     started_s: float
+    probe: bool = False
+    """Whether its members, all of them, are probes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,32 +71,17 @@ class Choice(Generic[P]):
 
 
 @dataclass(slots=True)
-class SplitCounts:
-    """What a split has done since the start."""
-
-    batches: int = 0
-    inputs: int = 0
-    capacity: int = 0
-    """Inputs that full batches would have held."""
-    busy_s: float = 0.0
-    dropped: int = 0
-
-    @property
-    def fill(self) -> float | None:
-        """Mean share of the target batch that was filled; None before the first batch."""
-        return self.inputs / self.capacity if self.capacity else None
-
-
-@dataclass(slots=True)
 class _Queue(Generic[P]):
     split: Split
+    probe: bool
+    counts: SplitCounts
     # Earliest deadline first; members with equal deadlines in the order of their arrival.
     heap: list[tuple[float, int, Member[P]]] = field(default_factory=list)
-    counts: SplitCounts = field(default_factory=SplitCounts)
 
     @property
     def is_full(self) -> bool:
-        return len(self.heap) >= self.split.batch
+        """Probes never wait for others: near full load some plain queue is always full, and none would be run."""
+        return len(self.heap) >= (1 if self.probe else self.split.batch)
 
 
 class BatchEngine(Generic[P]):
@@ -102,43 +92,87 @@ class BatchEngine(Generic[P]):
     - *work-conserving*: the most urgent queue at once, whatever it holds;
     - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline.
 
-    A batch is closed only when the device asks, so members that arrive while it computes still fit.
+    A batch is closed only when the device asks, so members that arrive while it computes still fit. Probes have queues
+    of their own; being few, they count as full as soon as one waits.
     """
 
     def __init__(self, splits: Sequence[Split], times: Times, *, dispatch: Dispatch = "work-conserving") -> None:
-        self._queues: dict[int, _Queue[P]] = {split.first: _Queue(split) for split in splits}
-        self._deepest_first = sorted(self._queues.values(), key=lambda queue: -queue.split.first)
         self.times = times
-        self._dispatch = dispatch
         self._serial = 0
         self._trust = 1.0
+        self._run_sums = RunSums()
+        # A split's two queues: its plain members', and its probes'. Of what is hosted, by first block; in `_passing`
+        # of splits that are not, or no longer: they vanish when they are empty.
+        self._hosted: dict[int, tuple[_Queue[P], _Queue[P]]] = {}
+        self._passing: dict[Split, tuple[_Queue[P], _Queue[P]]] = {}
+        self.follow(splits, dispatch)
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        return tuple(queue.split for queue in self._queues.values())
+        """The hosted ones."""
+        return self._splits
 
     @property
     def counts(self) -> dict[int, SplitCounts]:
-        """What every split has done, by its first block."""
-        return {first: queue.counts for first, queue in self._queues.items()}
+        """What every hosted split has done, by its first block."""
+        return {first: plain.counts for first, (plain, _) in self._hosted.items()}
+
+    @property
+    def times_run(self) -> tuple[TimesRun, ...]:
+        """What batches took since the start, by split, hosted or not, and size; without probes, which run more ramps.
+
+        Sums only grow, but those of a split that has not run for long may vanish and begin again at zero.
+        """
+        return self._run_sums.all()
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(queue.heap) for queue in self._deepest_first)
 
     def waiting(self) -> dict[int, int]:
         """Members queued, by first block of their split."""
-        return {first: len(queue.heap) for first, queue in self._queues.items()}
+        waiting = dict.fromkeys(self._hosted, 0)
+        for queue in self._deepest_first:
+            waiting[queue.split.first] = waiting.get(queue.split.first, 0) + len(queue.heap)
+        return waiting
 
     def hosts(self, block: int) -> bool:
-        """Whether members that wait for `block` can be submitted here."""
-        return block in self._queues
+        """Whether a hosted split holds `block`, at its start or inside."""
+        return any(split.first <= block < split.end for split in self._splits)
 
-    def submit(self, next_block: int, members: Iterable[Member[P]], now_s: float) -> None:
-        """Queue members that wait for `next_block`; raises PlanError if no split here starts with it."""
-        if next_block not in self._queues:
-            raise PlanError(f"no split here starts at block {next_block}; splits start at {sorted(self._queues)}")
-        heap = self._queues[next_block].heap
+    def follow(self, splits: Sequence[Split], dispatch: Dispatch) -> None:
+        """Host other splits from now on; everyone who waits keeps waiting.
+
+        Members queued for block k move to the new split that starts there. Where none does, their old split runs them.
+        """
+        before = [*self._hosted.values(), *self._passing.values()]
+        unchanged = {plain.split: (plain, probes) for plain, probes in self._hosted.values()}
+        self._splits = tuple(splits)
+        self._dispatch = dispatch
+        self._hosted = {split.first: unchanged.get(split) or _queues_of(split) for split in splits}
+        self._passing = {}
+        for plain, probes in before:
+            onto = self._hosted.get(plain.split.first)
+            if onto is None:
+                self._passing[plain.split] = (plain, probes)
+            elif onto[0] is not plain:
+                _move(plain, onto[0])
+                _move(probes, onto[1])
+        self._let_drained_vanish()
+
+    def submit(
+        self, next_block: int, members: Iterable[Member[P]], now_s: float, fallback: Sequence[Split] = ()
+    ) -> None:
+        """Queue members that wait for `next_block`.
+
+        Where no hosted split starts with it, the rest of the one that holds it is run as a split of its own; where none
+        holds it, the split of `fallback` that does. Raises PlanError if that has none either.
+        """
+        queues = self._hosted.get(next_block) or self._queues_on_the_way(next_block, fallback)
         for member in members:
             member.queued_since_s = now_s
             self._serial += 1
-            heapq.heappush(heap, (member.deadline_s, self._serial, member))
+            heapq.heappush(queues[member.probe].heap, (member.deadline_s, self._serial, member))
 
     def forget(self, origin: object) -> int:
         """Throw out the queued members of an origin that no longer wants them; how many there were."""
@@ -148,50 +182,75 @@ class BatchEngine(Generic[P]):
             forgotten += len(queue.heap) - len(kept)
             queue.heap = kept
             heapq.heapify(queue.heap)
+        self._let_drained_vanish()
         return forgotten
 
     def choose(self, now_s: float) -> Choice[P]:
         """The next batch of a device that is free at `now_s`, taken off its queue."""
-        dropped = tuple(member for queue in self._deepest_first for member in self._drop_late(queue, now_s))
-        full = next((queue for queue in self._deepest_first if queue.is_full), None)
-        if full is not None:
-            return Choice(batch=self._take(full, now_s), dropped=dropped, wake_s=None)
+        dropped = self._drop_late(now_s)
         waiting = [queue for queue in self._deepest_first if queue.heap]
+        for queue in waiting:
+            if queue.is_full:
+                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
         if not waiting:
             if dropped:  # without a batch the times would never be corrected, and everything be dropped for ever
                 self._trust *= DOUBT
             return Choice(batch=None, dropped=dropped, wake_s=None)
-        urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.heap[0][1]))
-        start_s = self._start_s(urgent, now_s)
-        if start_s > now_s:
-            return Choice(batch=None, dropped=dropped, wake_s=start_s)
+        latest_s, _, urgent = min((self._latest_start_s(queue), queue.heap[0][1], queue) for queue in waiting)
+        if self._dispatch == "deferred" and now_s < latest_s < math.inf:
+            return Choice(batch=None, dropped=dropped, wake_s=latest_s)
         return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
 
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float) -> None:
         """Learn how long a batch took until its first answers, or its end, and in all."""
-        self.times.observe(batch.split, len(batch.members), first_s, total_s)
         self._trust = 1.0
-        self._queues[batch.split.first].counts.busy_s += total_s
+        queues = self._hosted.get(batch.split.first)
+        if queues is not None and queues[0].split == batch.split:
+            queues[0].counts.busy_s += total_s
+        if not batch.probe:  # it ran more ramps, on more inputs: no measure of the others
+            self.times.observe(batch.split, len(batch.members), first_s, total_s)
+            self._run_sums.add(batch.split, len(batch.members), total_s)
 
-    def _drop_late(self, queue: _Queue[P], now_s: float) -> Iterable[Member[P]]:
+    def _queues_on_the_way(self, block: int, fallback: Sequence[Split]) -> tuple[_Queue[P], _Queue[P]]:
+        split = _rest_of(self._splits, block) or _rest_of(fallback, block)
+        if split is None:
+            held = ", ".join(f"{split.first} to {split.end - 1}" for split in self._splits)
+            raise PlanError(f"no split here holds block {block}; splits hold the blocks {held or 'of no model'}")
+        if split not in self._passing:
+            self._passing[split] = _queues_of(split)
+            self._sort()
+        return self._passing[split]
+
+    def _let_drained_vanish(self) -> None:
+        self._passing = {split: (a, b) for split, (a, b) in self._passing.items() if a.heap or b.heap}
+        self._sort()
+
+    def _sort(self) -> None:
+        queues = (queue for both in (*self._hosted.values(), *self._passing.values()) for queue in both)
+        self._deepest_first = sorted(queues, key=lambda queue: (-queue.split.first, not queue.probe))
+
+    def _drop_late(self, now_s: float) -> tuple[Member[P], ...]:
         # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
-        earliest_s = now_s + self._trust * self.times.soonest_s(queue.split)
-        while queue.heap and queue.heap[0][0] < earliest_s:
-            queue.counts.dropped += 1
-            yield heapq.heappop(queue.heap)[2]
+        # Probes that were answered early are no exception: else the records would hold too many that leave early.
+        dropped: list[Member[P]] = []
+        for queue in self._deepest_first:
+            if not queue.heap:
+                continue
+            earliest_s = now_s + self._trust * self.times.soonest_s(queue.split)
+            while queue.heap and queue.heap[0][0] < earliest_s:
+                queue.counts.dropped += 1
+                dropped.append(heapq.heappop(queue.heap)[2])
+        if dropped and self._passing:
+            self._let_drained_vanish()
+        return tuple(dropped)
 
     def _latest_start_s(self, queue: _Queue[P]) -> float:
-        ahead_s = sum(
-            self.times.batch_s(other.split, other.split.batch)
-            for other in self._deepest_first
-            if other.split.first >= queue.split.first
-        )
-        return queue.heap[0][0] - ahead_s - queue.heap[0][2].reserve_s
-
-    def _start_s(self, queue: _Queue[P], now_s: float) -> float:
-        latest_s = self._latest_start_s(queue)
-        waits = self._dispatch == "deferred" and math.isfinite(latest_s)
-        return latest_s if waits else now_s
+        deadline_s, _, member = queue.heap[0]
+        ahead_s = self.times.batch_s(queue.split, queue.split.batch)
+        for other in self._splits:
+            if other.end > queue.split.end:
+                ahead_s += self.times.batch_s(other, other.batch)
+        return deadline_s - ahead_s - member.reserve_s
 
     def _take(self, queue: _Queue[P], now_s: float) -> Batch[P]:
         size = min(queue.split.batch, len(queue.heap))
@@ -201,4 +260,21 @@ class BatchEngine(Generic[P]):
         queue.counts.batches += 1
         queue.counts.inputs += size
         queue.counts.capacity += queue.split.batch
-        return Batch(split=queue.split, members=members, started_s=now_s)
+        if self._passing and not queue.heap:
+            self._let_drained_vanish()
+        return Batch(split=queue.split, members=members, started_s=now_s, probe=queue.probe)
+
+
+def _queues_of(split: Split) -> tuple[_Queue[P], _Queue[P]]:
+    counts = SplitCounts()
+    return _Queue(split, False, counts), _Queue(split, True, counts)
+
+
+def _move(waiting: _Queue[P], onto: _Queue[P]) -> None:
+    onto.heap += waiting.heap
+    heapq.heapify(onto.heap)
+    waiting.heap = []
+
+
+def _rest_of(splits: Sequence[Split], block: int) -> Split | None:
+    return next((split.rest(block) for split in splits if split.first <= block < split.end), None)

@@ -11,7 +11,9 @@ OfframpError                        500
 │   ├── DataError                   422  training or calibration data that cannot be used
 │   └── ModelFolderError            422  a folder that is not a saved model of a known schema
 ├── OverloadedError                 503  more is queued than allowed; carries retry_after_s
+├── AdmissionError                  503  it would be answered too late, so it is not begun; carries retry_after_s
 ├── StageUnavailableError           503  no replica took the input in time; carries retry_after_s
+├── ControllerUnavailableError      503  the controller does not answer; carries retry_after_s
 ├── DeadlineError                   504  the answer would have come too late
 └── ExecutionError                  500  the model itself failed on this input
 """
@@ -111,8 +113,16 @@ class OverloadedError(_RetryableError):
     """More inputs are queued than allowed."""
 
 
+class AdmissionError(_RetryableError):
+    """Under the present load and plan the answer would come after the input's deadline; no work is spent on it."""
+
+
 class StageUnavailableError(_RetryableError):
     """No replica of a stage took the input in time."""
+
+
+class ControllerUnavailableError(_RetryableError):
+    """The controller does not answer; requests are served without it."""
 
 
 class DeadlineError(OfframpError):

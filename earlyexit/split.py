@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from earlyexit.errors import PlanError
 
@@ -53,3 +53,9 @@ class Split:
             Segment(first=first, end=end, ramp=end - 1 if end - 1 in self.ramps else None)
             for first, end in zip(firsts, bounds, strict=True)
         )
+
+    def rest(self, block: int) -> Split:
+        """What is left of the split from `block` on, which must be one of its blocks."""
+        if block == self.first:
+            return self
+        return replace(self, first=block, ramps=tuple(ramp for ramp in self.ramps if ramp >= block))

@@ -26,15 +26,19 @@ class Times(Protocol):
         ...
 
 
+Work = tuple[int, int, tuple[int, ...]]
+"""What a batch of a split computes: blocks and ramps. Splits of two plans may start with the same block."""
+
+
 class ObservedTimes:
     """Times learnt from the batches that ran: a moving average per split and batch size."""
 
     def __init__(self) -> None:
-        self._total_s: dict[int, dict[int, float]] = {}
-        self._first_s: dict[int, float] = {}
+        self._total_s: dict[Work, dict[int, float]] = {}
+        self._first_s: dict[Work, float] = {}
 
     def batch_s(self, split: Split, size: int) -> float:
-        known = self._total_s.get(split.first)
+        known = self._total_s.get(_work(split))
         if not known:
             return 0.0
         above = [other for other in known if other >= size]
@@ -44,16 +48,21 @@ class ObservedTimes:
         return known[largest] * size / largest
 
     def soonest_s(self, split: Split) -> float:
-        return self._first_s.get(split.first, 0.0)
+        return self._first_s.get(_work(split), 0.0)
 
     def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
-        known = self._total_s.setdefault(split.first, {})
+        work = _work(split)
+        known = self._total_s.setdefault(work, {})
         known[size] = _smooth(known.get(size), total_s)
-        soonest = self._first_s.get(split.first)
+        soonest = self._first_s.get(work)
         if soonest is None or first_s < soonest:
-            self._first_s[split.first] = first_s
+            self._first_s[work] = first_s
         else:
-            self._first_s[split.first] = _smooth(soonest, min(first_s, 2 * soonest)) if size == 1 else soonest
+            self._first_s[work] = _smooth(soonest, min(first_s, 2 * soonest)) if size == 1 else soonest
+
+
+def _work(split: Split) -> Work:
+    return split.first, split.end, split.ramps
 
 
 def _smooth(before: float | None, now: float) -> float:

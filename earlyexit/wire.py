@@ -24,6 +24,18 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What an exit said of a probe."""
+
+    sample_id: str
+    block: int
+    """The exit sits after it; the model's last block stands for the full model."""
+    score: float
+    """In the policy's unit; of the full model NaN."""
+    label: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WirePiece:
     """A piece as it travels between processes: numpy only, so that neither end needs torch to carry it."""
 

@@ -19,13 +19,15 @@ from statistics import median
 import numpy as np
 import torch
 
-from deployments.build import build_device, build_policy, build_segments, warm_up
+from deployments.build import build_policy, build_segments, warm_up
 from earlyexit.clock import MonotonicClock
 from earlyexit.cut import SegmentRunner
 from earlyexit.dataset import read_labelled
-from earlyexit.device import Answered, Release
-from earlyexit.engine import Member
+from earlyexit.device import Answered, Device, Release
+from earlyexit.engine import BatchEngine, Member
 from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Piece
+from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
 from earlyexit.store import load_model
 from earlyexit.tokenizer import TextTokenizer, TokenIds
@@ -74,14 +76,15 @@ def engine(
     policy = build_policy(card.policy_spec())
     answered: list[str] = []
 
-    def deliver(releases: list[Release]) -> None:
+    def deliver(releases: list[Release[Piece]]) -> None:
         for release in releases:
             assert isinstance(release, Answered), release
             answered.append(release.answer.sample_id)
 
     clock = MonotonicClock()
-    device = build_device(model, tuple(splits), policy, clock=clock, deliver=deliver, segments=segments)
-    warm_up(device, model, policy)
+    runner = TorchRunner(model, policy, segments)
+    runner.prepare(splits)
+    device = Device(BatchEngine(splits, warm_up(runner, splits, clock=clock)), runner, clock, deliver)
 
     def run(encoded: Sequence[TokenIds]) -> None:
         answered.clear()

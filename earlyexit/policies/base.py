@@ -49,6 +49,14 @@ class ExitPolicy(ABC):
     def check_ramps(self, ramps: Sequence[int]) -> None:  # noqa: B027 - policies without thresholds take any ramp
         """Raise PlanError where an active ramp lacks what the policy needs."""
 
+    def can_decide(self, ramp: int) -> bool:
+        """Whether it has what it needs to let inputs leave at `ramp`."""
+        return True
+
+    def can_look(self, ramp: int) -> bool:
+        """Whether `look` has a score for `ramp`."""
+        return False
+
     def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
         """Sample ids that `decide` takes before any request has come."""
         return tuple(f"warm-up-{k}" for k in range(num_inputs))
@@ -56,6 +64,16 @@ class ExitPolicy(ABC):
     @abstractmethod
     def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
         """Who leaves at `ramp`, and with what; logits are temperature-scaled float32."""
+
+    def look(self, ramp: int, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Score in the unit of the policy's thresholds, and label, each (B,), at a ramp that need not be active.
+
+        Raises PlanError for policies that do not compare one score with one threshold: nothing to record.
+        """
+        raise PlanError(
+            f"exit policy {self.name!r} cannot be probed, having no score for a ramp by itself; those that can be are "
+            "entropy, confidence and recorded"
+        )
 
     def conclude(self, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Label and score, each (B,), of inputs that ran the whole model."""
@@ -76,6 +94,9 @@ class Thresholds:
 
     def __getitem__(self, ramp: int) -> float:
         return self._values[ramp] if isinstance(self._values, Mapping) else self._values
+
+    def __contains__(self, ramp: int) -> bool:
+        return not isinstance(self._values, Mapping) or ramp in self._values
 
     def check_ramps(self, ramps: Sequence[int]) -> None:
         """Raise PlanError for active ramps without a threshold."""

@@ -44,16 +44,26 @@ class RecordedPolicy(ExitPolicy):
             raise PlanError(f"the exit records hold no ramps {missing}; they hold {sorted(self._column_of)}")
         self._judge.check_ramps(ramps)
 
+    def can_decide(self, ramp: int) -> bool:
+        return self.can_look(ramp) and self._judge.can_decide(ramp)
+
+    def can_look(self, ramp: int) -> bool:
+        return ramp in self._column_of
+
     def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
         known = next(iter(self._answers.row_of))
         return tuple(f"{known}#{k}" for k in range(num_inputs))
 
     def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        score_B, label_B = self.look(ramp, logits_BC, sample_ids)
+        leave_B = self._judge.is_sure(ramp, score_B)
+        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+
+    def look(self, ramp: int, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows, column = self._rows(sample_ids), self._column_of[ramp]
         score_B = torch.from_numpy(self._answers.scores_NR[rows, column]).to(logits_BC.device)
         label_B = torch.from_numpy(self._answers.labels_NR[rows, column]).to(logits_BC.device)
-        leave_B = self._judge.is_sure(ramp, score_B)
-        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+        return score_B, label_B
 
     def conclude(self, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         label_B = torch.from_numpy(self._answers.final_labels_N[self._rows(sample_ids)]).to(logits_BC.device)

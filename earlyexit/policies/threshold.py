@@ -28,6 +28,15 @@ class ThresholdPolicy(ExitPolicy):
     def check_ramps(self, ramps: Sequence[int]) -> None:
         self.thresholds.check_ramps(ramps)
 
+    def can_decide(self, ramp: int) -> bool:
+        return ramp in self.thresholds
+
+    def can_look(self, ramp: int) -> bool:
+        return True
+
+    def look(self, ramp: int, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self.score(logits_BC), predict(logits_BC)[0]
+
     def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:
         """Whether each score passes the ramp's threshold, bool (B,)."""
         threshold = self.thresholds[ramp]

@@ -1,127 +1,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
-import torch
 
-from earlyexit.clock import Clock, ManualClock, MonotonicClock
-from earlyexit.cut import Step
-from earlyexit.device import Answered, Device, DeviceThread, GoesOn, Lost, PieceMember, Release
-from earlyexit.engine import Batch, BatchEngine, Member
+from earlyexit.clock import MonotonicClock
+from earlyexit.device import Answered, Device, DeviceThread, Release
+from earlyexit.engine import BatchEngine
 from earlyexit.errors import PlanError
-from earlyexit.piece import Piece
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
-from earlyexit.wire import Answer
-
-EVERYONE = "*"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One step of a fake cut: how long it takes, where it ends, and who leaves there."""
-
-    seconds: float
-    end: int
-    leave: str = ""
-
-
-@dataclass
-class FakeCut:
-    """Spends the parts' seconds; fails at the end of its first part if a poisonous input is inside."""
-
-    parts: list[Part]
-    clock: Clock
-    poison: str = ""
-    runs: list[str] = field(default_factory=list)
-    """The inputs of every run."""
-
-    def run(self, piece: Piece) -> Iterator[Step]:
-        self.runs.append("".join(piece.sample_ids))
-        inside: Piece | None = piece
-        for part in self.parts:
-            if inside is None:
-                return
-            if isinstance(self.clock, ManualClock):
-                self.clock.advance(part.seconds)
-            if set(piece.sample_ids) & set(self.poison):
-                raise ValueError("poison")
-            leavers = [k for k, name in enumerate(inside.sample_ids) if part.leave == EVERYONE or name in part.leave]
-            stay = [k for k in range(len(inside)) if k not in leavers]
-            answers = tuple(
-                Answer(sample_id=inside.sample_ids[k], label=0, score=1.0, exit=part.end - 1) for k in leavers
-            )
-            inside = replace(inside.select(stay), next_block=part.end) if stay else None
-            yield Step(answers=answers, survivors=inside)
-
-
-def member(name: str, *, block: int = 0, deadline_s: float = float("inf"), origin: object = None) -> PieceMember:
-    piece = Piece(
-        sample_ids=(name,),
-        next_block=block,
-        lengths_B=np.ones(1, dtype=np.int32),
-        values=torch.zeros(1, 1),
-        state_BS=torch.zeros(1, 0, dtype=torch.int32),
-    )
-    return Member(sample_id=name, payload=piece, deadline_s=deadline_s, origin=origin)
-
-
-def members(names: str) -> list[PieceMember]:
-    return [member(name) for name in names]
-
-
-@dataclass
-class Bench:
-    """A device on a manual clock that writes down what it releases, and when."""
-
-    splits: list[Split]
-    parts: Mapping[int, list[Part]]
-    poison: str = ""
-    clock: ManualClock = field(default_factory=ManualClock)
-    log: list[str] = field(default_factory=list)
-    cuts: dict[int, FakeCut] = field(init=False)
-    engine: BatchEngine[Piece] = field(init=False)
-    device: Device = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.cuts = {first: FakeCut(parts, self.clock, self.poison) for first, parts in self.parts.items()}
-        self.engine = BatchEngine(self.splits, ObservedTimes())
-        self.device = Device(self.engine, self.cuts, self.clock, self._write)
-
-    def _write(self, releases: list[Release]) -> None:
-        self.log.append(f"{self.clock.now_s():.3f} " + ", ".join(map(_described, releases)))
-
-
-def _described(release: Release) -> str:
-    match release:
-        case Answered(answer=answer):
-            return f"answer {answer.sample_id} after {answer.exit}"
-        case GoesOn(members=going, piece=piece):
-            assert tuple(each.sample_id for each in going) == piece.sample_ids
-            return f"goes on {piece.next_block}:[{' '.join(piece.sample_ids)}]"
-        case Lost(member=lost, error=error):
-            return f"lost {lost.sample_id} {error.kind}: {error}"
-
-
-def one_split(parts: list[Part], *, batch: int = 4, poison: str = "") -> Bench:
-    return Bench([Split(first=0, end=parts[-1].end, batch=batch)], {0: parts}, poison)
-
-
-def start(bench: Bench) -> Batch[Piece]:
-    batch = bench.device.start_next()
-    assert isinstance(batch, Batch)
-    return batch
+from tests.earlyexit.letters import (
+    EVERYONE,
+    Bench,
+    FailsLater,
+    FakeRunner,
+    Letters,
+    Part,
+    member,
+    members,
+    one_split,
+    start,
+)
 
 
 def test_answers_are_released_step_by_step_before_the_batch_ends() -> None:
     bench = one_split([Part(1, 1, "b"), Part(1, 2, "ad"), Part(1, 3, EVERYONE)])
-    bench.engine.submit(0, members("abcd"), 0.0)
-    bench.device.run_until_idle()
-    assert bench.log == [
+    assert bench.run(members("abcd")) == [
         "1.000 answer b after 0",
         "2.000 answer a after 1, answer d after 1",
         "3.000 answer c after 2",
@@ -130,36 +36,29 @@ def test_answers_are_released_step_by_step_before_the_batch_ends() -> None:
 
 def test_a_batch_ends_where_nobody_is_left() -> None:
     bench = one_split([Part(1, 1, EVERYONE), Part(1, 2, EVERYONE)])
-    bench.engine.submit(0, members("ab"), 0.0)
-    bench.device.run_until_idle()
+    bench.run(members("ab"))
     assert bench.clock.now_s() == 1.0
 
 
 def test_survivors_queue_again_for_the_next_hosted_split() -> None:
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
     bench = Bench(splits, {0: [Part(1, 2, "ad")], 2: [Part(1, 4, EVERYONE)]})
-    bench.engine.submit(0, members("abcd"), 0.0)
-    bench.device.run_until_idle()
-    assert bench.log == [
+    assert bench.run(members("abcd")) == [
         "1.000 answer a after 1",
         "2.000 answer d after 1",
         "3.000 answer b after 3, answer c after 3",
     ]
-    assert bench.cuts[2].runs == ["bc"]
+    assert bench.runner.runs == ["0:ab", "0:cd", "2:bc"]
 
 
 def test_survivors_go_on_where_their_next_block_is_not_hosted() -> None:
     bench = one_split([Part(1, 2, "b")])
-    bench.engine.submit(0, members("abc"), 0.0)
-    bench.device.run_until_idle()
-    assert bench.log == ["1.000 answer b after 1", "1.000 goes on 2:[a c]"]
+    assert bench.run(members("abc")) == ["1.000 answer b after 1", "1.000 goes on 2:[a c]"]
 
 
 def test_a_device_without_block_0_runs_until_idle() -> None:
     bench = Bench([Split(first=2, end=4, batch=2)], {2: [Part(1, 4, EVERYONE)]})
-    bench.engine.submit(2, [member("a", block=2)], 0.0)
-    bench.device.run_until_idle()
-    assert bench.log == ["1.000 answer a after 3"]
+    assert bench.run([member("a", block=2)]) == ["1.000 answer a after 3"]
 
 
 def test_answers_know_how_long_they_waited_and_ran() -> None:
@@ -186,69 +85,69 @@ def test_what_comes_too_late_is_lost_with_its_reason_and_costs_no_time() -> None
         "1.000 answer a after 3",
         "4.500 lost b deadline: the deadline could no longer be met, so the input was not run",
     ]
-    assert bench.cuts[0].runs == ["a"]
+    assert bench.runner.runs == ["0:a"]
 
 
 def test_a_poisonous_input_fails_alone_and_its_batch_mates_get_their_answers() -> None:
     bench = one_split([Part(1, 4, EVERYONE)], poison="b")
-    bench.engine.submit(0, members("abc"), 0.0)
-    bench.device.run_until_idle()
-    assert bench.log == [
+    assert bench.run(members("abc")) == [
         "2.000 answer a after 3",
         "3.000 lost b execution: the model failed on this input: ValueError: poison",
         "4.000 answer c after 3",
     ]
-    assert bench.cuts[0].runs == ["abc", "a", "b", "c"]
-
-
-@dataclass
-class FailsLater(FakeCut):
-    """Fails at its second step, so after the first answers are out, unless an input is alone."""
-
-    def run(self, piece: Piece) -> Iterator[Step]:
-        for index, step in enumerate(super().run(piece)):
-            if index == 1 and len(piece) > 1:
-                raise ValueError("too much at once")
-            yield step
+    assert bench.runner.runs == ["0:abc", "0:a", "0:b", "0:c"]
 
 
 def test_answers_given_before_a_failure_are_not_given_again() -> None:
-    bench = one_split([Part(1, 1, "a"), Part(1, 2, "b")])
-    bench.cuts[0] = FailsLater(bench.parts[0], bench.clock)
-    device = Device(bench.engine, bench.cuts, bench.clock, bench._write)
-    bench.engine.submit(0, members("abc"), 0.0)
-    device.run_until_idle()
-    assert bench.log == ["1.000 answer a after 0", "4.000 answer b after 1", "6.000 goes on 2:[c]"]
-    assert bench.cuts[0].runs == ["abc", "b", "c"]
+    parts = {0: [Part(1, 1, "a"), Part(1, 2, "b")]}
+    bench = Bench([Split(first=0, end=2, batch=4)], parts, make_runner=FailsLater)
+    assert bench.run(members("abc")) == ["1.000 answer a after 0", "4.000 answer b after 1", "6.000 goes on 2:[c]"]
+    assert bench.runner.runs == ["0:abc", "0:b", "0:c"]
 
 
 def test_survivors_of_a_repeated_batch_queue_again_here() -> None:
     splits = [Split(first=0, end=2, batch=4), Split(first=2, end=4, batch=4)]
     bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, EVERYONE)]}, poison="b")
-    bench.engine.submit(0, members("abc"), 0.0)
-    next_block, again = bench.device.run(start(bench))
-    assert (next_block, [each.sample_id for each in again]) == (2, ["a", "c"])
-    assert [each.payload.next_block for each in again] == [2, 2]
+    bench.run(members("abc"))
+    assert bench.runner.runs == ["0:abc", "0:a", "0:b", "0:c", "2:ac"]
 
 
 def test_members_that_share_a_sample_id_run_alone_and_each_gets_its_own_answer() -> None:
     bench = one_split([Part(1, 2, "a"), Part(1, 4, EVERYONE)])
     first, second = member("a", origin=1), member("a", origin=2)
-    bench.engine.submit(0, [first, second, member("b")], 0.0)
-    bench.device.run_until_idle()
-    assert bench.log == ["1.000 answer a after 1", "2.000 answer a after 1", "4.000 answer b after 3"]
+    log = bench.run([first, second, member("b")])
+    assert log == ["1.000 answer a after 1", "2.000 answer a after 1", "4.000 answer b after 3"]
 
 
 def test_inputs_that_the_model_fails_on_in_a_row_are_counted_until_one_succeeds() -> None:
     bench = one_split([Part(1, 4, EVERYONE)], poison="x")
-    bench.engine.submit(0, [member("x")], 0.0)
-    bench.device.run_until_idle()
-    bench.engine.submit(0, [member("x")], bench.clock.now_s())
-    bench.device.run_until_idle()
+    bench.run([member("x")])
+    bench.run([member("x")])
     assert bench.device.failures_in_a_row == 2
-    bench.engine.submit(0, [member("b")], bench.clock.now_s())
-    bench.device.run_until_idle()
+    bench.run([member("b")])
     assert bench.device.failures_in_a_row == 0
+
+
+def test_survivors_whose_block_a_plan_took_away_while_they_ran_go_on_elsewhere() -> None:
+    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
+    bench = Bench(splits, {0: [Part(1, 2, "")], 2: [Part(1, 4, EVERYONE)]})
+    bench.engine.submit(0, members("ab"), 0.0)
+    staying = bench.device.run(start(bench))
+    bench.engine.follow(splits[:1], "work-conserving")
+    bench.device.requeue(staying)
+    assert bench.log == ["1.000 goes on 2:[a b]"]
+    assert bench.engine.num_waiting == 0
+
+
+def test_survivors_queue_again_inside_a_split_that_came_while_they_ran() -> None:
+    bench = Bench([Split(first=0, end=2, batch=2)], {0: [Part(1, 2, "")], 2: [Part(1, 4, EVERYONE)]})
+    bench.engine.submit(0, members("ab"), 0.0)
+    batch = start(bench)
+    bench.engine.follow([Split(first=0, end=4, batch=2)], "work-conserving")
+    bench.device.requeue(bench.device.run(batch))
+    bench.device.run_until_idle()
+    assert bench.log == ["2.000 answer a after 3, answer b after 3"]
+    assert bench.runner.runs == ["0:ab", "2:ab"]
 
 
 @dataclass
@@ -259,17 +158,17 @@ class Inbox:
     answers: list[str] = field(default_factory=list)
     complete: threading.Event = field(default_factory=threading.Event)
 
-    def deliver(self, releases: list[Release]) -> None:
+    def deliver(self, releases: list[Release[Letters]]) -> None:
         self.answers += [release.answer.sample_id for release in releases if isinstance(release, Answered)]
         if len(self.answers) >= self.expected:
             self.complete.set()
 
 
-def thread_with(inbox: Inbox, name: str) -> DeviceThread:
+def thread_with(inbox: Inbox, name: str, runner: FakeRunner | None = None) -> DeviceThread[Letters]:
     clock = MonotonicClock()
     splits = [Split(first=0, end=2, batch=3), Split(first=2, end=4, batch=2)]
-    cuts = {0: FakeCut([Part(0, 2, "aeiou")], clock), 2: FakeCut([Part(0, 4, EVERYONE)], clock)}
-    device = Device(BatchEngine(splits, ObservedTimes()), cuts, clock, inbox.deliver)
+    parts = {0: [Part(0, 2, "aeiou")], 2: [Part(0, 4, EVERYONE)], 1: [Part(0, 4, EVERYONE)]}
+    device = Device(BatchEngine(splits, ObservedTimes()), runner or FakeRunner(parts, clock), clock, inbox.deliver)
     return DeviceThread(device, name=name)
 
 
@@ -297,6 +196,20 @@ def test_a_device_thread_forgets_an_origin_and_still_answers_the_others() -> Non
     assert sorted(inbox.answers) == ["q", "s"]
 
 
-def test_a_device_thread_refuses_a_block_it_does_not_host() -> None:
-    with pytest.raises(PlanError, match="no split here starts at block 3"):
-        thread_with(Inbox(expected=0), "refuses").submit(3, [member("a")])
+def test_a_device_thread_refuses_a_block_that_nothing_holds() -> None:
+    with pytest.raises(PlanError, match="no split here holds block 4"):
+        thread_with(Inbox(expected=0), "refuses").submit(4, [member("a")])
+
+
+def test_a_device_thread_follows_another_plan_and_policy_and_takes_pieces_of_the_call_before() -> None:
+    inbox = Inbox(expected=4)
+    runner = FakeRunner({1: [Part(0, 4, EVERYONE)], 2: [Part(0, 4, EVERYONE)]}, MonotonicClock())
+    thread = thread_with(inbox, "follows", runner)
+    thread.submit(2, [member("a", block=2), member("b", block=2)])
+    thread.follow([Split(first=3, end=4, batch=2)], "deferred", "another policy")
+    thread.submit(1, [member("c", block=1), member("d", block=1)], fallback=[Split(first=0, end=4, batch=2)])
+    thread.start()
+    assert inbox.complete.wait(timeout=10)
+    thread.stop()
+    assert runner.runs == ["2:ab", "1:cd"]
+    assert runner.policies == ["another policy"]

@@ -1,126 +1,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from earlyexit.clock import ManualClock
-from earlyexit.engine import Batch, BatchEngine, Dispatch, Member
+from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
-
-Engine = BatchEngine[None]
-
-
-class TableTimes:
-    """A split takes what the table says, whatever the size of its batch."""
-
-    def __init__(self, seconds: Mapping[int, float]) -> None:
-        self._seconds = seconds
-        self.observed: list[tuple[int, int, float, float]] = []
-
-    def batch_s(self, split: Split, size: int) -> float:
-        return self._seconds[split.first]
-
-    def soonest_s(self, split: Split) -> float:
-        return self._seconds[split.first]
-
-    def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
-        self.observed.append((split.first, size, first_s, total_s))
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """Members that reach the engine together."""
-
-    at_s: float
-    names: str
-    """One letter per member."""
-    block: int = 0
-    deadline_s: float = math.inf
-    reserve_s: float = 0.0
-
-
-@dataclass
-class Driver:
-    """A device that spends every split's time from a table and writes down what happens."""
-
-    engine: Engine
-    seconds: Mapping[int, float]
-    leave: Mapping[int, str] = field(default_factory=dict)
-    """By the first block of a split, the members that leave at its end; all leave at a block that is not hosted."""
-    clock: ManualClock = field(default_factory=ManualClock)
-    log: list[str] = field(default_factory=list)
-    arrivals: list[Arrival] = field(default_factory=list)
-
-    def play(self, arrivals: Sequence[Arrival]) -> list[str]:
-        self.arrivals = sorted(arrivals, key=lambda arrival: arrival.at_s)
-        while self._turn():
-            pass
-        return self.log
-
-    def _turn(self) -> bool:
-        self._let_time_pass(self.clock.now_s())
-        choice = self.engine.choose(self.clock.now_s())
-        if choice.dropped:
-            self._write(f"drop [{_names(choice.dropped)}]")
-        if choice.batch is not None:
-            self._run(choice.batch)
-            return True
-        nexts = [at for at in (choice.wake_s, self.arrivals[0].at_s if self.arrivals else None) if at is not None]
-        if nexts:
-            self._let_time_pass(min(nexts))
-        return bool(nexts)
-
-    def _run(self, batch: Batch[None]) -> None:
-        first, seconds = batch.split.first, self.seconds[batch.split.first]
-        self._write(f"start {first}:[{_names(batch.members)}]")
-        self._let_time_pass(self.clock.now_s() + seconds)
-        self.engine.finished(batch, first_s=seconds, total_s=seconds)
-        if self.engine.hosts(batch.split.end):
-            stay = [member for member in batch.members if member.sample_id not in self.leave.get(first, "")]
-            self.engine.submit(batch.split.end, stay, self.clock.now_s())
-
-    def _let_time_pass(self, until_s: float) -> None:
-        while self.arrivals and self.arrivals[0].at_s <= until_s:
-            arrival = self.arrivals.pop(0)
-            self.clock.advance(arrival.at_s - self.clock.now_s())
-            members = [
-                Member(sample_id=name, payload=None, deadline_s=arrival.deadline_s, reserve_s=arrival.reserve_s)
-                for name in arrival.names
-            ]
-            self.engine.submit(arrival.block, members, arrival.at_s)
-        self.clock.advance(until_s - self.clock.now_s())
-
-    def _write(self, what: str) -> None:
-        self.log.append(f"{self.clock.now_s():.3f} {what}")
-
-
-def _names(members: Sequence[Member[None]]) -> str:
-    return " ".join(member.sample_id for member in members)
-
-
-def member(name: str, *, deadline_s: float = math.inf, origin: object = None) -> Member[None]:
-    return Member(sample_id=name, payload=None, deadline_s=deadline_s, origin=origin)
-
-
-def two_splits(*, dispatch: Dispatch = "work-conserving", leave: Mapping[int, str] | None = None) -> Driver:
-    """Blocks 0-1 and 2-3, batches of 2, one second each."""
-    seconds = {0: 1.0, 2: 1.0}
-    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
-    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds, leave or {})
-
-
-def one_split(batch: int, *, dispatch: Dispatch = "work-conserving") -> Driver:
-    """Blocks 0-3, one second."""
-    seconds = {0: 1.0}
-    splits = [Split(first=0, end=4, batch=batch)]
-    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds)
+from tests.earlyexit.engine_driver import Arrival, Driver, Engine, TableTimes, member, names, one_split, two_splits
 
 
 def test_of_two_full_batches_the_deepest_runs_first() -> None:
@@ -257,14 +147,14 @@ def test_a_forgotten_origin_loses_its_queued_members_in_every_split_and_nobody_e
     assert engine.waiting() == {0: 1, 2: 0}
     batch = engine.choose(0.0).batch
     assert batch is not None
-    assert _names(batch.members) == "b"
+    assert names(batch.members) == "b"
 
 
-def test_a_block_that_no_split_starts_with_is_refused() -> None:
+def test_a_block_that_no_split_holds_is_refused() -> None:
     engine = two_splits().engine
-    assert (engine.hosts(2), engine.hosts(1)) == (True, False)
-    with pytest.raises(PlanError, match=r"no split here starts at block 1; splits start at \[0, 2\]"):
-        engine.submit(1, [member("a")], 0.0)
+    assert [engine.hosts(block) for block in range(5)] == [True, True, True, True, False]
+    with pytest.raises(PlanError, match="no split here holds block 4; splits hold the blocks 0 to 1, 2 to 3"):
+        engine.submit(4, [member("a")], 0.0)
 
 
 def test_counts_tell_how_full_and_how_busy_every_split_was() -> None:

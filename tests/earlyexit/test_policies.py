@@ -176,3 +176,38 @@ def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
     assert total_logit.dependent
     assert total_logit.initial_state(2, 3, CPU).tolist() == [[0.0], [0.0]]
     assert leaves_at(total_logit, [0, 1, 2]) == 1  # 5, then 5 + 5
+
+
+def look(policy: ExitPolicy, ramp: int = 7) -> tuple[list[float], list[int]]:
+    score_B, label_B = policy.look(ramp, LOGITS_BC, IDS)
+    return score_B.tolist(), label_B.tolist()
+
+
+def test_looking_gives_the_score_that_the_threshold_is_for_at_any_ramp() -> None:
+    scores, labels = look(EntropyPolicy({0: 0.4}))
+    assert scores == pytest.approx([0.6931, 0.5623, 0.3251], abs=1e-4)
+    assert labels == [0, 0, 1]
+    scores, labels = look(ConfidencePolicy({0: 0.4}))
+    assert scores == pytest.approx([0.5, 0.75, 0.9])
+    assert labels == [0, 0, 1]
+
+
+def test_looking_at_records_gives_what_was_recorded_at_ramps_that_were() -> None:
+    score_B, label_B = recorded().look(5, LOGITS_BC, ("y#3", "x", "y"))
+    assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
+    assert label_B.tolist() == [21, 11, 21]
+    assert [recorded().can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]
+
+
+def test_policies_decide_where_they_have_a_threshold() -> None:
+    assert [EntropyPolicy({2: 0.5}).can_decide(ramp) for ramp in (1, 2)] == [False, True]
+    assert EntropyPolicy(0.5).can_decide(1)
+    assert [recorded().can_decide(ramp) for ramp in (2, 3)] == [True, False]
+    assert PatiencePolicy(1).can_decide(1)
+
+
+@pytest.mark.parametrize("policy", [PatiencePolicy(1), VotingPolicy(1)], ids=["patience", "voting"])
+def test_policies_without_a_score_of_their_own_cannot_be_probed(policy: ExitPolicy) -> None:
+    assert not policy.can_look(0)
+    with pytest.raises(PlanError, match=r"cannot be probed.*those that can be are entropy, confidence and recorded"):
+        look(policy)
