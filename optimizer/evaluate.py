@@ -23,6 +23,7 @@ from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.plan import Stage
 from optimizer.problem import MinimizeCost, PlanProblem
+from profiles.table import LatencyTable
 
 # Rates and latencies that agree to this are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
@@ -83,14 +84,18 @@ def nested_reach(problem: PlanProblem) -> Reach:
     """The planner's view of survival: who passes the last active ramp would pass all earlier ones."""
 
     def reach(active: Sequence[int]) -> Sequence[float]:
-        shares = []
-        last: int | None = None
-        for block in range(problem.num_blocks):
-            shares.append(problem.share_after(last))
-            last = block if block in active else last
-        return shares
+        return nested_shares(problem.survival_N, active)
 
     return reach
+
+
+def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[float]:
+    """Per block, the share of inputs that reaches it with these ramps active, by a nested survival."""
+    shares, share = [], 1.0
+    for block in range(len(survival_N)):
+        shares.append(share)
+        share = survival_N[block + 1] if block in active else share
+    return shares
 
 
 def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None = None) -> Evaluation:
@@ -101,7 +106,10 @@ def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None 
     _check_fits(problem, stages)
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     share_N = (reach or nested_reach(problem))(ramps)
-    seconds = [[_split_seconds(problem, stage.device, split, share_N) for split in stage.splits] for stage in stages]
+    seconds = [
+        [split_seconds(problem.latency[stage.device], problem.ramps, split, share_N) for split in stage.splits]
+        for stage in stages
+    ]
     figures = tuple(
         _stage_figures(problem, stage, times, share_N) for stage, times in zip(stages, seconds, strict=True)
     )
@@ -114,7 +122,7 @@ def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None 
             reached_by=share_N[split.first],
             seconds=seconds[stage_index][index],
             wait_s=_wait_s(stage, index, served_per_s, share_N),
-            batch_at_block=tuple(_batches(split, share_N)),
+            batch_at_block=tuple(_batches(split, share_N, split.batch)),
         )
         for stage_index, stage in enumerate(stages)
         for index, split in enumerate(stage.splits)
@@ -127,6 +135,19 @@ def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None 
         splits=splits,
         stages=figures,
     )
+
+
+def split_seconds(
+    table: LatencyTable, ramps: Sequence[int], split: Split, share_N: Sequence[float], size: int | None = None
+) -> float:
+    """E3's T: what one batch of `size` inputs takes, by default a full one; `ramps` are all of the model."""
+    seconds = 0.0
+    batches = _batches(split, share_N, split.batch if size is None else size)
+    for block, batch in zip(range(split.first, split.end), batches, strict=True):
+        seconds += float(np.interp(batch, table.batches, table.block_s_NB[block]))
+        if block in split.ramps:
+            seconds += float(np.interp(batch, table.batches, table.ramp_s_EB[ramps.index(block)]))
+    return seconds
 
 
 def sought(problem: PlanProblem, figures: Evaluation) -> float:
@@ -175,21 +196,10 @@ def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
                 raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(problem.ramps)}")
 
 
-def _batches(split: Split, share_N: Sequence[float]) -> list[float]:
+def _batches(split: Split, share_N: Sequence[float], size: int) -> list[float]:
     """Expected batch at each block; a split that nothing reaches is counted as full."""
     enters = share_N[split.first]
-    return [split.batch * (share_N[block] / enters if enters else 1.0) for block in range(split.first, split.end)]
-
-
-def _split_seconds(problem: PlanProblem, device: str, split: Split, share_N: Sequence[float]) -> float:
-    """E3's T."""
-    table = problem.latency[device]
-    seconds = 0.0
-    for block, batch in zip(range(split.first, split.end), _batches(split, share_N), strict=True):
-        seconds += float(np.interp(batch, table.batches, table.block_s_NB[block]))
-        if block in split.ramps:
-            seconds += float(np.interp(batch, table.batches, table.ramp_s_EB[problem.ramps.index(block)]))
-    return seconds
+    return [size * (share_N[block] / enters if enters else 1.0) for block in range(split.first, split.end)]
 
 
 def _stage_figures(

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("earlyexit", "profiles", "cluster", "optimizer", "deployments", "experiments", "offramp")
 MAY_IMPORT = {
     "earlyexit": set(),
-    "cluster": set(),
+    "cluster": {"earlyexit", "profiles"},
     "profiles": {"earlyexit"},
     "optimizer": {"earlyexit", "profiles", "cluster"},
     "deployments": {"earlyexit", "profiles", "cluster", "optimizer"},

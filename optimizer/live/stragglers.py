@@ -1,0 +1,198 @@
+"""Which replicas are slower than their peers, to be left out of the next plan (E3 section 3.3)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from earlyexit.split import Split
+
+LEAST_BATCHES = 10
+"""Of fewer, one pause of the machine makes a straggler."""
+LEAST_PEERS = 3
+"""Replicas of a slot, the one in question among them, that can tell who is slow."""
+MOST_SHARE = 1 / 3
+"""Of an accelerator type; where more are slow, it is not they that stand out."""
+ROUNDING = 1e-9
+
+ExpectedSeconds = Callable[[str, Split, int], float]
+"""From accelerator type, split and batch size to the seconds that one batch should take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Batches of one split and one size."""
+
+    split: Split
+    """Its batch size is of no importance here."""
+    size: int
+    batches: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaTimes:
+    """What one replica ran since the last look."""
+
+    replica: str
+    slot: str
+    device: str
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A replica to be left out, and why."""
+
+    replica: str
+    slot: str
+    device: str
+    ratio: float
+    """Seconds taken, over seconds expected."""
+    usual: float
+    """The same of its peers, in the median."""
+    peers: int
+
+    @property
+    def behind(self) -> float:
+        """How many times as long as its peers it takes."""
+        return self.ratio / self.usual
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{self.replica} takes {self.behind:.2f} times as long as its {self.peers} peers "
+            f"({self.ratio:.2f} against {self.usual:.2f} times the profile)"
+        )
+
+
+def find(
+    times: Sequence[ReplicaTimes],
+    expected: ExpectedSeconds,
+    ratio: float,
+    *,
+    resting: Collection[str] = (),
+    least_batches: int = LEAST_BATCHES,
+    most_share: float = MOST_SHARE,
+) -> tuple[Straggler, ...]:
+    """New stragglers, those furthest behind their peers first; `times` names all replicas, those that rest too.
+
+    A replica's ratio is seconds taken over seconds expected, so that peers may have run other batches. A straggler is
+    slower than `ratio` times the median of its peers: the others of its slot, where there are two or more. Of fewer
+    nobody can tell which is right, so the others of its accelerator type are asked, on other splits too, and it must be
+    slower than `ratio` times its one slot mate as well: where both are slow it is the profile of their splits that is
+    wrong. Of a replica alone in its slot that cannot be told. No more than `most_share` of a type rests at once.
+    """
+    ratios = {
+        each: taken
+        for each in times
+        if each.replica not in resting and (taken := _ratio(each, expected, least_batches)) is not None
+    }
+    judged = (_straggler(each, ratios, ratio) for each in ratios)
+    behind = sorted((each for each in judged if each is not None), key=lambda each: each.behind, reverse=True)
+    room = _room(times, resting, most_share)
+    rank = Counter[str]()
+    found = []
+    for each in behind:
+        rank[each.device] += 1
+        if rank[each.device] <= room[each.device]:
+            found.append(each)
+    return tuple(found)
+
+
+def since(before: Sequence[Run], now: Sequence[Run]) -> tuple[Run, ...]:
+    """What was run between two looks at counts that only grow."""
+    had = {(run.split, run.size): run for run in before}
+    deltas = []
+    for run in now:
+        earlier = had.get((run.split, run.size), replace(run, batches=0, seconds=0.0))
+        deltas.append(replace(run, batches=run.batches - earlier.batches, seconds=run.seconds - earlier.seconds))
+    return tuple(run for run in deltas if run.batches > 0)
+
+
+def _room(times: Sequence[ReplicaTimes], resting: Collection[str], most_share: float) -> Counter[str]:
+    """How many more of each accelerator type may rest."""
+    all_of_type = Counter(each.device for each in times)
+    resting_of_type = Counter(each.device for each in times if each.replica in resting)
+    return Counter(
+        {
+            device: math.floor(num * most_share + ROUNDING) - resting_of_type[device]
+            for device, num in all_of_type.items()
+        }
+    )
+
+
+def _ratio(times: ReplicaTimes, expected: ExpectedSeconds, least_batches: int) -> float | None:
+    """Seconds taken over seconds expected; None where too little was run to tell."""
+    expected_s = sum(run.batches * expected(times.device, run.split, run.size) for run in times.runs)
+    if sum(run.batches for run in times.runs) < least_batches or expected_s <= 0:
+        return None
+    return sum(run.seconds for run in times.runs) / expected_s
+
+
+def _straggler(one: ReplicaTimes, ratios: Mapping[ReplicaTimes, float], ratio: float) -> Straggler | None:
+    others = {each: taken for each, taken in ratios.items() if each is not one and each.device == one.device}
+    mates = [taken for each, taken in others.items() if each.slot == one.slot]
+    peers = mates if len(mates) + 1 >= LEAST_PEERS else list(others.values())
+    if not peers:
+        return None
+    usual = median(peers)
+    bounds = [usual] if peers is mates else [usual, *mates]
+    if ratios[one] <= ratio * max(bounds) or usual <= 0:
+        return None
+    return Straggler(
+        replica=one.replica,
+        slot=one.slot,
+        device=one.device,
+        ratio=ratios[one],
+        usual=usual,
+        peers=len(peers),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """One replica that gets no work."""
+
+    replica: str
+    slot: str
+    device: str
+    until: int
+    """The first period in which it gets work again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """All replicas that get no work; pure: every change is a new value."""
+
+    rests: tuple[Rest, ...] = ()
+
+    @property
+    def avoided(self) -> Mapping[str, str]:
+        """Replica -> slot, as `PlacedPlan` takes it."""
+        return {rest.replica: rest.slot for rest in self.rests}
+
+    @property
+    def by_device(self) -> Mapping[str, int]:
+        """How many accelerators of each type they keep from the next plan."""
+        return Counter(rest.device for rest in self.rests)
+
+    def add(self, stragglers: Sequence[Straggler], *, period: int, periods: int) -> Resting:
+        """Have stragglers rest until so many periods after the present one."""
+        new = [
+            Rest(replica=each.replica, slot=each.slot, device=each.device, until=period + periods)
+            for each in stragglers
+        ]
+        names = {rest.replica for rest in new}
+        return Resting((*(rest for rest in self.rests if rest.replica not in names), *new))
+
+    def at(self, period: int) -> Resting:
+        """Without those whose rest is over: they are tried again, and found again if they are still slow."""
+        return Resting(tuple(rest for rest in self.rests if rest.until > period))
+
+    def among(self, replicas: Collection[str]) -> Resting:
+        """Without those that are gone."""
+        return Resting(tuple(rest for rest in self.rests if rest.replica in replicas))

@@ -1,0 +1,197 @@
+"""Whether a new plan does what it promised, or the one before comes back.
+
+E3 drops what cannot be served in time (section 3.1) and trusts its plan; here drops and late answers are held against
+the plan that caused them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from earlyexit.errors import DataError, PlanError
+
+Outcome = Literal["wait", "keep", "roll back"]
+Reason = Literal[
+    "settling",
+    "few inputs",
+    "never enough inputs",
+    "as promised",
+    "nothing before",
+    "no better before",
+    "better before",
+]
+OUTCOMES: Mapping[Reason, Outcome] = {
+    "settling": "wait",
+    "few inputs": "wait",
+    "never enough inputs": "keep",
+    "as promised": "keep",
+    "nothing before": "keep",
+    "no better before": "keep",
+    "better before": "roll back",
+}
+
+LEAST_INPUTS = 100
+"""Of fewer, a share is not known to a tenth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What an application did over a while; differences of the ingresses' counts."""
+
+    seconds: float
+    arrived: int
+    """Inputs that came, refused ones too."""
+    answered: int
+    in_slo: int
+    dropped: int
+    """Inputs that were refused, or given up."""
+
+    def __post_init__(self) -> None:
+        if min(self.seconds, self.arrived, self.in_slo, self.dropped) < 0 or self.in_slo > self.answered:
+            raise DataError(f"counts must be at least 0, and answers in time be among the answers, not {self}")
+
+    @property
+    def offered_rps(self) -> float:
+        return self.arrived / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def goodput_rps(self) -> float:
+        return self.in_slo / self.seconds if self.seconds > 0 else 0.0
+
+    def kept(self, predicted_rps: float) -> float:
+        """Share of the goodput expected that came: the rate predicted, or all that is offered where that is less.
+
+        Of less than the plan can do, only what was dropped or late is missing, not what is still under way.
+        """
+        if self.offered_rps > predicted_rps:
+            return self.goodput_rps / predicted_rps
+        settled = self.answered + self.dropped
+        return self.in_slo / settled if settled else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A plan that was just switched to, beside the one before."""
+
+    epoch: int
+    predicted_rps: float
+    """The plan's rate by its forecast."""
+    before: Served | None
+    """Under the plan before, say over its last period; None: nothing to go back to, or nothing measured."""
+    before_predicted_rps: float
+
+    def __post_init__(self) -> None:
+        if self.predicted_rps <= 0 or self.before_predicted_rps <= 0:
+            raise PlanError("a plan on trial, and the one before, must be predicted a rate above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What becomes of a plan on trial, and why."""
+
+    reason: Reason
+    epoch: int
+    seconds: float
+    """Since the switch."""
+    arrived: int
+    goodput_rps: float
+    expected_rps: float
+    kept: float
+    """Share of the goodput expected that came."""
+    before_kept: float | None
+    """The same of the plan before; None: there is nothing to compare."""
+    before_now_rps: float | None
+    """Goodput that the plan before would give of what is offered now, if it keeps as much of its promise."""
+
+    @property
+    def outcome(self) -> Outcome:
+        return OUTCOMES[self.reason]
+
+    @property
+    def words(self) -> str:
+        if self.reason == "settling":
+            return f"waits: plan {self.epoch} is in force for {self.seconds:.0f} s, too short to judge"
+        if self.reason == "few inputs":
+            return f"waits: only {self.arrived} inputs came under plan {self.epoch}"
+        if self.reason == "never enough inputs":
+            return f"keeps plan {self.epoch}: only {self.arrived} inputs came in {self.seconds:.0f} s, nothing tells"
+        promise = (
+            f"plan {self.epoch} gives {self.goodput_rps:.4g}/s in time, {self.kept:.1%} of what was expected "
+            f"({self.expected_rps:.4g}/s)"
+        )
+        verb = "rolls back" if self.outcome == "roll back" else "keeps the plan"
+        return f"{verb}: {promise}{self._before_words}"
+
+    @property
+    def _before_words(self) -> str:
+        if self.reason == "as promised":
+            return ""
+        if self.before_kept is None or self.before_now_rps is None:
+            return "; none was measured before it"
+        return f"; the one before kept {self.before_kept:.1%} of its own and would give {self.before_now_rps:.4g}/s"
+
+
+def judge(
+    trial: Trial,
+    served: Served,
+    *,
+    margin: float,
+    settle_s: float,
+    patience_s: float,
+    least_inputs: int = LEAST_INPUTS,
+) -> Judgement:
+    """Judge a plan by what was `served` since the switch.
+
+    It waits for `settle_s` and enough inputs (not answers: a plan that answers nothing must not wait for ever), with
+    few of them up to `patience_s`. It rolls back where more than `margin` of the goodput expected is missing, the plan
+    before kept more of its own promise, and would give more of what is offered now.
+    """
+    figures = _Figures.of(trial, served)
+    return Judgement(
+        reason=_too_early(served, settle_s, patience_s, least_inputs) or figures.reason(margin),
+        epoch=trial.epoch,
+        seconds=served.seconds,
+        arrived=served.arrived,
+        goodput_rps=served.goodput_rps,
+        expected_rps=figures.expected_rps,
+        kept=figures.kept,
+        before_kept=figures.before_kept,
+        before_now_rps=figures.before_now_rps,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figures:
+    expected_rps: float
+    kept: float
+    before_kept: float | None
+    before_now_rps: float | None
+
+    @classmethod
+    def of(cls, trial: Trial, served: Served) -> _Figures:
+        before_kept = None if trial.before is None else trial.before.kept(trial.before_predicted_rps)
+        before_expected_rps = min(served.offered_rps, trial.before_predicted_rps)
+        return cls(
+            expected_rps=min(served.offered_rps, trial.predicted_rps),
+            kept=served.kept(trial.predicted_rps),
+            before_kept=before_kept,
+            before_now_rps=None if before_kept is None else before_kept * before_expected_rps,
+        )
+
+    def reason(self, margin: float) -> Reason:
+        if self.kept >= 1 - margin:
+            return "as promised"
+        if self.before_kept is None or self.before_now_rps is None:
+            return "nothing before"
+        better = self.before_kept > self.kept and self.before_now_rps > self.kept * self.expected_rps
+        return "better before" if better else "no better before"
+
+
+def _too_early(served: Served, settle_s: float, patience_s: float, least_inputs: int) -> Reason | None:
+    if served.seconds < settle_s:
+        return "settling"
+    if served.arrived >= least_inputs:
+        return None
+    return "few inputs" if served.seconds < patience_s else "never enough inputs"

@@ -1,0 +1,113 @@
+"""New plans held against what they promised."""
+
+from __future__ import annotations
+
+import pytest
+
+from earlyexit.errors import DataError, PlanError
+from optimizer.live.trial import Judgement, Served, Trial, judge
+
+
+def served(offered: int, in_slo: int, *, seconds: float = 60.0, late: int = 0, dropped: int = 0) -> Served:
+    """Rates per second."""
+    return Served(
+        seconds=seconds,
+        arrived=round(offered * seconds),
+        answered=round((in_slo + late) * seconds),
+        in_slo=round(in_slo * seconds),
+        dropped=round(dropped * seconds),
+    )
+
+
+def trial(before: Served | None, *, predicted_rps: float = 200.0, before_predicted_rps: float = 150.0) -> Trial:
+    return Trial(epoch=3, predicted_rps=predicted_rps, before=before, before_predicted_rps=before_predicted_rps)
+
+
+def judged(tried: Trial, now: Served) -> Judgement:
+    return judge(tried, now, margin=0.2, settle_s=10.0, patience_s=120.0)
+
+
+AS_PROMISED = served(150, 148, dropped=2)
+
+
+@pytest.mark.parametrize(
+    ("now", "kept"),
+    [
+        pytest.param(served(100, 90, late=6, dropped=4), 0.9, id="late and dropped ones are missing"),
+        pytest.param(served(100, 60), 1.0, id="those under way are not"),
+        pytest.param(served(100, 0), 0.0, id="unless nothing comes out"),
+        pytest.param(served(400, 150, dropped=250), 0.75, id="of more than it can do only that is expected"),
+        pytest.param(served(400, 220, dropped=180), 1.1, id="a plan may do better than it promised"),
+    ],
+)
+def test_what_a_plan_keeps_of_its_promise(now: Served, kept: float) -> None:
+    assert now.kept(200.0) == pytest.approx(kept)
+
+
+def test_a_plan_that_does_what_it_promised_is_kept() -> None:
+    verdict = judged(trial(AS_PROMISED), served(300, 190, dropped=110))
+    assert verdict.outcome == "keep"
+    assert verdict.words == "keeps the plan: plan 3 gives 190/s in time, 95.0% of what was expected (200/s)"
+
+
+def test_a_plan_that_does_much_less_than_the_one_before_would_is_rolled_back() -> None:
+    verdict = judged(trial(AS_PROMISED), served(300, 100, dropped=200))
+    assert verdict.outcome == "roll back"
+    # 148 of 150 settled inputs were in time: of 300/s that is 148 of the 150/s that the plan could do.
+    assert verdict.words == (
+        "rolls back: plan 3 gives 100/s in time, 50.0% of what was expected (200/s); "
+        "the one before kept 98.7% of its own and would give 148/s"
+    )
+
+
+def test_little_demand_is_no_fault_of_the_plan() -> None:
+    assert judged(trial(AS_PROMISED), served(20, 20)).outcome == "keep"
+
+
+def test_little_demand_that_is_dropped_is() -> None:
+    assert judged(trial(AS_PROMISED), served(20, 10, late=5, dropped=5)).outcome == "roll back"
+
+
+def test_a_plan_is_kept_where_the_one_before_fell_as_short() -> None:
+    verdict = judged(trial(served(300, 75, dropped=225)), served(300, 110, dropped=190))
+    assert verdict.outcome == "keep"
+    assert "the one before kept 50.0% of its own and would give 75/s" in verdict.words
+
+
+def test_a_plan_is_kept_where_the_one_before_would_give_less_of_what_is_offered_now() -> None:
+    verdict = judged(trial(AS_PROMISED), served(300, 155, dropped=145))
+    assert verdict.kept == pytest.approx(0.775)
+    assert verdict.reason == "no better before"
+
+
+def test_without_a_plan_before_there_is_nothing_to_go_back_to() -> None:
+    verdict = judged(trial(None), served(300, 10, dropped=290))
+    assert verdict.outcome == "keep"
+    assert verdict.words.endswith("; none was measured before it")
+
+
+@pytest.mark.parametrize(
+    ("now", "outcome", "words"),
+    [
+        (served(300, 0, seconds=5.0), "wait", "waits: plan 3 is in force for 5 s, too short to judge"),
+        (served(1, 0), "wait", "waits: only 60 inputs came under plan 3"),
+        (served(0, 0, seconds=120.0), "keep", "keeps plan 3: only 0 inputs came in 120 s, nothing tells"),
+    ],
+)
+def test_it_waits_for_enough_but_not_for_ever(now: Served, outcome: str, words: str) -> None:
+    verdict = judged(trial(AS_PROMISED), now)
+    assert (verdict.outcome, verdict.words) == (outcome, words)
+
+
+def test_a_plan_that_answers_nothing_is_not_waited_for() -> None:
+    assert judged(trial(AS_PROMISED), served(300, 0)).outcome == "roll back"
+
+
+def test_counts_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(DataError, match="among the answers"):
+        Served(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0)
+
+
+def test_a_plan_without_a_predicted_rate_is_not_tried() -> None:
+    with pytest.raises(PlanError, match="above 0"):
+        trial(None, predicted_rps=0.0)
