@@ -7,8 +7,10 @@ from typing import Any
 
 from earlyexit.errors import PlanError
 
-# Names by which Ray marks nodes (`accelerator_type`) and places.
-RAY_ACCELERATORS = ("K80", "P100", "V100", "T4", "A10G", "A100", "A30", "L4", "L40S", "H100", "H200", "B200")
+# Names by which Ray marks nodes (`accelerator_type`) and places; one with A6000s must be told to, Ray says RTX-A6000.
+RAY_ACCELERATORS = ("K80", "P100", "V100", "T4", "A10G", "A100", "A30", "A6000", "L4", "L40S", "H100", "H200", "B200")
+EMULATED = "emulated:"
+"""Before the name of an accelerator that is not there: its time is a latency profile's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +23,16 @@ class Device:
     actor_options: dict[str, Any] = field(default_factory=dict)
     """What a replica asks of Ray."""
 
+    @property
+    def emulated(self) -> bool:
+        return self.name.startswith(EMULATED)
+
 
 def find_device(name: str) -> Device:
-    """The accelerator type of that name; raises PlanError with the known names."""
+    """The accelerator type of that name; raises PlanError with the known names.
+
+    Nodes say how many emulated ones they have by a Ray resource of that name.
+    """
     if name == "cpu":
         return Device(name=name, torch_device="cpu", actor_options={"num_cpus": 1})
     if name == "cuda":
@@ -31,4 +40,7 @@ def find_device(name: str) -> Device:
     if name in RAY_ACCELERATORS:
         options = {"num_cpus": 1, "num_gpus": 1, "accelerator_type": name}
         return Device(name=name, torch_device="cuda", actor_options=options)
-    raise PlanError(f"unknown device {name!r}; known: cpu, cuda, {', '.join(RAY_ACCELERATORS)}")
+    if name.startswith(EMULATED) and name.removeprefix(EMULATED) in ("cpu", *RAY_ACCELERATORS):
+        return Device(name=name, torch_device="cpu", actor_options={"num_cpus": 0, "resources": {name: 1}})
+    known = f"cpu, cuda, {', '.join(RAY_ACCELERATORS)}; {EMULATED} before any of them but cuda"
+    raise PlanError(f"unknown device {name!r}; known: {known}")

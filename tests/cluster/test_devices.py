@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.devices import RAY_ACCELERATORS, find_device
+from cluster.devices import EMULATED, RAY_ACCELERATORS, find_device
 from earlyexit.errors import PlanError
 
 
@@ -12,19 +12,32 @@ from earlyexit.errors import PlanError
         ("cpu", "cpu", {"num_cpus": 1}),
         ("cuda", "cuda", {"num_cpus": 1, "num_gpus": 1}),
         ("V100", "cuda", {"num_cpus": 1, "num_gpus": 1, "accelerator_type": "V100"}),
+        ("emulated:V100", "cpu", {"num_cpus": 0, "resources": {"emulated:V100": 1}}),
+        ("emulated:cpu", "cpu", {"num_cpus": 0, "resources": {"emulated:cpu": 1}}),
     ],
-    ids=["cpu", "any GPU", "a GPU type"],
+    ids=["cpu", "any GPU", "a GPU type", "an emulated GPU", "an emulated CPU"],
 )
 def test_a_device_tells_what_torch_and_ray_call_it(name: str, torch_device: str, options: dict[str, object]) -> None:
     device = find_device(name)
     assert (device.name, device.torch_device, device.actor_options) == (name, torch_device, options)
 
 
-@pytest.mark.parametrize("name", ["gpu", "CPU", "v100", ""])
+@pytest.mark.parametrize("name", ["gpu", "CPU", "v100", "", "emulated:", "emulated:cuda", "emulated:emulated:cpu"])
 def test_an_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(PlanError, match=f"unknown device '{name}'; known: cpu, cuda, .*V100.*H200"):
+    with pytest.raises(PlanError, match=f"unknown device '{name}'; known: cpu, cuda, .*V100.*H200.*; emulated: before"):
         find_device(name)
 
 
 def test_every_gpu_type_is_a_device_of_its_own() -> None:
     assert len({find_device(name).name for name in RAY_ACCELERATORS}) == len(RAY_ACCELERATORS)
+
+
+def test_only_emulated_devices_are_emulated() -> None:
+    names = ("cpu", "cuda", *RAY_ACCELERATORS)
+    assert [name for name in names if find_device(name).emulated] == []
+    assert all(find_device(EMULATED + name).emulated for name in names if name != "cuda")
+
+
+def test_an_emulated_device_needs_no_cpu_and_no_gpu_of_ray() -> None:
+    options = find_device("emulated:A6000").actor_options
+    assert (options["num_cpus"], "num_gpus" in options, "accelerator_type" in options) == (0, False, False)

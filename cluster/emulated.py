@@ -1,0 +1,293 @@
+"""Accelerators that are not there: decisions from exit records, time from a latency profile. Loads no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.pace import Pace
+from earlyexit.clock import Clock
+from earlyexit.device import Payload, Runner, Step
+from earlyexit.engine import Batch, Dispatch, Member
+from earlyexit.errors import PlanError, UnprocessableInputError
+from earlyexit.split import Split
+from earlyexit.wire import Answer, Lengths, Seen, WirePiece
+from profiles.records import ExitRecords, sure_NR
+from profiles.table import LatencyTable
+
+P = TypeVar("P", bound=Payload)
+Sleep = Callable[[float], None]
+IntArray = npt.NDArray[np.int64]
+NO_VALUES: npt.NDArray[np.generic] = np.empty(0, dtype=np.int32)
+WARM_UP_LENGTH = 16
+STAYS = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedPiece:
+    """Inputs on their way through a model that is not computed: who they are, without a hidden state."""
+
+    sample_ids: tuple[str, ...]
+    next_block: int
+    lengths_B: Lengths
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def select(self, keep: Sequence[int]) -> EmulatedPiece:
+        """The inputs at the given positions, in the given order."""
+        return self.at(self.next_block, keep)
+
+    def singles(self) -> list[EmulatedPiece]:
+        """One piece per input."""
+        return [
+            EmulatedPiece(sample_ids=(sample_id,), next_block=self.next_block, lengths_B=self.lengths_B[k : k + 1])
+            for k, sample_id in enumerate(self.sample_ids)
+        ]
+
+    def to_wire(self) -> WirePiece:
+        """For another process, without values."""
+        return WirePiece(
+            sample_ids=self.sample_ids,
+            next_block=self.next_block,
+            lengths_B=self.lengths_B,
+            values=NO_VALUES,
+            state_BS=None,
+        )
+
+    def at(self, next_block: int, keep: Sequence[int]) -> EmulatedPiece:
+        """The inputs at the given positions, further on."""
+        return EmulatedPiece(
+            sample_ids=tuple([self.sample_ids[k] for k in keep]),
+            next_block=next_block,
+            lengths_B=self.lengths_B[list(keep)],
+        )
+
+
+def _together(members: Sequence[Member[EmulatedPiece]]) -> EmulatedPiece:
+    return EmulatedPiece(
+        sample_ids=tuple([member.sample_id for member in members]),
+        next_block=members[0].payload.next_block,
+        lengths_B=np.concatenate([member.payload.lengths_B for member in members]),
+    )
+
+
+class RecordedRunner(Runner[EmulatedPiece]):
+    """Decides from exit records, by sample id (up to its last `#`, so that one record can be asked many times)."""
+
+    def __init__(self, records: ExitRecords, num_blocks: int) -> None:
+        self._records = records
+        self._num_blocks = num_blocks
+        self._column_of = {ramp: column for column, ramp in enumerate(records.ramps)}
+        self._row_of = {sample_id: row for row, sample_id in enumerate(records.sample_ids)}
+        self._thresholds: dict[int, float] = {}
+        self._sure_NR = np.zeros(records.scores_NR.shape, dtype=bool)
+
+    def from_wire(self, wire: WirePiece) -> EmulatedPiece:
+        return EmulatedPiece(sample_ids=wire.sample_ids, next_block=wire.next_block, lengths_B=wire.lengths_B)
+
+    def follow(self, policy: Mapping[int, float] | float | None) -> None:
+        """Take the thresholds, one per ramp or one for all, in the records' unit; None where no ramp is active."""
+        given = policy if isinstance(policy, Mapping) else dict.fromkeys(self._records.ramps, policy)
+        thresholds = {ramp: limit for ramp in self._records.ramps if (limit := given.get(ramp)) is not None}
+        if thresholds != self._thresholds:
+            records = self._records
+            self._sure_NR = sure_NR(records.score, records.ramps, records.scores_NR, thresholds)
+            self._thresholds = thresholds
+
+    def prepare(self, splits: Sequence[Split]) -> None:
+        """Raises PlanError for active ramps that were not recorded."""
+        missing = sorted({ramp for split in splits for ramp in split.ramps} - set(self._records.ramps))
+        if missing:
+            raise PlanError(f"the exit records hold no ramps {missing}; they hold {list(self._records.ramps)}")
+
+    def warm_up_pieces(self, split: Split, size: int) -> EmulatedPiece:
+        known = self._records.sample_ids[0]
+        return EmulatedPiece(
+            sample_ids=tuple(f"{known}#{k}" for k in range(size)),
+            next_block=split.first,
+            lengths_B=np.full(size, WARM_UP_LENGTH, dtype=np.int32),
+        )
+
+    def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
+        """One step for every ramp where somebody leaves, and one for the split's end; of probes one for every ramp.
+
+        At a ramp without a threshold, of a plan that another has replaced, nobody leaves. Raises
+        UnprocessableInputError for ids without records.
+        """
+        rows_B = self._rows(batch.members)
+        inside = _together(batch.members)
+        exits = self._exits(batch.split.ramps, rows_B)
+        if batch.probe:
+            return self._look(batch.split, inside, rows_B, exits)
+        return self._leave(batch.split, inside, rows_B, exits)
+
+    def _exits(self, ramps: Sequence[int], rows_B: IntArray) -> list[int]:
+        """The first of the ramps where each input is sure enough; STAYS for those that leave nowhere."""
+        active = [ramp for ramp in ramps if ramp in self._thresholds]
+        if not active:
+            return [STAYS] * len(rows_B)
+        sure_BA = self._sure_NR[rows_B[:, None], self._columns(active)]
+        exits_B = np.where(sure_BA.any(1), np.array(active)[sure_BA.argmax(1)], STAYS)
+        exits: list[int] = exits_B.tolist()
+        return exits
+
+    def _leave(
+        self, split: Split, inside: EmulatedPiece, rows_B: IntArray, exits: list[int]
+    ) -> Iterator[Step[EmulatedPiece]]:
+        stay = list(range(len(inside)))
+        for ramp in sorted(set(exits) - {STAYS}):
+            left = [k for k in stay if exits[k] == ramp]
+            stay = [k for k in stay if exits[k] != ramp]
+            survivors = inside.at(ramp + 1, stay) if stay else None
+            yield Step(answers=self._early(ramp, inside, left, rows_B), survivors=survivors)
+            if not stay or ramp + 1 == split.end:
+                return
+        yield self._end(split, inside, stay, rows_B)
+
+    def _look(
+        self, split: Split, inside: EmulatedPiece, rows_B: IntArray, exits: list[int]
+    ) -> Iterator[Step[EmulatedPiece]]:
+        everyone = range(len(inside))
+        for ramp in (ramp for ramp in self._records.ramps if split.first <= ramp < split.end):
+            left = [k for k in everyone if exits[k] == ramp]
+            yield Step(
+                answers=self._early(ramp, inside, left, rows_B),
+                survivors=inside.at(ramp + 1, everyone),
+                seen=self._seen(ramp, inside, rows_B),
+            )
+            if ramp + 1 == split.end:
+                return
+        step = self._end(split, inside, everyone, rows_B)
+        seen = tuple(_full_model(answer) for answer in step.answers)
+        yield Step(answers=step.answers, survivors=step.survivors, seen=seen)
+
+    def _early(self, ramp: int, inside: EmulatedPiece, left: Sequence[int], rows_B: IntArray) -> tuple[Answer, ...]:
+        if not left:
+            return ()
+        said = self._said(ramp, rows_B[left])
+        return tuple(
+            [
+                Answer(sample_id=inside.sample_ids[k], label=label, score=score, exit=ramp)
+                for k, (label, score) in zip(left, said, strict=True)
+            ]
+        )
+
+    def _seen(self, ramp: int, inside: EmulatedPiece, rows_B: IntArray) -> tuple[Seen, ...]:
+        return tuple(
+            Seen(sample_id=sample_id, block=ramp, score=score, label=label)
+            for sample_id, (label, score) in zip(inside.sample_ids, self._said(ramp, rows_B), strict=True)
+        )
+
+    def _said(self, ramp: int, rows_X: IntArray) -> list[tuple[int, float]]:
+        column = self._column_of[ramp]
+        labels = self._records.labels_NR[rows_X, column].tolist()
+        return list(zip(labels, self._records.scores_NR[rows_X, column].tolist(), strict=True))
+
+    def _end(self, split: Split, inside: EmulatedPiece, stay: Sequence[int], rows_B: IntArray) -> Step[EmulatedPiece]:
+        if split.end < self._num_blocks:
+            return Step(answers=(), survivors=inside.at(split.end, stay))
+        labels = self._records.final_labels_N[rows_B[list(stay)]].tolist()
+        return Step(
+            answers=tuple(
+                [
+                    Answer(sample_id=inside.sample_ids[k], label=label, score=1.0, exit=split.end - 1)
+                    for k, label in zip(stay, labels, strict=True)
+                ]
+            ),
+            survivors=None,
+        )
+
+    def _columns(self, ramps: Sequence[int]) -> list[int]:
+        return [self._column_of[ramp] for ramp in ramps]
+
+    def _rows(self, members: Sequence[Member[EmulatedPiece]]) -> IntArray:
+        return np.array([self._row(member.sample_id) for member in members], dtype=np.int64)
+
+    def _row(self, sample_id: str) -> int:
+        known = sample_id.rpartition("#")[0] or sample_id
+        row = self._row_of.get(known)
+        if row is None:
+            raise UnprocessableInputError(f"no exit records of the id {known!r}; send the `ids` of recorded inputs")
+        return row
+
+
+def _full_model(answer: Answer) -> Seen:
+    return Seen(sample_id=answer.sample_id, block=answer.exit, score=math.nan, label=answer.label)
+
+
+class PacedRunner(Runner[P]):
+    """Another runner's steps, each not before the time that the emulated accelerator would have needed for it.
+
+    Blocks count at the number of inputs really inside them, ramps where they are evaluated. A batch starts, for the
+    emulated accelerator, as soon as the accelerator and the batch's last input were there: what this process needs
+    between two batches costs it nothing.
+    """
+
+    def __init__(
+        self,
+        inner: Runner[P],
+        table: LatencyTable,
+        ramps: tuple[int, ...],
+        *,
+        time_scale: float,
+        slowness: float = 1.0,
+        clock: Clock,
+        sleep: Sleep,
+    ) -> None:
+        self.inner = inner
+        self.pace = Pace(table, ramps, time_scale * slowness)
+        self.dispatch: Dispatch = "work-conserving"
+        """Of the engine it runs for; a deferred batch that is not full was waited with, and starts when chosen."""
+        self._ramps = ramps
+        self._clock = clock
+        self._sleep = sleep
+        self._free_s = -math.inf
+        self._stayed: tuple[str, ...] = ()
+
+    def from_wire(self, wire: WirePiece) -> P:
+        return self.inner.from_wire(wire)
+
+    def follow(self, policy: Any) -> None:
+        self.inner.follow(policy)
+
+    def prepare(self, splits: Sequence[Split]) -> None:
+        """Raises PlanError for batches above the profile's, too."""
+        for split in splits:
+            self.pace.check_batch(split.batch)
+        self.inner.prepare(splits)
+
+    def warm_up_pieces(self, split: Split, size: int) -> P:
+        return self.inner.warm_up_pieces(split, size)
+
+    def run(self, batch: Batch[P]) -> Iterator[Step[P]]:
+        self.pace.check_batch(len(batch.members))
+        evaluated = self._ramps if batch.probe else batch.split.ramps
+        at_block, inside, due_s = batch.split.first, len(batch.members), self._start_s(batch)
+        for step in self.inner.run(batch):
+            end = step.answers[-1].exit + 1 if step.survivors is None else step.survivors.next_block
+            due_s += self.pace.seconds(at_block, end, inside, evaluated)
+            self._free_s = due_s
+            self._stayed = () if step.survivors is None else step.survivors.sample_ids
+            self._sleep_until(due_s)
+            yield step
+            at_block, inside = end, len(self._stayed)
+
+    def _start_s(self, batch: Batch[P]) -> float:
+        if self.dispatch == "deferred" and len(batch.members) < batch.split.batch:
+            return max(self._free_s, batch.started_s)
+        # Who stayed on the device from the batch before was here when that ended, whenever it was queued again.
+        stayed = set(self._stayed)
+        return max(
+            [self._free_s, *[member.queued_since_s for member in batch.members if member.sample_id not in stayed]]
+        )
+
+    def _sleep_until(self, due_s: float) -> None:
+        left_s = due_s - self._clock.now_s()
+        if left_s > 0:
+            self._sleep(left_s)

@@ -1,0 +1,118 @@
+"""Inventories as YAML or JSON, in a file of their own or inside another; mistakes are said with file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import Field
+
+from cluster.catalogue import ClusterLink, known_device, known_link
+from cluster.devices import find_device
+from cluster.inventory import Accelerators, Inventory
+from earlyexit.errors import InputError
+from earlyexit.source_file import Source, StrictDocument, read_source
+
+MAX_COUNT = 1_000_000
+"""As a plan problem's: the most accelerators of one type."""
+
+
+class AcceleratorsDocument(StrictDocument):
+    """The accelerators of one type; what is left out is the catalogue's."""
+
+    count: int = Field(ge=0, le=MAX_COUNT)
+    usd_per_hour: float | None = Field(default=None, ge=0)
+    memory_bytes: int | None = Field(default=None, gt=0)
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Ray's labels of their nodes."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Kubernetes' labels of their nodes."""
+    source: str | None = None
+    """Who says price and memory."""
+
+
+class ClusterLinkDocument(StrictDocument):
+    """What a hop goes over."""
+
+    bandwidth_bytes_per_s: float = Field(gt=0)
+    delay_s: float = Field(default=0.0, ge=0)
+    source: str | None = None
+
+
+class InventoryDocument(StrictDocument):
+    """A whole cluster."""
+
+    schema_version: Literal[1] = 1
+    devices: dict[str, AcceleratorsDocument] = Field(min_length=1)
+    link: ClusterLinkDocument | None = None
+    time_scale: float = Field(default=1.0, gt=0)
+    """An emulated second takes so many seconds."""
+
+
+def read_inventory(path: Path) -> Inventory:
+    """Read a cluster file; raises InputError naming file, line, what is wrong and what is allowed."""
+    source = read_source(path, InputError)
+    refuse_unknown_fields(source, InventoryDocument)
+    return build_inventory(source.parse(InventoryDocument, called="the cluster"), source)
+
+
+def build_inventory(document: InventoryDocument, source: Source, at: tuple[str, ...] = ()) -> Inventory:
+    """The inventory of a document that stands at a place of its source; raises the source's error with the line."""
+    devices = {}
+    for name, each in document.devices.items():
+        with source.said_at((*at, "devices", name)):
+            find_device(name)
+            devices[name] = _accelerators(name, each)
+    link = known_link() if document.link is None else ClusterLink(**document.link.model_dump())
+    with source.said_at((*at, "time_scale")):
+        return Inventory(devices=devices, link=link, time_scale=document.time_scale)
+
+
+def _accelerators(name: str, document: AcceleratorsDocument) -> Accelerators:
+    known = known_device(name)
+    said = document.source or known.source
+    return Accelerators(
+        count=document.count,
+        usd_per_hour=known.usd_per_hour if document.usd_per_hour is None else document.usd_per_hour,
+        memory_bytes=document.memory_bytes or known.memory_bytes,
+        labels=document.labels,
+        node_selector=document.node_selector,
+        source=said,
+    )
+
+
+def refuse_unknown_fields(source: Source, shape: type[StrictDocument]) -> None:
+    """Raise at the first field that a shape does not have, at any depth, listing those it has."""
+    for path, each, value in _places(shape, source.document, ()):
+        unknown = [name for name in value if name not in each.model_fields]
+        if unknown:
+            with source.said_at((*path, unknown[0])):
+                named = ".".join((*path, str(unknown[0])))
+                raise source.raises(f"{named}: unknown field; known are {', '.join(each.model_fields)}")
+
+
+def _places(
+    shape: type[StrictDocument], value: Any, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], type[StrictDocument], Mapping[Any, Any]]]:
+    """Every mapping of a document that has a shape of ours, with its path."""
+    if not isinstance(value, Mapping):
+        return
+    yield path, shape, value
+    for name, described in shape.model_fields.items():
+        yield from _inside(described.annotation, value.get(name), (*path, name))
+
+
+def _inside(
+    annotation: Any, value: Any, path: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], type[StrictDocument], Mapping[Any, Any]]]:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, StrictDocument):
+        yield from _places(annotation, value, path)
+    elif origin in (Union, UnionType):
+        for each in inner:
+            yield from _inside(each, value, path)
+    elif origin is dict and isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _inside(inner[1], each, (*path, str(key)))

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.catalogue import ClusterLink, known_device, known_link, read_cluster_catalogue
+from cluster.inventory import Accelerators, Inventory, from_nodes, lacking
+from earlyexit.errors import InputError
+
+LINK = ClusterLink(bandwidth_bytes_per_s=1.0)
+
+
+def node(resources: dict[str, float], labels: dict[str, str] | None = None, *, alive: bool = True) -> dict[str, Any]:
+    """One of those that `ray.nodes()` returns, without what is not read."""
+    return {"Alive": alive, "Resources": resources, "Labels": labels or {}}
+
+
+def v100(gpus: float, **labels: str) -> dict[str, Any]:
+    resources = {"CPU": 8.0, "GPU": gpus, "accelerator_type:V100": 1.0, "node:10.0.0.1": 1.0, "memory": 1e9}
+    return node(resources, labels)
+
+
+def inventory(**counts: int) -> Inventory:
+    return Inventory(devices={name: Accelerators(count=count) for name, count in counts.items()}, link=LINK)
+
+
+def test_accelerators_of_all_live_nodes_are_counted_by_the_type_that_ray_told() -> None:
+    assert from_nodes([v100(4.0), v100(2.0)]).counts == {"V100": 6, "cpu": 16}
+
+
+def test_a_dead_node_counts_for_nothing() -> None:
+    assert from_nodes([node({"CPU": 8.0}, alive=False), node({"CPU": 2.0})]).counts == {"cpu": 2}
+
+
+def test_a_gpu_of_an_unknown_type_is_cuda() -> None:
+    assert from_nodes([node({"CPU": 1.0, "GPU": 2.0})]).counts == {"cuda": 2, "cpu": 1}
+
+
+def test_emulated_accelerators_are_what_nodes_say_they_have() -> None:
+    assert from_nodes([node({"emulated:V100": 6.0}), node({"emulated:V100": 1.0})]).counts == {"emulated:V100": 7}
+
+
+def test_labels_of_a_type_are_those_that_all_its_nodes_have_alike() -> None:
+    found = from_nodes(
+        [v100(1.0, tier="fast", zone="a"), v100(1.0, tier="fast", zone="b"), node({"CPU": 1.0}, {"tier": "slow"})]
+    )
+    assert found.devices["V100"].labels == {"tier": "fast"}
+    assert found.devices["cpu"].labels == {}
+
+
+def test_a_nodes_own_id_is_no_label_of_its_type() -> None:
+    assert from_nodes([node({"CPU": 1.0}, {"ray.io/node-id": "a", "tier": "slow"})]).devices["cpu"].labels == {
+        "tier": "slow"
+    }
+
+
+def test_a_live_clusters_prices_and_link_are_the_catalogues() -> None:
+    found = from_nodes([v100(1.0)])
+    assert found.devices["V100"].usd_per_hour == 2.93
+    assert found.link == known_link()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "missing"),
+    [
+        pytest.param({"V100": 4}, {}, id="all there"),
+        pytest.param({"V100": 5, "T4": 1}, {"V100": 1, "T4": 1}, id="too few, and none"),
+        pytest.param({"cuda": 6}, {}, id="cuda takes any GPU"),
+        pytest.param({"cuda": 6, "V100": 1}, {"cuda": 1}, id="but not those wanted by name"),
+        pytest.param({"T4": 0}, {}, id="none wanted"),
+    ],
+)
+def test_what_a_cluster_lacks_is_counted_by_type(wanted: dict[str, int], missing: dict[str, int]) -> None:
+    assert lacking(wanted, inventory(V100=4, cuda=2, cpu=8)) == missing
+
+
+def test_time_can_be_stretched_on_emulated_accelerators_only() -> None:
+    emulated = {"emulated:V100": Accelerators(count=1)}
+    assert Inventory(devices=emulated, link=LINK, time_scale=20.0).time_scale == 20
+    with pytest.raises(InputError, match="time_scale 20 stretches emulated time; V100 cannot be stretched"):
+        Inventory(devices={**emulated, "V100": Accelerators(count=1)}, link=LINK, time_scale=20.0)
+
+
+def test_fewer_than_no_accelerator_is_refused() -> None:
+    with pytest.raises(InputError, match="at least 0, not -1"):
+        Accelerators(count=-1)
+
+
+def test_e3s_two_clusters_cost_what_e3_says() -> None:
+    price = {name: known_device(name).usd_per_hour or 0.0 for name in ("V100", "P100", "K80")}
+    assert 16 * price["V100"] / 3600 == pytest.approx(0.013, abs=0.0005)
+    assert (6 * price["V100"] + 8 * price["P100"] + 15 * price["K80"]) / 3600 == pytest.approx(0.013, abs=0.0005)
+
+
+def test_an_emulated_accelerator_costs_and_holds_what_it_emulates() -> None:
+    assert known_device("emulated:K80") == known_device("K80")
+
+
+def test_of_an_unlisted_accelerator_nothing_is_known() -> None:
+    assert known_device("cpu").usd_per_hour is None
+    assert known_device("cpu").memory_bytes is None
+
+
+def test_every_figure_of_the_catalogue_names_a_source_that_it_has() -> None:
+    catalogue = read_cluster_catalogue()
+    named = {each.memory for each in catalogue.devices.values()} | {catalogue.link.source}
+    named |= {each.price for each in catalogue.devices.values() if each.price is not None}
+    assert named == set(catalogue.sources)
+    assert all((each.usd_per_hour is None) == (each.price is None) for each in catalogue.devices.values())
