@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -28,6 +27,8 @@ from offramp.options import (
     integers,
 )
 from offramp.plan_commands import commands as plan_commands
+from offramp.service_commands import commands as service_commands
+from offramp.service_commands import serve_file, serve_until_stopped
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
@@ -134,7 +135,10 @@ def calibrate(
 
 @app.command()
 def serve(
-    model: ModelFolder,
+    context: typer.Context,
+    model: Annotated[
+        Path, typer.Argument(help="Model folder, or a service file, which says all but the ports itself.")
+    ],
     plan: Annotated[str, typer.Option(help="Plan file, or built in: stock, early-exit, serial.")] = "serial",
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size of a built-in plan; default: 32.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Replicas of a built-in plan; default: 1.")] = None,
@@ -152,9 +156,12 @@ def serve(
         int | None, typer.Option(min=1, max=65535, help="Port of the Prometheus metrics; default: a free one.")
     ] = None,
 ) -> None:
-    """Serve a model on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
-    from deployments.serve_control import LocalCluster, serving
-    from earlyexit.store import read_card
+    """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
+    if model.is_file():
+        given = _given(context)
+        serve_file(model, port=port if "port" in given else None, metrics_port=metrics_port)
+        return
+    from deployments.serve_control import LocalCluster
     from offramp.plans import resolve_plan
     from optimizer.plan_file import plan_document
 
@@ -172,14 +179,7 @@ def serve(
     cluster = LocalCluster(
         port=port, host=host, front=choice("front", front, ("haproxy", "proxy")), metrics_port=metrics_port
     )
-    try:
-        with serving(settings, cluster) as url:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
-            print(f"serving {read_card(model).name} at {url}   API: {url}/docs")
-            print(f"try: offramp predict 'a text' --url {url}", flush=True)
-            signal.pause()
-    except KeyboardInterrupt:
-        print("stopped")
+    serve_until_stopped(settings, cluster)
 
 
 @app.command()
@@ -259,6 +259,7 @@ def bench(
 
 
 app.add_typer(plan_commands)
+app.add_typer(service_commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -269,6 +270,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OfframpError as error:
         print(f"offramp: {error}", file=sys.stderr)
         raise SystemExit(2 if isinstance(error, InputError) else 1) from None
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Options of `serve` that were given with a service file; raises InputError for those that it says itself."""
+    given = {
+        name
+        for name in context.params
+        if name != "model" and str(context.get_parameter_source(name)).endswith("COMMANDLINE")
+    }
+    refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"port", "metrics_port"})
+    if refused:
+        raise InputError(
+            f"{' and '.join(refused)}: the service file says it; only --port and --metrics-port go with one"
+        )
+    return given
 
 
 def _known_texts(model: Path, texts: LabelledTexts) -> LabelledTexts:

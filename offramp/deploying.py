@@ -1,0 +1,221 @@
+"""A service on a Ray cluster, through the REST API of its dashboard: put there, watched, taken away.
+
+A PUT replaces the whole set of applications, so the others are sent back with it as they were submitted. Serve does
+nothing to a deployment whose config has not changed: what was scaled since stays scaled (tried with 2.60).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cluster.devices import EMULATED
+from cluster.inventory import Inventory, from_nodes, lacking
+from earlyexit.clock import Clock
+from earlyexit.errors import InputError, OfframpError
+
+APPLICATIONS = "/api/serve/applications/"
+NODES = "/api/v0/nodes"
+POLL_S = 1.0
+Sleep = Callable[[float], None]
+Tell = Callable[[str], None]
+
+
+class Dashboard:
+    """The REST API of one Ray cluster; whatever goes wrong is an error of one line that names the address."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def serve(self) -> dict[str, Any]:
+        """What Serve runs: `applications` by name, and its options."""
+        found: dict[str, Any] = self._ask("GET", APPLICATIONS).json()
+        return found
+
+    def put(self, config: Mapping[str, Any]) -> None:
+        """Make this what Serve runs; applications that are not in it are ended."""
+        self._ask("PUT", APPLICATIONS, json=config)
+
+    def inventory(self) -> Inventory:
+        """What the cluster's nodes have."""
+        rows = self._ask("GET", NODES, params={"limit": 10_000}).json()["data"]["result"]["result"]
+        return from_nodes(
+            {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
+            for row in rows
+        )
+
+    def _ask(self, method: str, path: str, **what: Any) -> httpx.Response:
+        where = str(self._client.base_url).rstrip("/")
+        try:
+            response = self._client.request(method, path, **what)
+        except httpx.HTTPError as error:
+            raise OfframpError(f"no Ray dashboard answers at {where}: {error}") from error
+        if response.status_code in (401, 403):
+            raise OfframpError(f"{where} refuses: {response.status_code}; set RAY_AUTH_MODE=token and its token")
+        if response.is_error:
+            raise OfframpError(f"{where}{path} says {response.status_code}: {_one_line(response.text)}")
+        return response
+
+
+def dashboard_client(address: str, environment: Mapping[str, str] = os.environ) -> httpx.Client:
+    """A client of the dashboard at an address, with Ray's token where RAY_AUTH_MODE asks for one; raises InputError."""
+    return httpx.Client(base_url=address, headers=token_header(environment), timeout=60.0)
+
+
+def token_header(environment: Mapping[str, str]) -> dict[str, str]:
+    """What Ray's token authentication wants; the token is where Ray itself looks for it."""
+    if environment.get("RAY_AUTH_MODE", "").lower() != "token":
+        return {}
+    token = environment.get("RAY_AUTH_TOKEN")
+    path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    if token is None:
+        try:
+            token = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"RAY_AUTH_MODE is token, and {path} cannot be read: {error.strerror}") from error
+    return {"Authorization": f"Bearer {token.strip()}"}
+
+
+def check_devices(wanted: Mapping[str, int], there: Inventory) -> None:
+    """Raise InputError where the cluster has fewer accelerators than the service file says."""
+    missing = lacking(wanted, there)
+    if missing:
+        each = (f"{name}: {wanted[name]} in the file, {wanted[name] - count} there" for name, count in missing.items())
+        hint = (
+            f"; nodes say how many emulated ones they have: ray start --resources '{{\"{EMULATED}V100\": 16}}'"
+            if any(name.startswith(EMULATED) for name in missing)
+            else ""
+        )
+        raise InputError(f"the cluster lacks accelerators ({'; '.join(each)}){hint}")
+
+
+def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """What to PUT so that the config's one application runs beside those there are.
+
+    Raises InputError where another application has its route.
+    """
+    [application] = config["applications"]
+    others = {name: each for name, each in serve["applications"].items() if name != application["name"]}
+    taken = [name for name, each in others.items() if each.get("route_prefix") == application["route_prefix"]]
+    if taken:
+        raise InputError(
+            f"application {taken[0]!r} has route {application['route_prefix']}; first: offramp delete {taken[0]}"
+        )
+    return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}
+
+
+def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What to PUT so that one application ends; raises InputError where there is none of that name."""
+    applications = serve["applications"]
+    if name not in applications:
+        raise InputError(f"no application {name!r}; there are: {', '.join(applications) or 'none'}")
+    if applications[name].get("deployed_app_config") is None:
+        raise InputError(f"application {name!r} was not deployed by a config; whoever started it ends it")
+    return {**_options(serve), "applications": _kept(each for key, each in applications.items() if key != name)}
+
+
+def _options(serve: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a Serve that runs: they cannot change while it does."""
+    names = ("proxy_location", "http_options", "grpc_options", "target_capacity")
+    return {name: serve[name] for name in names if serve.get(name) is not None}
+
+
+def _kept(applications: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """As they were submitted; those started by hand were not, and a PUT leaves them alone."""
+    submitted = (each.get("deployed_app_config") for each in applications)
+    return [config for config in submitted if config is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How long and how often to ask."""
+
+    clock: Clock
+    sleep: Sleep
+    tell: Tell
+    """Takes a line whenever there is news."""
+    limit_s: float = 600.0
+
+
+def wait_until_running(dashboard: Dashboard, name: str, waiting: Waiting) -> None:
+    """Come back when the application runs; raises OfframpError with Serve's words when it cannot, or in time."""
+    said = ""
+    end_s = waiting.clock.now_s() + waiting.limit_s
+    while True:
+        application = dashboard.serve()["applications"].get(name, {})
+        status = application.get("status", "NOT_STARTED")
+        words = progress_words(application)
+        if words != said:
+            waiting.tell(words)
+            said = words
+        if status == "RUNNING":
+            return
+        if status == "DEPLOY_FAILED":
+            raise OfframpError(f"application {name!r}: {status}: {_one_line(application.get('message', ''))}")
+        if waiting.clock.now_s() >= end_s:
+            raise OfframpError(f"application {name!r} does not run after {waiting.limit_s:g} s: {words}")
+        waiting.sleep(POLL_S)
+
+
+def wait_until_gone(dashboard: Dashboard, name: str, waiting: Waiting) -> None:
+    """Come back when Serve has no such application any more; raises OfframpError when it stays too long."""
+    end_s = waiting.clock.now_s() + waiting.limit_s
+    while name in dashboard.serve()["applications"]:
+        if waiting.clock.now_s() >= end_s:
+            raise OfframpError(f"application {name!r} is still there after {waiting.limit_s:g} s")
+        waiting.sleep(POLL_S)
+
+
+def progress_words(application: Mapping[str, Any]) -> str:
+    """How far an application is."""
+    deployments = application.get("deployments", {}).values()
+    healthy = sum(each["status"] == "HEALTHY" for each in deployments)
+    running, wanted = sum(map(num_running, deployments)), sum(each["target_num_replicas"] for each in deployments)
+    status = application.get("status", "NOT_STARTED")
+    return f"{status}: {healthy} of {len(deployments)} deployments healthy, {running} of {wanted} replicas running"
+
+
+def num_running(deployment: Mapping[str, Any]) -> int:
+    """Replicas that serve."""
+    return sum(each["state"] == "RUNNING" for each in deployment["replicas"])
+
+
+def applications_document(serve: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What Serve runs, as `offramp status --json` says it."""
+    return [
+        {
+            "name": name,
+            "status": each["status"],
+            "message": each.get("message", ""),
+            "route_prefix": each.get("route_prefix"),
+            "deployments": [
+                {
+                    "name": deployment,
+                    "status": details["status"],
+                    "replicas": num_running(details),
+                    "wanted": details["target_num_replicas"],
+                    "emulated": is_emulated(deployment),
+                }
+                for deployment, details in each.get("deployments", {}).items()
+            ],
+        }
+        for name, each in serve["applications"].items()
+    ]
+
+
+def is_emulated(deployment: str) -> bool:
+    """Whether a deployment is a slot of accelerators that are not there, by its name."""
+    from optimizer.placement import slot_prefix
+
+    return deployment.startswith(slot_prefix(EMULATED).removesuffix("-"))
+
+
+def _one_line(text: str) -> str:
+    """The last line that says something: of a traceback, the error; of pydantic's words, not where to read on."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "For further information" not in line]
+    return lines[-1][:300] if lines else "no reason given"

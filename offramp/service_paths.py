@@ -1,0 +1,31 @@
+"""A service whose files are elsewhere on the nodes than here: on a mounted volume, in an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from deployments.settings import ServeSettings
+
+MODEL = "model"
+
+
+def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:
+    """The settings of nodes that find everything in one folder: `model/`, other exit records beside it, the state."""
+    model = Path(settings.model)
+    control = settings.control
+    if control is not None:
+        state = str(folder / Path(control.state).name)
+        policy = _moved_policy(control.policy, model, folder)
+        control = control.model_copy(update={"state": state, "policy": policy})
+    plan = {**settings.plan, "policy": _moved_policy(settings.plan["policy"], model, folder)}
+    return settings.model_copy(update={"model": str(folder / MODEL), "plan": plan, "control": control})
+
+
+def _moved_policy(policy: Mapping[str, Any] | None, model: Path, folder: PurePosixPath) -> dict[str, Any] | None:
+    if policy is None or "records" not in policy:
+        return None if policy is None else dict(policy)
+    records = Path(policy["records"])
+    inside = folder / MODEL / records.relative_to(model) if records.is_relative_to(model) else folder / records.name
+    return {**policy, "records": str(inside)}

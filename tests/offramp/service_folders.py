@@ -1,0 +1,75 @@
+"""Model folders that a service file can name, written without training anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from earlyexit.store import CARD_FILE, WEIGHTS_FILE, ModelCard
+from offramp.calibration import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
+from profiles.records import ExitRecords
+
+WEIGHTS_BYTES = 4000
+
+
+def write_model(folder: Path, *, num_blocks: int = 3, thresholds: dict[int, float] | None = None) -> Path:
+    """A calibrated model with a ramp after every block but the last.
+
+    Of its eight recorded inputs, half are sure (0.1 nats) at the first ramp, half of the others at the second, and so
+    on until one is left; the others score 0.9. All thresholds are 0.5.
+    """
+    folder.mkdir(parents=True)
+    ramps = tuple(range(num_blocks - 1))
+    card = ModelCard(
+        name="m",
+        family="bert",
+        backbone={"hidden_size": 8},
+        label_names=("bill", "weather"),
+        ramp_style="light",
+        pooling="mean",
+        head_style="light",
+        head_pooling="mean",
+        ramps=ramps,
+        num_blocks=num_blocks,
+        max_length=16,
+        provenance={},
+    )
+    (folder / CARD_FILE).write_text(card.model_dump_json(), encoding="utf-8")
+    (folder / WEIGHTS_FILE).write_bytes(bytes(WEIGHTS_BYTES))
+    calibration = CalibrationCard(
+        policy="entropy",
+        thresholds=dict.fromkeys(ramps, 0.5) if thresholds is None else thresholds,
+        budget=0.01,
+        confidence=0.9,
+        tested={},
+        provenance={},
+    )
+    (folder / CALIBRATION_FILE).write_text(calibration.model_dump_json(), encoding="utf-8")
+    write_records(folder / RECORDS_FILE, num_blocks=num_blocks)
+    return folder
+
+
+def write_records(path: Path, *, num_blocks: int = 3) -> Path:
+    """The exit records of such a model."""
+    ramps = tuple(range(num_blocks - 1))
+    scores_NR = np.full((8, len(ramps)), 0.9, dtype=np.float32)
+    for ramp, first_sure in zip(ramps, (4, 2, 1), strict=False):
+        scores_NR[first_sure:, ramp] = 0.1
+    ExitRecords(
+        score="entropy",
+        num_blocks=num_blocks,
+        ramps=ramps,
+        sample_ids=tuple(map(str, range(8))),
+        scores_NR=scores_NR,
+        labels_NR=np.zeros((8, len(ramps)), dtype=np.int64),
+        final_labels_N=np.zeros(8, dtype=np.int64),
+    ).save(path)
+    return path
+
+
+def with_card(folder: Path, **fields: object) -> None:
+    """Change what a model's card says."""
+    path = folder / CARD_FILE
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | fields), encoding="utf-8")

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.catalogue import ClusterLink
+from cluster.inventory import Accelerators, Inventory
+from cluster.render import serve_config
+from earlyexit.clock import ManualClock
+from earlyexit.errors import InputError, OfframpError
+from offramp.deploying import (
+    Dashboard,
+    Waiting,
+    applications_document,
+    check_devices,
+    token_header,
+    wait_until_gone,
+    wait_until_running,
+    with_application,
+    without_application,
+)
+
+NODE = {
+    "node_id": "a",
+    "state": "ALIVE",
+    "resources_total": {"CPU": 4.0, "emulated:V100": 2.0, "memory": 1e9},
+    "labels": {"ray.io/node-id": "a"},
+}
+
+
+def deployment(wanted: int = 1, running: int = 1, status: str = "HEALTHY") -> dict[str, Any]:
+    states = ["RUNNING"] * running + ["STARTING"] * (wanted - running)
+    return {"status": status, "target_num_replicas": wanted, "replicas": [{"state": state} for state in states]}
+
+
+def application(name: str, *, status: str = "RUNNING", route: str | None = None, **deployments: Any) -> dict[str, Any]:
+    """One that a config deployed, as Serve describes it."""
+    config = {"name": name, "route_prefix": route or f"/{name}", "import_path": "m:a", "args": {"a": 1}}
+    return {
+        "name": name,
+        "status": status,
+        "message": "",
+        "route_prefix": route or f"/{name}",
+        "deployed_app_config": config,
+        "deployments": deployments,
+    }
+
+
+def serving(*applications: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": 8000},
+        "grpc_options": None,
+        "applications": {each["name"]: each for each in applications},
+    }
+
+
+def config(**args: Any) -> dict[str, Any]:
+    return serve_config(args, name="demo", environment={"A": "1"}, host="0.0.0.0", port=9000)
+
+
+class FakeRay:
+    """A dashboard that gives one answer after the other, the last for ever, and keeps what it was told to run."""
+
+    def __init__(self, *serves: dict[str, Any]) -> None:
+        self.serves = list(serves)
+        self.put: list[dict[str, Any]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/api/v0/nodes":
+            return httpx.Response(200, json={"data": {"result": {"result": [NODE, NODE | {"state": "DEAD"}]}}})
+        assert request.url.path == "/api/serve/applications/"
+        if request.method == "PUT":
+            self.put.append(json.loads(request.content))
+            return httpx.Response(200)
+        return httpx.Response(200, json=self.serves.pop(0) if len(self.serves) > 1 else self.serves[0])
+
+
+def dashboard(answer: Any) -> Dashboard:
+    return Dashboard(httpx.Client(base_url="http://ray:8265", transport=httpx.MockTransport(answer)))
+
+
+class Patience:
+    """A wait whose clock its sleeps advance."""
+
+    def __init__(self, limit_s: float = 10.0) -> None:
+        clock = ManualClock()
+        self.said: list[str] = []
+        self.waiting = Waiting(clock=clock, sleep=clock.advance, tell=self.said.append, limit_s=limit_s)
+
+
+def test_an_application_is_put_beside_those_that_are_there() -> None:
+    before = serving(application("other"))
+    put = with_application(before, config(x=1))
+    assert put["applications"] == [
+        before["applications"]["other"]["deployed_app_config"],
+        config(x=1)["applications"][0],
+    ]
+
+
+def test_options_of_a_serve_that_runs_stay_as_they_are() -> None:
+    put = with_application(serving(), config())
+    assert put["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert "grpc_options" not in put
+
+
+def test_a_serve_that_does_not_run_yet_gets_the_services_options() -> None:
+    put = with_application({"proxy_location": None, "http_options": None, "applications": {}}, config())
+    assert put == config()
+
+
+def test_an_application_of_the_same_name_is_replaced() -> None:
+    put = with_application(serving(application("demo", route="/")), config(x=2))
+    assert [each["args"] for each in put["applications"]] == [{"x": 2}]
+
+
+def test_an_application_started_by_hand_is_left_alone() -> None:
+    by_hand = application("hand") | {"deployed_app_config": None}
+    assert len(with_application(serving(by_hand), config())["applications"]) == 1
+
+
+def test_a_route_that_is_taken_is_refused() -> None:
+    with pytest.raises(InputError, match="application 'other' has route /; first: offramp delete other"):
+        with_application(serving(application("other", route="/")), config())
+
+
+def test_without_an_application_the_others_stay() -> None:
+    put = without_application(serving(application("a"), application("b")), "a")
+    assert [each["name"] for each in put["applications"]] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("serve", "words"),
+    [
+        pytest.param(serving(application("a")), "no application 'demo'; there are: a", id="another"),
+        pytest.param(serving(), "no application 'demo'; there are: none", id="none"),
+        pytest.param(
+            serving(application("demo") | {"deployed_app_config": None}), "was not deployed by a config", id="by hand"
+        ),
+    ],
+)
+def test_only_an_application_that_is_there_can_be_deleted(serve: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        without_application(serve, "demo")
+
+
+def test_the_inventory_is_that_of_the_nodes_alive() -> None:
+    assert dashboard(FakeRay(serving())).inventory().counts == {"cpu": 4, "emulated:V100": 2}
+
+
+def test_missing_accelerators_are_refused_with_what_is_there() -> None:
+    there = Inventory(devices={"V100": Accelerators(count=4)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
+    check_devices({"V100": 4}, there)
+    with pytest.raises(
+        InputError, match=r"lacks accelerators \(V100: 6 in the file, 4 there; T4: 1 in the file, 0 there\)$"
+    ):
+        check_devices({"V100": 6, "T4": 1}, there)
+    with pytest.raises(InputError, match="ray start --resources"):
+        check_devices({"emulated:V100": 1}, there)
+
+
+def test_waiting_tells_every_news_once_and_ends_when_the_application_runs() -> None:
+    starting = serving(application("demo", status="DEPLOYING", a=deployment(2, 0, "UPDATING"), b=deployment()))
+    running = serving(application("demo", a=deployment(2, 2), b=deployment()))
+    patience = Patience()
+    wait_until_running(dashboard(FakeRay(serving(), starting, starting, running)), "demo", patience.waiting)
+    assert patience.said == [
+        "NOT_STARTED: 0 of 0 deployments healthy, 0 of 0 replicas running",
+        "DEPLOYING: 1 of 2 deployments healthy, 1 of 3 replicas running",
+        "RUNNING: 2 of 2 deployments healthy, 3 of 3 replicas running",
+    ]
+
+
+def test_an_application_that_cannot_run_ends_the_wait_with_serves_last_words() -> None:
+    failed = application("demo", status="DEPLOY_FAILED") | {"message": "Traceback:\n  a\nPlanError: too many stages\n"}
+    with pytest.raises(OfframpError, match="application 'demo': DEPLOY_FAILED: PlanError: too many stages"):
+        wait_until_running(dashboard(FakeRay(serving(failed))), "demo", Patience().waiting)
+
+
+def test_an_application_that_never_runs_ends_the_wait_in_time() -> None:
+    stuck = serving(application("demo", status="DEPLOYING", a=deployment(2, 1, "UPDATING")))
+    with pytest.raises(OfframpError, match="does not run after 5 s: DEPLOYING: 0 of 1 deployments healthy, 1 of 2"):
+        wait_until_running(dashboard(FakeRay(stuck)), "demo", Patience(5.0).waiting)
+
+
+def test_an_application_is_gone_when_serve_names_it_no_more() -> None:
+    deleting = serving(application("demo", status="DELETING"))
+    wait_until_gone(dashboard(FakeRay(deleting, deleting, serving())), "demo", Patience().waiting)
+    with pytest.raises(OfframpError, match="still there after 3 s"):
+        wait_until_gone(dashboard(FakeRay(deleting)), "demo", Patience(3.0).waiting)
+
+
+def test_the_status_names_replicas_and_what_is_emulated() -> None:
+    slots = {"split-emulated-V100-0": deployment(2, 1), "split-cpu-0": deployment()}
+    serve = serving(application("demo") | {"deployments": slots})
+    [found] = applications_document(serve)
+    assert found["status"] == "RUNNING"
+    assert found["deployments"] == [
+        {"name": "split-emulated-V100-0", "status": "HEALTHY", "replicas": 1, "wanted": 2, "emulated": True},
+        {"name": "split-cpu-0", "status": "HEALTHY", "replicas": 1, "wanted": 1, "emulated": False},
+    ]
+
+
+def refuse(_: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        pytest.param(refuse, "no Ray dashboard answers at http://ray:8265: Connection refused", id="nobody"),
+        pytest.param(
+            lambda request: httpx.Response(401),
+            "http://ray:8265 refuses: 401; set RAY_AUTH_MODE=token and its token",
+            id="no token",
+        ),
+        pytest.param(
+            lambda request: httpx.Response(
+                400, text="Traceback\n\n  ValueError: no such app \n  For further information"
+            ),
+            "http://ray:8265/api/serve/applications/ says 400: ValueError: no such app",
+            id="refused",
+        ),
+    ],
+)
+def test_what_goes_wrong_is_one_line_with_the_address(answer: Any, words: str) -> None:
+    with pytest.raises(OfframpError) as error:
+        dashboard(answer).serve()
+    assert str(error.value) == words
+
+
+def test_a_token_is_sent_only_where_ray_is_told_to_use_one(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("from-file\n", encoding="utf-8")
+    assert token_header({}) == {}
+    assert token_header({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "t"}) == {}
+    assert token_header({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t"}) == {"Authorization": "Bearer t"}
+    found = token_header({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)})
+    assert found == {"Authorization": "Bearer from-file"}
+    with pytest.raises(InputError, match=r"RAY_AUTH_MODE is token, and .*gone cannot be read"):
+        token_header({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "gone")})

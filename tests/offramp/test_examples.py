@@ -1,0 +1,101 @@
+"""The files in examples/ are read as a reader would have them read, with stand-ins for what their commands make."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.inventory_file import read_inventory
+from cluster.render import Kubernetes, ray_service, serve_config
+from deployments.bodies import parse_predict
+from deployments.settings import ServeSettings
+from offramp.service_file import read_service
+from optimizer.decision import Decision, Strategy
+from optimizer.plan_file import parse_plan
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import parse_problem
+from profiles.catalogue import published_profile
+from profiles.latency import LatencyProfile
+from tests.cluster.kuberay_schema import RayService
+from tests.offramp.service_folders import write_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+COUNTS = {
+    "laptop": {"cpu": 2},
+    "v100_16": {"emulated:V100": 16},
+    "e3_mixed": {"emulated:V100": 6, "emulated:P100": 8, "emulated:K80": 15},
+}
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    """The folder, in a repository where its commands have run."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    write_model(tmp_path / "runs/demo/model", num_blocks=6)
+    write_model(tmp_path / "runs/emulated/model", num_blocks=12)
+    known = published_profile("bert-base", "V100").at(128)
+    profile = LatencyProfile(
+        model="demo",
+        num_blocks=6,
+        ramps=(0, 1, 2, 3, 4),
+        device="cpu",
+        backend="torch",
+        dtype="float32",
+        kind="measured",
+        tables={
+            16: type(known)(batches=(1, 2), block_s_NB=known.block_s_NB[:6, :2], ramp_s_EB=known.ramp_s_EB[:5, :2])
+        },
+        provenance={},
+    )
+    profile.save(tmp_path / "runs/demo/latency-cpu.json")
+    return tmp_path / "examples"
+
+
+def quickly(problem: PlanProblem, strategy: Strategy) -> Decision:
+    """A plan of the smallest space: which one is best is the planner's own tests' to say."""
+    return solve(problem, "serial")
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_every_example_is_read_and_rendered(examples: Path, name: str) -> None:
+    service = read_service(examples / f"{name}.yaml", quickly)
+    assert service.inventory.counts == COUNTS[name]
+    assert service.settings.control is not None
+    assert parse_problem(service.settings.control.problem).problem.devices.keys() == COUNTS[name].keys()
+    config = serve_config(service.settings.model_dump(), name=name, environment={}, host="0.0.0.0", port=8000)
+    kubernetes = Kubernetes(image="offramp", ray_version="2.60.0")
+    assert RayService.model_validate(ray_service(name, config, service.inventory, kubernetes))
+
+
+def test_every_service_among_the_examples_is_read_above() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.yaml")} == set(COUNTS)
+
+
+@pytest.mark.parametrize("name", ["v100_16", "e3_mixed"])
+def test_the_request_that_an_emulated_example_shows_is_accepted(name: str) -> None:
+    [body] = re.findall(r"-d '(.*)'", (EXAMPLES / f"{name}.yaml").read_text("utf-8"))
+    assert parse_predict(body.encode())[0].ids == ("0", "1")
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("clusters/*.yaml")), ids=lambda path: path.stem)
+def test_every_cluster_among_the_examples_costs_what_e3s_did(path: Path) -> None:
+    inventory = read_inventory(path)
+    usd_per_hour = sum(each.count * (each.usd_per_hour or 0.0) for each in inventory.devices.values())
+    assert usd_per_hour / 3600 == pytest.approx(0.013, abs=0.0005)
+
+
+def test_the_rendered_manifest_is_one_of_the_mixed_cluster_that_an_application_can_be_built_of() -> None:
+    manifest = RayService.model_validate(yaml.safe_load((EXAMPLES / "kuberay/rayservice.yaml").read_text("utf-8")))
+    [application] = yaml.safe_load(manifest.spec.serveConfigV2)["applications"]
+    settings = ServeSettings.model_validate(application["args"])
+    assert parse_plan(settings.plan).num_blocks == 12
+    assert settings.control is not None
+    problem = parse_problem(settings.control.problem).problem
+    assert {name: supply.count for name, supply in problem.devices.items()} == COUNTS["e3_mixed"]
+    groups = manifest.spec.rayClusterConfig.workerGroupSpecs
+    assert {each.groupName for each in groups} == {"emulated-v100", "emulated-p100", "emulated-k80"}

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.settings import ServeSettings
+from offramp.cli import main
+from offramp.service_file import read_service
+from offramp.service_paths import at_folder
+from tests.cluster.kuberay_schema import RayService
+from tests.offramp.service_folders import write_model
+
+Captured = pytest.CaptureFixture[str]
+SERVICE = """
+schema_version: 1
+name: demo
+model:
+  folder: model
+  latency:
+    emulated:V100: {batch: [1], block_s: [[0.01], [0.01], [0.01]], ramp_s: [[0.001], [0.001]]}
+slo: {latency_s: 1.0}
+cluster: {devices: {emulated:V100: {count: 4}}}
+planner: {strategy: serial}
+"""
+SPLITS = [{"first": 0, "end": 2, "batch": 4, "ramps": [0, 1]}, {"first": 2, "end": 3, "batch": 4, "ramps": []}]
+PLAN = {"plan": {"stages": [{"device": "emulated:V100", "replicas": 2, "splits": SPLITS}]}}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Path:
+    write_model(tmp_path / "model")
+    path = tmp_path / "service.yaml"
+    path.write_text(SERVICE, encoding="utf-8")
+    return path
+
+
+class FakeRay(ThreadingHTTPServer):
+    """A dashboard whose Serve runs at once what it is told to; and the service, with its plan."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.num_v100 = 4
+        self.config: dict[str, Any] = {"applications": []}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def describe(self) -> dict[str, Any]:
+        slot = {"status": "HEALTHY", "target_num_replicas": 2, "replicas": [{"state": "RUNNING"}] * 2}
+        return {
+            "http_options": {"host": "127.0.0.1", "port": self.server_port},
+            "applications": {
+                each["name"]: {
+                    "status": "RUNNING",
+                    "message": "",
+                    "route_prefix": each["route_prefix"],
+                    "deployed_app_config": each,
+                    "deployments": {"split-emulated-V100-0": slot},
+                }
+                for each in self.config["applications"]
+            },
+        }
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: FakeRay
+
+    def do_GET(self) -> None:
+        nodes = [{"state": "ALIVE", "resources_total": {"emulated:V100": self.server.num_v100}, "labels": {}}]
+        answers: dict[str, Any] = {
+            "/plan": PLAN,
+            "/api/v0/nodes": {"data": {"result": {"result": nodes}}},
+            "/api/serve/applications/": self.server.describe(),
+        }
+        self.answer(answers[self.path.partition("?")[0]])
+
+    def do_PUT(self) -> None:
+        self.server.config = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer({})
+
+    def answer(self, document: Any) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+        pass
+
+
+@pytest.fixture
+def ray() -> Iterator[FakeRay]:
+    with FakeRay() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def run(*arguments: object) -> int:
+    """The exit status of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    return int(ended.value.code or 0)
+
+
+def refused(captured: Captured, *arguments: object) -> str:
+    """What a command says as it refuses its input: one line."""
+    assert run(*arguments) == 2
+    [line] = captured.readouterr().err.splitlines()
+    return line.removeprefix("offramp: ")
+
+
+def test_render_prints_a_config_whose_arguments_are_the_settings(service: Path, capsys: Captured) -> None:
+    assert run("render", service) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    [application] = config["applications"]
+    assert application["name"] == "demo"
+    assert application["runtime_env"]["env_vars"]["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    assert ServeSettings.model_validate(application["args"]).model == str(service.parent / "model")
+    assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
+
+
+def test_a_rendered_manifest_is_kuberays_and_finds_everything_on_its_volume(service: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rayservice.yaml"
+    assert run("render", service, "--kuberay", "--image", "registry/offramp:1", "--out", out) == 0
+    manifest = RayService.model_validate(yaml.safe_load(out.read_text(encoding="utf-8")))
+    config = yaml.safe_load(manifest.spec.serveConfigV2)
+    settings = ServeSettings.model_validate(config["applications"][0]["args"])
+    assert settings.model == "/offramp/model"
+    assert settings.plan["policy"]["records"] == "/offramp/model/exit_records.npz"
+    assert settings.control is not None
+    assert settings.control.state == "/offramp/demo.sqlite"
+    assert (config["proxy_location"], config["http_options"]["host"]) == ("EveryNode", "0.0.0.0")
+    [worker] = manifest.spec.rayClusterConfig.workerGroupSpecs
+    [container] = worker.template.spec.containers
+    assert container.image == "registry/offramp:1"
+    assert {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"} in [each.model_dump() for each in container.env]
+
+
+def test_what_is_elsewhere_on_the_nodes_is_named_as_they_find_it(service: Path, tmp_path: Path) -> None:
+    settings = read_service(service).settings
+    outside = settings.model_copy(
+        update={"plan": settings.plan | {"policy": {"name": "recorded", "records": "/x/r.npz"}}}
+    )
+    moved = at_folder(outside, PurePosixPath("/data"))
+    assert moved.plan["policy"]["records"] == "/data/r.npz"
+    assert moved.control is not None
+    assert moved.control.policy["records"] == "/data/model/exit_records.npz"
+
+
+def test_a_folder_of_the_nodes_is_absolute(service: Path, capsys: Captured) -> None:
+    assert refused(capsys, "render", service, "--at", "data").startswith("--at data: an absolute folder")
+
+
+def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, capsys: Captured) -> None:
+    assert run("deploy", service, "--address", ray.url) == 0
+    told = capsys.readouterr()
+    assert told.err == "RUNNING: 1 of 1 deployments healthy, 2 of 2 replicas running\n"
+    assert told.out == f"demo runs; offramp status --address {ray.url}\n"
+    assert [each["name"] for each in ray.config["applications"]] == ["demo"]
+
+    assert run("status", "--address", ray.url, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"] == PLAN
+    assert found["applications"][0]["deployments"][0]["emulated"] is True
+
+    assert run("delete", "demo", "--address", ray.url) == 0
+    assert capsys.readouterr().out == "demo is gone\n"
+    assert ray.config["applications"] == []
+
+
+def test_status_shows_replicas_and_the_plan_and_says_what_is_emulated(
+    service: Path, ray: FakeRay, capsys: Captured
+) -> None:
+    assert run("deploy", service, "--address", ray.url) == 0
+    capsys.readouterr()
+    assert run("status", "--address", ray.url) == 0
+    rows = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "split-emulated-V100-0 (emulated) HEALTHY 2 of 2" in rows
+    assert "0 V100 (emulated) 2 0 to 1 4 0, 1" in rows
+    assert "2 to 2 4 -" in rows
+
+
+def test_status_of_an_idle_cluster_says_so(ray: FakeRay, capsys: Captured) -> None:
+    assert run("status", "--address", ray.url) == 0
+    assert "Nothing is served" in capsys.readouterr().out
+
+
+def test_nothing_is_deployed_where_accelerators_are_missing(service: Path, ray: FakeRay, capsys: Captured) -> None:
+    ray.num_v100 = 3
+    said = refused(capsys, "deploy", service, "--address", ray.url)
+    assert said.startswith("the cluster lacks accelerators (emulated:V100: 4 in the file, 3 there)")
+    assert ray.config["applications"] == []
+
+
+def test_an_unknown_application_is_not_deleted(ray: FakeRay, capsys: Captured) -> None:
+    assert refused(capsys, "delete", "gone", "--address", ray.url) == "no application 'gone'; there are: none"
+
+
+def test_a_service_file_that_is_wrong_is_refused_by_every_command(service: Path, capsys: Captured) -> None:
+    service.write_text(SERVICE.replace("slo:", "slos:"), encoding="utf-8")
+    for command in ("render", "deploy", "serve"):
+        assert refused(capsys, command, service).startswith(f"{service}:8: slos: unknown field")
+
+
+def test_what_a_service_file_says_is_no_option_of_serve(service: Path, capsys: Captured) -> None:
+    said = refused(capsys, "serve", service, "--port", 9000, "--plan", "stock", "--max-queued", 5)
+    assert said.startswith("--max-queued and --plan: the service file says it")

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.settings import ServeSettings
+from earlyexit.errors import InputError
+from offramp.service_file import Service, read_service
+from optimizer.plan_file import parse_plan, write_plan
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import parse_problem
+from profiles.catalogue import published_profile
+from tests.offramp.service_folders import WEIGHTS_BYTES, with_card, write_model, write_records
+
+TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002], [0.003, 0.004]]}
+
+
+class Files:
+    """A service file and its model's folder; what is given takes the place of what the file says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = write_model(folder / "model")
+        self.path = folder / "service.yaml"
+
+    def write(self, **parts: Any) -> Path:
+        document: dict[str, Any] = {
+            "schema_version": 1,
+            "name": "demo",
+            "model": {"folder": "model", "latency": {"cpu": TABLE}},
+            "slo": {"latency_s": 1.0, "slack": 0.2},
+            "cluster": {"devices": {"cpu": {"count": 4}}, "link": {"bandwidth_bytes_per_s": 1e6, "delay_s": 0.001}},
+        }
+        self.path.write_text(yaml.safe_dump(document | parts, sort_keys=False), encoding="utf-8")
+        return self.path
+
+    def read(self, **parts: Any) -> Service:
+        return read_service(self.write(**parts))
+
+    def refused(self, **parts: Any) -> tuple[int, str]:
+        """The line and the words of a refusal."""
+        with pytest.raises(InputError) as refusal:
+            self.read(**parts)
+        where, _, words = str(refusal.value).partition(": ")
+        name, _, line = where.rpartition(":")
+        assert name == str(self.path)
+        return int(line), words
+
+    def line_of(self, text: str) -> int:
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        return next(number for number, line in enumerate(lines, start=1) if text in line)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def emulated(scale: float = 1.0, count: int = 4, **model: Any) -> dict[str, Any]:
+    """The parts of a service on emulated accelerators."""
+    return {
+        "model": {"folder": "model", "latency": {"emulated:V100": TABLE}} | model,
+        "cluster": {
+            "devices": {"emulated:V100": {"count": count}},
+            "link": {"bandwidth_bytes_per_s": 1e6, "delay_s": 0.001},
+            "time_scale": scale,
+        },
+    }
+
+
+def problem_of(service: Service) -> PlanProblem:
+    assert service.settings.control is not None
+    return parse_problem(service.settings.control.problem).problem
+
+
+def test_exits_come_from_the_models_calibration(files: Files) -> None:
+    settings = files.read().settings
+    assert settings.plan["policy"] == {"name": "entropy", "thresholds": {0: 0.5, 1: 0.5}}
+    assert settings.control is not None
+    assert settings.control.policy == settings.plan["policy"]
+    assert settings.control.accuracy_budget == 0.01
+
+
+def test_the_problem_has_the_survival_of_the_exit_records(files: Files) -> None:
+    problem = problem_of(files.read())
+    assert problem.survival_N == (1.0, 0.5, 0.25)
+    assert problem.ramps == (0, 1)
+    assert problem.slo.latency_s == 1
+    assert problem.devices["cpu"].count == 4
+
+
+def test_only_ramps_with_a_threshold_are_in_the_problem_each_with_its_own_row(files: Files) -> None:
+    problem = problem_of(files.read(accuracy={"thresholds": {1: 0.5}}))
+    assert problem.ramps == (1,)
+    assert problem.latency["cpu"].ramp_s_EB.tolist() == [[0.003, 0.004]]
+    assert problem.survival_N == (1.0, 1.0, 0.25)
+
+
+def test_one_threshold_is_that_of_every_recorded_ramp(files: Files) -> None:
+    service = files.read(accuracy={"policy": "entropy", "thresholds": 0.05, "budget": 0.1})
+    assert problem_of(service).survival_N == (1.0, 1.0, 1.0)
+    assert service.settings.control is not None
+    assert service.settings.control.accuracy_budget == 0.1
+
+
+def test_a_model_without_thresholds_is_planned_without_ramps(tmp_path: Path) -> None:
+    files = Files(tmp_path / "a")
+    write_model(tmp_path / "a" / "none", thresholds={})
+    problem = problem_of(files.read(model={"folder": "none", "latency": {"cpu": TABLE}}))
+    assert (problem.ramps, problem.survival_N) == ((), (1.0, 1.0, 1.0))
+
+
+def test_bytes_between_stages_are_those_of_the_longest_input(files: Files) -> None:
+    assert problem_of(files.read()).bytes_per_sample_N == (16 * 8 * 4,) * 3  # max_length, hidden_size, float32
+
+
+def test_settings_the_file_leaves_out_are_the_applications_own(files: Files) -> None:
+    settings = files.read().settings
+    defaults = ServeSettings(model="m", plan={})
+    assert settings.max_queued == defaults.max_queued
+    assert settings.control is not None
+    assert settings.control.period_s == 120
+    assert settings.probe_share == 0.02
+    assert settings.control.state == str(files.folder / "demo.sqlite")
+
+
+def test_settings_the_file_names_are_taken(files: Files) -> None:
+    service = files.read(
+        planner={"strategy": "serial", "period_s": 30, "watch_s": 2, "least_gain": 0.1, "state": "s/x.sqlite"},
+        ingress={"replicas": 2, "max_queued": 7, "port": 9000, "front": "proxy", "access_log": True},
+    )
+    settings = service.settings
+    assert settings.control is not None
+    assert (settings.control.strategy, settings.control.period_s, settings.control.watch_s) == ("serial", 30, 2)
+    assert settings.control.state == str(files.folder / "s" / "x.sqlite")
+    assert (settings.ingress_replicas, settings.max_queued, settings.access_log) == (2, 7, True)
+    assert (service.ingress.port, service.ingress.front) == (9000, "proxy")
+
+
+def test_the_first_plan_leaves_an_accelerator_to_every_idle_slot(files: Files) -> None:
+    settings = files.read(planner={"max_stages": 2}).settings
+    stages = parse_plan(settings.plan).stages
+    assert settings.slots == {"cpu": 2}
+    assert sum(stage.replicas for stage in stages) + 2 - len(stages) <= 4
+
+
+def test_where_accelerators_are_few_the_slots_give_way(files: Files) -> None:
+    settings = files.read(cluster={"devices": {"cpu": {"count": 1}}}, planner={"strategy": "serial"}).settings
+    assert settings.slots == {"cpu": 1}
+
+
+def test_a_fixed_plan_has_no_controller_no_probes_and_no_slots_but_its_own(files: Files) -> None:
+    settings = files.read(planner={"control": False, "strategy": "serial"}).settings
+    assert settings.control is None
+    assert settings.probe_share == 0
+    assert settings.slots == {}
+    assert parse_plan(settings.plan).stages[0].replicas == 4
+
+
+def test_a_plan_file_is_begun_with(files: Files) -> None:
+    plan = parse_plan({"stages": [{"replicas": 2, "splits": [{"first": 0, "end": 3, "batch": 2}]}]})
+    write_plan(plan, files.folder / "plan.yaml")
+    settings = files.read(planner={"plan": "plan.yaml"}).settings
+    assert parse_plan(settings.plan).stages == plan.stages
+    assert settings.slots == {"cpu": 3}  # two replicas, and one for each of the two idle slots
+
+
+def test_emulated_time_is_stretched_for_the_controller_and_kept_for_the_replicas(files: Files) -> None:
+    settings = files.read(**emulated(scale=20.0)).settings
+    assert settings.control is not None
+    problem = parse_problem(settings.control.problem).problem
+    table = problem.latency["emulated:V100"]
+    assert table.block_s_NB.tolist() == [pytest.approx([0.2, 0.4])] * 3
+    assert problem.slo.latency_s == settings.slo_s == 20
+    assert (problem.link.delay_s, problem.link.bandwidth_bytes_per_s) == (0.02, 5e4)
+    kept = settings.emulated["emulated:V100"]
+    assert (kept.batch, kept.block_s, kept.ramp_s, kept.time_scale) == (*TABLE.values(), 20)
+
+
+def test_a_stretched_cluster_has_the_same_plan_at_a_fraction_of_the_rate(files: Files) -> None:
+    plain, slow = (files.read(**emulated(scale=scale)).settings.plan for scale in (1.0, 20.0))
+    assert plain["stages"] == slow["stages"]
+    assert slow["predicted"]["rate_per_s"] == pytest.approx(plain["predicted"]["rate_per_s"] / 20)
+    assert slow["predicted"]["latency_s"] == pytest.approx(plain["predicted"]["latency_s"] * 20)
+
+
+def test_a_rate_that_is_asked_for_is_stretched_too(files: Files) -> None:
+    parts = emulated(scale=20.0)
+    service = files.read(**parts, planner={"objective": {"minimize": "cost", "rate_per_s": 40.0}})
+    assert service.settings.control is not None
+    assert service.settings.control.problem["objective"] == {"minimize": "cost", "rate_per_s": 2.0}
+
+
+def test_emulated_accelerators_answer_from_the_exit_records(files: Files) -> None:
+    settings = files.read(**emulated()).settings
+    expected = {"name": "recorded", "thresholds": {0: 0.5, 1: 0.5}, "records": str(files.model / "exit_records.npz")}
+    assert settings.plan["policy"] == expected
+    assert settings.control is not None
+    assert settings.control.policy == expected
+    assert settings.emulated["emulated:V100"].decisions == "recorded"
+
+
+def test_emulated_accelerators_may_compute_instead(files: Files) -> None:
+    settings = files.read(**emulated(decisions="computed")).settings
+    assert settings.plan["policy"]["name"] == "entropy"
+
+
+def test_published_figures_of_an_emulated_accelerator_are_those_of_the_real_one(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    write_model(tmp_path / "big", num_blocks=12)
+    latency = {"emulated:V100": {"published": "bert-base", "length": 128}}
+    parts = emulated(folder="big", latency=latency, slower=2.0) | {"planner": {"batch_limit": 4, "strategy": "serial"}}
+    settings = files.read(**parts).settings
+    real = published_profile("bert-base", "V100").at(128)
+    kept = settings.emulated["emulated:V100"]
+    assert kept.batch == list(real.batches)
+    assert kept.block_s == (real.block_s_NB * 2).tolist()
+    assert settings.control is not None
+    assert settings.control.problem["latency"]["emulated:V100"]["batch"] == [1, 2, 4]
+
+
+def test_a_cluster_may_stand_in_a_file_of_its_own(files: Files) -> None:
+    (files.folder / "cluster.yaml").write_text("devices: {cpu: {count: 3}}\n", encoding="utf-8")
+    assert files.read(cluster="cluster.yaml").inventory.counts == {"cpu": 3}
+
+
+def test_exit_records_may_be_others_than_the_calibrations(files: Files) -> None:
+    records = write_records(files.folder / "others.npz")
+    accuracy = {"policy": "recorded", "records": "others.npz", "thresholds": 0.5}
+    (files.model / "calibration.json").unlink()
+    assert files.read(accuracy=accuracy).settings.plan["policy"]["records"] == str(records)
+
+
+@pytest.mark.parametrize(
+    ("parts", "line", "words"),
+    [
+        pytest.param({"slos": 1}, "slos", "slos: unknown field; known are schema_version, name, model", id="top"),
+        pytest.param(
+            {"planner": {"objective": {"minimise": "cost"}}},
+            "minimise",
+            "planner.objective.minimise: unknown field; known are maximize, minimize, rate_per_s",
+            id="inside",
+        ),
+        pytest.param(
+            {"cluster": {"devices": {"cpu": {"number": 1}}}},
+            "number",
+            "cluster.devices.cpu.number: unknown field",
+            id="cluster",
+        ),
+        pytest.param({"name": "a/b"}, "a/b", "String should match pattern", id="name"),
+        pytest.param(
+            {"model": {"folder": "model", "latency": {"V100": TABLE}}},
+            "latency",
+            "no latency for cpu; it is given for V100",
+            id="no latency",
+        ),
+        pytest.param(
+            {"cluster": {"devices": {"cpu": {"count": 1}}, "time_scale": 2}},
+            "time_scale",
+            "cpu cannot be stretched",
+            id="real time stretched",
+        ),
+        pytest.param({"cluster": {"devices": {"cpu": {"count": 0}}}}, "devices", "no accelerator", id="empty cluster"),
+        pytest.param(
+            {"model": {"folder": "model", "slower": 2.0, "latency": {"cpu": TABLE}}},
+            "slower",
+            "slower 2 is of emulated accelerators; cpu is as it is",
+            id="real latency slowed",
+        ),
+        pytest.param(
+            {"planner": {"objective": {"maximize": "rate", "rate_per_s": 1.0}}},
+            "objective",
+            "allowed are {maximize: rate} and {minimize: cost, rate_per_s: ...}",
+            id="objective",
+        ),
+        pytest.param(
+            {"planner": {"objective": {"minimize": "cost", "rate_per_s": 1.0}}},
+            "cpu",
+            "plans are made by cost, and cpu has no usd_per_hour",
+            id="unknown price",
+        ),
+        pytest.param(
+            {"accuracy": {"thresholds": {0: 0.5, 7: 0.5}}},
+            "thresholds",
+            "thresholds for ramps [7]; the model's ramps are [0, 1]",
+            id="threshold of no ramp",
+        ),
+        pytest.param(
+            {"accuracy": {"policy": "confidence", "thresholds": 0.9}},
+            "accuracy",
+            "the policy is confidence, ",
+            id="records of another score",
+        ),
+        pytest.param({"accuracy": {"records": "gone.npz"}}, "gone", "No such file", id="no records"),
+        pytest.param({"planner": {"batch_limit": 1, "period_s": 0}}, "period_s", "greater than 0", id="period"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(files: Files, parts: dict[str, Any], line: str, words: str) -> None:
+    at, said = files.refused(**parts)
+    assert words in said
+    lines = files.path.read_text(encoding="utf-8").splitlines()
+    # A mapping stands where its first key does: on the line after its name.
+    assert line in lines[at - 1] or line in lines[at - 2]
+
+
+def test_an_slo_that_no_plan_keeps_names_what_binds_and_the_nearest(files: Files) -> None:
+    at, said = files.refused(slo={"latency_s": 0.001, "slack": 0.0})
+    assert files.path.read_text(encoding="utf-8").splitlines()[at - 2] == "slo:"
+    assert said.startswith("no plan: the SLO of 1 ms binds; the nearest SLO that would do is ")
+
+
+def test_of_an_emulated_cluster_the_nearest_slo_is_in_the_files_own_seconds(files: Files) -> None:
+    plain = files.refused(**emulated(scale=1.0), slo={"latency_s": 0.001})
+    assert files.refused(**emulated(scale=20.0), slo={"latency_s": 0.001}) == plain
+
+
+def test_a_model_folder_of_another_version_is_refused(files: Files) -> None:
+    with_card(files.model, schema_version=2)
+    at, said = files.refused()
+    assert at == files.line_of("folder: model")
+    assert "model.json: schema_version" in said
+
+
+def test_a_model_that_is_not_calibrated_says_how(files: Files) -> None:
+    (files.model / "calibration.json").unlink()
+    with pytest.raises(InputError, match="not calibrated; run: offramp calibrate"):
+        files.read()
+
+
+def test_exit_records_of_another_model_are_refused(files: Files) -> None:
+    write_records(files.folder / "others.npz", num_blocks=4)
+    at, said = files.refused(accuracy={"records": "others.npz"})
+    assert at == files.line_of("others.npz")
+    assert "holds 4 blocks and ramps [0, 1, 2]; the model has 3 blocks and ramps [0, 1]" in said
+
+
+def test_a_latency_of_another_model_is_refused(files: Files) -> None:
+    latency = {"emulated:V100": {"published": "bert-base", "length": 128}}
+    at, said = files.refused(**emulated(latency=latency))
+    assert at == files.line_of("published")
+    assert "has 12 blocks" in said
+    assert "the model has 3 blocks and ramps [0, 1]" in said
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        pytest.param(TABLE | {"block_s": [[0.1, 0.2]]}, "block_s has 1 rows; 3 are needed, one per block", id="rows"),
+        pytest.param(TABLE | {"ramp_s": [[0.1], [0.1, 0.2]]}, "ramp_s.0 needs 2 values", id="values"),
+        pytest.param(TABLE | {"batch": [2, 1]}, "batch sizes must ascend", id="batch sizes"),
+    ],
+)
+def test_a_written_latency_that_does_not_fit_is_refused(files: Files, table: dict[str, Any], words: str) -> None:
+    assert words in files.refused(model={"folder": "model", "latency": {"cpu": table}})[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "needed"),
+    [
+        pytest.param("float32", WEIGHTS_BYTES, id="float32 as stored"),
+        pytest.param("bfloat16", WEIGHTS_BYTES // 2, id="bfloat16 is half of it"),
+    ],
+)
+def test_a_model_must_fit_its_accelerator(files: Files, dtype: str, needed: int) -> None:
+    def parts(memory_bytes: int) -> dict[str, Any]:
+        return {
+            "model": {"folder": "model", "dtype": dtype, "latency": {"cpu": TABLE}},
+            "cluster": {"devices": {"cpu": {"count": 1, "memory_bytes": memory_bytes}}},
+        }
+
+    assert files.read(**parts(needed)).name == "demo"
+    said = files.refused(**parts(needed - 1))[1]
+    assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in {dtype}; cpu has ")
+
+
+def test_a_plan_that_needs_more_than_the_cluster_has_is_refused(files: Files) -> None:
+    plan = parse_plan({"stages": [{"replicas": 6, "splits": [{"first": 0, "end": 3, "batch": 2}]}]})
+    write_plan(plan, files.folder / "plan.yaml")
+    at, said = files.refused(planner={"plan": "plan.yaml"})
+    assert at == files.line_of("plan.yaml")
+    assert "needs 2 cpu more than the cluster has" in said
+
+
+def test_a_plan_that_cannot_be_answered_from_records_is_refused_on_emulated_accelerators(files: Files) -> None:
+    splits = [{"first": 0, "end": 3, "batch": 2, "ramps": [0]}]
+    stages = [{"device": "emulated:V100", "replicas": 1, "splits": splits}]
+    plan = parse_plan({"stages": stages, "policy": {"name": "entropy", "thresholds": 0.5}})
+    write_plan(plan, files.folder / "plan.yaml")
+    said = files.refused(**emulated(), planner={"plan": "plan.yaml"})[1]
+    assert "leaves by entropy; emulated accelerators answer from exit records: recorded" in said
