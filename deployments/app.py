@@ -1,8 +1,7 @@
-"""The application: an ingress and one deployment per stage."""
+"""The application: an ingress, one deployment per slot, and a controller where one is asked for."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,9 +11,12 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from cluster.devices import find_device
+from deployments.control_settings import check_control
+from deployments.controller import Controller
 from deployments.ingress import Ingress
 from deployments.router import FillFirstRouter
 from deployments.settings import ServeSettings
+from deployments.slots import first_replicas, slot_counts, slot_devices
 from deployments.stage import StageReplica
 from earlyexit.store import read_card
 from optimizer.plan_file import ModelShape, parse_plan
@@ -39,23 +41,13 @@ def build(settings: dict[str, Any]) -> Application:
     """
     checked = ServeSettings.model_validate(settings)
     card = read_card(Path(checked.model))
-    plan = parse_plan(checked.plan, ModelShape(num_blocks=card.num_blocks, ramps=card.ramps))
+    shape = ModelShape(num_blocks=card.num_blocks, ramps=card.ramps)
+    plan = parse_plan(checked.plan, shape)
     logging_config = logging_of(checked)
-    names: Counter[str] = Counter()
-    stages = []
-    for index, stage in enumerate(plan.stages):
-        device = find_device(stage.device)
-        deployment = serve.deployment(
-            name=f"split-{stage.device}-{names[stage.device]}",
-            num_replicas=stage.replicas,
-            max_ongoing_requests=UNLIMITED,
-            ray_actor_options=device.actor_options,
-            request_router_config=RequestRouterConfig(request_router_class=cast(Any, FillFirstRouter)),
-            logging_config=logging_config,
-            **HEALTH,
-        )
-        names[stage.device] += 1
-        stages.append(deployment(StageReplica).bind(settings, index))
+    check_control(checked, shape)
+    slots = slot_devices(slot_counts(checked, plan))
+    replicas = first_replicas(checked)
+    stages = [_slot(settings, slot, device, replicas[slot], logging_config) for slot, device in slots.items()]
     ingress = serve.deployment(
         name="ingress",
         num_replicas=checked.ingress_replicas,
@@ -64,5 +56,38 @@ def build(settings: dict[str, Any]) -> Application:
         logging_config=logging_config,
         **HEALTH,
     )
-    application: Application = ingress(Ingress).bind(settings, *stages)
+    beside = []
+    if checked.control is not None:
+        beside.append(_controller(settings))  # not a slot, but Serve runs only what is bound
+    application: Application = ingress(Ingress).bind(settings, *stages, *beside)
+    return application
+
+
+def _slot(
+    settings: dict[str, Any], slot: str, device: str, replicas: int, logging_config: LoggingConfig
+) -> Application:
+    deployment = serve.deployment(
+        name=slot,
+        num_replicas=replicas,
+        max_ongoing_requests=UNLIMITED,
+        ray_actor_options=find_device(device).actor_options,
+        request_router_config=RequestRouterConfig(request_router_class=cast(Any, FillFirstRouter)),
+        logging_config=logging_config,
+        **HEALTH,
+    )
+    application: Application = deployment(StageReplica).bind(settings, device, slot)
+    return application
+
+
+def _controller(settings: dict[str, Any]) -> Application:
+    """Its few lines, one per decision, are the service's log book: they are written at INFO."""
+    deployment = serve.deployment(
+        name="controller",
+        num_replicas=1,
+        max_ongoing_requests=UNLIMITED,
+        ray_actor_options={"num_cpus": 0.1},
+        logging_config=LoggingConfig(encoding="JSON", enable_access_log=False, log_level="INFO"),
+        **HEALTH,
+    )
+    application: Application = deployment(Controller).bind(settings)
     return application

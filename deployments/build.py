@@ -1,48 +1,114 @@
-"""From a plan to what a replica runs: policy, cuts, engine, device."""
+"""From settings and a plan to what a replica runs: policy and runner, warm. Loads torch only where it computes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
+from cluster.devices import find_device
+from cluster.emulated import PacedRunner, RecordedRunner
+from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.clock import Clock
-from earlyexit.cut import SegmentRunner
-from earlyexit.device import Deliver, Device, Lost, OnBatch, Release, RunnableCut, ignore_batch
-from earlyexit.engine import BatchEngine, Dispatch, Member
-from earlyexit.errors import PlanError
-from earlyexit.model import EarlyExitModel
-from earlyexit.policies import (
-    ConfidencePolicy,
-    EntropyPolicy,
-    ExitPolicy,
-    PatiencePolicy,
-    RecordedAnswers,
-    RecordedPolicy,
-    ThresholdPolicy,
-    VotingPolicy,
-)
+from earlyexit.device import Device, Lost, Release, Runner
+from earlyexit.engine import BatchEngine, Member
+from earlyexit.errors import DataError, PlanError
+from earlyexit.source_file import Source
 from earlyexit.split import Split
+from earlyexit.store import ModelCard, read_card
 from earlyexit.times import ObservedTimes, Times
-from earlyexit.wire import WirePiece
 from optimizer.plan import PolicySpec
+from optimizer.plan_file import PolicyDocument, parse_plan
 from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+
+if TYPE_CHECKING:
+    from earlyexit.cut import SegmentRunner
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.policies import ExitPolicy, RecordedAnswers, ThresholdPolicy
+    from earlyexit.runner import TorchRunner
 
 # Without active ramps nothing is ever decided; the policy then only concludes.
 NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
-THRESHOLD_POLICIES: Mapping[str, type[ThresholdPolicy]] = {"entropy": EntropyPolicy, "confidence": ConfidencePolicy}
+
+
+def build_runner(
+    settings: ServeSettings,
+    device: str,
+    spec: PolicySpec | None,
+    *,
+    clock: Clock,
+    rank: int = 0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Runner[Any]:
+    """What computes on a device: the model; or, for an emulated one, a profile's time around records or the model.
+
+    `rank` is the replica's, for emulated stragglers. Raises PlanError for what contradicts itself, ModelFolderError.
+    """
+    if not find_device(device).emulated:
+        return _torch_runner(settings, device, spec)
+    emulated = settings.emulated.get(device)
+    if emulated is None:
+        raise PlanError(f"no latency profile says how fast {device} is; profiles are of {sorted(settings.emulated)}")
+    card = read_card(Path(settings.model))
+    return PacedRunner(
+        _recorded_runner(device, spec, card)
+        if is_recorded(settings, device)
+        else _torch_runner(settings, device, spec),
+        _table_of(device, emulated, card),
+        card.ramps,
+        time_scale=emulated.time_scale,
+        slowness=emulated.slow.get(rank, 1.0),
+        clock=clock,
+        sleep=sleep,
+    )
+
+
+def is_recorded(settings: ServeSettings, device: str) -> bool:
+    """Whether a device's decisions come from exit records, without torch."""
+    emulated = settings.emulated.get(device)
+    return find_device(device).emulated and emulated is not None and emulated.decisions == "recorded"
+
+
+def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, splits: Sequence[Split] = ()) -> Any:
+    """What a device's runner follows: an ExitPolicy, or the thresholds where decisions are recorded.
+
+    Raises PlanError for an `own` policy that cannot be imported, for one that cannot decide at the splits' ramps, and
+    for recorded decisions by any policy but `recorded`.
+    """
+    if not is_recorded(settings, device):
+        policy = build_policy(spec)
+        for split in splits:
+            policy.check_ramps(split.ramps)
+        return policy
+    if spec is None:
+        return None
+    if _records_of(device, spec) != _records_of(device, starting_policy(settings)):
+        raise PlanError(f"a running replica keeps its exit records; {spec.records} are others")
+    return spec.thresholds
+
+
+def starting_policy(settings: ServeSettings) -> PolicySpec | None:
+    """The exit policy that an application begins with: its plan's, or else its controller's."""
+    policy = parse_plan(settings.plan).policy
+    if policy is not None or settings.control is None:
+        return policy
+    source = Source(document=settings.control.policy, where="control.policy", raises=PlanError)
+    return PolicySpec(**source.parse(PolicyDocument, called="the policy").model_dump())
 
 
 def build_policy(spec: PolicySpec | None) -> ExitPolicy:
     """The policy that a plan names; raises PlanError for an `own` that cannot be imported."""
+    from earlyexit.policies import PatiencePolicy, RecordedPolicy, VotingPolicy
+
     spec = spec or NO_RAMPS
     match spec.name:
         case "entropy" | "confidence":
-            assert spec.thresholds is not None
-            return THRESHOLD_POLICIES[spec.name](spec.thresholds)
+            return _judge(spec.name, spec)
         case "patience":
             assert spec.patience is not None
             return PatiencePolicy(spec.patience)
@@ -50,10 +116,9 @@ def build_policy(spec: PolicySpec | None) -> ExitPolicy:
             assert spec.votes is not None
             return VotingPolicy(spec.votes)
         case "recorded":
-            assert spec.thresholds is not None
             assert spec.records is not None
             records = ExitRecords.load(Path(spec.records))
-            return RecordedPolicy(recorded_answers(records), THRESHOLD_POLICIES[records.score](spec.thresholds))
+            return RecordedPolicy(recorded_answers(records), _judge(records.score, spec))
         case "own":
             assert spec.own is not None
             return _own_policy(spec.own)
@@ -61,6 +126,8 @@ def build_policy(spec: PolicySpec | None) -> ExitPolicy:
 
 def recorded_answers(records: ExitRecords) -> RecordedAnswers:
     """Exit records in the form that the recorded policy looks up."""
+    from earlyexit.policies import RecordedAnswers
+
     return RecordedAnswers(
         row_of={sample_id: row for row, sample_id in enumerate(records.sample_ids)},
         ramps=records.ramps,
@@ -80,47 +147,103 @@ def build_segments(model: EarlyExitModel, backend: str, folder: Path, num_thread
     return OnnxSegments(model, cache=folder / "onnx", providers=(provider,), num_threads=num_threads)
 
 
-def build_device(
-    model: EarlyExitModel,
-    splits: tuple[Split, ...],
-    policy: ExitPolicy,
-    *,
-    clock: Clock,
-    deliver: Deliver,
-    dispatch: Dispatch = "work-conserving",
-    segments: SegmentRunner | None = None,
-    times: Times | None = None,
-    on_batch: OnBatch = ignore_batch,
-) -> Device:
-    """A device that runs the given splits of the model."""
-    cuts: dict[int, RunnableCut] = {
-        split.first: model.cut(split.first, split.end, split.ramps, policy, segments) for split in splits
-    }
-    return Device(BatchEngine(splits, times or ObservedTimes(), dispatch=dispatch), cuts, clock, deliver, on_batch)
-
-
-def warm_up(device: Device, model: EarlyExitModel, policy: ExitPolicy) -> None:
+def warm_up(runner: Runner[Any], splits: Sequence[Split], *, clock: Clock) -> Times:
     """Run every split alone and at its full batch, so that the first request pays for nothing but itself.
 
-    It also teaches the device's engine how long batches take.
+    Gives what that taught of how long batches take; of an emulated device what its profile says of them, which is not
+    waited for.
     """
-    for split in device.engine.splits:
-        for size in sorted({1, split.batch}):
-            wire = _zeros(model, policy, split.first, size)
-            singles = model.from_wire(wire, policy).singles()
-            members = [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
-            device.engine.submit(split.first, members, device.clock.now_s())
-            device.run_until_idle()
+    computing = runner.inner if isinstance(runner, PacedRunner) else runner
+    times = ObservedTimes()
+    _run_splits(computing, splits, times, clock)
+    times = ObservedTimes()  # the first round was cold; only the second says how long batches take
+    if isinstance(runner, PacedRunner):
+        _learn_profile(runner, splits, times)
+    else:
+        _run_splits(computing, splits, times, clock)
+    return times
 
 
-def expect_no_loss(releases: list[Release]) -> None:
+def expect_no_loss(releases: list[Release[Any]]) -> None:
     """Take a warm-up's answers; raises whatever the model failed with."""
     for release in releases:
         if isinstance(release, Lost):
             raise release.error
 
 
+def _run_splits(runner: Runner[Any], splits: Sequence[Split], times: Times, clock: Clock) -> None:
+    device = Device(BatchEngine(splits, times), runner, clock, expect_no_loss)
+    for split in splits:
+        for size in _sizes(split):
+            singles = runner.warm_up_pieces(split, size).singles()
+            members = [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
+            device.engine.submit(split.first, members, clock.now_s())
+            device.run_until_idle()
+
+
+def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: Times) -> None:
+    for split in splits:
+        for size in _sizes(split):
+            first_s, total_s = runner.pace.split_s(split, size)
+            times.observe(split, size, first_s, total_s)
+
+
+def _sizes(split: Split) -> list[int]:
+    return sorted({1, split.batch})
+
+
+def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:
+    import torch
+
+    from earlyexit.runner import TorchRunner
+    from earlyexit.store import load_model
+
+    torch.set_num_threads(settings.threads_per_replica)
+    folder = Path(settings.model)
+    torch_device = find_device(device).torch_device
+    model = load_model(folder, device=torch_device, dtype=getattr(torch, settings.dtype))
+    segments = build_segments(model, settings.backend, folder, settings.threads_per_replica)
+    return TorchRunner(model, build_policy(spec), segments)
+
+
+def _recorded_runner(device: str, spec: PolicySpec | None, card: ModelCard) -> RecordedRunner:
+    return RecordedRunner(ExitRecords.load(Path(_records_of(device, spec))), card.num_blocks)
+
+
+def _records_of(device: str, spec: PolicySpec | None) -> str:
+    if spec is None or spec.records is None:
+        named = "none" if spec is None else repr(spec.name)
+        raise PlanError(f"{device} takes its decisions from exit records: its exit policy is 'recorded', not {named}")
+    return spec.records
+
+
+def _table_of(device: str, emulated: EmulatedSettings, card: ModelCard) -> LatencyTable:
+    rows = len(emulated.block_s), len(emulated.ramp_s)
+    if rows != (card.num_blocks, len(card.ramps)):
+        raise PlanError(
+            f"the profile of {device} has {rows[0]} rows of block_s and {rows[1]} of ramp_s; "
+            f"{card.name} has {card.num_blocks} blocks and {len(card.ramps)} ramps"
+        )
+    try:
+        return LatencyTable(
+            batches=tuple(emulated.batch),
+            block_s_NB=np.array(emulated.block_s, dtype=np.float64),
+            ramp_s_EB=np.array(emulated.ramp_s, dtype=np.float64).reshape(rows[1], len(emulated.batch)),
+        )
+    except (DataError, ValueError) as error:  # rows of different lengths are no array
+        raise PlanError(f"the profile of {device}: {error}") from error
+
+
+def _judge(score: str, spec: PolicySpec) -> ThresholdPolicy:
+    from earlyexit.policies import ConfidencePolicy, EntropyPolicy
+
+    assert spec.thresholds is not None
+    return EntropyPolicy(spec.thresholds) if score == "entropy" else ConfidencePolicy(spec.thresholds)
+
+
 def _own_policy(name: str) -> ExitPolicy:
+    from earlyexit.policies import ExitPolicy
+
     module, _, attribute = name.partition(":")
     try:
         policy = getattr(import_module(module), attribute)
@@ -129,20 +252,3 @@ def _own_policy(name: str) -> ExitPolicy:
     if not isinstance(policy, ExitPolicy):
         raise PlanError(f"{name!r} is no exit policy; make one with earlyexit.policies.exit_wrapper")
     return policy
-
-
-def _zeros(model: EarlyExitModel, policy: ExitPolicy, first: int, size: int) -> WirePiece:
-    length = min(16, model.info.max_length)
-    num_tokens = size * length
-    if first == 0:
-        values: np.ndarray[tuple[int, ...], np.dtype[np.generic]] = np.zeros(num_tokens, dtype=np.int32)
-    else:
-        dtype = np.uint16 if model.dtype == torch.bfloat16 else np.float32
-        values = np.zeros((num_tokens, model.backbone.hidden_size), dtype=dtype)
-    return WirePiece(
-        sample_ids=policy.warm_up_ids(size),
-        next_block=first,
-        lengths_B=np.full(size, length, dtype=np.int32),
-        values=values,
-        state_BS=None,
-    )

@@ -28,9 +28,14 @@ class Flight:
     """The book that holds it: sample ids of different ingresses meet in one batch."""
     serial: int
     token_ids: TokenIds
+    arrived_s: float
+    ahead: int
+    """Inputs that had no answer when it arrived."""
     deadline_s: float
     settle: Settle
     attempt: int = 0
+    epoch: int = 0
+    """The plan by which it was sent."""
     settled: bool = False
 
     @property
@@ -63,6 +68,7 @@ class FlightBook:
         deadline_s: float,
         settle: Settle,
         *,
+        arrived_s: float,
         retry_after_s: float,
         request_id: str = "",
     ) -> list[Flight]:
@@ -77,28 +83,53 @@ class FlightBook:
                 f"{self.num_unanswered} inputs wait for their answers here, at most {self._max_queued} are taken",
                 retry_after_s=retry_after_s,
             )
-        flights = [self._new(key, token_ids, deadline_s, settle, request_id) for key, token_ids in inputs]
-        self._waiting.update((flight.serial, flight) for flight in flights)
+        ahead = self.num_unanswered
+        flights: list[Flight] = []
+        for key, token_ids in inputs:
+            self._serial += 1
+            flight = Flight(
+                key=key,
+                request_id=request_id,
+                book=self._name,
+                serial=self._serial,
+                token_ids=token_ids,
+                arrived_s=arrived_s,
+                ahead=ahead + len(flights),
+                deadline_s=deadline_s,
+                settle=settle,
+            )
+            self._waiting[flight.serial] = flight
+            flights.append(flight)
         return flights
 
-    def depart(self, batch: int) -> list[Flight]:
+    def depart(self, batch: int, epoch: int) -> list[Flight]:
         """The next inputs for the first stage, at most `batch`, in the order of their arrival."""
         flights = [self._waiting.popitem(last=False)[1] for _ in range(min(batch, len(self._waiting)))]
-        self._under_way.update((flight.sample_id, flight) for flight in flights)
+        for flight in flights:
+            flight.epoch = epoch
+            self._under_way[flight.sample_id] = flight
         return flights
 
     def find(self, sample_id: str) -> Flight | None:
         """The input under way with that id; None if it was answered, given up or sent again since."""
         return self._under_way.get(sample_id)
 
-    def settle(self, sample_id: str, outcome: Answer | OfframpError) -> bool:
-        """Give an input its outcome, once; false for a duplicate or a stranger."""
+    def settle(self, sample_id: str, outcome: Answer | OfframpError) -> Flight | None:
+        """Give an input its outcome, once; None for a duplicate or a stranger."""
         flight = self._under_way.pop(sample_id, None)
         if flight is None or flight.settled:
-            return False
+            return None
         flight.settled = True
         flight.settle(flight, outcome)
-        return True
+        return flight
+
+    def settle_waiting(self, outcome: OfframpError) -> int:
+        """Give every input that waits to be sent this outcome; how many there were."""
+        waiting, self._waiting = self._waiting, OrderedDict()
+        for flight in waiting.values():
+            flight.settled = True
+            flight.settle(flight, outcome)
+        return len(waiting)
 
     def give_up(self, flights: Sequence[Flight]) -> None:
         """Forget inputs whose owner no longer waits; answers that still come for them are duplicates."""
@@ -115,18 +146,6 @@ class FlightBook:
             self._waiting[flight.serial] = flight
             self._waiting.move_to_end(flight.serial, last=False)
         return len(flights)
-
-    def _new(self, key: str, token_ids: TokenIds, deadline_s: float, settle: Settle, request_id: str) -> Flight:
-        self._serial += 1
-        return Flight(
-            key=key,
-            request_id=request_id,
-            book=self._name,
-            serial=self._serial,
-            token_ids=token_ids,
-            deadline_s=deadline_s,
-            settle=settle,
-        )
 
 
 def departure(flights: Sequence[Flight]) -> WirePiece:

@@ -25,6 +25,7 @@ from deployments.bodies import (
 )
 from deployments.openapi import SWAGGER_PAGE, openapi_document
 from earlyexit.errors import (
+    AdmissionError,
     InputError,
     MethodNotAllowedError,
     OfframpError,
@@ -42,6 +43,9 @@ HEADER_LENGTH = "inference-header-content-length"
 VERSION = "1"
 MAX_DIGITS = 12
 """Of a length; Python refuses to read numbers of thousands."""
+SOME_PLANS = 20
+"""Of the history, unless the caller wants another number."""
+MOST_PLANS = 1000
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -59,6 +63,10 @@ class Backend(Protocol):
     def is_ready(self) -> bool: ...
 
     async def stats(self) -> dict[str, Any]: ...
+
+    async def plan(self) -> dict[str, Any]: ...
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]: ...
 
     def count_request(self, route: str, status: int) -> None: ...
 
@@ -129,6 +137,14 @@ class Routes:
         """What stages and ingress have done."""
         return _json(await self._backend.stats())
 
+    async def plan(self, request: Request) -> Response:
+        """The plan in force, and why."""
+        return _json(await self._backend.plan())
+
+    async def plan_history(self, request: Request) -> Response:
+        """The plans so far, newest first."""
+        return _json(await self._backend.plan_history(_limit(request)))
+
     async def openapi(self, request: Request) -> Response:
         """The API's description."""
         return _json(openapi_document())
@@ -171,6 +187,8 @@ def build_app(backend: Backend) -> Router:
             route(version, routes.v2_model),
             route(version + "/ready", routes.model_ready),
             route("/stats", routes.stats),
+            route("/plan", routes.plan),
+            route("/plan/history", routes.plan_history),
             route("/openapi.json", routes.openapi),
             route("/docs", routes.docs),
         ],
@@ -198,7 +216,7 @@ class Endpoint:
         try:
             return await self._handler(request)(request)
         except OfframpError as error:
-            if not isinstance(error, InputError):
+            if not isinstance(error, (InputError, AdmissionError)):  # refusals come by the thousand; they are counted
                 logger.warning("request %s: %s: %s", _request_id(request), error.kind, error)
             return _error(request, error)
         except ClientDisconnect:
@@ -246,6 +264,14 @@ def _json_length(request: Request) -> int | None:
     if not length.isascii() or not length.isdigit() or len(length) > MAX_DIGITS:
         raise InputError(f"Inference-Header-Content-Length is {length[:20]!r}; a number of bytes is needed")
     return int(length)
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", str(SOME_PLANS))
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else 0
+    if not 1 <= limit <= MOST_PLANS:
+        raise InputError(f"limit is {text[:20]!r}; a number from 1 to {MOST_PLANS} is needed")
+    return limit
 
 
 def _json(content: object, status: int = 200) -> Response:

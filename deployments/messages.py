@@ -5,8 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from earlyexit.engine import Dispatch
 from earlyexit.errors import OfframpError
-from earlyexit.wire import Answer
+from earlyexit.wire import Answer, Seen
+from optimizer.plan import PolicySpec, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a replica does under one plan. It travels with every call, so that no replica can be without it."""
+
+    epoch: int
+    """The plan it belongs to; a replica follows the highest it has seen."""
+    stage: Stage
+    policy: PolicySpec | None
+    dispatch: Dispatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +32,10 @@ class StageCall:
     """Per input, the seconds left until its deadline; durations, because machines do not share a clock."""
     reserve_s: float
     """What the stages after this one are expected to take."""
-    epoch: int
-    """The plan that the sender follows."""
+    assignment: Assignment
+    """What the sender's plan has the stage do."""
+    probe: bool = False
+    """Whether its inputs are probes: every ramp looks at them, and they go on to the model's end when answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +60,14 @@ class GoingOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One part of a stage's streamed reply; every input of the call is in exactly one part."""
+    """One part of a stage's streamed reply; every input of the call is in exactly one part, as an answer, among those
+    going on, or lost. What is said early, or seen, of probes comes beside that."""
 
     answers: tuple[tuple[Answer, Timing], ...] = ()
+    early: tuple[tuple[Answer, Timing], ...] = ()
+    """Answers of probes, which stay inside the model all the same."""
+    seen: tuple[Seen, ...] = ()
+    """What ramps, and the full model, said of probes."""
     going_on: GoingOn | None = None
     lost: tuple[tuple[str, OfframpError], ...] = ()
 

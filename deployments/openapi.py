@@ -20,13 +20,14 @@ SWAGGER_PAGE = """<!doctype html>
 """
 
 BODIES: tuple[type[BaseModel], ...] = (PredictBody, PredictOne, PredictMany, ErrorBody, V2Body, V2Error)
+LIMIT = {"name": "limit", "in": "query", "required": False, "schema": {"type": "integer", "minimum": 1}}
 ERRORS = {
     "400": "The body is malformed, or asks for what is not allowed.",
     "404": "No such model or version.",
     "413": "The body is too large.",
     "422": "A text that this model cannot take.",
     "500": "The model, or the server, failed on this request.",
-    "503": "Too much is queued, or no replica is there; Retry-After says when to come back.",
+    "503": "Too much is queued, it would be answered too late, or no replica is there; see Retry-After.",
     "504": "No answer within the timeout.",
 }
 
@@ -50,6 +51,8 @@ def openapi_document() -> dict[str, Any]:
             "/v2/health/live": {"get": _plain("Whether the process answers")},
             "/v2/health/ready": {"get": _plain("Whether every stage is warm")},
             "/stats": {"get": _plain("What stages and ingress have done since their start")},
+            "/plan": {"get": _plain("The plan in force, and why")},
+            "/plan/history": {"get": _plain("The plans so far, newest first") | {"parameters": [LIMIT]}},
             "/openapi.json": {"get": _plain("This description")},
             "/docs": {"get": _plain("This description, to read and try")},
         },

@@ -6,11 +6,11 @@ from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deployments.routing import fill_first
+from deployments.routing import fill_first, unavoided
 
 
 class FillFirstRouter(FIFOMixin, RequestRouter):
-    """Routes every call by the inputs it carries: `weight` and `batch` are keyword arguments of each call.
+    """Routes every call by the inputs it carries: `weight`, `batch` and `avoided` are keyword arguments of each call.
 
     FIFOMixin is needed: without it a replica that has several calls open within one request hangs.
     """
@@ -28,6 +28,10 @@ class FillFirstRouter(FIFOMixin, RequestRouter):
         pending_request.routing_context.should_backoff = True
         weight = pending_request.kwargs.get("weight", 1)
         batch = pending_request.kwargs.get("batch", 1)
+        avoided = pending_request.kwargs.get("avoided", ())
+        if avoided:
+            names = [replica.replica_id.unique_id for replica in candidate_replicas]
+            candidate_replicas = [candidate_replicas[index] for index in unavoided(names, avoided)]
         loads = [self._loads.get(replica.replica_id, 0) for replica in candidate_replicas]
         return [[candidate_replicas[index]] for index in fill_first(loads, weight, batch)]
 

@@ -1,8 +1,8 @@
-"""Which replica of a stage takes a piece: fill-first."""
+"""Which replica of a stage takes a piece: fill-first, stragglers left out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def fill_first(loads: Sequence[int], weight: int, batch: int) -> list[int]:
@@ -19,3 +19,8 @@ def fill_first(loads: Sequence[int], weight: int, batch: int) -> list[int]:
         return (loads[index] > 0, whole if fits else whole + 1, -started if fits else 0, loads[index])
 
     return sorted(range(len(loads)), key=rank)
+
+
+def unavoided(replicas: Sequence[str], avoided: Collection[str]) -> list[int]:
+    """Indices of the replicas that get work: all but the avoided ones, or all where those are all there is."""
+    return [index for index, name in enumerate(replicas) if name not in avoided] or list(range(len(replicas)))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cluster.devices import find_device
 from deployments.settings import ServeSettings
+from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from earlyexit.errors import OfframpError, PlanError
 from optimizer.plan_file import parse_plan
 
 HttpFront = Literal["haproxy", "proxy"]
-APP = "offramp"
+DASHBOARD_HOST = "127.0.0.1"
 LOGS = "/tmp/ray/session_latest/logs/serve"
 
 # Serve's own switches. They are read when ray.serve is imported, here and in every replica, so they are set before.
@@ -45,6 +48,9 @@ class LocalCluster:
     """Where Prometheus finds the metrics; None for a free port."""
     drain_s: float = 5.0
     """How long an ingress goes on answering after it was told to stop."""
+    dashboard_port: int | None = None
+    """Where Ray's dashboard takes the controller's scale requests; None for a free port. Without a controller there is
+    no dashboard."""
 
 
 @contextmanager
@@ -62,21 +68,26 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     from deployments.app import build
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
+    settings = _with_dashboard(settings, cluster)
     application = build(settings.model_dump())
+    needed = _resources_needed(settings)
     ray.init(
         address="local",  # never join a cluster that happens to be reachable
-        num_cpus=max(os.cpu_count() or 1, _cpus_needed(settings)),
-        include_dashboard=False,
+        num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),
+        resources={name: amount for name, amount in needed.items() if name != "GPU"},
         object_store_memory=512 * 1024 * 1024,
         log_to_driver=False,
         logging_level=logging.WARNING,
         _metrics_export_port=cluster.metrics_port,
+        **_dashboard_options(settings),
     )
     try:
         _check_resources(settings, ray.cluster_resources())  # type: ignore[no-untyped-call] # ray's, not ours
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=cluster.host, port=cluster.port))
         try:
-            serve.run(application, name=APP, route_prefix="/")
+            serve.run(
+                application, name=settings.app, route_prefix="/", external_scaler_enabled=settings.control is not None
+            )
         except RuntimeError as error:
             raise OfframpError(f"the service did not start; {LOGS} says why: {error}") from error
         yield f"http://{'127.0.0.1' if cluster.host == '0.0.0.0' else cluster.host}:{cluster.port}"
@@ -112,19 +123,54 @@ def _check_ports(cluster: LocalCluster) -> None:
                 raise OfframpError(f"port {port} of {host} is taken{hint}") from error
 
 
+def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSettings:
+    """The controller is told where the dashboard will be, so its port is chosen first."""
+    if settings.control is None:
+        return settings
+    port = cluster.dashboard_port or _free_port()
+    control = settings.control.model_copy(update={"dashboard_url": f"http://{DASHBOARD_HOST}:{port}"})
+    return settings.model_copy(update={"control": control})
+
+
+def _dashboard_options(settings: ServeSettings) -> dict[str, Any]:
+    if settings.control is None or settings.control.dashboard_url is None:
+        return {"include_dashboard": False}
+    port = int(settings.control.dashboard_url.rpartition(":")[2])
+    return {"include_dashboard": True, "dashboard_host": DASHBOARD_HOST, "dashboard_port": port}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((DASHBOARD_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
 def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
     """Serve would wait for ever for what is not there."""
-    stages = parse_plan(settings.plan).stages
-    needed = sum(stage.replicas * find_device(stage.device).actor_options.get("num_gpus", 0) for stage in stages)
+    plan = parse_plan(settings.plan)
+    devices = slot_devices(slot_counts(settings, plan))
+    needed = sum(
+        replicas * find_device(devices[slot]).actor_options.get("num_gpus", 0)
+        for slot, replicas in first_replicas(settings).items()
+    )
     if needed > resources.get("GPU", 0):
         raise PlanError(f"the plan needs {needed:g} GPUs, this machine has {resources.get('GPU', 0):g}")
-    for stage in stages:
-        accelerator = find_device(stage.device).actor_options.get("accelerator_type")
+    for device in sorted(set(devices.values())):
+        accelerator = find_device(device).actor_options.get("accelerator_type")
         if accelerator and f"accelerator_type:{accelerator}" not in resources:
             raise PlanError(f"the plan needs {accelerator}, which this machine does not have")
 
 
-def _cpus_needed(settings: ServeSettings) -> int:
-    # Logical: on a laptop more replicas than cores is what one wants to try.
-    plan = parse_plan(settings.plan)
-    return sum(stage.replicas for stage in plan.stages) + settings.ingress_replicas
+def _resources_needed(settings: ServeSettings) -> dict[str, float]:
+    """What all accelerators that the application may come to use ask of Ray, with the processes beside them.
+
+    Logical: on a laptop more replicas than cores is what one wants to try, and emulated accelerators are only counted.
+    """
+    needed: Counter[str] = Counter()
+    for device, count in accelerators(settings).items():
+        options = find_device(device).actor_options
+        asked = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **options.get("resources", {})}
+        for name, amount in asked.items():
+            needed[name] += count * amount
+    beside = settings.ingress_replicas + (settings.control is not None)
+    return {**needed, "CPU": needed["CPU"] + beside}

@@ -6,6 +6,58 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from optimizer.decision import Strategy
+
+
+class EmulatedSettings(BaseModel):
+    """An accelerator that is not there: its time is a latency profile's, stretched."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batch: list[int] = Field(min_length=1)
+    block_s: list[list[float]]
+    """One row per block, one value per batch size: real seconds, before `time_scale`."""
+    ramp_s: list[list[float]]
+    """One row per ramp of the model."""
+    time_scale: float = Field(default=1.0, gt=0)
+    """An emulated second takes so many seconds."""
+    decisions: Literal["recorded", "computed"] = "recorded"
+    """Taken from the plan's exit records, without torch; or by really running the model."""
+    slow: dict[int, float] = Field(default_factory=dict)
+    """For experiments: by the replica's rank in its slot, by how much it is slower than the profile."""
+
+
+class ControlSettings(BaseModel):
+    """What the controller plans with; without it an application keeps its plan."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    problem: dict[str, Any]
+    """A plan problem (`optimizer.problem_file`), in wall-clock seconds: of emulated accelerators, stretched ones. Its
+    survival is what is expected before anything was seen."""
+    policy: dict[str, Any]
+    """The exit policy (`optimizer.plan_file`), with a threshold for each ramp of the problem."""
+    strategy: Strategy = "best"
+    state: str
+    """SQLite file with what the controller remembers; where the controller runs, on a disk that outlives it."""
+    period_s: float = Field(default=120.0, gt=0)
+    watch_s: float = Field(default=5.0, gt=0)
+    """How often observations are collected and held against the forecast."""
+    coverage: float = Field(default=0.95, gt=0, lt=1)
+    """Of the forecast intervals whose leaving makes it plan out of turn."""
+    least_gain: float = Field(default=0.02, ge=0)
+    """Share by which a new plan must be better, beyond what the change costs."""
+    start_s: float = Field(default=10.0, ge=0)
+    """What a replica that moves is expected to miss of service."""
+    straggler_ratio: float = Field(default=1.5, gt=1)
+    """Slower than its peers, or its profile, by this: a straggler."""
+    rollback_margin: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the predicted goodput that a new plan may miss before the old one comes back."""
+    accuracy_budget: float | None = Field(default=None, ge=0, lt=1)
+    """Share of answers that may differ from the full model's; None: reported, held against nothing."""
+    dashboard_url: str | None = None
+    """Where Ray's dashboard takes scale requests; None: port 8265 of the head."""
+
 
 class ServeSettings(BaseModel):
     """Boot-time settings of one application; plain data, so that cluster YAML can carry them."""
@@ -15,7 +67,21 @@ class ServeSettings(BaseModel):
     model: str
     """Model folder; every node must be able to read it."""
     plan: dict[str, Any]
-    """A plan document, see `optimizer.plan_file`."""
+    """The plan to begin with: a document as of `optimizer.plan_file`."""
+    app: str = "offramp"
+    """The Serve application's name."""
+    slots: dict[str, int] = Field(default_factory=dict)
+    """Slots per accelerator type; of those that are missing as many as the plan's stages need."""
+    emulated: dict[str, EmulatedSettings] = Field(default_factory=dict)
+    """By accelerator type, for every `emulated:...` one."""
+    control: ControlSettings | None = None
+    probe_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of first batches that are probes."""
+    slo_s: float | None = Field(default=None, gt=0)
+    """Latency within which an answer counts, in wall-clock seconds: the latest deadline of any request. None: the
+    requests' own timeouts alone."""
+    slack: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the SLO kept in hand when requests are admitted (E3 section 4)."""
     ingress_replicas: int = Field(default=1, ge=1)
     dtype: Literal["float32", "bfloat16"] = "float32"
     backend: Literal["torch", "onnx"] = "torch"

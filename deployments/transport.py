@@ -14,8 +14,10 @@ from deployments.messages import Chunk, StageCall
 class Transport(Protocol):
     """One stage, as its callers see it."""
 
-    def call(self, call: StageCall, *, reply_bytes: int, batch: int) -> AsyncIterator[Chunk]:
+    def call(self, call: StageCall, *, reply_bytes: int, batch: int, avoided: frozenset[str]) -> AsyncIterator[Chunk]:
         """Send a batch that may come back with up to `reply_bytes` of hidden state; its parts as they are ready.
+
+        `batch`: what a replica makes of calls; `avoided`: replicas to leave out while there are others.
 
         Raises whatever happens on the way; inputs that no part has settled by then may be sent again.
         """
@@ -40,7 +42,8 @@ class HandleTransport:
         )
         self._by_reference = handle.options(method_name="run_by_reference", stream=True, _by_reference=True)
 
-    def call(self, call: StageCall, *, reply_bytes: int, batch: int) -> AsyncIterator[Chunk]:
+    def call(self, call: StageCall, *, reply_bytes: int, batch: int, avoided: frozenset[str]) -> AsyncIterator[Chunk]:
         large = isinstance(call.piece, ObjectRef) or reply_bytes > self._by_reference_bytes
         handle = self._by_reference if large else self._by_value
-        return cast("AsyncIterator[Chunk]", handle.remote(call, weight=len(call.remaining_s), batch=batch))
+        weight = len(call.remaining_s)
+        return cast("AsyncIterator[Chunk]", handle.remote(call, weight=weight, batch=batch, avoided=avoided))

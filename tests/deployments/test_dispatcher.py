@@ -1,188 +1,13 @@
 from __future__ import annotations
 
-import asyncio
 import random
 import string
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 
-from deployments.dispatcher import RETRY_PAUSE_S, Dispatcher
-from deployments.flights import Flight
-from deployments.messages import Chunk, GoingOn, StageCall, Timing
-from earlyexit.clock import ManualClock
-from earlyexit.errors import (
-    DeadlineError,
-    ExecutionError,
-    OfframpError,
-    OverloadedError,
-    StageUnavailableError,
-)
-from earlyexit.split import Split
-from earlyexit.wire import Answer, WirePiece
-from optimizer.plan import Plan, Stage
-
-BATCH = 4
-BYTES_PER_TOKEN = 8
-PLAN = Plan(
-    stages=(
-        Stage(device="cpu", replicas=1, splits=(Split(first=0, end=2, batch=BATCH),)),
-        Stage(device="cpu", replicas=1, splits=(Split(first=2, end=3, batch=2), Split(first=3, end=4, batch=2))),
-        Stage(device="cpu", replicas=1, splits=(Split(first=4, end=6, batch=BATCH),)),
-    ),
-    epoch=7,
-)
-TIMING = Timing(queue_s=0.25, compute_s=0.5)
-
-
-@dataclass
-class StageCallLog:
-    """A call to a stage, whose reply the test gives part by part."""
-
-    call: StageCall
-    reply_bytes: int
-    batch: int
-    _parts: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
-
-    @property
-    def sample_ids(self) -> tuple[str, ...]:
-        """By value for the first stage; a stand-in for survivors is their ids."""
-        piece = self.call.piece
-        return piece.sample_ids if isinstance(piece, WirePiece) else tuple(piece)
-
-    @property
-    def names(self) -> str:
-        return "".join(sample_id.partition("#")[0] for sample_id in self.sample_ids)
-
-    def id_of(self, name: str) -> str:
-        return next(sample_id for sample_id in self.sample_ids if sample_id.startswith(f"{name}#"))
-
-    def answer(self, names: str, *, exit_block: int = 1) -> None:
-        answers = tuple(
-            (Answer(sample_id=self.id_of(name), label=0, score=1.0, exit=exit_block), TIMING) for name in names
-        )
-        self._parts.put_nowait(Chunk(answers=answers))
-
-    def send_on(self, names: str, *, next_block: int, num_tokens: int = 3) -> None:
-        ids = tuple(self.id_of(name) for name in names)
-        going_on = GoingOn(
-            sample_ids=ids, next_block=next_block, num_tokens=num_tokens, piece=ids, timings=(TIMING,) * len(ids)
-        )
-        self._parts.put_nowait(Chunk(going_on=going_on))
-
-    def lose(self, name: str, error: OfframpError) -> None:
-        self._parts.put_nowait(Chunk(lost=((self.id_of(name), error),)))
-
-    def end(self) -> None:
-        self._parts.put_nowait(None)
-
-    def fail(self) -> None:
-        self._parts.put_nowait(ConnectionError("the replica died"))
-
-    async def reply(self) -> AsyncIterator[Chunk]:
-        while (part := await self._parts.get()) is not None:
-            if isinstance(part, Exception):
-                raise part
-            yield part
-
-
-class ManualStage:
-    """A transport that keeps the calls it gets, for the test to reply to."""
-
-    def __init__(self) -> None:
-        self.calls: list[StageCallLog] = []
-
-    def call(self, call: StageCall, *, reply_bytes: int, batch: int) -> AsyncIterator[Chunk]:
-        self.calls.append(StageCallLog(call, reply_bytes, batch))
-        return self.calls[-1].reply()
-
-    @property
-    def names(self) -> list[str]:
-        return [call.names for call in self.calls]
-
-
-class Tally:
-    """Counts in lists; tests compare them whole, because Ray's counters refuse to count nothing."""
-
-    def __init__(self) -> None:
-        self.exits: list[int] = []
-        self.hops: list[tuple[int, float]] = []
-        self.retries: list[tuple[int, int]] = []
-
-    def answers(self, exits: list[int]) -> None:
-        self.exits.extend(exits)
-
-    def hop(self, stage_index: int, seconds: float) -> None:
-        self.hops.append((stage_index, seconds))
-
-    def retried(self, stage_index: int, num_inputs: int) -> None:
-        self.retries.append((stage_index, num_inputs))
-
-
-@dataclass
-class Scene:
-    """A dispatcher between fake stages and an owner that writes down every outcome."""
-
-    max_queued: int = 100
-    calls_per_replica: int = 2
-    max_attempts: int = 3
-    clock: ManualClock = field(default_factory=ManualClock)
-    metrics: Tally = field(default_factory=Tally)
-    stages: list[ManualStage] = field(default_factory=lambda: [ManualStage(), ManualStage(), ManualStage()])
-    outcomes: list[tuple[str, Answer | OfframpError]] = field(default_factory=list)
-    pauses_s: list[float] = field(default_factory=list)
-    paused: asyncio.Event = field(default_factory=asyncio.Event)
-    """Unset, pauses last until it is set."""
-
-    def __post_init__(self) -> None:
-        self.paused.set()
-        self.dispatcher = Dispatcher(
-            PLAN,
-            self.stages,
-            self.clock,
-            self.metrics,
-            bytes_per_token=BYTES_PER_TOKEN,
-            max_queued=self.max_queued,
-            calls_per_replica=self.calls_per_replica,
-            max_attempts=self.max_attempts,
-            name="i",
-            pause=self._pause,
-        )
-
-    def submit(self, names: str, *, deadline_s: float = 10.0) -> list[Flight]:
-        """One input of two tokens per letter."""
-        inputs = [(name, np.array([1, 2], dtype=np.int32)) for name in names]
-        return self.dispatcher.submit(inputs, deadline_s, self._settle)
-
-    async def sent(self, names: str) -> StageCallLog:
-        """Submit; the first stage's call that it led to."""
-        self.submit(names)
-        await turns()
-        return self.stages[0].calls[-1]
-
-    @property
-    def answered(self) -> str:
-        return "".join(name for name, outcome in self.outcomes if isinstance(outcome, Answer))
-
-    @property
-    def errors(self) -> list[tuple[str, str]]:
-        return [(name, outcome.kind) for name, outcome in self.outcomes if isinstance(outcome, OfframpError)]
-
-    def _settle(self, flight: Flight, outcome: Answer | OfframpError) -> None:
-        self.outcomes.append((flight.key, outcome))
-
-    async def _pause(self, seconds: float) -> None:
-        self.pauses_s.append(seconds)
-        await self.paused.wait()
-
-
-async def turns() -> None:
-    """Let every task run until it waits for the test."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
+from deployments.dispatcher import RETRY_PAUSE_S
+from earlyexit.errors import DeadlineError, ExecutionError, OverloadedError, StageUnavailableError
+from tests.deployments.dispatcher_scene import BATCH, BYTES_PER_TOKEN, PLAN, Scene, StageCallLog, turns
 
 # Out
 
@@ -201,7 +26,8 @@ async def test_a_call_says_what_it_carries() -> None:
     scene.clock.advance(4.0)
     call = await scene.sent("ab")
     assert call.call.piece.lengths_B.tolist() == [2, 2]
-    assert (call.call.remaining_s, call.call.epoch) == ((6.0, 6.0), 7)
+    assert (call.call.remaining_s, call.call.assignment.epoch, call.call.probe) == ((6.0, 6.0), 7, False)
+    assert (call.call.assignment.stage, call.avoided) == (PLAN.stages[0], frozenset())
     assert (call.batch, call.reply_bytes) == (BATCH, 4 * BYTES_PER_TOKEN)
 
 
@@ -337,7 +163,7 @@ async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
     scene.clock.advance(1.0)
     call.send_on("b", next_block=2)
     await turns()
-    assert scene.metrics.hops == [(0, 0.25), (0, 1.25)]  # 0.25 s in the queue, 0.5 s computing
+    assert scene.metrics.hops == [("split-cpu-0", 0.25), ("split-cpu-0", 1.25)]  # 0.25 s in the queue, 0.5 s computing
 
 
 # Again
@@ -359,7 +185,7 @@ async def test_after_a_failure_midway_only_unsettled_inputs_start_again_from_blo
     scene.stages[1].calls[0].end()
     await turns()
     assert sorted(scene.answered) == ["a", "b", "c", "d"]
-    assert (scene.pauses_s, scene.metrics.retries) == ([RETRY_PAUSE_S], [(0, 2)])
+    assert (scene.pauses_s, scene.metrics.retries) == ([RETRY_PAUSE_S], [("split-cpu-0", 2)])
 
 
 async def test_inputs_that_start_again_go_before_those_that_wait_in_their_old_order() -> None:
@@ -382,7 +208,7 @@ async def test_survivors_of_a_stage_that_fails_start_again_from_the_first() -> N
     scene.stages[1].calls[0].fail()
     await turns()
     assert scene.stages[0].names == ["ab", "b"]
-    assert scene.metrics.retries == [(1, 1)]
+    assert scene.metrics.retries == [("split-cpu-1", 1)]
 
 
 async def test_inputs_that_a_reply_leaves_out_start_again() -> None:
@@ -421,8 +247,8 @@ async def test_an_input_under_which_stages_keep_failing_is_given_up_with_an_erro
     [(name, error)] = scene.outcomes
     assert name == "a"
     assert isinstance(error, StageUnavailableError)
-    assert (str(error), error.retry_after_s) == ("stage 0 failed 3 times under this input", 1.0)
-    assert (scene.dispatcher.num_unanswered, scene.metrics.retries) == (0, [(0, 1), (0, 1)])
+    assert (str(error), error.retry_after_s) == ("split-cpu-0 failed 3 times under this input", 1.0)
+    assert (scene.dispatcher.num_unanswered, scene.metrics.retries) == (0, [("split-cpu-0", 1)] * 2)
 
 
 async def test_a_fresh_input_outlives_an_exhausted_batch_mate() -> None:
@@ -460,7 +286,7 @@ async def test_other_inputs_leave_while_a_failed_batch_pauses() -> None:
 async def test_given_up_inputs_that_wait_are_never_sent() -> None:
     scene = Scene()
     flights = scene.submit("abc")
-    scene.dispatcher.give_up([flights[0], flights[2]])
+    scene.dispatcher.give_up([flights[0], flights[2]], "abandoned")
     await turns()
     assert scene.stages[0].names == ["b"]
 
@@ -468,7 +294,7 @@ async def test_given_up_inputs_that_wait_are_never_sent() -> None:
 async def test_given_up_inputs_in_a_full_house_make_room_for_others() -> None:
     scene = Scene(max_queued=3, calls_per_replica=1)
     await scene.sent("a")
-    scene.dispatcher.give_up(scene.submit("bc"))
+    scene.dispatcher.give_up(scene.submit("bc"), "abandoned")
     scene.submit("de")
     assert scene.dispatcher.num_unanswered == 3
 
@@ -477,7 +303,7 @@ async def test_survivors_that_nobody_waits_for_are_not_sent_on() -> None:
     scene = Scene()
     flights = scene.submit("ab")
     await turns()
-    scene.dispatcher.give_up(flights)
+    scene.dispatcher.give_up(flights, "abandoned")
     scene.stages[0].calls[0].send_on("ab", next_block=2)
     await turns()
     assert scene.stages[1].calls == []
@@ -487,7 +313,7 @@ async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_lef
     scene = Scene()
     flights = scene.submit("ab")
     await turns()
-    scene.dispatcher.give_up(flights[:1])
+    scene.dispatcher.give_up(flights[:1], "abandoned")
     scene.stages[0].calls[0].send_on("ab", next_block=2)
     await turns()
     assert scene.stages[1].calls[0].call.remaining_s == (-1.0, 10.0)
@@ -497,7 +323,7 @@ async def test_answers_for_given_up_inputs_reach_nobody() -> None:
     scene = Scene()
     flights = scene.submit("ab")
     await turns()
-    scene.dispatcher.give_up(flights[:1])
+    scene.dispatcher.give_up(flights[:1], "abandoned")
     scene.stages[0].calls[0].answer("ab")
     await turns()
     assert scene.answered == "b"
@@ -510,10 +336,10 @@ async def test_given_up_inputs_do_not_start_again(during_the_pause: bool) -> Non
     flights = scene.submit("a")
     await turns()
     if not during_the_pause:
-        scene.dispatcher.give_up(flights)
+        scene.dispatcher.give_up(flights, "abandoned")
     scene.stages[0].calls[0].fail()
     await turns()
-    scene.dispatcher.give_up(flights)
+    scene.dispatcher.give_up(flights, "abandoned")
     scene.paused.set()
     await turns()
     assert (scene.stages[0].names, scene.metrics.retries, scene.outcomes) == (["a"], [], [])

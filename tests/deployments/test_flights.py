@@ -33,7 +33,7 @@ class Owner:
 
 def admit(book: FlightBook, owner: Owner, names: str) -> list[Flight]:
     """One input per letter."""
-    return book.admit([(name, tokens(1)) for name in names], 10.0, owner.settle, retry_after_s=3.0)
+    return book.admit([(name, tokens(1)) for name in names], 10.0, owner.settle, arrived_s=0.0, retry_after_s=3.0)
 
 
 def ids_of(flights: list[Flight]) -> list[str]:
@@ -44,15 +44,15 @@ def test_inputs_depart_in_the_order_of_their_arrival_and_at_most_a_batch_at_once
     book, owner = FlightBook(max_queued=10, name="i"), Owner()
     admit(book, owner, "ab")
     admit(book, owner, "cde")
-    assert ids_of(book.depart(4)) == ["a#i.1.0", "b#i.2.0", "c#i.3.0", "d#i.4.0"]
-    assert ids_of(book.depart(4)) == ["e#i.5.0"]
-    assert book.depart(4) == []
+    assert ids_of(book.depart(4, 0)) == ["a#i.1.0", "b#i.2.0", "c#i.3.0", "d#i.4.0"]
+    assert ids_of(book.depart(4, 0)) == ["e#i.5.0"]
+    assert book.depart(4, 0) == []
 
 
 def test_inputs_count_as_unanswered_until_they_are_settled() -> None:
     book, owner = FlightBook(max_queued=10, name="i"), Owner()
     admit(book, owner, "abc")
-    book.depart(2)
+    book.depart(2, 0)
     assert (book.num_waiting, book.num_unanswered) == (1, 3)
     book.settle("a#i.1.0", answer("a#i.1.0"))
     assert (book.num_waiting, book.num_unanswered) == (1, 2)
@@ -71,7 +71,7 @@ def test_a_request_is_taken_whole_or_not_at_all() -> None:
 def test_inputs_under_way_count_against_the_limit() -> None:
     book, owner = FlightBook(max_queued=2, name="i"), Owner()
     admit(book, owner, "ab")
-    book.depart(2)
+    book.depart(2, 0)
     with pytest.raises(OverloadedError):
         admit(book, owner, "c")
 
@@ -79,7 +79,7 @@ def test_inputs_under_way_count_against_the_limit() -> None:
 def test_an_input_is_settled_once() -> None:
     book, owner = FlightBook(max_queued=2, name="i"), Owner()
     admit(book, owner, "a")
-    book.depart(1)
+    book.depart(1, 0)
     assert book.settle("a#i.1.0", answer("a#i.1.0"))
     assert not book.settle("a#i.1.0", DeadlineError("too late"))
     assert owner.outcomes == [("a", answer("a#i.1.0"))]
@@ -96,7 +96,7 @@ def test_an_input_that_has_not_departed_cannot_be_settled() -> None:
 def test_the_same_key_twice_is_two_inputs() -> None:
     book, owner = FlightBook(max_queued=2, name="i"), Owner()
     admit(book, owner, "aa")
-    assert ids_of(book.depart(2)) == ["a#i.1.0", "a#i.2.0"]
+    assert ids_of(book.depart(2, 0)) == ["a#i.1.0", "a#i.2.0"]
 
 
 def test_given_up_inputs_do_not_depart_and_make_room() -> None:
@@ -105,13 +105,13 @@ def test_given_up_inputs_do_not_depart_and_make_room() -> None:
     book.give_up([first, third])
     assert (book.num_waiting, book.num_unanswered) == (1, 1)
     admit(book, owner, "de")
-    assert [flight.key for flight in book.depart(8)] == ["b", "d", "e"]
+    assert [flight.key for flight in book.depart(8, 0)] == ["b", "d", "e"]
 
 
 def test_an_answer_for_a_given_up_input_reaches_nobody() -> None:
     book, owner = FlightBook(max_queued=2, name="i"), Owner()
     admit(book, owner, "a")
-    departed = book.depart(1)
+    departed = book.depart(1, 0)
     book.give_up(departed)
     assert book.find("a#i.1.0") is None
     assert not book.settle("a#i.1.0", answer("a#i.1.0"))
@@ -121,17 +121,17 @@ def test_an_answer_for_a_given_up_input_reaches_nobody() -> None:
 def test_inputs_sent_again_go_before_those_that_wait_in_their_old_order() -> None:
     book, owner = FlightBook(max_queued=9, name="i"), Owner()
     admit(book, owner, "abcd")
-    book.depart(3)
+    book.depart(3, 0)
     assert book.send_again(["a#i.1.0", "c#i.3.0"]) == 2
-    assert ids_of(book.depart(9)) == ["a#i.1.1", "c#i.3.1", "d#i.4.0"]
+    assert ids_of(book.depart(9, 0)) == ["a#i.1.1", "c#i.3.1", "d#i.4.0"]
 
 
 def test_a_late_answer_of_an_earlier_attempt_is_a_strangers() -> None:
     book, owner = FlightBook(max_queued=9, name="i"), Owner()
     admit(book, owner, "a")
-    book.depart(1)
+    book.depart(1, 0)
     book.send_again(["a#i.1.0"])
-    book.depart(1)
+    book.depart(1, 0)
     assert book.find("a#i.1.0") is None
     assert not book.settle("a#i.1.0", answer("a#i.1.0"))
     assert book.settle("a#i.1.1", answer("a#i.1.1"))
@@ -141,26 +141,26 @@ def test_a_late_answer_of_an_earlier_attempt_is_a_strangers() -> None:
 def test_answered_given_up_and_unknown_inputs_are_not_sent_again() -> None:
     book, owner = FlightBook(max_queued=9, name="i"), Owner()
     admit(book, owner, "ab")
-    _, b = book.depart(2)
+    _, b = book.depart(2, 0)
     book.settle("a#i.1.0", answer("a#i.1.0"))
     book.give_up([b])
     assert book.send_again(["a#i.1.0", "b#i.2.0", "c#i.3.0"]) == 0
-    assert book.depart(9) == []
+    assert book.depart(9, 0) == []
 
 
 def test_an_input_given_up_while_it_waits_for_its_second_attempt_does_not_depart() -> None:
     book, owner = FlightBook(max_queued=9, name="i"), Owner()
     admit(book, owner, "a")
-    departed = book.depart(1)
+    departed = book.depart(1, 0)
     book.send_again(["a#i.1.0"])
     book.give_up(departed)
-    assert (book.depart(9), book.num_unanswered) == ([], 0)
+    assert (book.depart(9, 0), book.num_unanswered) == ([], 0)
 
 
 def test_a_departure_is_a_packed_piece_before_block_0() -> None:
     book, owner = FlightBook(max_queued=9, name="i"), Owner()
-    book.admit([("a", tokens(5, 6, 7)), ("b", tokens(8))], 10.0, owner.settle, retry_after_s=1.0)
-    piece = departure(book.depart(2))
+    book.admit([("a", tokens(5, 6, 7)), ("b", tokens(8))], 10.0, owner.settle, arrived_s=0.0, retry_after_s=1.0)
+    piece = departure(book.depart(2, 0))
     assert (piece.sample_ids, piece.next_block, piece.state_BS) == (("a#i.1.0", "b#i.2.0"), 0, None)
     assert piece.lengths_B.tolist() == [3, 1]
     assert (piece.values.tolist(), piece.values.dtype) == ([5, 6, 7, 8], np.dtype(np.int32))
@@ -212,7 +212,7 @@ def test_books_of_different_ingresses_never_give_the_same_sample_id() -> None:
     for name in ("one", "two"):
         book, owner = FlightBook(max_queued=9, name=name), Owner()
         admit(book, owner, "ab")
-        ids |= set(ids_of(book.depart(9)))
+        ids |= set(ids_of(book.depart(9, 0)))
     assert len(ids) == 4
 
 

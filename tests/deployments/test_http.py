@@ -15,6 +15,8 @@ import pytest
 from deployments.bodies import InferRequest
 from deployments.http import build_app
 from earlyexit.errors import (
+    AdmissionError,
+    ControllerUnavailableError,
     DeadlineError,
     ExecutionError,
     InputError,
@@ -54,6 +56,8 @@ ROUTES = [
     ("GET", "/v2/models/{model}/versions/{version}"),
     ("GET", "/v2/models/{model}/versions/{version}/ready"),
     ("GET", "/stats"),
+    ("GET", "/plan"),
+    ("GET", "/plan/history"),
     ("GET", "/openapi.json"),
     ("GET", "/docs"),
 ]
@@ -84,6 +88,14 @@ class FakeBackend:
             raise self.failure
         return {"unanswered": 0}
 
+    async def plan(self) -> dict[str, Any]:
+        if self.failure is not None:
+            raise self.failure
+        return {"epoch": 3}
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
+        return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
+
     def count_request(self, route: str, status: int) -> None:
         self.counted.append((route, status))
 
@@ -108,6 +120,31 @@ async def call(client: httpx.AsyncClient, method: str, route: str) -> httpx.Resp
     """A good request to any route."""
     body = {"inputs": "pay"} if route == "/predict" else V2_BODY
     return await client.request(method, path_of(route), json=body if method == "POST" else None)
+
+
+# Plans
+
+
+async def test_the_plan_and_its_history_are_the_backends(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/plan")).json() == {"epoch": 3}
+    assert len((await client.get("/plan/history")).json()) == 5
+    assert (await client.get("/plan/history?limit=2")).json() == [{"epoch": 5}, {"epoch": 4}]
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "many", "", "9" * 5000], ids=lambda limit: limit[:5])
+async def test_a_limit_that_is_no_number_of_plans_is_refused(client: httpx.AsyncClient, limit: str) -> None:
+    response = await client.get("/plan/history", params={"limit": limit})
+    assert response.status_code == 400
+    assert "a number from 1 to 1000 is needed" in response.json()["error"]["message"]
+
+
+async def test_without_its_controller_a_service_says_503_to_who_asks_for_the_plan(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    backend.failure = ControllerUnavailableError("gone", retry_after_s=5.0)
+    response = await client.get("/plan")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+    assert response.json()["error"] == {"kind": "controller_unavailable", "message": "gone"}
 
 
 # Answers
@@ -331,6 +368,7 @@ async def test_a_wrong_method_is_a_405_that_names_the_right_one(client: httpx.As
         pytest.param(InputError("300 inputs; at most 256"), 400, "input", id="limit"),
         pytest.param(UnprocessableInputError("too long"), 422, "unprocessable_input", id="too-long"),
         pytest.param(OverloadedError("full", retry_after_s=3.0), 503, "overloaded", id="overloaded"),
+        pytest.param(AdmissionError("late", retry_after_s=3.0), 503, "admission", id="admission"),
         pytest.param(StageUnavailableError("gone", retry_after_s=1.0), 503, "stage_unavailable", id="unavailable"),
         pytest.param(DeadlineError("no answer within 1 s"), 504, "deadline", id="deadline"),
         pytest.param(ExecutionError("the model failed"), 500, "execution", id="execution"),
@@ -457,3 +495,24 @@ async def test_errors_are_described_in_the_form_that_they_have(document: dict[st
 
 async def test_a_page_to_read_the_description_points_to_it(client: httpx.AsyncClient) -> None:
     assert "openapi.json" in (await client.get("/docs")).text
+
+
+@pytest.mark.parametrize(
+    ("failure", "num_records"),
+    [
+        pytest.param(AdmissionError("late", retry_after_s=1.0), 0, id="admission"),
+        pytest.param(StageUnavailableError("gone", retry_after_s=1.0), 1, id="stage-unavailable"),
+    ],
+)
+async def test_refusals_that_come_by_the_thousand_are_counted_and_not_logged(
+    client: httpx.AsyncClient,
+    backend: FakeBackend,
+    caplog: pytest.LogCaptureFixture,
+    failure: Exception,
+    num_records: int,
+) -> None:
+    backend.failure = failure
+    with caplog.at_level(logging.WARNING, logger="ray.serve.deployments.http"):
+        await client.post("/predict", json={"inputs": "pay"})
+    assert len(caplog.records) == num_records
+    assert backend.counted == [("/predict", 503)]

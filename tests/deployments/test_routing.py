@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from deployments.routing import fill_first
+from deployments.routing import fill_first, unavoided
 
 BATCH = 16
 
@@ -43,6 +43,19 @@ def test_pieces_fill_one_batch_after_the_other_once_nobody_is_idle() -> None:
     for _ in range(9):
         loads[fill_first(loads, 5, BATCH)[0]] += 5
     assert loads == [16, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("avoided", "left"),
+    [
+        pytest.param((), [0, 1, 2], id="none"),
+        pytest.param(("b",), [0, 2], id="one"),
+        pytest.param(("b", "elsewhere"), [0, 2], id="one-and-one-of-another-stage"),
+        pytest.param(("a", "b", "c"), [0, 1, 2], id="all"),
+    ],
+)
+def test_avoided_replicas_get_work_only_where_there_are_no_others(avoided: tuple[str, ...], left: list[int]) -> None:
+    assert unavoided(["a", "b", "c"], avoided) == left
 
 
 # A stage of four replicas, simulated: how full are its batches?

@@ -15,6 +15,7 @@ from deployments.service import LONG_TEXT_CHARS, InferService
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
 from earlyexit.errors import (
+    AdmissionError,
     DeadlineError,
     ExecutionError,
     InputError,
@@ -38,15 +39,31 @@ class Desk(Dispatcher):
         self.submitted: list[tuple[str, list[int]]] = []
         self.deadlines_s: list[float] = []
         self.flights: list[Flight] = []
-        self.given_up: list[str] = []
+        self.arrivals_s: list[float] = []
+        self.given_up: list[tuple[str, str]] = []
+        self.checked: list[tuple[int, float]] = []
         self.settle: Settle | None = None
         self.refusal: OfframpError | None = None
+        self.early_refusal: OfframpError | None = None
         self.takes_s = 0.0
         """How far the clock moves on while inputs are submitted."""
 
+    def check(self, num_inputs: int, deadline_s: float) -> None:
+        self.checked.append((num_inputs, deadline_s))
+        if self.early_refusal is not None:
+            raise self.early_refusal
+
     def submit(
-        self, inputs: Sequence[tuple[str, TokenIds]], deadline_s: float, settle: Settle, *, request_id: str = ""
+        self,
+        inputs: Sequence[tuple[str, TokenIds]],
+        deadline_s: float,
+        settle: Settle,
+        *,
+        arrived_s: float | None = None,
+        request_id: str = "",
     ) -> list[Flight]:
+        assert arrived_s is not None
+        self.arrivals_s.append(arrived_s)
         if self.refusal is not None:
             raise self.refusal
         self.submitted.extend((key, token_ids.tolist()) for key, token_ids in inputs)
@@ -59,6 +76,8 @@ class Desk(Dispatcher):
                 book="i",
                 serial=serial,
                 token_ids=token_ids,
+                arrived_s=arrived_s,
+                ahead=0,
                 deadline_s=deadline_s,
                 settle=settle,
             )
@@ -67,8 +86,8 @@ class Desk(Dispatcher):
         self.clock.advance(self.takes_s)
         return self.flights
 
-    def give_up(self, flights: Sequence[Flight]) -> None:
-        self.given_up.extend(flight.key for flight in flights)
+    def give_up(self, flights: Sequence[Flight], reason: str) -> None:
+        self.given_up.extend((flight.key, reason) for flight in flights if not flight.settled)
 
     def outcome(self, index: int, outcome: Answer | OfframpError) -> None:
         assert self.settle is not None
@@ -87,10 +106,11 @@ class Scene:
     """A service over a desk."""
 
     clock: ManualClock = field(default_factory=ManualClock)
+    settings: ServeSettings = SETTINGS
 
     def __post_init__(self) -> None:
         self.desk = Desk(self.clock)
-        self.service = InferService(word_tokenizer(), self.desk, SETTINGS, self.clock)
+        self.service = InferService(word_tokenizer(), self.desk, self.settings, self.clock)
 
     async def start(self, request: InferRequest) -> asyncio.Task[list[Answer]]:
         """A request whose inputs have been submitted."""
@@ -129,7 +149,7 @@ async def test_the_first_error_ends_the_request_and_the_rest_is_given_up() -> No
     scene.desk.outcome(0, ExecutionError("second"))
     with pytest.raises(ExecutionError, match="first"):
         await task
-    assert scene.desk.given_up == ["c"]
+    assert scene.desk.given_up == [("c", "execution")]
 
 
 @pytest.mark.parametrize(
@@ -141,6 +161,25 @@ async def test_the_deadline_is_the_timeout_from_now(timeout_s: float | None, dea
     scene.desk.outcome(0, answer("a"))
     await task
     assert scene.desk.deadlines_s == [deadline_s]
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "deadline_s"), [(None, 101.5), (1.0, 101.0), (2.0, 101.5)], ids=["default", "sooner", "later"]
+)
+async def test_no_deadline_is_later_than_the_slo(timeout_s: float | None, deadline_s: float) -> None:
+    scene = Scene(ManualClock(100.0), SETTINGS.model_copy(update={"slo_s": 1.5}))
+    task = await scene.start(ask("pay", timeout_s=timeout_s))
+    scene.desk.outcome(0, answer("a"))
+    await task
+    assert (scene.desk.deadlines_s, scene.desk.arrivals_s) == ([deadline_s], [100.0])
+
+
+async def test_what_cannot_be_in_time_is_refused_before_it_is_tokenized() -> None:
+    scene = Scene()
+    scene.desk.early_refusal = AdmissionError("too late", retry_after_s=0.5)
+    with pytest.raises(AdmissionError, match="too late"):
+        await scene.service.infer(ask("pay", "pay " * 6))  # the second is too long: nobody has looked
+    assert (scene.desk.checked, scene.desk.submitted) == ([(2, 8.0)], [])
 
 
 @pytest.mark.parametrize("timeout_s", [60.001, 1e30, float("inf")])
@@ -185,7 +224,7 @@ async def test_at_the_deadline_the_caller_is_told_and_what_has_no_answer_is_give
     scene.desk.takes_s = 2.0  # the clock passes the deadline without a wait
     with pytest.raises(DeadlineError, match="no answer within 2 s"):
         await scene.service.infer(ask("pay", "my", timeout_s=2.0))
-    assert scene.desk.given_up == ["a", "b"]
+    assert scene.desk.given_up == [("a", "deadline"), ("b", "deadline")]
 
 
 async def test_answers_after_the_deadline_are_let_go() -> None:
@@ -206,7 +245,7 @@ async def test_a_caller_that_goes_away_gives_its_inputs_up() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert scene.desk.given_up == ["a"]
+    assert scene.desk.given_up == [("a", "abandoned")]
 
 
 class ThreadNoting(TextTokenizer):

@@ -1,0 +1,63 @@
+"""The controller as an ingress sees it: asked now and then, waited for never long, missing without harm."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from earlyexit.errors import ControllerUnavailableError
+
+CONTROLLER = "controller"
+"""The deployment's name."""
+PULL_S = 2.0
+"""How long an ingress that starts waits for the present plan before it goes by its settings'."""
+ASK_S = 5.0
+"""How long a person who asks for the plan waits."""
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+def find_deployment(name: str, app: str) -> Any:
+    """A deployment's handle, whether it runs or not."""
+    from ray import serve
+
+    return serve.get_deployment_handle(name, app)
+
+
+class ControllerLink:
+    """Looks the controller up at every call: it may have been replaced."""
+
+    def __init__(self, app: str, find: Callable[[str, str], Any] = find_deployment, *, pull_s: float = PULL_S) -> None:
+        self._app = app
+        self._find = find
+        self._pull_s = pull_s
+
+    async def current(self) -> dict[str, Any] | None:
+        """The placed plan in force, as a document; None where there is none, or nobody who knows."""
+        try:
+            document: dict[str, Any] | None = await self._ask("current", self._pull_s)
+        except ControllerUnavailableError as error:
+            logger.warning("%s; the settings' plan is followed", error)
+            return None
+        return document
+
+    async def describe(self) -> dict[str, Any]:
+        """What it says of the plan in force; raises ControllerUnavailableError."""
+        described: dict[str, Any] = await self._ask("describe", ASK_S)
+        return described
+
+    async def history(self, limit: int) -> list[dict[str, Any]]:
+        """Its plans so far; raises ControllerUnavailableError."""
+        plans: list[dict[str, Any]] = await self._ask("history", ASK_S, limit)
+        return plans
+
+    async def _ask(self, method: str, wait_s: float, *arguments: object) -> Any:
+        try:
+            async with asyncio.timeout(wait_s):
+                handle = self._find(CONTROLLER, self._app)
+                return await getattr(handle, method).remote(*arguments)
+        except Exception as error:  # whatever it is: the service does without
+            message = f"the controller does not answer: {str(error) or type(error).__name__}"
+            raise ControllerUnavailableError(message, retry_after_s=ASK_S) from error

@@ -1,0 +1,137 @@
+"""From counts that only grow to what happened since the last look."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TypeVar
+
+from deployments.reports import BUCKET, IngressReport, ReplicaReport, SplitTime
+
+Key = TypeVar("Key")
+Ran = tuple[int, int, tuple[int, ...], int]
+"""A split's first block, end and ramps, and a batch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """What all ingresses did from `since_s` to `at_s`, wall clock."""
+
+    since_s: float
+    at_s: float
+    arrived: int = 0
+    answered: int = 0
+    in_slo: int = 0
+    exits: Mapping[int, int] = field(default_factory=dict)
+    drops: Mapping[str, int] = field(default_factory=dict)
+    latencies: Mapping[int, int] = field(default_factory=dict)
+    """By bucket, as in `IngressReport`."""
+
+    @property
+    def seconds(self) -> float:
+        return self.at_s - self.since_s
+
+
+def total(intervals: Sequence[Interval]) -> Interval | None:
+    """Several intervals as one, from the first's begin to the last's end; None for none."""
+    if not intervals:
+        return None
+    return Interval(
+        since_s=min(each.since_s for each in intervals),
+        at_s=max(each.at_s for each in intervals),
+        arrived=sum(each.arrived for each in intervals),
+        answered=sum(each.answered for each in intervals),
+        in_slo=sum(each.in_slo for each in intervals),
+        exits=_sum(each.exits for each in intervals),
+        drops=_sum(each.drops for each in intervals),
+        latencies=_sum(each.latencies for each in intervals),
+    )
+
+
+def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
+    """The latency that a share of the answers did not exceed, the bucket's upper end; None without answers."""
+    if not latencies:
+        return None
+    buckets = sorted(latencies)
+    reached = accumulate(latencies[bucket] for bucket in buckets)
+    needed = share * sum(latencies.values())
+    return next(
+        float(BUCKET ** (bucket + 1)) for bucket, count in zip(buckets, reached, strict=True) if count >= needed
+    )
+
+
+class IngressIntake:
+    """Remembers every ingress's last counts.
+
+    An ingress seen at the first look of all may have counted for hours before a controller that started anew: it only
+    sets the mark. One that appears later began at zero.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, IngressReport] = {}
+        self._at_s: float | None = None
+
+    def take(self, reports: Sequence[IngressReport], now_s: float) -> Interval | None:
+        """What happened since the last look; None at the first."""
+        since_s, self._at_s = self._at_s, now_s
+        known = dict(self._last)
+        self._last |= {report.name: replace(report, probes=None) for report in reports}
+        if since_s is None:
+            return None
+        grown = [_grown(known.get(report.name), report, since_s, now_s) for report in reports]
+        return total([Interval(since_s=since_s, at_s=now_s), *grown])
+
+
+class ReplicaIntake:
+    """Remembers what every replica had run at a mark; one that is newer than the mark began at zero."""
+
+    def __init__(self) -> None:
+        self._at_mark: dict[str, dict[Ran, SplitTime]] = {}
+
+    def mark(self, reports: Sequence[ReplicaReport]) -> None:
+        """Count from now on."""
+        self._at_mark = {report.replica: {_key(each): each for each in report.times} for report in reports}
+
+    def since_mark(self, report: ReplicaReport) -> tuple[SplitTime, ...]:
+        """What the replica has run since."""
+        before = self._at_mark.get(report.replica, {})
+        new = (_longer(before.get(_key(each)), each) for each in report.times)
+        return tuple(each for each in new if each.batches > 0)
+
+
+def _longer(before: SplitTime | None, now: SplitTime) -> SplitTime:
+    if before is None:
+        return now
+    return replace(now, batches=now.batches - before.batches, seconds=now.seconds - before.seconds)
+
+
+def _key(time: SplitTime) -> Ran:
+    return time.first, time.end, time.ramps, time.size
+
+
+def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_s: float) -> Interval:
+    """Exits are counted anew under every epoch."""
+    same_epoch = before is not None and before.epoch == now.epoch
+    return Interval(
+        since_s=since_s,
+        at_s=at_s,
+        arrived=now.arrived - (before.arrived if before else 0),
+        answered=now.answered - (before.answered if before else 0),
+        in_slo=now.in_slo - (before.in_slo if before else 0),
+        exits=_less(now.exits, before.exits if before is not None and same_epoch else {}),
+        drops=_less(now.drops, before.drops if before else {}),
+        latencies=_less(now.latencies, before.latencies if before else {}),
+    )
+
+
+def _less(now: Mapping[Key, int], before: Mapping[Key, int]) -> dict[Key, int]:
+    return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}
+
+
+def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+    summed: Counter[Key] = Counter()
+    for each in counts:
+        summed.update(each)
+    return dict(summed)

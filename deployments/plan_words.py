@@ -1,0 +1,46 @@
+"""Plans in one line, and plans as others of their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from optimizer.evaluate import Evaluation
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan
+
+
+def plan_words(placed: PlacedPlan) -> str:
+    """Such as `3 x V100 blocks 0-5 | 1 x P100 blocks 6-11, 812/s in 41 ms predicted`."""
+    stages = " | ".join(
+        f"{stage.replicas} x {stage.device} blocks {stage.first}-{stage.end - 1}" for stage in placed.plan.stages
+    )
+    avoided = f", {len(placed.avoided)} replicas rest" if placed.avoided else ""
+    return f"{stages}{_predicted_words(placed.plan.predicted)}{avoided}"
+
+
+def predicted(figures: Evaluation) -> dict[str, float]:
+    """What a plan carries of its figures."""
+    return {
+        "rate_per_s": figures.rate_per_s,
+        "latency_s": figures.latency_s,
+        "usd_per_hour": figures.usd_per_hour,
+    }
+
+
+def predicted_rps(plan: Plan) -> float | None:
+    """None for a plan that nobody predicted anything of."""
+    rate = plan.predicted.get("rate_per_s")
+    return None if rate is None else float(rate)
+
+
+def with_epoch(placed: PlacedPlan, epoch: int) -> PlacedPlan:
+    """The same plan as a later one."""
+    return replace(placed, plan=replace(placed.plan, epoch=epoch))
+
+
+def _predicted_words(figures: Mapping[str, Any]) -> str:
+    if not {"rate_per_s", "latency_s"} <= figures.keys():
+        return ""
+    return f", {figures['rate_per_s']:.4g}/s in {figures['latency_s'] * 1e3:.3g} ms predicted"

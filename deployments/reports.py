@@ -1,0 +1,75 @@
+"""What ingresses and replicas tell the controller, when it asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from profiles.stream import Observations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressReport:
+    """Counts since the ingress started, and the probes since the last report.
+
+    Counts only grow: a report that is lost loses nothing but time. Probes are handed over once.
+    """
+
+    name: str
+    """Unique per ingress process: another name means that the counts begin at zero."""
+    epoch: int
+    """The plan it follows."""
+    oldest_epoch: int
+    """Of the plan by which its oldest call under way was sent; its own where none is."""
+    at_s: float
+    """Wall clock."""
+    unanswered: int
+    """Inputs that wait here or are under way, now."""
+    waiting: int
+    """Of these, the inputs that no stage has been sent yet."""
+    arrived: int
+    """Inputs of well-formed requests, refused ones too."""
+    answered: int
+    in_slo: int
+    """Answers that came within the SLO; all of them where there is none."""
+    exits: dict[int, int]
+    """Answers by the block they left after, under the present epoch."""
+    drops: dict[str, int]
+    """Inputs without an answer, by reason."""
+    latencies: dict[int, int] = field(default_factory=dict)
+    """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
+    probes: Observations | None = None
+    """Complete records, at wall-clock times; None where there were none."""
+
+
+BUCKET = 1.05
+"""Ratio of a latency bucket's ends: a quantile read from buckets is at most 5 % off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitTime:
+    """Batches of one split and one size that a replica ran since its start."""
+
+    first: int
+    end: int
+    ramps: tuple[int, ...]
+    size: int
+    """Inputs at the split's first block."""
+    batches: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReport:
+    """What a stage's replica has done since its start; counts only grow."""
+
+    slot: str
+    replica: str
+    """Serve's unique id of it."""
+    node: str
+    """Ray's id of the node it runs on."""
+    pid: int
+    device: str
+    epoch: int
+    waiting: int
+    """Inputs queued in its engine, now."""
+    times: tuple[SplitTime, ...]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.serve_control import (
+    LocalCluster,
+    _check_resources,
+    _dashboard_options,
+    _resources_needed,
+    _with_dashboard,
+)
+from deployments.settings import ServeSettings
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from optimizer.plan import Plan, Stage
+from optimizer.plan_file import plan_document
+from optimizer.problem_file import problem_document
+from tests.deployments.control_fakes import problem
+
+
+def settings(device: str = "cpu", *, control: bool = False, **changes: Any) -> ServeSettings:
+    stages = (Stage(device=device, replicas=2, splits=(Split(first=0, end=4, batch=4),)),)
+    fields: dict[str, Any] = {"model": "m", "plan": plan_document(Plan(stages=stages))}
+    if control:
+        document = problem_document(problem())
+        asked = document | {"devices": {device: {"count": 4}}, "latency": {device: document["latency"]["cpu"]}}
+        fields["control"] = {"problem": asked, "policy": {"thresholds": 0.3}, "state": "control.db"}
+    return ServeSettings.model_validate(fields | changes)
+
+
+def test_without_a_controller_there_is_no_dashboard_and_a_core_for_every_process() -> None:
+    plain = settings()
+    assert _with_dashboard(plain, LocalCluster()) == plain
+    assert _dashboard_options(plain) == {"include_dashboard": False}
+    assert _resources_needed(plain)["CPU"] == 3  # two replicas and an ingress
+
+
+def test_a_controller_is_told_where_its_dashboard_will_be() -> None:
+    told = _with_dashboard(settings(control=True), LocalCluster(dashboard_port=8299))
+    assert told.control is not None
+    assert told.control.dashboard_url == "http://127.0.0.1:8299"
+    assert _dashboard_options(told) == {
+        "include_dashboard": True,
+        "dashboard_host": "127.0.0.1",
+        "dashboard_port": 8299,
+    }
+
+
+def test_all_accelerators_of_the_problem_are_made_room_for() -> None:
+    assert _resources_needed(settings(control=True))["CPU"] == 4 + 1 + 1
+    needed = _resources_needed(settings("emulated:V100", control=True))
+    assert (needed["CPU"], needed["emulated:V100"]) == (2, 4)
+
+
+def test_accelerators_that_are_not_there_are_named() -> None:
+    with pytest.raises(PlanError, match="the plan needs 2 GPUs, this machine has 0"):
+        _check_resources(settings("cuda"), {"CPU": 4.0})
+    with pytest.raises(PlanError, match="the plan needs V100, which this machine does not have"):
+        _check_resources(settings("V100"), {"CPU": 4.0, "GPU": 2.0, "accelerator_type:T4": 1.0})

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.slots import room, slot_devices
+
+
+def test_slots_are_named_by_type_and_number() -> None:
+    assert slot_devices({"cpu": 2, "emulated:V100": 1}) == {
+        "split-cpu-0": "cpu",
+        "split-cpu-1": "cpu",
+        "split-emulated-V100-0": "emulated:V100",
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "resources", "replicas"),
+    [
+        ("cpu", {"CPU": 3.9}, 3),
+        ("cuda", {"CPU": 8.0, "GPU": 2.0}, 2),
+        ("V100", {"CPU": 8.0, "GPU": 2.0, "accelerator_type:V100": 1.0}, 2),
+        ("V100", {"CPU": 8.0, "GPU": 2.0, "accelerator_type:T4": 1.0}, 0),
+        ("emulated:V100", {"CPU": 2.0, "emulated:V100": 5.0}, 5),
+        ("emulated:V100", {"CPU": 2.0}, 0),
+    ],
+    ids=["cpu", "cuda", "its GPUs", "other GPUs", "emulated", "none"],
+)
+def test_a_node_has_room_for_the_replicas_that_its_resources_hold(
+    device: str, resources: dict[str, float], replicas: int
+) -> None:
+    assert room(resources, device) == replicas
