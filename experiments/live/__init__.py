@@ -1,0 +1,1 @@
+"""What is claimed of the live control loop, measured on the real Serve graph with emulated accelerators."""

@@ -1,0 +1,95 @@
+"""Emulated clusters as a planner sees them, and the plans for them.
+
+Time comes from the published BERT-base profile of E3's accelerators, slowed to E3's own figures (its V100 takes about
+8 ms at batch 1) and stretched by a time scale, so that a cluster of them fits the cores of one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from earlyexit.errors import PlanError
+from experiments.e3_plans import PROBLEMS, stretched
+from experiments.live.model import thresholds
+from offramp.calibration import RECORDS_FILE
+from optimizer.decision import NoPlan, Planned, Strategy
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.planner import solve
+from optimizer.problem import Link, PlanProblem, Slo, Supply
+from optimizer.problem_file import read_problem
+from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.what_if import with_batch_limit
+from profiles.records import ExitRecords
+
+HOP_S = 0.01
+"""What a call between two replicas takes here. It is no emulated time: accelerators are emulated, networks are not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """A cluster that is not there."""
+
+    counts: Mapping[str, int] = field(default_factory=lambda: {"V100": 16})
+    """Accelerators by their published name."""
+    time_scale: float = 40.0
+    slower: float = 6.5
+    """Published seconds times this are an emulated accelerator's."""
+    batch_limit: int = 8
+    slo_s: float = 0.1
+    """Emulated, as E3's."""
+
+    @property
+    def wall_slo_s(self) -> float:
+        return self.slo_s * self.time_scale
+
+    @property
+    def emulated_counts(self) -> dict[str, int]:
+        """By the names that plans use."""
+        return {emulated(name): count for name, count in self.counts.items()}
+
+    def problem(self, survival: tuple[float, ...], *, time_scale: float | None = None) -> PlanProblem:
+        """What a planner of this cluster is asked, in wall-clock seconds unless a `time_scale` of 1 is given."""
+        scale = self.time_scale if time_scale is None else time_scale
+        published = read_problem(PROBLEMS / "bert_base_hetero.yaml").problem
+        problem = with_batch_limit(stretched(published, self.slower * scale), self.batch_limit)
+        return replace(
+            problem,
+            survival_N=survival,
+            latency={emulated(name): problem.latency[name] for name in self.counts},
+            devices={
+                emulated(name): Supply(count=count, usd_per_hour=problem.devices[name].usd_per_hour)
+                for name, count in self.counts.items()
+            },
+            link=Link(bandwidth_bytes_per_s=1e15, delay_s=HOP_S),
+            slo=Slo(latency_s=self.slo_s * scale, slack=problem.slo.slack),
+        )
+
+
+def emulated(name: str) -> str:
+    """The accelerator type that stands for a real one."""
+    return f"emulated:{name}"
+
+
+def policy(records: ExitRecords, model: Path) -> PolicySpec:
+    """Recorded exits, at E3's threshold for every ramp."""
+    return PolicySpec(name="recorded", thresholds=thresholds(records), records=str((model / RECORDS_FILE).resolve()))
+
+
+def plan_of(stages: tuple[Stage, ...], spec: PolicySpec) -> Plan:
+    """The stages as a service takes them."""
+    has_ramps = any(split.ramps for stage in stages for split in stage.splits)
+    return Plan(stages=stages, policy=spec if has_ramps else None)
+
+
+def best_plan(problem: PlanProblem, strategy: Strategy, records: ExitRecords) -> Planned:
+    """The strategy's plan under the problem's survival; of its good plans the one these records prefer.
+
+    Raises PlanError where there is none.
+    """
+    decision = solve(problem, strategy)
+    if isinstance(decision, NoPlan):
+        raise PlanError(f"no {strategy} plan of this cluster keeps {problem.slo.limit_s:g} s: {decision.binding}")
+    reach = joint_reach(records, thresholds(records))
+    return rechosen(problem, decision, rescore(problem, decision, reach))

@@ -1,0 +1,148 @@
+"""A model folder that emulated services serve: its decisions are recorded, so its weights are random and tiny.
+
+    python -m experiments.live.model [OUT]
+
+Twelve blocks with a ramp after all but the last, a tokenizer of a few words, exit records and a calibration card. The
+records are those of `experiments.recorded_exits`; where that data is absent, made-up ones with the survival of
+`experiments/problems/bert_base_16_v100.yaml`. Seconds.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+import numpy as np
+
+from experiments.data import RUNS, data_folder
+from experiments.e3_plans import ENTROPY, PROBLEMS
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from offramp.calibration import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard, outcome_figures
+from optimizer.problem_file import read_problem
+from profiles.records import ExitRecords
+
+FOLDER = RUNS / "emulated" / "model"
+NUM_BLOCKS = 12
+NUM_MADE_UP = 2000
+LABELS = ("negative", "positive")
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "so", "it", "goes")
+TEXT = "so it goes"
+"""What every request says: recorded decisions go by the id that comes with it."""
+UNSURE = 0.65
+"""Entropy in nats of a ramp that does not know; two classes reach 0.693."""
+
+
+def main() -> None:
+    """Make the folder and say what is in it."""
+    parser = ArgumentParser(prog="python -m experiments.live.model", description=__doc__)
+    parser.add_argument("out", type=Path, nargs="?", default=FOLDER)
+    folder = parser.parse_args().out
+    records = make_model(folder)
+    outcome = records.outcome(thresholds(records))
+    print(
+        f"{folder}: {len(records)} inputs, {(records.provenance or {}).get('data')}; at an entropy of {ENTROPY:g} "
+        f"{outcome.mean_blocks:.2f} of {records.num_blocks} blocks, agreement {outcome.agreement:.1%}"
+    )
+
+
+def ensure_model(folder: Path = FOLDER) -> ExitRecords:
+    """The records of the folder, which is made first where it is missing."""
+    if (folder / RECORDS_FILE).is_file() and (folder / CALIBRATION_FILE).is_file():
+        return ExitRecords.load(folder / RECORDS_FILE)
+    return make_model(folder)
+
+
+def make_model(folder: Path) -> ExitRecords:
+    """Write model, tokenizer, records and card; gives the records."""
+    from earlyexit.checkpoint import random_model
+    from earlyexit.store import save_model
+
+    sizes = {
+        "vocab_size": len(WORDS),
+        "hidden_size": 8,
+        "num_blocks": NUM_BLOCKS,
+        "num_heads": 1,
+        "intermediate_size": 8,
+        "max_length": 128,
+    }
+    save_model(random_model(sizes, name="emulated", label_names=LABELS), folder)
+    _save_tokenizer(folder)
+    records = recorded() or made_up(survival_of_problem(), num_inputs=NUM_MADE_UP, rng=np.random.default_rng(0))
+    records.save(folder / RECORDS_FILE)
+    (folder / CALIBRATION_FILE).write_text(card(records).model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return records
+
+
+def thresholds(records: ExitRecords, entropy: float = ENTROPY) -> dict[int, float]:
+    """The same entropy at every ramp, as E3 has it."""
+    return dict.fromkeys(records.ramps, entropy)
+
+
+def card(records: ExitRecords) -> CalibrationCard:
+    """A card with E3's thresholds. Nothing was tested for a guarantee: its confidence is 0."""
+    outcome = records.outcome(thresholds(records))
+    return CalibrationCard(
+        policy=records.score,
+        thresholds=thresholds(records),
+        budget=1 - outcome.agreement,
+        confidence=0.0,
+        tested=outcome_figures(outcome),
+        provenance={"thresholds": f"entropy {ENTROPY:g} at every ramp (E3 section 5), no guarantee was tested"},
+    )
+
+
+def recorded() -> ExitRecords | None:
+    """What others recorded; None, with a word to the reader, where the data is absent."""
+    folder = data_folder()
+    if folder is not None and (folder / BERT12_SST2).is_file():
+        return bert12_sst2("entropy")
+    print(f"{BERT12_SST2} is not in OFFRAMP_DATA: exit records are made up")
+    return None
+
+
+def survival_of_problem() -> tuple[float, ...]:
+    """Recorded survival, as the problem file quotes it."""
+    return read_problem(PROBLEMS / "bert_base_16_v100.yaml").problem.survival_N
+
+
+def made_up(survival: tuple[float, ...], *, num_inputs: int, rng: np.random.Generator) -> ExitRecords:
+    """Records with that survival at an entropy of 0.4: who is sure at a ramp stays sure, and everyone agrees."""
+    ramps = tuple(range(len(survival) - 1))
+    position_N = (rng.permutation(num_inputs) + 0.5) / num_inputs
+    # Input n is sure from the first ramp on whose survivors it is not among.
+    first_N = (position_N[:, None] <= np.array(survival)[1:]).sum(1)
+    sure_NR = np.array(ramps) >= first_N[:, None]
+    own_N = rng.uniform(0.05, ENTROPY, num_inputs)
+    labels_N = rng.integers(len(LABELS), size=num_inputs)
+    return ExitRecords(
+        score="entropy",
+        num_blocks=len(survival),
+        ramps=ramps,
+        sample_ids=tuple(map(str, range(num_inputs))),
+        scores_NR=np.where(sure_NR, own_N[:, None], UNSURE).astype(np.float32),
+        labels_NR=np.repeat(labels_N[:, None], len(ramps), axis=1),
+        final_labels_N=labels_N,
+        true_labels_N=labels_N,
+        provenance={"data": "made up from a survival"},
+    )
+
+
+def _save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.processors import TemplateProcessing
+
+    ids = {word: index for index, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(word, ids[word]) for word in ("[CLS]", "[SEP]")]
+    )
+    from earlyexit.tokenizer import TOKENIZER_FILE
+
+    tokenizer.save(str(folder / TOKENIZER_FILE))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Services on emulated accelerators: what they are told, how they are started, and their controller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.serve_control import HttpFront, LocalCluster, serving
+from deployments.settings import ControlSettings, EmulatedSettings, ServeSettings
+from earlyexit.split import Split
+from experiments.data import RUNS
+from experiments.live.emulation import Emulation, emulated
+from offramp.client import Client
+from optimizer.plan import Plan, PolicySpec, Stage, stock_plan
+from optimizer.plan_file import plan_document
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import problem_document
+
+STATE = RUNS / "live" / "state"
+SLOTS = 6
+"""Per accelerator type: more stages than any plan here has, so that new ones start beside those that end."""
+APPLY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 120.0
+NEVER_S = 1e9
+"""A planning period that does not end."""
+
+
+def emulated_settings(
+    emulation: Emulation,
+    model: Path,
+    plan: Plan,
+    *,
+    control: ControlSettings | None = None,
+    slow: Mapping[int, float] | None = None,
+    **options: Any,
+) -> ServeSettings:
+    """Settings of a service for `plan`; `options` are further ones of `ServeSettings`.
+
+    With a controller every idle slot has a replica until the controller takes it away, which leaves no room for a plan
+    of all accelerators: the settings then begin with `seed_plan`, and `served` puts the plan in force.
+    """
+    slots = {emulated(name): min(SLOTS, count) for name, count in emulation.counts.items()}
+    problem = emulation.problem((1.0,) * plan.num_blocks, time_scale=1.0)
+    devices = {
+        device: EmulatedSettings(
+            batch=list(table.batches),
+            block_s=table.block_s_NB.tolist(),
+            ramp_s=table.ramp_s_EB.tolist(),
+            time_scale=emulation.time_scale,
+            slow=dict(slow or {}),
+        )
+        for device, table in problem.latency.items()
+    }
+    defaults: dict[str, Any] = {"probe_share": 0.0 if control is None else 0.02, "slack": problem.slo.slack}
+    return ServeSettings(
+        model=str(model.resolve()),
+        plan=plan_document(plan if control is None else seed_plan(emulation, plan.num_blocks)),
+        emulated=devices,
+        slots={} if control is None else slots,
+        control=control,
+        slo_s=emulation.wall_slo_s,
+        **(defaults | options),
+    )
+
+
+def seed_plan(emulation: Emulation, num_blocks: int) -> Plan:
+    """The model without exits, on what the idle slots of the first accelerator type leave."""
+    name, count = next(iter(emulation.counts.items()))
+    return stock_plan(
+        num_blocks, batch=emulation.batch_limit, device=emulated(name), replicas=count - min(SLOTS, count) + 1
+    )
+
+
+def control_settings(
+    problem: PlanProblem, spec: PolicySpec, *, state: str, folder: Path = STATE, **options: Any
+) -> ControlSettings:
+    """A controller that remembers nothing of earlier runs; `options` are further ones of `ControlSettings`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = (folder / f"{state}.sqlite").resolve()
+    for leftover in path.parent.glob(f"{path.name}*"):  # with its journals
+        leftover.unlink()
+    return ControlSettings(problem=problem_document(problem), policy=_policy_document(spec), state=str(path), **options)
+
+
+def _policy_document(spec: PolicySpec) -> dict[str, Any]:
+    """As plan files have it."""
+    anywhere = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=1, batch=1),))
+    document: dict[str, Any] = plan_document(Plan(stages=(anywhere,), policy=spec))["policy"]
+    return document
+
+
+def hand_control(problem: PlanProblem, spec: PolicySpec, *, state: str) -> ControlSettings:
+    """A controller that looks as always, and plans never: plans come by `apply`, held."""
+    return control_settings(problem, spec, state=state, period_s=NEVER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A running service."""
+
+    url: str
+    app: str = "offramp"
+
+    async def apply(self, plan: Plan, *, hold: bool = False) -> dict[str, Any]:
+        """Put a plan in force, until something better is found or for good; returns when the old one has drained."""
+        return await self._told("apply", plan_document(plan), hold)
+
+    async def replan(self) -> dict[str, Any]:
+        """Have the controller plan now."""
+        return await self._told("replan")
+
+    async def describe(self, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
+        """What the controller says of itself."""
+        return await self._told("describe", timeout_s=timeout_s)
+
+    async def current(self) -> dict[str, Any]:
+        """The placed plan in force; empty while nothing is served."""
+        return await self._told("current") or {}
+
+    async def history(self, limit: int = 100) -> list[dict[str, Any]]:
+        """What it decided, as it remembers."""
+        rows: list[dict[str, Any]] = await self._ask("history", limit)
+        return rows
+
+    async def _told(self, method: str, *arguments: Any, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
+        document: dict[str, Any] = await self._ask(method, *arguments, timeout_s=timeout_s)
+        return document
+
+    async def _ask(self, method: str, *arguments: Any, timeout_s: float = APPLY_TIMEOUT_S) -> Any:
+        from ray import serve
+
+        handle: Any = serve.get_deployment_handle("controller", self.app)
+
+        def ask() -> Any:
+            return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s)
+
+        return await asyncio.to_thread(ask)
+
+
+@contextmanager
+def served(settings: ServeSettings, plan: Plan, *, port: int = 8000, front: HttpFront = "haproxy") -> Iterator[Service]:
+    """The service on this machine, ready, its plan in force; everything ends with the block.
+
+    A controller that plans takes over from there, one that never does holds the plan.
+    """
+    with serving(settings, LocalCluster(port=port, front=front)) as url:
+        with Client(url) as client:
+            client.wait_until_ready(timeout_s=READY_TIMEOUT_S)
+        service = Service(url=url, app=settings.app)
+        if settings.control is not None:
+            asyncio.run(service.apply(plan, hold=settings.control.period_s == NEVER_S))
+        yield service

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.live.adaptation import PERIODS, scored_windows, until_period_s
+from experiments.live.burst import around_peak, burst_phases, died_between, spans_of, trace_phases
+from experiments.live.control_overhead import cycle_seconds
+from experiments.live.figures import (
+    back_at_s,
+    between,
+    check,
+    fault,
+    figures,
+    figures_over,
+    goodput_bins,
+    longest_silence_s,
+    united,
+)
+from experiments.live.load import Driven
+from experiments.live.meter import Usage
+from experiments.live.phases import Phase
+from experiments.live.straggler import WARM_S, windows_of
+from offramp.protocol import Prediction
+from offramp.report import RequestRecord
+from profiles.records import ExitRecords
+
+LABELS = ("negative", "positive")
+
+
+def request(
+    name: str, scheduled_s: float, done_s: float, *answers: tuple[str, int], error: str | None = None
+) -> RequestRecord:
+    """One that carried inputs 0, 1, ... of the keys."""
+    return RequestRecord(
+        request_id=name,
+        text_indices=tuple(range(2)),
+        scheduled_s=scheduled_s,
+        sent_s=scheduled_s,
+        done_s=done_s,
+        num_attempts=1,
+        predictions=tuple(Prediction(label=label, score=0.1, exit=left, request_id=name) for label, left in answers),
+        error=error,
+    )
+
+
+RIGHT = (("positive", 0), ("negative", 2))
+
+
+def driven(*records: RequestRecord, num_sent: int | None = None) -> Driven:
+    return Driven(
+        phases=(Phase(name="all", seconds=10.0, keys=("a", "b"), rate_per_s=1.0),),
+        start_s=0.0,
+        slo_s=1.0,
+        keys=("a", "b"),
+        records=records,
+        num_sent=len(records) if num_sent is None else num_sent,
+        usage=Usage(machine=0.5, ours=0.4, client=0.1),
+    )
+
+
+def two_inputs() -> ExitRecords:
+    """Input a is sure at ramp 0, input b nowhere; ramp 1 would give a wrong label for a."""
+    return ExitRecords(
+        score="entropy",
+        num_blocks=3,
+        ramps=(0, 1),
+        sample_ids=("a", "b"),
+        scores_NR=np.array([[0.4, 0.2], [0.6, 0.6]], dtype=np.float32),
+        labels_NR=np.array([[1, 0], [0, 0]]),
+        final_labels_N=np.array([1, 0]),
+    )
+
+
+def test_a_window_counts_what_was_due_in_it_and_what_was_answered_in_it() -> None:
+    run = driven(
+        request("in time", 0.0, 0.5, *RIGHT),
+        request("late", 0.5, 2.5, *RIGHT),
+        request("answered in the next window", 1.5, 2.4, *RIGHT),
+        request("refused", 1.0, 1.1, error="overloaded"),
+        request("silent", 1.2, 5.2, error="timeout"),
+        request("due in the next window", 2.0, 2.2, *RIGHT),
+    )
+    window = figures(run, 0.0, 2.0)
+    assert (window.requests, window.answered, window.in_slo) == (5, 3, 2)
+    assert window.errors == {"overloaded": 1, "timeout": 1}
+    assert window.lost == 1, "a refusal is no loss, silence is"
+    # Answered within the first two seconds: one request of two inputs.
+    assert window.answers_per_s == window.goodput_per_s == 1.0
+    assert window.p50_s == pytest.approx(0.9)  # of 0.5, 0.9 and 2.0
+    later = figures(run, 2.0, 4.0)
+    assert later.answers_per_s == 3.0, "three requests of two in two seconds"
+    assert later.goodput_per_s == 2.0, "one of them was late"
+
+
+def test_windows_that_overlap_count_once() -> None:
+    assert united([(3.0, 5.0), (0.0, 1.0), (4.0, 6.0)]) == [(0.0, 1.0), (3.0, 6.0)]
+    assert between([(3.0, 5.0), (0.0, 1.0), (4.0, 6.0)], 0.0, 9.0) == [(1.0, 3.0), (6.0, 9.0)]
+    assert between([(0.0, 2.0)], 1.0, 3.0) == [(2.0, 3.0)]
+    assert between([], 1.0, 3.0) == [(1.0, 3.0)]
+    run = driven(request("one", 0.5, 0.8, *RIGHT), request("two", 2.0, 2.1, *RIGHT), request("three", 4.5, 4.6, *RIGHT))
+    window = figures_over(run, [(3.0, 5.0), (0.0, 1.0), (4.0, 6.0)])
+    assert (window.requests, window.seconds) == (2, 4.0)
+    assert window.goodput_per_s == 1.0, "two requests of two inputs in four seconds"
+
+
+def test_a_window_without_answers_has_no_percentiles() -> None:
+    window = figures(driven(request("refused", 0.0, 0.1, error="overloaded")), 0.0, 1.0)
+    assert window.p50_s is None
+    assert window.p99_s is None
+
+
+def test_goodput_over_time_counts_only_what_came_within_the_slo() -> None:
+    run = driven(request("one", 0.0, 0.5, *RIGHT), request("late", 0.0, 6.0, *RIGHT), request("two", 5.5, 6.0, *RIGHT))
+    assert goodput_bins(run, 5.0) == [2 / 5, 2 / 5]
+
+
+def test_goodput_is_back_in_the_first_whole_bin_after_the_event_that_has_it() -> None:
+    bins = [100.0, 100.0, 0.0, 50.0, 100.0]
+    # The event is at 2.5 s, in the third bin; the fifth, from 4 s on, has it all again.
+    assert back_at_s(bins, 1.0, 2.5, 95.0) == pytest.approx(1.5)
+    assert back_at_s(bins, 1.0, 2.5, 50.0) == pytest.approx(0.5)
+    assert back_at_s(bins, 1.0, 2.5, 101.0) is None
+
+
+def test_the_longest_silence_reaches_to_the_ends_of_the_window() -> None:
+    records = [request("one", 0.0, 1.0, *RIGHT), request("two", 0.0, 4.0, *RIGHT)]
+    assert longest_silence_s(records, 0.0, 6.0) == 3.0
+    assert longest_silence_s(records, 0.0, 9.0) == 5.0
+
+
+def test_an_answer_is_right_when_some_set_of_ramps_gives_it() -> None:
+    records, thresholds = two_inputs(), {0: 0.4, 1: 0.4}
+    assert fault(records, 0, 0, 1, thresholds) is None, "float32's 0.4 is within 0.4"
+    assert fault(records, 0, 1, 0, thresholds) is None, "with ramp 0 off it leaves at ramp 1, with that ramp's label"
+    assert fault(records, 0, 2, 1, thresholds) is None, "with all ramps off"
+    assert fault(records, 0, 1, 1, thresholds) == "label 1 after block 1, not 0"
+    assert fault(records, 1, 0, 0, thresholds) == "left after block 0, unsure"
+    assert fault(records, 1, 2, 1, thresholds) == "label 1 after the whole model, not 0"
+    assert fault(records, 0, 1, 0, {0: 0.4}) == "left after block 1, where no ramp is"
+
+
+def test_a_run_holds_when_everything_sent_has_one_right_outcome() -> None:
+    fine = driven(request("one", 0.0, 1.0, *RIGHT), request("two", 0.0, 1.0, error="deadline"))
+    assert check(fine, two_inputs(), {0: 0.4}, LABELS).hold
+    twice = driven(request("one", 0.0, 1.0, *RIGHT), request("one", 0.0, 1.0, *RIGHT))
+    assert check(twice, two_inputs(), {0: 0.4}, LABELS).twice == 1
+    missing = driven(request("one", 0.0, 1.0, *RIGHT), num_sent=2)
+    assert not check(missing, two_inputs(), {0: 0.4}, LABELS).hold
+    wrong = check(driven(request("one", 0.0, 1.0, ("negative", 0), RIGHT[1])), two_inputs(), {0: 0.4}, LABELS)
+    assert wrong.wrong == ("a: label 0 after block 0, not 1",)
+
+
+def test_mixes_are_switched_in_the_middle_of_periods_and_scored_a_period_later() -> None:
+    ends = np.cumsum(PERIODS)
+    assert [end % 1 for end in ends[:-1]] == [0.5, 0.5]
+    assert scored_windows((0.0, 100.0), 40.0) == [(40.0, 80.0), (140.0, 180.0)]
+    starts = [0.0, *ends[:-1]]
+    windows = scored_windows(tuple(starts), 1.0)
+    assert all(until <= end for (_, until), end in zip(windows, ends, strict=True)), "within their own mix"
+
+
+def test_a_load_waits_for_the_next_whole_period() -> None:
+    assert until_period_s(130.0, 40.0) == 30.0
+    assert until_period_s(160.0, 40.0) == 0.0
+
+
+def test_a_burst_is_three_times_as_much_as_around_it() -> None:
+    phases = burst_phases(("a",), 100.0)
+    assert [(phase.name, phase.rate_per_s) for phase in phases] == [("calm", 50.0), ("burst", 150.0), ("after", 50.0)]
+
+
+def test_the_trace_is_taken_around_its_peak_and_scaled_to_a_mean() -> None:
+    per_second = np.array([1.0, 1.0, 1.0, 9.0, 2.0, 1.0])
+    around = around_peak(per_second, 3)
+    assert around.tolist() == [1.0, 9.0, 2.0]
+    assert around_peak(np.array([1.0, 2.0, 9.0]), 2).tolist() == [2.0, 9.0], "a peak at the end has nothing behind it"
+    assert [phase.rate_per_s for phase in trace_phases(("a",), around, 8.0)] == [2.0, 18.0, 4.0]
+
+
+def test_a_deployment_that_lost_a_process_is_named() -> None:
+    before = {"ingress": [1], "split-0": [2, 3], "split-1": [4]}
+    assert died_between(before, {"ingress": [1], "split-0": [2, 9]}) == ["split-0", "split-1"]
+
+
+def test_a_trace_is_one_window_and_phases_are_their_own() -> None:
+    run = driven()
+    assert spans_of(run) == {"all": (0.0, 10.0)}
+
+
+def test_the_controller_tells_a_cycle_by_phase_or_nothing() -> None:
+    assert cycle_seconds({"phases_s": {"solve": 0.5}}) == {"solve": 0.5}
+    assert cycle_seconds({}) == {}
+
+
+def test_before_during_and_after_leave_out_what_was_under_way() -> None:
+    assert windows_of(60.0, 70.0, 200.0, 2.0) == {
+        "before": (WARM_S, 58.0),
+        "during": (60.0, 70.0),
+        "after": (72.0, 200.0),
+    }
+    assert windows_of(60.0, None, 200.0, 2.0) == {"before": (WARM_S, 58.0), "during": (60.0, 200.0)}
