@@ -11,13 +11,13 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
 from cluster.devices import find_device
-from deployments.control_settings import check_control
-from deployments.controller import Controller
-from deployments.ingress import Ingress
-from deployments.router import FillFirstRouter
+from deployments.control.controller import Controller
+from deployments.control.settings import check_control
+from deployments.ingress.ingress import Ingress
+from deployments.ingress.router import FillFirstRouter
 from deployments.settings import ServeSettings
 from deployments.slots import first_replicas, slot_counts, slot_devices
-from deployments.stage import StageReplica
+from deployments.stage.replica import StageReplica
 from earlyexit.store import read_card
 from optimizer.plan_file import ModelShape, parse_plan
 

@@ -60,8 +60,11 @@ class GoingOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """One part of a stage's streamed reply; every input of the call is in exactly one part, as an answer, among those
-    going on, or lost. What is said early, or seen, of probes comes beside that."""
+    """One part of a stage's streamed reply.
+
+    Every input of the call is in exactly one part, as an answer, among those going on, or lost. What is said early, or
+    seen, of probes comes beside that.
+    """
 
     answers: tuple[tuple[Answer, Timing], ...] = ()
     early: tuple[tuple[Answer, Timing], ...] = ()

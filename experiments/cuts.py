@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from deployments.build import build_policy, build_segments
+from deployments.stage.build import build_policy, build_segments
 from earlyexit.cut import Cut, SegmentRunner, TorchSegments
 from earlyexit.dataset import read_labelled
 from earlyexit.model import EarlyExitModel

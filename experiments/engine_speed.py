@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from deployments.build import build_policy, build_segments, warm_up
+from deployments.stage.build import build_policy, build_segments, warm_up
 from earlyexit.clock import MonotonicClock
 from earlyexit.cut import SegmentRunner
 from earlyexit.dataset import read_labelled

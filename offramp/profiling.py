@@ -116,7 +116,7 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
     """
     import torch
 
-    from deployments.build import build_segments
+    from deployments.stage.build import build_segments
     from earlyexit.store import load_model
 
     torch_device = find_device(job.device).torch_device

@@ -15,7 +15,7 @@ import typer.main
 import yaml
 
 import offramp
-from deployments.openapi import ERRORS, openapi_document
+from deployments.ingress.openapi import ERRORS, openapi_document
 from offramp.cli import app
 from optimizer.plan import PolicyName
 from optimizer.plan_file import ModelShape, parse_plan
@@ -176,7 +176,7 @@ def test_the_table_of_statuses_holds_all_of_the_description() -> None:
 
 def test_the_table_of_metrics_is_that_of_the_source() -> None:
     kinds = {"Counter": "counter", "histogram": "histogram"}
-    source = "".join(read(path) for path in sorted((ROOT / "deployments").glob("*metrics.py")))
+    source = "".join(read(path) for path in sorted((ROOT / "deployments").rglob("*metrics.py")))
     counted = {(name, kinds[kind]) for kind, name in re.findall(r'(Counter|histogram)\(\s*"(offramp_\w+)"', source)}
     rows = re.findall(r"^\| `(offramp_\w+)` \| (\w+) \|", section(read(README), "Metrics"), flags=re.MULTILINE)
     assert set(rows) == counted

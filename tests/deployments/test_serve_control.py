@@ -17,7 +17,7 @@ from earlyexit.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
-from tests.deployments.control_fakes import problem
+from tests.deployments.control.control_fakes import problem
 
 
 def settings(device: str = "cpu", *, control: bool = False, **changes: Any) -> ServeSettings:

@@ -1,0 +1,125 @@
+"""The controller's Serve deployment: one control loop over one application's slots."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deployments.control.description import describe
+from deployments.control.history import History
+from deployments.control.loop import ControlLoop
+from deployments.control.metrics import ControlMetrics
+from deployments.control.ray_fleet import RayFleet
+from deployments.control.settings import control_policy
+from deployments.initial import initial_placement
+from deployments.messages import Assignment
+from deployments.settings import ServeSettings
+from deployments.slots import slot_counts, slot_devices
+from earlyexit.clock import Clock
+from earlyexit.errors import PlanError
+from optimizer.decision import Decision, Strategy
+from optimizer.placement import placed_document
+from optimizer.plan_file import parse_plan
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import parse_problem
+
+POLITE = 5
+"""Added to the process's niceness: planning takes no core that serving wants."""
+
+
+class WallClock(Clock):
+    """Seconds since 1970: what is remembered outlives the process. An adjusted clock makes one window wrong."""
+
+    def now_s(self) -> float:
+        return time.time()
+
+
+class Controller:
+    """Thin: it builds the loop, runs it, and answers for it."""
+
+    async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
+        os.nice(POLITE)
+        self._settings = ServeSettings.model_validate(settings)
+        self._clock = WallClock()
+        self._metrics = ControlMetrics()
+        self._history, self._loop = build_loop(self._settings, self._clock)
+        self._tasks = [asyncio.create_task(self._loop.run()), asyncio.create_task(self._show())]
+
+    async def current(self) -> dict[str, Any]:
+        """The placed plan that ingresses shall follow now, or the reason why there is none."""
+        standing = self._loop.keeper.standing
+        if standing.suspended is not None:
+            return {"reason": standing.suspended}
+        return placed_document(standing.followed or standing.placed)
+
+    async def assignment_of(self, slot: str) -> Assignment | None:
+        """What a replica that starts in a slot shall do; None where no plan has a stage there."""
+        standing = self._loop.keeper.standing
+        for placed in (standing.followed, standing.placed):
+            if placed is not None and slot in placed.stage_of:
+                plan = placed.plan
+                return Assignment(
+                    epoch=plan.epoch, stage=placed.stage_of[slot], policy=plan.policy, dispatch=plan.dispatch
+                )
+        return None
+
+    async def describe(self) -> dict[str, Any]:
+        """The plan, what was expected, and what is seen."""
+        return describe(self._loop, self._history, self._settings, self._clock.now_s())
+
+    async def history(self, limit: int) -> list[dict[str, Any]]:
+        """The last plans in force or proposed, newest first."""
+        return [asdict(row) for row in self._history.plans(limit)]
+
+    async def replan(self, reason: str = "asked") -> dict[str, Any]:
+        """See `ControlLoop.replan`."""
+        return await self._loop.replan(reason)
+
+    async def apply(self, plan_document: dict[str, Any], hold: bool = False) -> dict[str, Any]:
+        """See `ControlLoop.apply`."""
+        return await self._loop.apply(plan_document, hold=hold)
+
+    def check_health(self) -> None:
+        """Serve asks every second: a controller whose loop has ended must be replaced."""
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError(f"the controller's loop has ended: {task.exception()!r}")
+
+    async def _show(self) -> None:
+        while True:
+            self._metrics.show(await self.describe())
+            await asyncio.sleep(self._settings.control.watch_s if self._settings.control else 1.0)
+
+
+def build_loop(settings: ServeSettings, clock: Clock) -> tuple[History, ControlLoop]:
+    """The loop over a service on Ray; raises DataError for a memory that is not its own."""
+    control = settings.control
+    if control is None:
+        raise PlanError("these settings have no control")
+    problem = parse_problem(control.problem).problem
+    slots = slot_counts(settings, parse_plan(settings.plan))
+    history = History.open(Path(control.state), settings.app)
+    fleet = RayFleet(settings.app, slot_devices(slots), tuple(problem.devices), control.dashboard_url)
+    loop = ControlLoop(
+        fleet,
+        history,
+        control,
+        problem=problem,
+        policy=control_policy(control),
+        slots=slots,
+        first=initial_placement(parse_plan(settings.plan)),
+        clock=clock,
+        sleep=asyncio.sleep,
+        solve=_solve,
+    )
+    return history, loop
+
+
+async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
+    from optimizer.planner import solve  # its compiled parts take a moment to load
+
+    return await asyncio.to_thread(solve, problem, strategy)

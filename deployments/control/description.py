@@ -1,0 +1,139 @@
+"""What the controller says of itself, as plain data: the plan, what was expected, and what is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deployments.control.history import History
+from deployments.control.intake import latency_s, total
+from deployments.control.knowledge import Outlook
+from deployments.control.loop import ControlLoop
+from deployments.reports import ReplicaReport
+from deployments.settings import ServeSettings
+from optimizer.placement import placed_document
+
+LAST_EVENTS = 20
+
+
+def describe(loop: ControlLoop, history: History, settings: ServeSettings, now_s: float) -> dict[str, Any]:
+    """Everything that somebody who watches the service may ask."""
+    assert settings.control is not None
+    standing = loop.keeper.standing
+    ground = loop.planning.ground
+    period_s = settings.control.period_s
+    return {
+        "epoch": standing.placed.epoch,
+        **placed_document(standing.placed),
+        "reason": standing.reason,
+        "in_force_since_s": standing.at_s,
+        "followed_epoch": None if standing.followed is None else standing.followed.epoch,
+        "suspended": standing.suspended,
+        "hold": standing.hold,
+        "next_replan_s": max(0.0, (now_s // period_s + 1) * period_s - now_s),
+        "predicted": dict(standing.placed.plan.predicted),
+        "forecast": None if ground is None else _forecast(ground.outlook),
+        "observed": _observed(loop, settings, now_s),
+        "fill": [] if loop.seen is None else _fill(loop, loop.seen.replicas),
+        "accelerators": {} if loop.seen is None else _accelerators(loop, settings),
+        "stragglers": dict(standing.resting.avoided),
+        "phases_s": dict(loop.planning.phases_s),
+        "plan_changes": dict(loop.keeper.changes),
+        "events": history.events(LAST_EVENTS),
+    }
+
+
+def _forecast(outlook: Outlook) -> dict[str, Any]:
+    survival = outlook.survival
+    return {
+        "at_s": outlook.at_s,
+        "how": outlook.how,
+        "probes": outlook.num_probes,
+        "coverage": survival.coverage,
+        "survival": survival.survival_HK[0].tolist(),
+        "survival_low": survival.survival_low_HK[0].tolist(),
+        "survival_high": survival.survival_high_HK[0].tolist(),
+        "rate": None
+        if outlook.rate is None
+        else {
+            "rate_per_s": float(outlook.rate.rate_rps_H[0]),
+            "low_per_s": float(outlook.rate.low_rps_H[0]),
+            "high_per_s": _finite(float(outlook.rate.high_rps_H[0])),
+            "how": outlook.rate.method.how,
+        },
+    }
+
+
+def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float) -> dict[str, Any]:
+    """Over the last period, or since the plan is followed if that is shorter."""
+    assert settings.control is not None
+    standing = loop.keeper.standing
+    since_s = max(standing.followed_s, now_s - settings.control.period_s)
+    seen = total(loop.knowledge.counts(since_s))
+    active, num_probes = loop.knowledge.observed(since_s, now_s, standing.placed.plan.ramps)
+    full, _ = loop.knowledge.observed(since_s, now_s)
+    agreement = None if active is None or active.agreement is None else active.agreement.value
+    return {
+        "seconds": 0.0 if seen is None else seen.seconds,
+        "rate_per_s": None if seen is None else seen.arrived / seen.seconds,
+        "goodput_per_s": None if seen is None else seen.in_slo / seen.seconds,
+        "p50_s": None if seen is None else latency_s(seen.latencies, 0.5),
+        "p99_s": None if seen is None else latency_s(seen.latencies, 0.99),
+        "exits": {} if seen is None else {str(block): count for block, count in sorted(seen.exits.items())},
+        "drops": {} if seen is None else dict(seen.drops),
+        "probes": num_probes,
+        "survival": None if full is None or full.survival is None else [share.value for share in full.survival],
+        "agreement": agreement,
+        "accuracy_budget": settings.control.accuracy_budget,
+        "within_budget": _within(agreement, settings.control.accuracy_budget),
+    }
+
+
+def _within(agreement: float | None, budget: float | None) -> bool | None:
+    return None if agreement is None or budget is None else agreement >= 1 - budget
+
+
+def _fill(loop: ControlLoop, replicas: Sequence[ReplicaReport]) -> list[dict[str, Any]]:
+    """Per split of the plan, inputs per batch over its batch size, since the last planning."""
+    rows = []
+    for slot, stage in loop.keeper.placed.stage_of.items():
+        times = [each for report in replicas if report.slot == slot for each in loop.watch.replicas.since_mark(report)]
+        for split in stage.splits:
+            mine = [each for each in times if (each.first, each.end) == (split.first, split.end)]
+            batches = sum(each.batches for each in mine)
+            inputs = sum(each.batches * each.size for each in mine)
+            rows.append(
+                {
+                    "slot": slot,
+                    "first": split.first,
+                    "end": split.end,
+                    "batch": split.batch,
+                    "batches": batches,
+                    "fill": inputs / batches / split.batch if batches else None,
+                }
+            )
+    return rows
+
+
+def _accelerators(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
+    """Emulated ones say so, and how many of our seconds one of theirs takes."""
+    assert loop.seen is not None
+    used: dict[str, int] = {}
+    for slot, count in loop.seen.running.items():
+        used[loop.keeper.devices[slot]] = used.get(loop.keeper.devices[slot], 0) + count
+    return {
+        device: {"alive": count, "used": used.get(device, 0), **_emulated(settings, device)}
+        for device, count in loop.seen.capacity.items()
+    }
+
+
+def _emulated(settings: ServeSettings, device: str) -> Mapping[str, Any]:
+    emulated = settings.emulated.get(device)
+    if emulated is None:
+        return {"emulated": False}
+    return {"emulated": True, "time_scale": emulated.time_scale, "decisions": emulated.decisions}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if value < float("inf") else None

@@ -1,0 +1,225 @@
+"""What the controller remembers, in one SQLite file: probes, counts, plans, events, and where it stands."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import zlib
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from deployments.control.intake import Interval
+from earlyexit.errors import DataError
+from profiles.stream import COLUMNS, Observations, StreamShape
+
+SCHEMA = 1
+KEEP_S = 7200.0
+"""Of probes, counts and events: as long as the live stream of exit records keeps its windows."""
+MOST_PLANS = 1000
+BUSY_S = 5.0
+"""How long a controller that was just replaced may still hold the file."""
+TABLES = """
+CREATE TABLE IF NOT EXISTS file (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS probes (at_s REAL NOT NULL, shape TEXT NOT NULL, columns BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS probes_by_time ON probes (at_s);
+CREATE TABLE IF NOT EXISTS counts (at_s REAL NOT NULL, interval TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS counts_by_time ON counts (at_s);
+CREATE TABLE IF NOT EXISTS plans (
+    id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, at_s REAL NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL,
+    words TEXT NOT NULL, placed TEXT NOT NULL, gained TEXT
+);
+CREATE TABLE IF NOT EXISTS events (at_s REAL NOT NULL, kind TEXT NOT NULL, words TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS standing (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """A plan that was in force, or proposed and not taken."""
+
+    epoch: int
+    at_s: float
+    outcome: str
+    """`in force` or `proposed`."""
+    reason: str
+    """Why one was looked for: `period`, `asked`, ..."""
+    words: str
+    """The verdict."""
+    placed: Mapping[str, Any]
+    """As `optimizer.placement.placed_document` has it; its plan holds what was predicted."""
+    gained: Mapping[str, Any] | None = None
+    """What was measured while it was in force; None until it was replaced."""
+
+
+class History:
+    """One application's; nothing is on disk before `commit`, and what was committed survives a killed process.
+
+    (A machine that loses power may lose the last commits: write-ahead logging without a sync per commit.)
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    def open(cls, path: Path, app: str) -> History:
+        """Open the file, or make it. Raises DataError for another version's, another application's, and no database."""
+        try:
+            # Serve may build a replica in another thread than it runs it in; it never uses two at a time.
+            connection = sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
+            _prepare(connection, path, app)
+        except sqlite3.Error as error:
+            raise DataError(f"{path} cannot be used as the controller's memory: {error}") from error
+        return cls(connection)
+
+    @staticmethod
+    def check(path: Path, app: str) -> None:
+        """Raise what `open` would, and leave the file as it is."""
+        if not path.exists():
+            return
+        try:
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", timeout=BUSY_S, uri=True)) as connection:
+                _check_owner(connection, path, app)
+        except sqlite3.Error as error:
+            raise DataError(f"{path} cannot be used as the controller's memory: {error}") from error
+
+    def commit(self) -> None:
+        """Put everything since the last commit on disk."""
+        self._connection.commit()
+
+    def close(self) -> None:
+        """Leave out what was not committed."""
+        self._connection.close()
+
+    def add_probes(self, at_s: float, probes: Observations) -> None:
+        """Keep what one collection brought."""
+        shape = json.dumps(
+            {"score": probes.shape.score, "num_blocks": probes.shape.num_blocks, "ramps": list(probes.shape.ramps)}
+        )
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **{name: getattr(probes, name) for name in COLUMNS})
+        self._connection.execute("INSERT INTO probes VALUES (?, ?, ?)", (at_s, shape, packed.getvalue()))
+
+    def probes(self) -> list[Observations]:
+        """All that are kept, oldest collection first; raises DataError for a row that cannot be read."""
+        rows = self._connection.execute("SELECT shape, columns FROM probes ORDER BY at_s, rowid")
+        return [_unpacked(shape, columns) for shape, columns in rows]
+
+    def add_counts(self, interval: Interval) -> None:
+        """Keep what one collection counted."""
+        fields = {name: getattr(interval, name) for name in Interval.__slots__}
+        self._connection.execute("INSERT INTO counts VALUES (?, ?)", (interval.at_s, json.dumps(fields)))
+
+    def counts(self, since_s: float) -> list[Interval]:
+        """Those that ended after a time, oldest first."""
+        rows = self._connection.execute("SELECT interval FROM counts WHERE at_s > ? ORDER BY at_s, rowid", (since_s,))
+        return [_interval(json.loads(text)) for (text,) in rows]
+
+    def add_plan(self, row: PlanRow) -> None:
+        """Keep a plan."""
+        self._connection.execute(
+            "INSERT INTO plans (epoch, at_s, outcome, reason, words, placed) VALUES (?, ?, ?, ?, ?, ?)",
+            (row.epoch, row.at_s, row.outcome, row.reason, row.words, json.dumps(row.placed)),
+        )
+
+    def gained(self, epoch: int, measured: Mapping[str, Any]) -> None:
+        """Say what the plan of an epoch gave while it was in force."""
+        self._connection.execute(
+            "UPDATE plans SET gained = ? WHERE epoch = ? AND outcome = 'in force'", (json.dumps(measured), epoch)
+        )
+
+    def plans(self, limit: int) -> list[PlanRow]:
+        """The last ones, newest first."""
+        rows = self._connection.execute(
+            "SELECT epoch, at_s, outcome, reason, words, placed, gained FROM plans ORDER BY id DESC LIMIT ?", (limit,)
+        )
+        return [
+            PlanRow(
+                epoch=epoch,
+                at_s=at_s,
+                outcome=outcome,
+                reason=reason,
+                words=words,
+                placed=json.loads(placed),
+                gained=None if gained is None else json.loads(gained),
+            )
+            for epoch, at_s, outcome, reason, words, placed, gained in rows
+        ]
+
+    def add_event(self, at_s: float, kind: str, words: str) -> None:
+        """Keep what happened."""
+        self._connection.execute("INSERT INTO events VALUES (?, ?, ?)", (at_s, kind, words))
+
+    def events(self, limit: int) -> list[dict[str, Any]]:
+        """The last ones, newest first."""
+        rows = self._connection.execute(
+            "SELECT at_s, kind, words FROM events ORDER BY at_s DESC, rowid DESC LIMIT ?", (limit,)
+        )
+        return [{"at_s": at_s, "kind": kind, "words": words} for at_s, kind, words in rows]
+
+    def put(self, key: str, value: Any) -> None:
+        """Remember where the controller stands; `value` is plain data."""
+        self._connection.execute("INSERT OR REPLACE INTO standing VALUES (?, ?)", (key, json.dumps(value)))
+
+    def get(self, key: str) -> Any:
+        """What was put last; None for nothing."""
+        row = self._connection.execute("SELECT value FROM standing WHERE key = ?", (key,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def forget(self, now_s: float) -> None:
+        """Drop what is too old to matter."""
+        for table in ("probes", "counts", "events"):
+            self._connection.execute(f"DELETE FROM {table} WHERE at_s < ?", (now_s - KEEP_S,))
+        self._connection.execute("DELETE FROM plans WHERE id <= (SELECT max(id) FROM plans) - ?", (MOST_PLANS,))
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, app: str) -> None:
+    """Look whose file it is before anything is written to it."""
+    _check_owner(connection, path, app)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.executescript(TABLES)
+    for key, value in (("schema_version", str(SCHEMA)), ("app", app)):
+        connection.execute("INSERT OR IGNORE INTO file VALUES (?, ?)", (key, value))
+    connection.commit()
+
+
+def _check_owner(connection: sqlite3.Connection, path: Path, app: str) -> None:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        return
+    if "file" not in tables:
+        raise DataError(f"{path} is a database of something else, not a controller's memory")
+    found = dict(connection.execute("SELECT key, value FROM file").fetchall())
+    if found.get("schema_version") != str(SCHEMA):
+        raise DataError(
+            f"{path} has schema {found.get('schema_version')}, this version reads {SCHEMA}; "
+            "move the file away to begin anew"
+        )
+    if found.get("app") != app:
+        raise DataError(f"{path} belongs to application {found.get('app')!r}, not {app!r}; give each a file of its own")
+
+
+def _unpacked(shape: str, columns: bytes) -> Observations:
+    document = json.loads(shape)
+    try:
+        with np.load(io.BytesIO(columns), allow_pickle=False) as arrays:
+            kept = {name: arrays[name] for name in COLUMNS}
+    except (OSError, ValueError, KeyError, EOFError, zlib.error, BadZipFile) as error:
+        raise DataError(f"the controller's memory holds probes that cannot be read: {error}") from error
+    return Observations(
+        shape=StreamShape(score=document["score"], num_blocks=document["num_blocks"], ramps=tuple(document["ramps"])),
+        **kept,
+    )
+
+
+def _interval(fields: dict[str, Any]) -> Interval:
+    """JSON has string keys only."""
+    whole = {name: {int(key): count for key, count in fields[name].items()} for name in ("exits", "latencies")}
+    return Interval(**(fields | whole))

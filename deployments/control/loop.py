@@ -1,0 +1,298 @@
+"""The life of a plan: the service is looked at, planned for when that is due, and held to its plan.
+
+No Ray here: the service is behind `Fleet`, time is passed in. One thing happens at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from deployments.control.change import Change, Sleep
+from deployments.control.fleet import Fleet
+from deployments.control.history import History
+from deployments.control.knowledge import LEAST_PROBES, Knowledge, Outlook
+from deployments.control.look import rate_left, served, stragglers, survival_left
+from deployments.control.plan_keeper import PlanKeeper
+from deployments.control.planning import Ground, OffLoop, Planning
+from deployments.control.proposal import Solve
+from deployments.control.settings import thresholds_of
+from deployments.control.watch import Seen, Watch
+from deployments.settings import ControlSettings
+from earlyexit.clock import Clock
+from earlyexit.errors import PlanError
+from optimizer.live.stragglers import Straggler
+from optimizer.live.trial import judge
+from optimizer.placement import PlacedPlan
+from optimizer.plan import PolicySpec
+from optimizer.plan_file import ModelShape, parse_plan
+from optimizer.problem import PlanProblem
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+REST_PERIODS = 5
+"""A straggler gets no work for so long; then it is tried again."""
+BLAME_PERIODS = 5
+"""A plan that was rolled back is not taken again for so long, while the problem stays what it was."""
+SETTLE_LOOKS = 4
+"""A new plan is not judged, and a new forecast not called wrong, before so many looks."""
+
+
+class ControlLoop:
+    """One application's; `run` never ends."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        history: History,
+        settings: ControlSettings,
+        *,
+        problem: PlanProblem,
+        policy: PolicySpec,
+        slots: Mapping[str, int],
+        first: PlacedPlan,
+        clock: Clock,
+        sleep: Sleep,
+        solve: Solve,
+        off_loop: OffLoop = asyncio.to_thread,
+    ) -> None:
+        """`clock` is the wall's: what is remembered outlives the process. `first`: the plan to begin with."""
+        self._settings = settings
+        self._history = history
+        self._problem = problem
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = asyncio.Lock()
+        self.knowledge = Knowledge(
+            problem,
+            thresholds_of(policy, problem),
+            period_s=settings.period_s,
+            coverage=settings.coverage,
+            since_s=clock.now_s(),
+        )
+        self.watch = Watch(fleet, history, self.knowledge, clock, lambda words: self.keeper.say("error", words))
+        change = Change(fleet, clock, sleep, self.watch.ingress_reports)
+        self.keeper = PlanKeeper(fleet, history, change, clock, problem=problem, slots=slots, first=first)
+        self.planning = Planning(settings, policy, self.knowledge, self.keeper, clock, solve, off_loop)
+        self.seen: Seen | None = None
+        """The last look; None before the first."""
+        self._counts: Mapping[str, int] | None = None
+        """Accelerators at the first look."""
+
+    async def run(self) -> None:
+        """Look, decide and act, for ever."""
+        self.restore()
+        while True:
+            await self.tick()
+            await self._sleep(self._settings.watch_s)
+
+    def restore(self) -> None:
+        """Take up where a controller before this one was ended."""
+        self.keeper.restore()
+        self.knowledge.changed_s = self.keeper.standing.changed_s
+        self.knowledge.rate_changed_s = self.keeper.standing.rate_changed_s
+        self.watch.restore()
+        self._history.commit()
+
+    async def tick(self) -> None:
+        """One look, and what it calls for. What fails now is said, and tried again at the next."""
+        async with self._lock:
+            try:
+                await self._tick()
+            except Exception as error:  # a process that dies at this moment must not end planning
+                logger.warning("a look failed", exc_info=error)
+                self.keeper.say("error", f"{type(error).__name__}: {error}")
+            self._history.forget(self._clock.now_s())
+            self._history.commit()
+
+    async def replan(self, reason: str = "asked") -> dict[str, Any]:
+        """Plan now, after whatever is under way; ends a hold."""
+        async with self._lock:
+            self.keeper.become(hold=False)
+            seen = await self._look()
+            verdict = await self.planning.replan(reason, seen)
+            self._history.commit()
+            return verdict
+
+    async def apply(self, document: Mapping[str, Any], *, hold: bool = False) -> dict[str, Any]:
+        """Put somebody's own plan in force; with `hold` nothing else is, until a replan is asked for.
+
+        Raises PlanError for a plan that does not fit the model, the slots or the accelerators.
+        """
+        shape = ModelShape(num_blocks=self._problem.num_blocks, ramps=self._problem.ramps)
+        plan = self.planning.completed(parse_plan(dict(document), shape))
+        async with self._lock:
+            seen = await self._look()
+            placed = self.planning.place(plan, seen)
+            counts = self.keeper.counts(seen.capacity)
+            if not self.keeper.has_room(placed, counts):
+                raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {counts}")
+            self.keeper.become(hold=hold)
+            verdict = await self.planning.put_in_force(placed, "asked", "somebody's own plan", seen)
+            self._history.commit()
+            return verdict
+
+    async def _tick(self) -> None:
+        seen = await self._look()
+        if await self._cope(seen):
+            return
+        await self.keeper.settle(seen)
+        if self.keeper.standing.hold or await self._rolled_back(seen) or await self._rested(seen):
+            return
+        reason = self._due(seen)
+        if reason is not None:
+            await self._replan(reason, seen)
+
+    async def _look(self) -> Seen:
+        with self.planning.timed("collect"):
+            self.seen = await self.watch.look()
+        self.keeper.catch_up(self.seen)
+        return self.seen
+
+    async def _replan(self, reason: str, seen: Seen) -> None:
+        """Replicas are held against each other from here on."""
+        await self.planning.replan(reason, seen)
+        self.watch.mark()
+
+    async def _cope(self, seen: Seen) -> bool:
+        """Accelerators came or went: with fewer than the plan has another is needed, or nothing can be served."""
+        counts = self.keeper.counts(seen.capacity)
+        ground, suspended = self.planning.ground, self.keeper.standing.suspended
+        self._counts = self._counts or counts
+        before = self._counts if ground is None else ground.counts
+        if suspended is not None and ground is not None and counts == before and not self._is_period_over(seen):
+            await self.keeper.suspend(suspended)
+            return True
+        if suspended is not None:
+            reason = "recovery"
+        elif not self.keeper.has_room(self.keeper.placed, counts):
+            reason = "capacity lost"
+            self.keeper.become(hold=False)
+        elif counts != before and not self.keeper.standing.hold:
+            reason = "capacity changed"
+        else:
+            return False
+        self.keeper.say("capacity", f"{reason}: {dict(before)} before, {counts} now")
+        await self._replan(reason, seen)
+        return True
+
+    def _due(self, seen: Seen) -> str | None:
+        if self._is_period_over(seen):
+            return "period"
+        ground = self.planning.ground
+        settled_s = self.keeper.standing.planned_s + SETTLE_LOOKS * self._settings.watch_s
+        if ground is None or seen.at_s < settled_s:
+            return None
+        if self._reacts(ground, seen):
+            return "reaction"
+        return "first probes" if self._learnt(ground.outlook, seen) else None
+
+    def _is_period_over(self, seen: Seen) -> bool:
+        """Periods are the windows of forecasts: it is planned when one is whole."""
+        period_s = self._settings.period_s
+        return seen.at_s // period_s > self.keeper.standing.planned_s // period_s
+
+    def _reacts(self, ground: Ground, seen: Seen) -> bool:
+        """Where the stream left its forecast, what was before is left out from now on."""
+        standing = self.keeper.standing
+        counted = self.knowledge.counts(max(standing.followed_s, ground.outlook.at_s))
+        looks, plan = self._settings.period_s / self._settings.watch_s, standing.placed.plan
+        exits = None
+        if ground.outlook.num_probes:  # without any nothing could be learnt of it
+            exits = survival_left(ground.outlook, plan, counted, seen.ingresses, ground.reach, looks=looks)
+        rate = rate_left(ground.outlook, counted, standing.sized_for_rps, looks=looks)
+        if exits is None and rate is None:
+            return False
+        if exits is not None:
+            self.keeper.say("reaction", exits.words)
+            self.knowledge.changed_s = exits.since_s
+        if rate is not None:
+            self.keeper.say("reaction", rate.words)
+            self.knowledge.rate_changed_s = rate.since_s
+        self.keeper.become(changed_s=self.knowledge.changed_s, rate_changed_s=self.knowledge.rate_changed_s)
+        return True
+
+    def _learnt(self, outlook: Outlook, seen: Seen) -> bool:
+        """After a start, or a change of the stream, its first probes are now enough to plan by."""
+        if outlook.num_probes >= LEAST_PROBES:
+            return False
+        return self.knowledge.observed(self.knowledge.changed_s, seen.at_s)[1] >= LEAST_PROBES
+
+    async def _rolled_back(self, seen: Seen) -> bool:
+        standing = self.keeper.standing
+        since = served(self.knowledge.counts(standing.followed_s))
+        if standing.trial is None or since is None or standing.followed != standing.placed:
+            return False
+        judgement = judge(
+            standing.trial,
+            since,
+            margin=self._settings.rollback_margin,
+            settle_s=SETTLE_LOOKS * self._settings.watch_s,
+            patience_s=self._settings.period_s,
+        )
+        if judgement.outcome == "wait":
+            return False
+        self.keeper.say("trial", judgement.words)
+        before = standing.previous
+        self.keeper.become(trial=None, previous=None)
+        if judgement.outcome == "keep" or before is None:
+            return False
+        problem = self._problem if self.planning.ground is None else self.planning.ground.problem
+        stages = standing.placed.plan.stages
+        blamed = standing.blamed.add(stages, problem, period=self.planning.period, periods=BLAME_PERIODS)
+        self.keeper.become(blamed=blamed)
+        placed = self.planning.place(before.plan, seen)
+        if not self.keeper.has_room(placed, self.keeper.counts(seen.capacity)):
+            await self._replan("roll back", seen)
+        else:
+            sized_for_rps = standing.sized_for_rps
+            await self.planning.put_in_force(placed, "roll back", judgement.words, seen, sized_for_rps=sized_for_rps)
+        return True
+
+    async def _rested(self, seen: Seen) -> bool:
+        """Whether replicas were found slow, and get no work from now on."""
+        problem = self._problem if self.planning.ground is None else self.planning.ground.problem
+        standing = self.keeper.standing
+        slow = stragglers(
+            problem,
+            standing.placed.plan,
+            seen.replicas,
+            self.watch.replicas,
+            ratio=self._settings.straggler_ratio,
+            resting=standing.resting.avoided,
+        )
+        if not slow:
+            return False
+        for each in slow:
+            self.keeper.say("straggler", each.words)
+        resting = standing.resting.add(slow, period=self.planning.period, periods=REST_PERIODS)
+        self.keeper.become(resting=resting)
+        placed = self._without(slow, seen)
+        if placed is None:
+            await self._replan("straggler", seen)
+        else:
+            words, sized_for_rps = "; ".join(each.words for each in slow), standing.sized_for_rps
+            await self.planning.put_in_force(placed, "straggler", words, seen, sized_for_rps=sized_for_rps)
+        return True
+
+    def _without(self, slow: tuple[Straggler, ...], seen: Seen) -> PlacedPlan | None:
+        """The plan in force with new replicas for slow ones, where accelerators are free, else with fewer.
+
+        None where a stage would have none.
+        """
+        standing = self.keeper.standing
+        counts = self.keeper.counts(seen.capacity)
+        plan = replace(standing.placed.plan, epoch=self.keeper.next_epoch(seen))
+        placed = replace(standing.placed, plan=plan, avoided=standing.resting.avoided)
+        for each in slow:
+            if self.keeper.has_room(placed, counts):
+                break
+            stage = placed.stage_of.get(each.slot)
+            if stage is None or stage.replicas == 1:
+                return None
+            stages = tuple(replace(one, replicas=one.replicas - (one is stage)) for one in placed.plan.stages)
+            placed = replace(placed, plan=self.planning.completed(replace(placed.plan, stages=stages, predicted={})))
+        return placed if self.keeper.has_room(placed, counts) else None

@@ -1,0 +1,194 @@
+"""The plan in force: brought about, kept in place, and remembered, so that a controller that starts anew goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from deployments.control.change import Change
+from deployments.control.fleet import Fleet
+from deployments.control.history import History, PlanRow
+from deployments.control.intake import Interval
+from deployments.control.look import served, used
+from deployments.control.plan_words import plan_words, with_epoch
+from deployments.control.standing import Standing, parse_standing, standing_document
+from deployments.control.watch import Seen
+from deployments.slots import slot_devices
+from earlyexit.clock import Clock
+from earlyexit.errors import OfframpError
+from optimizer.live.changeover import steps
+from optimizer.live.trial import Trial
+from optimizer.placement import PlacedPlan, placed_document
+from optimizer.problem import PlanProblem
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+class PlanKeeper:
+    """Holds where the controller stands; every change of it is on disk before anything acts on it."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        history: History,
+        change: Change,
+        clock: Clock,
+        *,
+        problem: PlanProblem,
+        slots: Mapping[str, int],
+        first: PlacedPlan,
+    ) -> None:
+        now_s = clock.now_s()
+        self._fleet = fleet
+        self._history = history
+        self._change = change
+        self._clock = clock
+        self._problem = problem
+        self.slots = slots
+        self.devices = slot_devices(dict(slots))
+        """Accelerator type by slot."""
+        self.standing = Standing(
+            placed=first,
+            reason="start",
+            at_s=now_s,
+            followed=first,
+            followed_s=now_s,
+            planned_s=now_s,
+            changed_s=now_s,
+            rate_changed_s=now_s,
+        )
+        self.changes: Counter[str] = Counter()
+        """Changes of the plan by this process, by reason."""
+
+    @property
+    def placed(self) -> PlacedPlan:
+        return self.standing.placed
+
+    def restore(self) -> None:
+        """Take up what was remembered, unless the application has become another since."""
+        document = self._history.get("standing")
+        if document is None:
+            self._remember(self.placed, "in force", "start", "the plan to begin with")
+            return
+        try:
+            standing = parse_standing(document)
+            self._check_fits(standing.placed)
+        except (OfframpError, KeyError, TypeError) as error:
+            self.say("error", f"the plan that was in force cannot be taken up again: {error}")
+            return
+        self.standing = standing
+        self.say("restart", f"takes up plan {standing.placed.epoch} again: {plan_words(standing.placed)}")
+
+    def become(self, **changes: Any) -> None:
+        """Stand otherwise, from now on and after a restart."""
+        self.standing = replace(self.standing, **changes)
+        self._history.put("standing", standing_document(self.standing))
+        self._history.commit()
+
+    def say(self, kind: str, words: str) -> None:
+        """Log what happened, and remember it."""
+        log = logger.warning if kind in {"error", "suspended"} else logger.info
+        log("%s: %s", kind, words, extra={"kind": kind, "epoch": self.placed.epoch})
+        self._history.add_event(self._clock.now_s(), kind, words)
+
+    def counts(self, capacity: Mapping[str, int]) -> dict[str, int]:
+        """Accelerators that may be used, those of stragglers too."""
+        devices = self._problem.devices.items()
+        return {device: min(supply.count, capacity.get(device, 0)) for device, supply in devices}
+
+    def has_room(self, placed: PlacedPlan, counts: Mapping[str, int]) -> bool:
+        """Whether a plan's accelerators are there."""
+        return all(count <= counts.get(device, 0) for device, count in used(placed.occupied, self.devices).items())
+
+    def next_epoch(self, seen: Seen) -> int:
+        """Above all that anybody has seen."""
+        return max([self.placed.epoch, *(report.epoch for report in seen.ingresses)]) + 1
+
+    def put_in_force(
+        self,
+        placed: PlacedPlan,
+        reason: str,
+        words: str,
+        counted: list[Interval],
+        *,
+        sized_for_rps: float | None,
+        trial: Trial | None = None,
+    ) -> None:
+        """Have a plan be followed from the next `settle` on; `counted` is what happened under the one before."""
+        before = self.placed
+        measured = served(counted)
+        if measured is not None:
+            self._history.gained(
+                before.epoch,
+                {
+                    "seconds": measured.seconds,
+                    "offered_rps": measured.offered_rps,
+                    "goodput_rps": measured.goodput_rps,
+                    "dropped": measured.dropped,
+                },
+            )
+        self._remember(placed, "in force", reason, words)
+        self.changes[reason] += 1
+        self.become(
+            placed=placed,
+            reason=reason,
+            at_s=self._clock.now_s(),
+            sized_for_rps=sized_for_rps,
+            trial=trial,
+            previous=None if trial is None else before,
+            suspended=None,
+        )
+
+    def turned_down(self, placed: PlacedPlan, reason: str, words: str) -> None:
+        """Remember a plan that was proposed and not taken."""
+        self._remember(placed, "proposed", reason, words)
+
+    def catch_up(self, seen: Seen) -> None:
+        """Where ingresses follow a later plan than is remembered, the plan in force becomes a later one still."""
+        highest = max((report.epoch for report in seen.ingresses), default=0)
+        if highest > self.placed.epoch:
+            self.say("error", f"an ingress follows plan {highest}, which is not remembered")
+            self.become(placed=with_epoch(self.placed, highest + 1), followed=None)
+
+    async def settle(self, seen: Seen) -> None:
+        """Bring about whatever the plan in force still lacks; whoever was interrupted here goes on here."""
+        placed, followed = self.placed, self.standing.followed
+        if followed == placed:
+            if any(report.epoch < placed.epoch for report in seen.ingresses):
+                await self._fleet.follow(placed)
+            await self._change.keep_in_place(placed, seen.running)
+            return
+        todo = steps(followed, placed, self.counts(seen.capacity), self._change.coming(seen.running))
+        await self._change.carry_out(todo, placed, self._switched)
+        self.say("plan", f"plan {placed.epoch} in force ({self.standing.reason}): {plan_words(placed)}")
+
+    async def suspend(self, reason: str) -> None:
+        """Have everything refused until a plan is put in force."""
+        if self.standing.suspended != reason:
+            self.say("suspended", reason)
+            self.become(suspended=reason, trial=None, previous=None, followed=None)
+        await self._fleet.suspend(reason)
+
+    def _switched(self) -> None:
+        self.become(followed=self.placed, followed_s=self._clock.now_s())
+
+    def _remember(self, placed: PlacedPlan, outcome: str, reason: str, words: str) -> None:
+        row = PlanRow(
+            epoch=placed.epoch,
+            at_s=self._clock.now_s(),
+            outcome=outcome,
+            reason=reason,
+            words=words,
+            placed=placed_document(placed),
+        )
+        self._history.add_plan(row)
+
+    def _check_fits(self, placed: PlacedPlan) -> None:
+        unknown = sorted(set(placed.occupied) - set(self.devices))
+        if unknown:
+            raise OfframpError(f"there are no slots {unknown} any more")
+        if placed.plan.num_blocks != self._problem.num_blocks:
+            raise OfframpError(f"it is of {placed.plan.num_blocks} blocks, not {self._problem.num_blocks}")

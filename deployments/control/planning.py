@@ -1,0 +1,232 @@
+"""One planning: what is expected, the best plan for it, whether it is worth the change, and the change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deployments.control.knowledge import Knowledge, Outlook
+from deployments.control.look import served
+from deployments.control.plan_keeper import PlanKeeper
+from deployments.control.plan_words import predicted, predicted_rps
+from deployments.control.proposal import Proposal, Solve, propose
+from deployments.control.watch import Seen
+from deployments.settings import ControlSettings
+from earlyexit.clock import Clock
+from earlyexit.errors import PlanError
+from optimizer.decision import NoPlan
+from optimizer.evaluate import Reach, evaluate
+from optimizer.live.hysteresis import Verdict, weigh
+from optimizer.live.slots import num_started, place
+from optimizer.live.stragglers import Resting
+from optimizer.live.trial import Trial
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, PolicySpec
+from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.rescore import joint_reach
+
+OffLoop = Callable[[Callable[[float], Outlook], float], Awaitable[Outlook]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What the last planning stood on."""
+
+    outlook: Outlook
+    reach: Reach | None
+    problem: PlanProblem
+    counts: Mapping[str, int]
+    """Accelerators that were there."""
+
+
+class Planning:
+    """Plans by what is known, and has the keeper bring about what is worth it."""
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        policy: PolicySpec,
+        knowledge: Knowledge,
+        keeper: PlanKeeper,
+        clock: Clock,
+        solve: Solve,
+        off_loop: OffLoop = asyncio.to_thread,
+    ) -> None:
+        """`solve` and `off_loop` spare the event loop what takes long."""
+        self._settings = settings
+        self._policy = policy
+        self._knowledge = knowledge
+        self._keeper = keeper
+        self._clock = clock
+        self._solve = solve
+        self._off_loop = off_loop
+        self.ground: Ground | None = None
+        """None before the first planning of this process."""
+        self.phases_s: dict[str, float] = {}
+        """How long each part of the last planning took."""
+
+    async def replan(self, reason: str, seen: Seen) -> dict[str, Any]:
+        """Plan, and change if it is worth it."""
+        with self.timed("forecast"):
+            outlook = await self._off_loop(self._knowledge.outlook, seen.at_s)
+            records = self._knowledge.records(seen.at_s)
+        reach = None if records is None else joint_reach(records, self._knowledge.thresholds)
+        self._let_work_again(seen)
+        counts = self._keeper.counts(seen.capacity)
+        with self.timed("solve"):
+            found = await self._propose(outlook, reach, counts)
+        problem = found.problem if isinstance(found, Proposal) else self._knowledge.questions(outlook, counts)[0]
+        self.ground = Ground(outlook=outlook, reach=reach, problem=problem, counts=counts)
+        self._keeper.become(planned_s=seen.at_s)
+        if isinstance(found, NoPlan):
+            return await self._without_plan(found, counts, reason, seen)
+        return await self._weigh(found, reason, seen)
+
+    async def put_in_force(
+        self,
+        placed: PlacedPlan,
+        reason: str,
+        words: str,
+        seen: Seen,
+        *,
+        sized_for_rps: float | None = None,
+        trial: Trial | None = None,
+    ) -> dict[str, Any]:
+        """Change over to a plan, whatever was weighed."""
+        counted = self._knowledge.counts(self._keeper.standing.followed_s)
+        self._keeper.put_in_force(placed, reason, words, counted, sized_for_rps=sized_for_rps, trial=trial)
+        with self.timed("apply"):
+            await self._keeper.settle(seen)
+        return {"epoch": placed.epoch, "changed": True, "reason": reason, "words": words}
+
+    def place(self, plan: Plan, seen: Seen) -> PlacedPlan:
+        """The plan as the next one, in the slots that start the fewest replicas."""
+        standing = self._keeper.standing
+        later = replace(plan, epoch=self._keeper.next_epoch(seen))
+        return place(later, self._keeper.slots, standing.placed, standing.resting.avoided)
+
+    def completed(self, plan: Plan) -> Plan:
+        """Somebody's plan with what it does not say: the policy, by which probes are seen, and what it will do."""
+        plan = replace(plan, policy=plan.policy or self._policy)
+        if self.ground is None or plan.predicted:
+            return plan
+        try:
+            return replace(plan, predicted=predicted(evaluate(self.ground.problem, plan.stages, self.ground.reach)))
+        except PlanError:  # a batch that was not measured may be tried all the same
+            return plan
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Measure a part of a planning."""
+        began_s = self._clock.now_s()
+        yield
+        self.phases_s[phase] = self._clock.now_s() - began_s
+
+    @property
+    def period(self) -> int:
+        """Counts periods since the epoch of the clock."""
+        return int(self._clock.now_s() // self._settings.period_s)
+
+    def _let_work_again(self, seen: Seen) -> None:
+        resting = self._keeper.standing.resting.at(self.period)
+        if seen.replicas:
+            resting = resting.among({report.replica for report in seen.replicas})
+        self._keeper.become(resting=resting, blamed=self._keeper.standing.blamed.at(self.period))
+
+    async def _propose(self, outlook: Outlook, reach: Reach | None, counts: Mapping[str, int]) -> Proposal | NoPlan:
+        """A slow replica is better than none: where stragglers are missed, they work again."""
+        resting = self._keeper.standing.resting
+        kept = resting.by_device
+        found = await self._asked(
+            outlook, reach, {device: max(0, count - kept.get(device, 0)) for device, count in counts.items()}
+        )
+        if isinstance(found, Proposal) or not resting.rests:
+            return found
+        self._keeper.become(resting=Resting())
+        return await self._asked(outlook, reach, counts)
+
+    async def _asked(self, outlook: Outlook, reach: Reach | None, counts: Mapping[str, int]) -> Proposal | NoPlan:
+        slots = self._keeper.slots
+        questions = self._knowledge.questions(
+            outlook, {device: count for device, count in counts.items() if slots.get(device)}
+        )
+        blamed = self._keeper.standing.blamed
+        return await propose(questions, self._solve, self._settings.strategy, slots=slots, blamed=blamed, reach=reach)
+
+    async def _without_plan(self, none: NoPlan, counts: Mapping[str, int], reason: str, seen: Seen) -> dict[str, Any]:
+        """The plan there is stays, or comes back, if its accelerators are there: late answers are better than none."""
+        words = f"no plan meets the problem on {dict(counts)}: what is missing is {none.binding}"
+        placed = self._keeper.placed
+        if not self._keeper.has_room(placed, counts):
+            await self._keeper.suspend(words)
+        elif self._keeper.standing.suspended is not None:
+            return await self.put_in_force(self.place(placed.plan, seen), reason, words, seen)
+        else:
+            self._keeper.say("no plan", f"{words}; keeps plan {placed.epoch}")
+        return {"epoch": placed.epoch, "changed": False, "reason": reason, "words": words}
+
+    async def _weigh(self, found: Proposal, reason: str, seen: Seen) -> dict[str, Any]:
+        standing = self._keeper.standing
+        placed = self.place(self._plan_of(found), seen)
+        verdict = self._verdict(found, placed, seen)
+        if verdict.change:
+            trial = self._trial(found, placed) if self._stands(seen) else None
+            objective = found.problem.objective
+            sized_for_rps = objective.rate_per_s if isinstance(objective, MinimizeCost) else None
+            return await self.put_in_force(
+                placed, reason, verdict.words, seen, sized_for_rps=sized_for_rps, trial=trial
+            )
+        if standing.resting.avoided != standing.placed.avoided:
+            same = self.place(standing.placed.plan, seen)
+            return await self.put_in_force(
+                same, "straggler", "other replicas rest now", seen, sized_for_rps=standing.sized_for_rps
+            )
+        self._keeper.say("keep", f"keeps plan {standing.placed.epoch} ({reason}): {verdict.words}")
+        if not verdict.same:
+            self._keeper.turned_down(placed, reason, verdict.words)
+        return {"epoch": standing.placed.epoch, "changed": False, "reason": reason, "words": verdict.words}
+
+    def _verdict(self, found: Proposal, placed: PlacedPlan, seen: Seen) -> Verdict:
+        standing = self._keeper.standing
+        return weigh(
+            found.problem,
+            standing.placed.plan.stages if self._stands(seen) else None,
+            found.planned,
+            moved=num_started(standing.placed, placed),
+            start_s=self._settings.start_s,
+            period_s=self._settings.period_s,
+            least_gain=self._settings.least_gain,
+            reach=found.reach,
+        )
+
+    def _stands(self, seen: Seen) -> bool:
+        """Whether the plan in force is served by, and could go on."""
+        standing = self._keeper.standing
+        return standing.suspended is None and self._keeper.has_room(standing.placed, self._keeper.counts(seen.capacity))
+
+    def _plan_of(self, found: Proposal) -> Plan:
+        """With the policy even where no ramp is active: probes are seen by it."""
+        return Plan(
+            stages=found.planned.stages,
+            policy=self._policy,
+            dispatch=self._keeper.placed.plan.dispatch,
+            predicted=predicted(found.figures),
+        )
+
+    def _trial(self, found: Proposal, placed: PlacedPlan) -> Trial | None:
+        """None where nothing was measured of the plan before, or nobody knows what it should have done."""
+        standing = self._keeper.standing
+        since_s = max(standing.followed_s, self._clock.now_s() - self._settings.period_s)
+        before = served(self._knowledge.counts(since_s))
+        expected_rps = predicted_rps(standing.placed.plan)
+        if before is None or before.arrived == 0 or expected_rps is None:
+            return None
+        return Trial(
+            epoch=placed.epoch,
+            predicted_rps=found.figures.rate_per_s,
+            before=before,
+            before_predicted_rps=expected_rps,
+        )

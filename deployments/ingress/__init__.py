@@ -1,0 +1,1 @@
+"""The ingress: HTTP in, batches out to the stages, answers back."""

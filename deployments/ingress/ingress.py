@@ -1,0 +1,189 @@
+"""The ingress: HTTP in, batches out, answers back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.routing import Router
+
+from deployments.ingress.bodies import InferRequest
+from deployments.ingress.controller_link import CONTROLLER, ControllerLink
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.http import build_app
+from deployments.ingress.probe_shape import probe_shape
+from deployments.ingress.service import InferService
+from deployments.ingress.transport import HandleTransport
+from deployments.initial import initial_placement
+from deployments.metrics import IngressMetrics
+from deployments.reports import IngressReport
+from deployments.settings import ServeSettings
+from earlyexit.clock import MonotonicClock
+from earlyexit.errors import PlanError
+from earlyexit.store import ModelCard, read_card
+from earlyexit.tokenizer import TextTokenizer
+from earlyexit.wire import Answer
+from optimizer.placement import parse_placed, placed_document
+from optimizer.plan_file import parse_plan
+
+READY_PAUSE_S = 1.0
+STATS_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+@serve.ingress()
+class Ingress:
+    """Holds every input until its answer is out. Needs no torch, and no controller once it has a plan."""
+
+    def __init__(self, settings: dict[str, Any], *others: DeploymentHandle[Any]) -> None:
+        """`others`: every slot that a plan may ever use; the controller may be among them, but is asked by its name."""
+        self._settings = ServeSettings.model_validate(settings)
+        self._slots = {slot.deployment_name: slot for slot in others if slot.deployment_name != CONTROLLER}
+        self._clock = MonotonicClock()
+        self._metrics = IngressMetrics()
+        self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
+        self._started = asyncio.Event()
+        self._ready = False
+        folder = Path(self._settings.model)
+        self.card: ModelCard = read_card(folder)
+        self._dispatcher = self._build_dispatcher()
+        tokenizer = TextTokenizer.load(folder, self.card.max_length)
+        self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock)
+
+    def _build_dispatcher(self) -> Dispatcher:
+        settings = self._settings
+        item_bytes = {"float32": 4, "bfloat16": 2}[settings.dtype]
+        return Dispatcher(
+            initial_placement(parse_plan(settings.plan)),
+            {name: HandleTransport(slot, settings.by_reference_bytes) for name, slot in self._slots.items()},
+            self._clock,
+            self._metrics,
+            bytes_per_token=int(self.card.backbone["hidden_size"]) * item_bytes,
+            max_queued=settings.max_queued,
+            calls_per_replica=settings.calls_per_replica,
+            max_attempts=settings.max_attempts,
+            name=uuid.uuid4().hex[:8],
+            slo_s=settings.slo_s,
+            num_ingresses=settings.ingress_replicas,
+            shape=probe_shape(settings, self.card),
+            probe_share=settings.probe_share,
+            rng=random.Random(),  # another one in every ingress: each picks its own probes
+        )
+
+    def __serve_build_asgi_app__(self) -> Router:
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+        return build_app(self)
+
+    async def _start(self) -> None:
+        """Learn the present plan, then wait until its slots are warm."""
+        try:
+            await self._pull()
+        finally:
+            self._started.set()
+        waited_for: set[str] = set()
+        while missing := set(self._dispatcher.placed.slots) - waited_for:
+            slot = min(missing)
+            if await self._answers(slot):  # a replica takes calls only after its warm-up
+                waited_for.add(slot)
+            else:
+                await asyncio.sleep(READY_PAUSE_S)
+        self._ready = True
+
+    async def _pull(self) -> None:
+        document = None if self._controller is None else await self._controller.current()
+        try:
+            if document is not None:
+                await self.follow(document)
+        except PlanError as error:
+            logger.warning("the controller's plan cannot be followed, the settings' is: %s", error)
+
+    async def _answers(self, slot: str) -> bool:
+        try:
+            # The plan may leave a slot without a replica while it is asked: nothing would ever answer.
+            await asyncio.wait_for(_stats_of_one(self._slots[slot]), STATS_TIMEOUT_S)
+        except Exception as error:
+            logger.warning("%s is not there yet: %r", slot, error)
+            return False
+        return True
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._settings.max_body_bytes
+
+    def is_ready(self) -> bool:
+        """Whether every slot of a plan was warm once."""
+        return self._ready
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        """See `InferService.infer`."""
+        if not self._started.is_set():  # the settings' plan may be long past, its slots empty
+            await self._started.wait()
+        return await self._service.infer(request)
+
+    def count_request(self, route: str, status: int) -> None:
+        """Count a finished request."""
+        self._metrics.request(route, status)
+
+    async def follow(self, document: dict[str, Any]) -> int:
+        """Go by a placed plan, or by none where the document only holds a `reason`; the epoch that is followed now.
+
+        Raises PlanError for what is no plan of this application; an older plan than the present is ignored.
+        """
+        if "plan" in document:
+            self._dispatcher.follow(parse_placed(document))
+        else:
+            self._dispatcher.suspend(str(document.get("reason", "the controller has none")))
+        return self._dispatcher.placed.epoch
+
+    async def report(self) -> IngressReport:
+        """Counts so far; probes are handed over with it."""
+        return self._dispatcher.report(time.time())
+
+    async def plan(self) -> dict[str, Any]:
+        """The plan in force: what the controller says of it or, where there is none, our own.
+
+        Raises ControllerUnavailableError.
+        """
+        if self._controller is not None:
+            return await self._controller.describe()
+        return placed_document(self._dispatcher.placed)
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
+        """The controller's plans so far; none without a controller. Raises ControllerUnavailableError."""
+        return [] if self._controller is None else await self._controller.history(limit)
+
+    async def stats(self) -> dict[str, Any]:
+        """What the replicas of the plan's stages have done since their start, and what waits here."""
+        placed = self._dispatcher.placed
+        return {
+            "model": self.card.name,
+            "ingress_pid": os.getpid(),
+            "epoch": placed.epoch,
+            "suspended": self._dispatcher.suspended,
+            "unanswered": self._dispatcher.num_unanswered,
+            "probe_agreement": self._dispatcher.agreement,
+            "stages": [await self._slot_stats(slot) for slot in placed.slots],
+        }
+
+    async def _slot_stats(self, slot: str) -> list[Any]:
+        """Every replica's; none while a slot has no replica."""
+        try:
+            return await self._slots[slot].broadcast("stats").results_async(timeout_s=STATS_TIMEOUT_S)
+        except (DeploymentUnavailableError, TimeoutError, RayError) as error:
+            logger.warning("statistics of %s are missing: %r", slot, error)
+            return []
+
+
+async def _stats_of_one(slot: DeploymentHandle[Any]) -> Any:
+    return await slot.stats.remote()

@@ -1,0 +1,115 @@
+"""A placed plan as whoever sends inputs through it needs it: which slot takes which block, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deployments.messages import Assignment
+from earlyexit.errors import PlanError
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Stage
+
+if TYPE_CHECKING:  # it imports ray
+    from deployments.ingress.transport import Transport
+
+SMOOTHING = 0.1
+"""Weight of the newest call in what a stage is expected to take."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Leg:
+    """One stage of a plan on its slot."""
+
+    index: int
+    slot: str
+    stage: Stage
+    assignment: Assignment
+    """Made once per plan: every call to the stage carries it."""
+    transport: Transport
+    expected_s: float
+    """What a call takes until its inputs are answered or go on; 0 while nothing is known."""
+
+    @property
+    def epoch(self) -> int:
+        return self.assignment.epoch
+
+    @property
+    def num_blocks(self) -> int:
+        return self.stage.end - self.stage.first
+
+    def batch_at(self, block: int) -> int:
+        """The batch of the split that runs a block."""
+        return next(split.batch for split in self.stage.splits if split.first <= block < split.end)
+
+    def learn(self, took_s: float) -> None:
+        """Take note of a part of a call's reply."""
+        self.expected_s += SMOOTHING * (took_s - self.expected_s)
+
+
+class Itinerary:
+    """The stages of one plan, in their order."""
+
+    def __init__(self, placed: PlacedPlan, legs: tuple[Leg, ...]) -> None:
+        self.placed = placed
+        self.legs = legs
+        self.avoided = placed.avoided_ids
+        self.ramps = frozenset(placed.plan.ramps)
+        self.last_split = placed.plan.splits[-1].first
+        self._leg_of = tuple(leg for leg in legs for _ in range(leg.num_blocks))
+
+    @property
+    def epoch(self) -> int:
+        return self.placed.epoch
+
+    @property
+    def first(self) -> Leg:
+        return self.legs[0]
+
+    def at(self, block: int) -> Leg:
+        """The stage that hosts a block."""
+        return self._leg_of[block]
+
+    def reserve_s(self, leg: Leg) -> float:
+        """What the stages after this one are expected to take."""
+        return sum(later.expected_s for later in self.legs[leg.index + 1 :])
+
+    def is_last(self, leg: Leg) -> bool:
+        """Whether no stage comes after it."""
+        return leg.index == len(self.legs) - 1
+
+
+def lay_out(placed: PlacedPlan, transports: Mapping[str, Transport], before: Itinerary | None = None) -> Itinerary:
+    """A plan's itinerary, with what the one before it has learnt.
+
+    Raises PlanError for a slot that nobody can reach, and for a plan of another model.
+    """
+    missing = sorted(set(placed.slots) - set(transports))
+    if missing:
+        raise PlanError(f"the plan needs slots {missing}; there are {sorted(transports)}")
+    plan = placed.plan
+    if before is not None and before.placed.plan.num_blocks != plan.num_blocks:
+        raise PlanError(f"a plan of {plan.num_blocks} blocks cannot follow one of {before.placed.plan.num_blocks}")
+    block_s = [0.0] * plan.num_blocks if before is None else seconds_per_block(before)
+    legs = (
+        Leg(
+            index=index,
+            slot=slot,
+            stage=stage,
+            assignment=Assignment(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch),
+            transport=transports[slot],
+            expected_s=sum(block_s[stage.first : stage.end]),
+        )
+        for index, (slot, stage) in enumerate(zip(placed.slots, plan.stages, strict=True))
+    )
+    return Itinerary(placed, tuple(legs))
+
+
+def seconds_per_block(itinerary: Itinerary) -> list[float]:
+    """Every stage's expected time, spread evenly over its blocks.
+
+    From it follows what a new plan's stages take until they were seen: exact for those that stay as they are, near
+    enough for the others.
+    """
+    return [leg.expected_s / leg.num_blocks for leg in itinerary.legs for _ in range(leg.num_blocks)]

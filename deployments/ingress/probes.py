@@ -1,0 +1,188 @@
+"""Probes: inputs of which every ramp and the full model say something, whoever answered them. Pure.
+
+They are the ingress's unbiased view of the model: what ramps that are off would have said, and whether early answers
+are those of the full model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deployments.ingress.flights import Flight
+from earlyexit.wire import Seen
+from optimizer.plan import PolicySpec
+from profiles.records import Score
+from profiles.stream import UNSEEN, Observations, StreamShape
+
+MOST_COMPLETE = 50_000
+"""Complete probes kept for the next report: at a share of 2 %, minutes of a few thousand inputs per second."""
+MOST_OPEN = 50_000
+"""Probes under way; where stages swallow them, no more are begun until some were forgotten."""
+SWEEP_S = 1.0
+"""How often probes are looked through for those that will not come back."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Probe:
+    """One probe under way, and what was seen of it so far."""
+
+    arrived_s: float
+    deadline_s: float
+    active: frozenset[int]
+    """The active ramps of the plan that it counts for."""
+    scores: list[float]
+    labels: list[int]
+    exit: int | None = None
+    final_label: int = UNSEEN
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it was answered, and every exit has said something that is a number."""
+        return not (
+            self.exit is None
+            or self.final_label == UNSEEN
+            or UNSEEN in self.labels
+            or any(math.isnan(score) for score in self.scores)
+        )
+
+
+class ProbeBook:
+    """Probes by sample id, until the model's last block was seen of them and the caller has its answer.
+
+    Its times are the caller's; `hand_over` can move them to another clock.
+    """
+
+    def __init__(
+        self,
+        shape: StreamShape,
+        *,
+        outlive_s: float,
+        most_complete: int = MOST_COMPLETE,
+        most_open: int = MOST_OPEN,
+    ) -> None:
+        """`outlive_s`: how long after its deadline something may still be seen of a probe."""
+        self._shape = shape
+        self._column = {ramp: column for column, ramp in enumerate(shape.ramps)}
+        self._last = shape.num_blocks - 1
+        self._outlive_s = outlive_s
+        self._most_complete = most_complete
+        self._most_open = most_open
+        self._open: dict[str, Probe] = {}
+        self._complete: deque[Probe] = deque()
+        self._swept_s = 0.0
+        self.num_complete = 0
+        self.num_agreed = 0
+        """Of the complete ones, those whose answer was the full model's."""
+        self.num_refused = 0
+        """Complete ones that contradict themselves: an exit that no plan had on, a ramp that said nothing."""
+        self.num_overflown = 0
+        """Complete ones that nobody asked for in time."""
+
+    def begin(self, flights: Sequence[Flight], active: frozenset[int], now_s: float) -> bool:
+        """Take a departure's inputs as probes; false, and none is taken, while too many are under way."""
+        self._sweep(now_s)
+        if len(self._open) + len(flights) > self._most_open:
+            return False
+        num_ramps = len(self._shape.ramps)
+        for flight in flights:
+            self._open[flight.sample_id] = Probe(
+                arrived_s=flight.arrived_s,
+                deadline_s=flight.deadline_s,
+                active=active,
+                scores=[math.nan] * num_ramps,
+                labels=[UNSEEN] * num_ramps,
+            )
+        return True
+
+    def deadline_s(self, sample_id: str) -> float | None:
+        """Of a probe under way, answered or not; None of any other input."""
+        probe = self._open.get(sample_id)
+        return None if probe is None else probe.deadline_s
+
+    def answered(self, sample_id: str, exit_block: int, active_now: frozenset[int]) -> None:
+        """Take note of where a probe was answered, by a stage that may follow a later plan than its sender."""
+        probe = self._open.get(sample_id)
+        if probe is None or probe.exit is not None:
+            return
+        probe.exit = exit_block
+        if exit_block != self._last and exit_block not in probe.active:
+            probe.active = active_now
+        self._close(sample_id, probe)
+
+    def see(self, seen: Iterable[Seen]) -> None:
+        """Take note of what exits said."""
+        for each in seen:
+            probe = self._open.get(each.sample_id)
+            if probe is None:
+                continue
+            if each.block == self._last:
+                probe.final_label = each.label
+                self._close(each.sample_id, probe)
+            elif (column := self._column.get(each.block)) is not None:
+                probe.scores[column], probe.labels[column] = each.score, each.label
+
+    def forget(self, sample_ids: Iterable[str]) -> None:
+        """Give probes up that did not get to the end."""
+        for sample_id in sample_ids:
+            self._open.pop(sample_id, None)
+
+    def hand_over(self, ahead_s: float = 0.0) -> Observations | None:
+        """The complete ones since the last time; None where there are none.
+
+        `ahead_s`: by how much the receiver's clock is ahead of ours.
+        """
+        probes, self._complete = self._complete, deque()
+        return _observations(self._shape, probes, ahead_s) if probes else None
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of the complete probes whose answer was the full model's; None before the first."""
+        return self.num_agreed / self.num_complete if self.num_complete else None
+
+    def _close(self, sample_id: str, probe: Probe) -> None:
+        if probe.exit is None or probe.final_label == UNSEEN:
+            return
+        del self._open[sample_id]
+        if not probe.is_whole or (probe.exit != self._last and probe.exit not in probe.active & self._column.keys()):
+            self.num_refused += 1
+            return
+        self.num_complete += 1
+        label = probe.final_label if probe.exit == self._last else probe.labels[self._column[probe.exit]]
+        self.num_agreed += label == probe.final_label
+        self._complete.append(probe)
+        if len(self._complete) > self._most_complete:
+            self._complete.popleft()
+            self.num_overflown += 1
+
+    def _sweep(self, now_s: float) -> None:
+        if now_s < self._swept_s + SWEEP_S:
+            return
+        self._swept_s = now_s
+        self.forget([key for key, probe in self._open.items() if now_s > probe.deadline_s + self._outlive_s])
+
+
+def can_look(policy: PolicySpec | None, score: Score) -> bool:
+    """Whether replicas that follow a policy see in a score's unit; without one they look at confidence."""
+    name = "confidence" if policy is None else policy.name
+    return name in (score, "recorded")
+
+
+def _observations(shape: StreamShape, probes: Collection[Probe], ahead_s: float) -> Observations:
+    count, num_ramps = len(probes), len(shape.ramps)
+    active_NR = np.array([[ramp in probe.active for ramp in shape.ramps] for probe in probes], dtype=bool)
+    return Observations(
+        shape=shape,
+        times_s_N=np.array([probe.arrived_s + ahead_s for probe in probes]),
+        probe_N=np.ones(count, dtype=bool),
+        active_NR=active_NR.reshape(count, num_ramps),
+        exits_N=np.array([probe.exit for probe in probes], dtype=np.int16),
+        scores_NR=np.array([probe.scores for probe in probes], dtype=np.float32).reshape(count, num_ramps),
+        labels_NR=np.array([probe.labels for probe in probes], dtype=np.int32).reshape(count, num_ramps),
+        final_labels_N=np.array([probe.final_label for probe in probes], dtype=np.int32),
+        true_labels_N=np.full(count, UNSEEN, dtype=np.int32),
+    )

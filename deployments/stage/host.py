@@ -1,0 +1,166 @@
+"""What a stage's replica is apart from Serve: a device, and the assignment that it follows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+from cluster.emulated import PacedRunner
+from deployments.messages import Assignment, StageCall
+from deployments.reports import ReplicaReport, SplitTime
+from deployments.settings import ServeSettings
+from deployments.stage.build import policy_for, warm_up
+from deployments.stage.chunks import OpenCall
+from earlyexit.clock import Clock
+from earlyexit.device import Deliver, Device, DeviceThread, OnBatch, Runner, ignore_batch, ignore_death
+from earlyexit.engine import BatchEngine, Member
+from earlyexit.times import ObservedTimes
+from earlyexit.wire import WirePiece
+from optimizer.plan import PolicySpec
+
+NOTHING = -1
+"""The epoch of a replica that follows no plan yet."""
+BROKEN_AFTER = 20
+"""Inputs in a row that the model fails on, each alone, before the replica counts as broken (a lost GPU, say)."""
+
+
+class StageHost:
+    """Runs what the newest assignment it has seen says, and what older calls still need."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        device: str,
+        slot: str,
+        runner: Runner[Any],
+        clock: Clock,
+        deliver: Deliver[Any],
+        *,
+        on_batch: OnBatch[Any] = ignore_batch,
+        on_death: Callable[[], None] = ignore_death,
+    ) -> None:
+        self.epoch = NOTHING
+        self._settings = settings
+        self._device_name = device
+        self._slot = slot
+        self._runner = runner
+        self._clock = clock
+        self._device: Device[Any] = Device(BatchEngine((), ObservedTimes()), runner, clock, deliver, on_batch)
+        self._thread = DeviceThread(self._device, name=f"device-{device}", on_death=on_death)
+        self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
+
+    def start(self) -> None:
+        """Begin to take calls."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the running batch and end."""
+        self._thread.stop()
+
+    async def prepare(self, assignment: Assignment) -> None:
+        """Whatever is slow the first time, beside serving; a replica that follows nothing yet then follows this."""
+        policy = await asyncio.to_thread(self._make_ready, assignment)
+        self._policy = assignment.policy, policy
+        if self.epoch == NOTHING:
+            self._thread.follow((), assignment.dispatch, policy)
+            times = await asyncio.to_thread(warm_up, self._runner, assignment.stage.splits, clock=self._clock)
+            if self.epoch == NOTHING:  # else a call was faster, and its batches have taught the times since
+                self._device.engine.times = times
+                self.follow(assignment)
+
+    def follow(self, assignment: Assignment) -> None:
+        """Do as the assignment says from the next batch on, unless it is no newer than what is followed."""
+        if assignment.epoch <= self.epoch:
+            return
+        if assignment.policy != self._policy[0]:
+            self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
+        if isinstance(self._runner, PacedRunner):
+            self._runner.dispatch = assignment.dispatch
+        self._thread.follow(assignment.stage.splits, assignment.dispatch, self._policy[1])
+        self.epoch = assignment.epoch
+
+    def submit(self, wire: WirePiece, call: StageCall, opened: OpenCall) -> None:
+        """Queue a call's inputs; raises PlanError where no split, followed or of the call's own, holds the block."""
+        self.follow(call.assignment)
+        members = self._members(wire, call, opened)
+        self._thread.submit(wire.next_block, members, fallback=call.assignment.stage.splits)
+
+    def forget(self, opened: OpenCall) -> None:
+        """Throw out what is queued of a call that nobody waits for any more."""
+        self._thread.forget(opened)
+
+    def check(self) -> None:
+        """Raise RuntimeError where the replica must be replaced."""
+        if not self._thread.is_alive():
+            raise RuntimeError("the device thread has ended")
+        if self._device.failures_in_a_row >= BROKEN_AFTER:
+            raise RuntimeError(f"the model failed on {self._device.failures_in_a_row} inputs in a row")
+
+    def report(self, *, replica: str, node: str) -> ReplicaReport:
+        """What it has done since its start, probes left out: they do more work than others."""
+        engine = self._device.engine
+        return ReplicaReport(
+            slot=self._slot,
+            replica=replica,
+            node=node,
+            pid=os.getpid(),
+            device=self._device_name,
+            epoch=self.epoch,
+            waiting=engine.num_waiting,
+            times=tuple(
+                SplitTime(
+                    first=run.first,
+                    end=run.end,
+                    ramps=run.ramps,
+                    size=run.size,
+                    batches=run.batches,
+                    seconds=run.seconds,
+                )
+                for run in engine.times_run
+            ),
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """What the present splits have done so far."""
+        engine = self._device.engine
+        counts = engine.counts
+        return {
+            "pid": os.getpid(),
+            "device": self._device_name,
+            "slot": self._slot,
+            "epoch": self.epoch,
+            "splits": [
+                {
+                    "first": split.first,
+                    "end": split.end,
+                    "batch": split.batch,
+                    "batches": counts[split.first].batches,
+                    "inputs": counts[split.first].inputs,
+                    "fill": counts[split.first].fill,
+                    "busy_s": counts[split.first].busy_s,
+                    "dropped": counts[split.first].dropped,
+                }
+                for split in engine.splits
+            ],
+        }
+
+    def _make_ready(self, assignment: Assignment) -> Any:
+        self._runner.prepare(assignment.stage.splits)
+        return policy_for(self._settings, self._device_name, assignment.policy, assignment.stage.splits)
+
+    def _members(self, wire: WirePiece, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
+        now_s = self._clock.now_s()
+        singles = self._runner.from_wire(wire).singles()
+        return [
+            Member(
+                sample_id=single.sample_ids[0],
+                payload=single,
+                deadline_s=now_s + remaining_s,
+                reserve_s=call.reserve_s,
+                origin=opened,
+                probe=call.probe,
+            )
+            for single, remaining_s in zip(singles, call.remaining_s, strict=True)
+        ]

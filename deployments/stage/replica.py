@@ -1,0 +1,154 @@
+"""A slot's replica: the batch engine behind a streamed call."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
+from typing import Any, cast
+
+import ray
+from ray import serve
+
+from deployments.initial import initial_placement
+from deployments.messages import Assignment, Chunk, GoingOn, StageCall
+from deployments.reports import ReplicaReport
+from deployments.settings import ServeSettings
+from deployments.stage.build import build_runner, starting_policy
+from deployments.stage.chunks import OpenCall, chunks_by_call
+from deployments.stage.host import StageHost
+from deployments.stage.metrics import StageMetrics
+from earlyexit.clock import MonotonicClock
+from earlyexit.device import Release
+from earlyexit.wire import WirePiece
+from optimizer.plan_file import parse_plan
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+PULL_S = 2.0
+"""How long a new replica waits to hear from the controller what it is to do."""
+
+
+class StageReplica:
+    """Hosts one stage's splits on one device, after a change of plan another's.
+
+    Ready, for Serve, when what it begins with is warm; at once where it has no assignment: its first call brings one.
+    """
+
+    async def __init__(self, settings: dict[str, Any], device: str, slot: str) -> None:  # type: ignore[misc] # Serve awaits it
+        self._settings = ServeSettings.model_validate(settings)
+        self._slot = slot
+        self._metrics = StageMetrics(slot, device)
+        # The event loop answers calls while the device's thread runs Python: 5 ms, the default, is a whole batch.
+        sys.setswitchinterval(0.0005)
+        clock = MonotonicClock()
+        policy = starting_policy(self._settings)
+        rank = serve.get_replica_context().rank
+        runner = await asyncio.to_thread(
+            build_runner, self._settings, device, policy, clock=clock, rank=0 if rank is None else rank.rank
+        )
+        self._host = StageHost(
+            self._settings,
+            device,
+            slot,
+            runner,
+            clock,
+            self._deliver,
+            on_batch=self._metrics.batch_finished,
+            on_death=_end_replica,
+        )
+        assignment = await self._first_assignment()
+        if assignment is not None:
+            await self._host.prepare(assignment)
+        self._host.start()
+
+    async def run(
+        self, call: StageCall, *, weight: int, batch: int, avoided: Collection[str] = ()
+    ) -> AsyncIterator[Chunk]:
+        """Run a batch; answers and survivors are streamed as they are ready, by value.
+
+        `weight`, `batch` and `avoided` are read by the router on the sender's side.
+        """
+        async for chunk in self._run(call.piece, call):
+            yield chunk
+
+    async def run_by_reference(
+        self, call: StageCall, *, weight: int, batch: int, avoided: Collection[str] = ()
+    ) -> AsyncIterator[Chunk]:
+        """The same with hidden states in the object store, for pieces too large for gRPC."""
+        wire = await call.piece if isinstance(call.piece, ray.ObjectRef) else call.piece
+        async for chunk in self._run(wire, call):
+            yield chunk if chunk.going_on is None else _by_reference(chunk, chunk.going_on)
+
+    async def prepare(self, assignment: Assignment) -> None:
+        """Make ready for a plan that is to come; returns when its first call will find everything warm."""
+        await self._host.prepare(assignment)
+
+    async def report(self) -> ReplicaReport:
+        """For the controller."""
+        context = serve.get_replica_context()
+        return self._host.report(replica=context.replica_tag, node=ray.get_runtime_context().get_node_id())
+
+    async def stats(self) -> dict[str, Any]:
+        """What the engine has done so far, per split."""
+        return self._host.stats()
+
+    def check_health(self) -> None:
+        """Serve asks every second: a replica without its device thread must be replaced."""
+        self._host.check()
+
+    async def _run(self, wire: WirePiece, call: StageCall) -> AsyncIterator[Chunk]:
+        opened = OpenCall(len(call.remaining_s), asyncio.get_running_loop())
+        self._host.submit(wire, call, opened)
+        try:
+            while opened.unsettled:
+                chunk = await opened.parts.get()
+                opened.unsettled -= chunk.num_inputs
+                yield chunk
+        finally:
+            if opened.unsettled:  # the caller is gone: nobody waits for the rest
+                self._host.forget(opened)
+
+    def _deliver(self, releases: list[Release[Any]]) -> None:
+        """From the device's thread: put what it released into the replies of the calls it came with."""
+        for opened, chunk in chunks_by_call(releases):
+            opened.loop.call_soon_threadsafe(opened.parts.put_nowait, chunk)
+        self._metrics.record(releases)
+
+    async def _first_assignment(self) -> Assignment | None:
+        """The controller's, should it answer in time, and what it says of no plan too; else the first plan's."""
+        if self._settings.control is None:
+            return planned_assignment(self._settings, self._slot)
+        try:
+            async with asyncio.timeout(PULL_S):
+                return await self._pull()
+        except Exception as error:  # a replica must start without a controller, whatever is wrong with that
+            logger.warning("%s begins with the first plan: the controller does not answer: %r", self._slot, error)
+        return planned_assignment(self._settings, self._slot)
+
+    async def _pull(self) -> Assignment | None:
+        # In a thread, because making a handle waits for Serve.
+        handle = await asyncio.to_thread(serve.get_deployment_handle, "controller", self._settings.app)
+        return cast("Assignment | None", await handle.assignment_of.remote(self._slot))
+
+
+def planned_assignment(settings: ServeSettings, slot: str) -> Assignment | None:
+    """What the plan to begin with has a slot do; None where it leaves the slot idle."""
+    plan = parse_plan(settings.plan)
+    stage = initial_placement(plan).stage_of.get(slot)
+    if stage is None:
+        return None
+    return Assignment(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch)
+
+
+def _end_replica() -> None:
+    """At once: callers then see a dead replica and send their inputs elsewhere, instead of waiting for a mute one."""
+    logging.shutdown()
+    os._exit(1)
+
+
+def _by_reference(chunk: Chunk, going_on: GoingOn) -> Chunk:
+    return replace(chunk, going_on=replace(going_on, piece=ray.put(going_on.piece)))

@@ -1,0 +1,276 @@
+"""A service that a control loop steers, kept by hand: clock, fleet, planner, and what inputs do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deployments.control.fleet import Fleet
+from deployments.control.history import History
+from deployments.control.knowledge import Outlook
+from deployments.control.loop import ControlLoop
+from deployments.initial import initial_placement
+from deployments.reports import IngressReport, ReplicaReport, SplitTime
+from deployments.settings import ControlSettings
+from earlyexit.clock import ManualClock
+from earlyexit.split import Split
+from optimizer.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.evaluate import evaluate
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.problem_file import problem_document
+from profiles.stream import Observations, StreamShape
+from profiles.table import LatencyTable
+
+RAMPS = (0, 1, 2)
+SHAPE = StreamShape(score="confidence", num_blocks=4, ramps=RAMPS)
+POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
+START_S = 1200.0
+"""A border of windows."""
+
+
+def problem(*, count: int = 4, survival: tuple[float, ...] = (1.0, 1.0, 0.4, 0.4)) -> PlanProblem:
+    """Every block takes 10 ms for one to four inputs, a ramp nothing."""
+    table = LatencyTable(batches=(1, 4), block_s_NB=np.full((4, 2), 0.01), ramp_s_EB=np.zeros((3, 2)))
+    return PlanProblem(
+        num_blocks=4,
+        ramps=RAMPS,
+        survival_N=survival,
+        latency={"cpu": table},
+        devices={"cpu": Supply(count=count, usd_per_hour=1.0)},
+        link=Link(bandwidth_bytes_per_s=1e12),
+        bytes_per_sample_N=(1.0,) * 4,
+        slo=Slo(latency_s=1.0),
+        objective=MaximizeRate(),
+    )
+
+
+def whole(replicas: int) -> tuple[Stage, ...]:
+    """The model in one split, no ramp: 4 inputs in 40 ms, so 100/s per replica."""
+    return (Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=4, batch=4),)),)
+
+
+def halves(first: int, second: int) -> tuple[Stage, ...]:
+    """Cut after ramp 1. A replica of the first half does 200/s, one of the second 200/s of those that reach it."""
+    return (
+        Stage(device="cpu", replicas=first, splits=(Split(first=0, end=2, batch=4, ramps=(1,)),)),
+        Stage(device="cpu", replicas=second, splits=(Split(first=2, end=4, batch=4),)),
+    )
+
+
+def probes(times_s: Sequence[float], leaving: Sequence[bool], plan: Plan) -> Observations:
+    """Complete records: who leaves does so at ramp 1, and nowhere else."""
+    num = len(times_s)
+    leaves_N = np.array(leaving, dtype=bool)
+    active_NR = np.tile([ramp in plan.ramps for ramp in RAMPS], (num, 1))
+    scores_NR = np.zeros((num, 3), dtype=np.float32)
+    scores_NR[leaves_N, 1] = 1.0
+    return Observations(
+        shape=SHAPE,
+        times_s_N=np.array(times_s, dtype=np.float64),
+        probe_N=np.ones(num, dtype=bool),
+        active_NR=active_NR,
+        exits_N=np.where(leaves_N & (1 in plan.ramps), 1, 3).astype(np.int16),
+        scores_NR=scores_NR,
+        labels_NR=np.zeros((num, 3), dtype=np.int32),
+        final_labels_N=np.zeros(num, dtype=np.int32),
+        true_labels_N=np.full(num, -1, dtype=np.int32),
+    )
+
+
+class FakeFleet(Fleet):
+    """Replicas come at once and go at once; everything that changes is written down."""
+
+    def __init__(self, first: PlacedPlan, clock: ManualClock, slots: int, count: int) -> None:
+        self.clock = clock
+        self.log: list[str] = []
+        self.followed = first
+        self.replicas = Counter({f"split-cpu-{index}": 1 for index in range(slots)} | dict(first.replicas))
+        self.alive = {"cpu": count}
+        self.arrived = self.answered = self.in_slo = 0
+        self.exits: Counter[int] = Counter()
+        self.pending: list[Observations] = []
+        self.times: dict[str, tuple[SplitTime, ...]] = {}
+        """By replica: what it has run since its start."""
+        self.hands_over = 1_000_000
+        """Probes in one report, the last ones."""
+        self.broken: set[str] = set()
+        """Methods that fail."""
+        self.stuck: set[str] = set()
+        """Slots where no replica comes or goes."""
+        self.loses = 0
+        """Accelerators that are lost once somebody waits for replicas."""
+
+    async def scale(self, slot: str, replicas: int) -> None:
+        self._do("scale", f"{slot} to {replicas}")
+        if slot not in self.stuck:
+            self.replicas[slot] = replicas
+
+    async def running(self) -> dict[str, int]:
+        if any(line.startswith("scale") for line in self.log):
+            self.alive, self.loses = {"cpu": self.alive["cpu"] - self.loses}, 0
+        return dict(self.replicas)
+
+    async def prepare(self, placed: PlacedPlan) -> None:
+        self._do("prepare", str(placed.epoch))
+
+    async def follow(self, placed: PlacedPlan) -> None:
+        self._do("follow", str(placed.epoch))
+        self.followed = placed
+        self.exits.clear()
+
+    async def suspend(self, reason: str) -> None:
+        self._do("suspend", "")
+
+    async def ingress_reports(self) -> list[IngressReport]:
+        joined = Observations.join(SHAPE, self.pending)
+        handed = joined.take(np.arange(len(joined))[-self.hands_over :]) if len(joined) else None
+        self.pending = []
+        return [
+            IngressReport(
+                name="i",
+                epoch=self.followed.epoch,
+                oldest_epoch=self.followed.epoch,
+                at_s=self.clock.now_s(),
+                unanswered=0,
+                waiting=0,
+                arrived=self.arrived,
+                answered=self.answered,
+                in_slo=self.in_slo,
+                exits=dict(self.exits),
+                drops={},
+                probes=handed,
+            )
+        ]
+
+    async def replica_reports(self) -> list[ReplicaReport]:
+        return [
+            self._replica_report(slot, f"{slot}#{rank}")
+            for slot, count in self.replicas.items()
+            for rank in range(count)
+        ]
+
+    async def capacity(self) -> dict[str, int]:
+        return dict(self.alive)
+
+    def _replica_report(self, slot: str, replica: str) -> ReplicaReport:
+        return ReplicaReport(
+            slot=slot,
+            replica=replica,
+            node="n",
+            pid=1,
+            device="cpu",
+            epoch=self.followed.epoch,
+            waiting=0,
+            times=self.times.get(replica, ()),
+        )
+
+    def _do(self, method: str, words: str) -> None:
+        if method in self.broken:
+            raise ConnectionError(f"{method} found a dying replica")
+        self.log.append(f"{method} {words}".strip())
+
+
+@dataclass
+class Scene:
+    """A loop over a fake fleet; the test says what the planner finds, and what inputs do."""
+
+    path: Path
+    best: tuple[Stage, ...] | None = None
+    """What the planner finds; None: that no plan meets the problem."""
+    first: tuple[Stage, ...] = field(default_factory=lambda: whole(4))
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    slots: int = 2
+    count: int = 4
+    problem: PlanProblem = field(default_factory=problem)
+    solve_as: Callable[[PlanProblem], Decision] | None = None
+    clock: ManualClock = field(default_factory=lambda: ManualClock(START_S))
+    asked: list[PlanProblem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.placed = initial_placement(Plan(stages=self.first, policy=POLICY, predicted=self.predicted))
+        self.fleet = FakeFleet(self.placed, self.clock, self.slots, self.count)
+        self.start()
+
+    def start(self) -> None:
+        """A controller begins, or another one after it was killed."""
+        self.history = History.open(self.path / "control.db", "app")
+        self.loop = ControlLoop(
+            self.fleet,
+            self.history,
+            ControlSettings(
+                problem=problem_document(self.problem), policy={}, state="unused", period_s=120.0, watch_s=5.0
+            ),
+            problem=self.problem,
+            policy=POLICY,
+            slots={"cpu": self.slots},
+            first=self.placed,
+            clock=self.clock,
+            sleep=self.sleep,
+            solve=self.solve,
+            off_loop=_at_once,
+        )
+        self.loop.restore()
+
+    async def sleep(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    async def solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
+        self.asked.append(asked)
+        if self.solve_as is not None:
+            return self.solve_as(asked)
+        return no_plan() if self.best is None else planned(asked, self.best)
+
+    def inputs(self, leaving: int, staying: int, *, in_slo: bool = True) -> None:
+        """So many inputs arrive and are answered now, all probes; those that leave do so at ramp 1, if it is on."""
+        num = leaving + staying
+        plan = self.fleet.followed.plan
+        self.fleet.arrived += num
+        self.fleet.answered += num
+        self.fleet.in_slo += num if in_slo else 0
+        self.fleet.exits.update({1: leaving, 3: staying} if 1 in plan.ramps else {3: num})
+        self.fleet.pending.append(probes([self.clock.now_s() - 1.0] * num, [True] * leaving + [False] * staying, plan))
+
+    async def ticks(self, num: int, inputs: tuple[int, int] = (0, 0), *, in_slo: bool = True) -> None:
+        """So many looks, five seconds apart, with inputs between them."""
+        for _ in range(num):
+            self.clock.advance(5.0)
+            if any(inputs):
+                self.inputs(*inputs, in_slo=in_slo)
+            await self.loop.tick()
+
+    async def begin(self, inputs: tuple[int, int] = (0, 0)) -> None:
+        """The first look and all of the first period but its last five seconds; nothing of it is written down."""
+        await self.loop.tick()
+        await self.ticks(23, inputs)
+        self.fleet.log.clear()
+
+    def said(self, *kinds: str) -> list[str]:
+        """Events of some kinds, oldest first."""
+        return [event["words"] for event in reversed(self.history.events(1000)) if event["kind"] in kinds]
+
+
+def planned(asked: PlanProblem, stages: tuple[Stage, ...]) -> Planned:
+    """As if the planner had proven it best."""
+    figures = evaluate(asked, stages)
+    return Planned(strategy="best", stages=stages, figures=figures, bound=figures.rate_per_s, gap=0.0)
+
+
+def no_plan() -> NoPlan:
+    return NoPlan(strategy="best", binding="devices")
+
+
+async def _at_once(call: Callable[[float], Outlook], now_s: float) -> Outlook:
+    return call(now_s)
+
+
+def slower(scene: Scene, replica: str, seconds: float, *, batches: int = 20) -> None:
+    """A replica has run batches of four through all blocks, each in so many seconds."""
+    first = SplitTime(first=0, end=4, ramps=(), size=4, batches=batches, seconds=batches * seconds)
+    scene.fleet.times[replica] = (first,)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.control.description import describe
+from deployments.control.history import History
+from deployments.control.settings import check_control
+from deployments.settings import EmulatedSettings, ServeSettings
+from deployments.slots import accelerators, first_replicas, slot_counts
+from earlyexit.errors import DataError, PlanError
+from optimizer.plan import Plan
+from optimizer.plan_file import ModelShape, parse_plan, plan_document
+from optimizer.problem_file import problem_document
+from tests.deployments.control.control_fakes import POLICY, Scene, halves, problem, whole
+
+EASY = (60, 40)
+SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
+ENTROPY = {"name": "entropy", "thresholds": 0.3}
+
+
+def settings(tmp_path: Path, *, policy: dict[str, Any] | None = None, **changes: Any) -> ServeSettings:
+    control = {
+        "problem": problem_document(problem()),
+        "policy": policy or ENTROPY,
+        "state": str(tmp_path / "control.db"),
+        "accuracy_budget": 0.01,
+    }
+    plan = plan_document(Plan(stages=whole(2)))
+    return ServeSettings.model_validate({"model": "m", "plan": plan, "control": control} | changes)
+
+
+async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(4, EASY)
+    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
+    assert json.dumps(described, allow_nan=False)
+    assert (described["epoch"], described["slots"], described["reason"]) == (
+        1,
+        ["split-cpu-0", "split-cpu-1"],
+        "period",
+    )
+    assert described["predicted"]["rate_per_s"] == pytest.approx(500.0)
+    assert described["forecast"]["survival"] == pytest.approx([1.0, 1.0, 0.4, 0.4])
+    observed = described["observed"]
+    # Three looks of 5 s since the change, 100 inputs in each.
+    assert (observed["seconds"], observed["rate_per_s"], observed["goodput_per_s"]) == (15.0, 20.0, 20.0)
+    assert observed["exits"] == {"1": 180, "3": 120}
+    assert (observed["agreement"], observed["within_budget"]) == (1.0, True)
+    # The next window is whole 120 s after the last, which was 15 s ago.
+    assert described["next_replan_s"] == 105.0
+    assert described["accelerators"] == {"cpu": {"alive": 4, "used": 4, "emulated": False}}
+    assert described["plan_changes"] == {"period": 1}
+    assert [event["kind"] for event in described["events"]] == ["plan"]
+
+
+async def test_an_emulated_accelerator_says_so(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    await scene.loop.tick()
+    emulated = {"cpu": EmulatedSettings(batch=[1], block_s=[[0.01]] * 4, ramp_s=[[0.0]] * 3, time_scale=20.0)}
+    described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated), scene.clock.now_s())
+    assert described["accelerators"]["cpu"]["emulated"] is True
+    assert described["accelerators"]["cpu"]["time_scale"] == 20.0
+
+
+def test_a_problem_of_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"control.problem has 4 blocks .* the model has 6"):
+        check_control(settings(tmp_path), ModelShape(num_blocks=6, ramps=(0, 1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"name": "patience", "patience": 2}, "plans by thresholds; the policy 'patience' has none"),
+        ({"name": "entropy", "thresholds": {"0": 0.3, "2": 0.3}}, r"no threshold for ramps \[1\]"),
+        ({"name": "entropy", "treshold": 0.3}, "control.policy"),
+    ],
+    ids=["no thresholds", "one missing", "misspelt"],
+)
+def test_a_policy_that_nobody_can_plan_by_is_refused(tmp_path: Path, policy: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        check_control(settings(tmp_path, policy=policy), SHAPE)
+
+
+def test_another_applications_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    History.open(tmp_path / "control.db", "shop").close()
+    with pytest.raises(DataError, match="belongs to application 'shop'"):
+        check_control(settings(tmp_path), SHAPE)
+
+
+def test_without_a_controller_there_are_as_many_slots_as_the_plan_needs(tmp_path: Path) -> None:
+    plain = settings(tmp_path, control=None, plan=plan_document(Plan(stages=halves(3, 1), policy=POLICY)))
+    assert slot_counts(plain, parse_plan(plain.plan)) == {"cpu": 2}
+    assert first_replicas(plain) == {"split-cpu-0": 3, "split-cpu-1": 1}
+    assert accelerators(plain) == {"cpu": 4}
+
+
+def test_an_idle_slot_begins_with_one_replica_because_serve_refuses_none(tmp_path: Path) -> None:
+    controlled = settings(tmp_path, slots={"cpu": 3})
+    assert first_replicas(controlled) == {"split-cpu-0": 2, "split-cpu-1": 1, "split-cpu-2": 1}
+    assert accelerators(controlled) == {"cpu": 4}
+
+
+def test_too_few_accelerators_for_the_idle_slots_are_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="need 5 cpu, there are 4; give cpu fewer slots"):
+        first_replicas(settings(tmp_path, slots={"cpu": 4}))
+
+
+def test_fewer_slots_than_stages_are_refused(tmp_path: Path) -> None:
+    plan = plan_document(Plan(stages=halves(1, 1), policy=POLICY))
+    with pytest.raises(PlanError, match="2 stages on cpu, the settings give it 1 slots"):
+        first_replicas(settings(tmp_path, plan=plan, slots={"cpu": 1}))
+
+
+def test_slots_on_a_type_that_the_problem_lacks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="slots on V100, which the controller's problem does not have"):
+        first_replicas(settings(tmp_path, slots={"cpu": 1, "V100": 1}))

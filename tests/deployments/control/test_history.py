@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.control.history import KEEP_S, MOST_PLANS, History, PlanRow
+from deployments.control.intake import Interval
+from earlyexit.errors import DataError
+from optimizer.plan import Plan
+from profiles.stream import COLUMNS
+from tests.deployments.control.control_fakes import POLICY, halves, probes
+
+PLAN = Plan(stages=halves(3, 1), policy=POLICY)
+
+
+def row(epoch: int, outcome: str = "in force") -> PlanRow:
+    return PlanRow(epoch=epoch, at_s=1.0, outcome=outcome, reason="period", words="better", placed={"plan": {}})
+
+
+def opened(tmp_path: Path, app: str = "app") -> History:
+    return History.open(tmp_path / "control.db", app)
+
+
+def test_what_was_committed_is_there_again(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    interval = Interval(since_s=5.0, at_s=10.0, arrived=3, exits={1: 2}, drops={"deadline": 1}, latencies={-9: 2})
+    history.add_counts(interval)
+    history.add_event(10.0, "plan", "plan 1 in force")
+    history.put("standing", {"hold": False})
+    history.commit()
+    again = opened(tmp_path)
+    assert again.counts(since_s=0.0) == [interval]
+    assert again.counts(since_s=10.0) == []
+    assert again.events(5) == [{"at_s": 10.0, "kind": "plan", "words": "plan 1 in force"}]
+    assert again.get("standing") == {"hold": False}
+    assert again.get("nothing") is None
+
+
+def test_probes_come_back_as_they_were(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    seen = probes([1.0, 2.0], [True, False], PLAN)
+    history.add_probes(5.0, seen)
+    (back,) = history.probes()
+    assert back.shape == seen.shape
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(back, name), getattr(seen, name))
+        assert getattr(back, name).dtype == getattr(seen, name).dtype
+
+
+def test_a_plan_learns_later_what_it_gained(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    history.add_plan(row(1))
+    history.add_plan(row(2, "proposed"))
+    history.gained(1, {"goodput_rps": 40.0})
+    history.gained(2, {"goodput_rps": 99.0})
+    assert [(each.epoch, each.outcome, each.gained) for each in history.plans(9)] == [
+        (2, "proposed", None),
+        (1, "in force", {"goodput_rps": 40.0}),
+    ]
+    assert [each.epoch for each in history.plans(1)] == [2]
+
+
+def test_old_rows_are_forgotten(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    for at_s in (0.0, 100.0):
+        history.add_counts(Interval(since_s=at_s - 5.0, at_s=at_s))
+        history.add_event(at_s, "keep", str(at_s))
+        history.add_probes(at_s, probes([at_s], [True], PLAN))
+    for epoch in range(MOST_PLANS + 5):
+        history.add_plan(row(epoch))
+    history.forget(KEEP_S + 50.0)
+    assert [each.at_s for each in history.counts(since_s=-1.0)] == [100.0]
+    assert [each["words"] for each in history.events(9)] == ["100.0"]
+    assert [each.times_s_N.tolist() for each in history.probes()] == [[100.0]]
+    assert [each.epoch for each in history.plans(MOST_PLANS + 9)][-1] == 5
+
+
+def test_what_was_committed_survives_a_killed_process(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from deployments.control.history import History\n"
+        "history = History.open(Path(sys.argv[1]), 'app')\n"
+        "history.put('epoch', 7)\n"
+        "history.commit()\n"
+        "history.put('epoch', 8)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    root = Path(__file__).parents[3]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "control.db")], cwd=root, env=os.environ, check=False
+    )
+    assert ended.returncode == -9
+    History.check(tmp_path / "control.db", "app")
+    assert opened(tmp_path).get("epoch") == 7
+
+
+def test_another_applications_file_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path, "shop").close()
+    for refuse in (History.open, History.check):
+        with pytest.raises(DataError, match="belongs to application 'shop', not 'app'; give each a file of its own"):
+            refuse(tmp_path / "control.db", "app")
+
+
+def test_another_versions_file_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with sqlite3.connect(tmp_path / "control.db") as connection:
+        connection.execute("UPDATE file SET value = '2' WHERE key = 'schema_version'")
+    connection.close()
+    for refuse in (History.open, History.check):
+        with pytest.raises(DataError, match="has schema 2, this version reads 1; move the file away"):
+            refuse(tmp_path / "control.db", "app")
+
+
+def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "control.db") as connection:
+        connection.execute("CREATE TABLE books (title TEXT)")
+    connection.close()
+    before = (tmp_path / "control.db").read_bytes()
+    with pytest.raises(DataError, match="a database of something else"):
+        opened(tmp_path)
+    assert (tmp_path / "control.db").read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "control.db").write_text("not a database, but long enough to be taken for one" * 20)
+    for refuse in (History.open, History.check):
+        with pytest.raises(DataError, match="cannot be used as the controller's memory"):
+            refuse(tmp_path / "control.db", "app")
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be used as the controller's memory"):
+        History.open(tmp_path / "nowhere" / "control.db", "app")

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments.control.intake import Interval
+from deployments.control.knowledge import Knowledge, window_rates
+from earlyexit.errors import DataError
+from optimizer.plan import Plan
+from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from profiles.stream import Observations, StreamShape, empty
+from tests.deployments.control.control_fakes import POLICY, START_S, halves, probes, problem
+
+PLAN = Plan(stages=halves(3, 1), policy=POLICY)
+PERIOD_S = 120.0
+
+
+def known(asked: PlanProblem | None = None, **changes: float) -> Knowledge:
+    times = {"period_s": PERIOD_S, "coverage": 0.95, "since_s": START_S} | changes
+    return Knowledge(asked or problem(), dict.fromkeys((0, 1, 2), 0.5), **times)
+
+
+def seen(at_s: float, *, leaving: int, staying: int) -> Observations:
+    num = leaving + staying
+    return probes([at_s] * num, [True] * leaving + [False] * staying, PLAN)
+
+
+def counted(arrived: int, since_s: float, at_s: float) -> Interval:
+    return Interval(since_s=since_s, at_s=at_s, arrived=arrived)
+
+
+def test_before_anything_was_seen_the_problems_survival_is_expected() -> None:
+    outlook = known().outlook(START_S + 10.0)
+    assert outlook.survival.next_survival == (1.0, 1.0, 0.4, 0.4)
+    assert (outlook.num_probes, outlook.how, outlook.rate) == (0, "expected", None)
+
+
+def test_few_probes_share_the_weight_with_what_was_expected() -> None:
+    knowledge = known()
+    knowledge.add_probes(seen(START_S + 5.0, leaving=0, staying=15))
+    outlook = knowledge.outlook(START_S + 10.0)
+    # 15 of the 30 that would do: half of 1.0 and half of 0.4.
+    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.7, 0.7))
+    assert outlook.survival.survival_low_HK[0, 2] <= 0.4
+    assert outlook.survival.survival_high_HK[0, 2] >= 0.9
+
+
+def test_enough_probes_are_believed_alone() -> None:
+    knowledge = known()
+    knowledge.add_probes(seen(START_S + 5.0, leaving=6, staying=24))
+    outlook = knowledge.outlook(START_S + 10.0)
+    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.8, 0.8))
+    assert outlook.how == "30 probes"
+
+
+def test_whole_windows_are_forecast_from() -> None:
+    knowledge = known()
+    knowledge.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
+    knowledge.add_probes(seen(START_S + PERIOD_S + 5.0, leaving=0, staying=7))  # of a window that is not whole yet
+    outlook = knowledge.outlook(START_S + PERIOD_S + 10.0)
+    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.5, 0.5))
+    assert (outlook.num_probes, outlook.how) == (100, "1 windows")
+
+
+def test_what_was_before_a_change_of_the_stream_is_left_out() -> None:
+    knowledge = known()
+    knowledge.add_probes(seen(START_S + 5.0, leaving=50, staying=50))
+    knowledge.changed_s = START_S + 50.0
+    knowledge.add_probes(seen(START_S + 60.0, leaving=0, staying=40))
+    outlook = knowledge.outlook(START_S + PERIOD_S + 10.0)
+    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    records = knowledge.records(START_S + PERIOD_S + 10.0)
+    assert records is not None
+    assert len(records) == 40
+
+
+def test_plans_are_scored_on_recent_probes_if_there_are_enough() -> None:
+    knowledge = known()
+    knowledge.add_probes(seen(START_S + 5.0, leaving=20, staying=20))
+    assert knowledge.records(START_S + 4.0) is None
+    near, far = knowledge.records(START_S + 10.0), knowledge.records(START_S + 5 * PERIOD_S)
+    assert near is not None
+    assert far is not None
+    assert (len(near), len(far)) == (40, 40)
+    assert near.outcome({1: 0.5}).survival == (1.0, 1.0, 0.5, 0.5)
+
+
+def test_probes_between_two_times_are_observed() -> None:
+    knowledge = known()
+    knowledge.add_probes(seen(START_S + 5.0, leaving=4, staying=0))
+    knowledge.add_probes(seen(START_S + 130.0, leaving=1, staying=3))
+    estimate, num_probes = knowledge.observed(START_S + 100.0, START_S + 140.0)
+    assert num_probes == 4
+    assert estimate is not None
+    assert estimate.survival is not None
+    assert [share.value for share in estimate.survival] == [1.0, 1.0, 0.75, 0.75]
+    assert estimate.agreement is not None
+    assert estimate.agreement.value == 1.0
+
+
+def test_inputs_that_are_no_probes_are_left_out() -> None:
+    plain = Observations(
+        shape=seen(START_S, leaving=1, staying=0).shape,
+        times_s_N=np.array([START_S]),
+        probe_N=np.array([False]),
+        active_NR=np.array([[False, True, False]]),
+        exits_N=np.array([1], dtype=np.int16),
+        scores_NR=np.array([[np.nan, 1.0, np.nan]], dtype=np.float32),
+        labels_NR=np.array([[-1, 0, -1]], dtype=np.int32),
+        final_labels_N=np.array([-1], dtype=np.int32),
+        true_labels_N=np.array([-1], dtype=np.int32),
+    )
+    knowledge = known()
+    knowledge.add_probes(plain)
+    assert knowledge.observed(START_S, START_S + 1.0)[1] == 0
+
+
+def test_probes_of_another_model_are_refused() -> None:
+    other = StreamShape(score="confidence", num_blocks=6, ramps=(0, 1, 2))
+    with pytest.raises(DataError, match="probes are of 6 blocks"):
+        known().add_probes(empty(other))
+
+
+def test_arrivals_are_shared_out_among_the_windows_they_fall_into() -> None:
+    counts = [counted(60, START_S, START_S + 60.0), counted(120, START_S + 60.0, START_S + 180.0)]
+    rates = window_rates(counts, START_S, START_S + 2 * PERIOD_S, PERIOD_S)
+    # (60 + 60) / 120 s, and 60 in the 60 s of the second window that were counted.
+    assert rates.tolist() == [1.0, 1.0]
+    assert np.isnan(window_rates(counts[:1], START_S, START_S + 3 * PERIOD_S, PERIOD_S)).tolist() == [False, True, True]
+
+
+def cheap(rate_per_s: float) -> PlanProblem:
+    return replace(problem(), objective=MinimizeCost(rate_per_s=rate_per_s))
+
+
+def rates_asked(knowledge: Knowledge, now_s: float) -> list[float | None]:
+    asked = knowledge.questions(knowledge.outlook(now_s), {"cpu": 3})
+    return [each.objective.rate_per_s if isinstance(each.objective, MinimizeCost) else None for each in asked]
+
+
+def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
+    knowledge = known()
+    (asked,) = knowledge.questions(knowledge.outlook(START_S + 1.0), {"cpu": 3})
+    assert asked.objective == MaximizeRate()
+    assert asked.devices["cpu"].count == 3
+    (asked,) = knowledge.questions(knowledge.outlook(START_S + 1.0), {})
+    assert asked.devices["cpu"].count == 0
+
+
+def test_before_anything_was_counted_the_named_rate_is_asked_for() -> None:
+    assert rates_asked(known(cheap(100.0)), START_S + 1.0) == [100.0, None]
+
+
+def test_the_upper_end_of_the_forecast_rate_is_asked_for_then_what_would_do_as_well() -> None:
+    knowledge = known(cheap(100.0))
+    for window in range(10):
+        begin_s = START_S + window * PERIOD_S
+        knowledge.add_counts(counted(2400 + 24 * (window % 2), begin_s, begin_s + PERIOD_S))
+    upper, named, most = rates_asked(knowledge, START_S + 10 * PERIOD_S)
+    assert upper is not None
+    assert 20.0 < upper < 25.0
+    assert (named, most) == (100.0, None)
+
+
+def test_one_window_cannot_say_how_rates_change_so_no_less_than_the_named_rate_is_asked_for() -> None:
+    knowledge = known(cheap(100.0))
+    knowledge.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    assert rates_asked(knowledge, START_S + PERIOD_S) == [100.0, None]
+    knowledge = known(cheap(10.0))
+    knowledge.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    assert rates_asked(knowledge, START_S + PERIOD_S) == [pytest.approx(50.0), None]

@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from earlyexit.errors import PlanError
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan
+from optimizer.plan_file import plan_document
+from tests.deployments.control.control_fakes import POLICY, START_S, Scene, halves, no_plan, planned, slower, whole
+
+EASY = (60, 40)
+"""Inputs between two looks that leave at ramp 1, and that stay."""
+HARD = (10, 90)
+TO_HALVES = ["scale split-cpu-0 to 3", "scale split-cpu-1 to 1", "prepare 1", "follow 1"]
+
+
+async def test_an_idle_slot_loses_the_replica_that_it_had_to_start_with(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    await scene.loop.tick()
+    assert scene.fleet.log == ["scale split-cpu-1 to 0"]
+
+
+async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    assert scene.asked == []
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == TO_HALVES
+    # 1/w: (3 / (20 ms / 4), 1 / (0.4 * 20 ms / 4)) = (600, 500) inputs per second, of 400 with the whole model.
+    assert scene.said("plan") == [
+        "plan 1 in force (period): 3 x cpu blocks 0-1 | 1 x cpu blocks 2-3, 500/s in 68 ms predicted"
+    ]
+    assert scene.asked[0].survival_N == pytest.approx((1.0, 1.0, 0.4, 0.4))
+
+
+async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(2, 2))  # 400/s as well
+    await scene.begin(EASY)
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == []
+    assert scene.said("keep") == [
+        "keeps plan 0 (period): keeps the plan: the new one would give 0.0% more, moving 2 of 4 replicas costs 4.2%, "
+        "and 2.0% is the least gain"
+    ]
+    assert [(row.epoch, row.outcome) for row in scene.history.plans(9)] == [(1, "proposed"), (0, "in force")]
+
+
+async def test_a_jump_of_difficulty_is_planned_for_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, first=halves(3, 1), best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(6, EASY)
+    assert len(scene.asked) == 1
+    scene.best = halves(2, 2)
+    await scene.ticks(1, HARD)
+    assert scene.said("reaction") == ["10.0% of 100 inputs left by ramp 1, 58.0% to 61.9% were expected"]
+    # Only the probes since the jump are believed: all are of the last look.
+    assert scene.asked[1].survival_N == pytest.approx((1.0, 1.0, 0.9, 0.9))
+    assert scene.fleet.log == ["scale split-cpu-0 to 2", "scale split-cpu-1 to 2", "prepare 1", "follow 1"]
+
+
+async def test_few_probes_after_a_jump_are_planned_by_again_when_there_are_enough(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, first=halves(3, 1), best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(6, EASY)
+    scene.fleet.hands_over = 20
+    await scene.ticks(1, HARD)
+    await scene.ticks(5, HARD)
+    outlooks = [each.survival_N[2] for each in scene.asked]
+    # 20 of 30 probes weigh two thirds, all of whom stay; 0.4 was expected.
+    assert outlooks == pytest.approx([0.4, 2 / 3 * 1.0 + 1 / 3 * 0.4, 1.0])
+
+
+async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=whole(4))
+    await scene.begin(EASY)
+    await scene.ticks(1, EASY)
+    await scene.ticks(1, EASY)
+    for rank in range(4):
+        slower(scene, f"split-cpu-0#{rank}", 0.08 if rank == 2 else 0.04)
+    await scene.ticks(1, EASY)
+    assert scene.said("straggler") == [
+        "split-cpu-0#2 takes 2.00 times as long as its 3 peers (2.00 against 1.00 times the profile)"
+    ]
+    # No accelerator is free: the stage has one replica less, of the same four.
+    assert scene.fleet.log == ["prepare 1", "follow 1"]
+    assert scene.fleet.followed.avoided == {"split-cpu-0#2": "split-cpu-0"}
+    assert scene.fleet.followed.plan.stages == whole(3)
+    assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(300.0)
+    scene.best = whole(3)
+    await scene.ticks(24, EASY)
+    assert scene.asked[-1].devices["cpu"].count == 3
+
+
+async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, first=whole(3), best=whole(3))
+    await scene.begin(EASY)
+    await scene.ticks(2, EASY)
+    for rank in range(3):
+        slower(scene, f"split-cpu-0#{rank}", 0.08 if rank == 2 else 0.04)
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == ["scale split-cpu-0 to 4", "prepare 1", "follow 1"]
+    assert scene.fleet.followed.plan.stages == whole(3)
+
+
+async def test_lost_accelerators_are_planned_around_and_used_again_when_they_return(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.solve_as = lambda asked: planned(asked, whole(asked.devices["cpu"].count))
+    await scene.begin(EASY)
+    scene.fleet.alive = {"cpu": 3}
+    scene.fleet.replicas["split-cpu-0"] = 3
+    await scene.ticks(1, EASY)
+    scene.fleet.alive = {"cpu": 4}
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.plan.stages == whole(4)
+    assert scene.said("capacity") == [
+        "capacity lost: {'cpu': 4} before, {'cpu': 3} now",
+        "capacity changed: {'cpu': 3} before, {'cpu': 4} now",
+    ]
+    assert [each for each in scene.fleet.log if each.startswith("follow")] == ["follow 1", "follow 2"]
+
+
+async def test_without_any_plan_inputs_are_refused_until_accelerators_return(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.solve_as = lambda asked: planned(asked, whole(4)) if asked.devices["cpu"].count == 4 else no_plan()
+    await scene.begin(EASY)
+    scene.fleet.alive = {"cpu": 0}
+    await scene.ticks(2)
+    assert scene.fleet.log == ["suspend", "suspend"]
+    assert scene.said("suspended") == ["no plan meets the problem on {'cpu': 0}: what is missing is devices"]
+    scene.fleet.log.clear()
+    scene.fleet.alive = {"cpu": 4}
+    await scene.ticks(1)
+    assert scene.fleet.log[-1] == "follow 1"
+    assert scene.loop.keeper.standing.suspended is None
+
+
+async def test_a_plan_comes_back_with_its_accelerators_even_where_none_meets_the_problem(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=None)
+    await scene.begin(EASY)
+    scene.fleet.alive = {"cpu": 3}
+    await scene.ticks(1)
+    scene.fleet.alive = {"cpu": 4}
+    await scene.ticks(1)
+    assert scene.fleet.log[0] == "suspend"
+    assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (1, whole(4))
+
+
+async def test_another_controller_goes_on_refusing_while_nothing_can_be_served(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=None)
+    await scene.begin(EASY)
+    scene.fleet.alive = {"cpu": 0}
+    await scene.ticks(1)
+    scene.start()
+    scene.fleet.log.clear()
+    await scene.ticks(2)
+    assert scene.fleet.log == ["suspend", "suspend"]
+
+
+async def test_a_plan_stays_where_none_meets_the_problem_but_its_accelerators_are_there(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=None)
+    await scene.begin(EASY)
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == []
+    assert scene.said("no plan") == [
+        "no plan meets the problem on {'cpu': 4}: what is missing is devices; keeps plan 0"
+    ]
+
+
+async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1), predicted={"rate_per_s": 400.0, "latency_s": 0.05})
+    await scene.begin(EASY)
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.plan.stages == halves(3, 1)
+    scene.fleet.log.clear()
+    await scene.ticks(6, EASY, in_slo=False)
+    assert [words.partition(":")[0] for words in scene.said("trial")] == ["rolls back"]
+    assert scene.fleet.followed.plan.stages == whole(4)
+    assert scene.fleet.followed.epoch == 2
+    scene.solve_as = lambda asked: planned(asked, halves(3, 1))
+    await scene.ticks(24, EASY)
+    assert scene.fleet.followed.epoch == 2
+
+
+async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(2, EASY)
+    scene.fleet.log.clear()
+    scene.start()  # nothing was closed: it was killed
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == []
+    assert scene.loop.keeper.placed == scene.fleet.followed
+    estimate, num_probes = scene.loop.knowledge.observed(START_S, START_S + 120.0)
+    assert num_probes == 24 * 100
+    assert estimate is not None
+
+
+async def test_probes_that_cannot_be_read_any_more_do_not_keep_a_controller_from_its_plan(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(1, EASY)
+    with sqlite3.connect(tmp_path / "control.db") as connection:
+        connection.execute("UPDATE probes SET columns = X'00'")
+    connection.close()
+    scene.start()
+    assert scene.loop.keeper.placed.epoch == 1
+    assert len(scene.said("error")) == 1
+
+
+async def test_a_change_that_broke_off_is_carried_on_by_the_next_controller(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    scene.fleet.broken = {"prepare"}
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == ["scale split-cpu-0 to 3", "scale split-cpu-1 to 1"]
+    assert scene.said("error") == ["ConnectionError: prepare found a dying replica"]
+    scene.fleet.broken = set()
+    scene.start()
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.plan.stages == halves(3, 1)
+    assert scene.fleet.log[-2:] == ["prepare 1", "follow 1"]
+
+
+async def test_a_broadcast_that_fails_is_tried_again_at_the_next_look(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    scene.fleet.broken = {"follow"}
+    await scene.ticks(2, EASY)
+    assert scene.fleet.followed.epoch == 0
+    scene.fleet.broken = set()
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.epoch == 1
+    assert len(scene.asked) == 1
+
+
+async def test_replicas_that_do_not_come_are_given_up_when_their_accelerators_are_gone(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    scene.fleet.stuck = {"split-cpu-1"}
+    scene.fleet.loses = 1
+    await scene.ticks(1, EASY)
+    assert scene.said("error") == [
+        "OfframpError: accelerators were lost while replicas were to start: split-cpu-1 runs 0 of 1"
+    ]
+    scene.fleet.stuck = set()
+    scene.solve_as = lambda asked: planned(asked, whole(asked.devices["cpu"].count))
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.plan.stages == whole(3)
+
+
+async def test_replicas_that_never_come_are_said_and_waited_for_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    scene.fleet.stuck = {"split-cpu-1"}
+    await scene.ticks(1, EASY)
+    assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: split-cpu-1 runs 0 of 1"]
+    scene.fleet.stuck = set()
+    scene.fleet.replicas["split-cpu-1"] = 1
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.plan.stages == halves(3, 1)
+
+
+async def test_a_slot_that_was_reset_is_told_its_replicas_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    await scene.begin()
+    scene.fleet.replicas["split-cpu-0"] = 1
+    await scene.ticks(1)
+    assert scene.fleet.log == ["scale split-cpu-0 to 4"]
+
+
+async def test_an_ingress_that_follows_an_older_plan_is_told_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(1, EASY)
+    scene.fleet.followed = scene.placed
+    scene.fleet.log.clear()
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == ["follow 1"]
+
+
+async def test_a_plan_that_is_not_remembered_is_outnumbered(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.fleet.followed = PlacedPlan(plan=Plan(stages=whole(4), epoch=7), slots=("split-cpu-0",))
+    await scene.loop.tick()
+    assert scene.fleet.followed.epoch == 8
+
+
+async def test_a_replan_that_is_asked_for_waits_for_the_one_under_way(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    both = await asyncio.gather(scene.loop.replan("first"), scene.loop.replan("second"))
+    assert [(each["reason"], each["epoch"], each["changed"]) for each in both] == [
+        ("first", 1, True),
+        ("second", 1, False),
+    ]
+
+
+async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=whole(4))
+    await scene.begin(EASY)
+    answer = await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
+    assert answer == {"epoch": 1, "changed": True, "reason": "asked", "words": "somebody's own plan"}
+    assert scene.fleet.log == TO_HALVES
+    await scene.ticks(30, EASY)
+    assert scene.asked == []
+    await scene.loop.replan()
+    assert len(scene.asked) == 1
+    assert not scene.loop.keeper.standing.hold
+
+
+async def test_somebodys_own_plan_needs_accelerators_that_are_there(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    await scene.begin()
+    with pytest.raises(PlanError, match=r"the plan needs .*'split-cpu-0': 5.*, there are .*'cpu': 4"):
+        await scene.loop.apply(plan_document(Plan(stages=whole(5))))
+    assert scene.fleet.log == []

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from deployments.control.proposal import Proposal, propose
+from optimizer.decision import Decision, NoPlan, Strategy
+from optimizer.live.blame import Blamed
+from optimizer.plan import Stage
+from optimizer.problem import MinimizeCost, PlanProblem
+from tests.deployments.control.control_fakes import halves, no_plan, planned, problem, whole
+
+Stages = tuple[Stage, ...]
+
+
+class FakePlanner:
+    """Finds what it was given: the best plan and other good ones, and those of one stage."""
+
+    def __init__(self, *best: Stages, serial: Stages | None = None) -> None:
+        self._best = best
+        self._serial = serial
+        self.asked: list[tuple[float | None, Strategy]] = []
+        self.too_fast_per_s = float("inf")
+
+    async def solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
+        rate_per_s = asked.objective.rate_per_s if isinstance(asked.objective, MinimizeCost) else None
+        self.asked.append((rate_per_s, strategy))
+        if strategy == "serial" and self._serial is not None:
+            return planned(asked, self._serial)
+        if not self._best or (rate_per_s or 0.0) > self.too_fast_per_s:
+            return no_plan()
+        return replace(planned(asked, self._best[0]), candidates=self._best[1:])
+
+
+async def stages_of(
+    planner: FakePlanner, *questions: PlanProblem, slots: Mapping[str, int] | None = None, blamed: Blamed | None = None
+) -> Stages | None:
+    found = await propose(
+        questions or (problem(),),
+        planner.solve,
+        "best",
+        slots=slots or {"cpu": 2},
+        blamed=blamed or Blamed(),
+        reach=None,
+    )
+    return found.planned.stages if isinstance(found, Proposal) else None
+
+
+async def test_the_planners_own_choice_is_proposed() -> None:
+    assert await stages_of(FakePlanner(halves(3, 1), whole(4))) == halves(3, 1)
+
+
+async def test_a_plan_of_more_stages_than_slots_gives_way_to_the_next_good_one() -> None:
+    assert await stages_of(FakePlanner(halves(3, 1), whole(4)), slots={"cpu": 1}) == whole(4)
+
+
+async def test_where_no_good_plan_fits_the_slots_those_of_one_stage_are_asked_for() -> None:
+    planner = FakePlanner(halves(3, 1), serial=whole(4))
+    assert await stages_of(planner, slots={"cpu": 1}) == whole(4)
+    assert planner.asked == [(None, "best"), (None, "serial")]
+
+
+async def test_a_blamed_plan_is_not_proposed() -> None:
+    blamed = Blamed().add(halves(3, 1), problem(), period=1, periods=5)
+    assert await stages_of(FakePlanner(halves(3, 1), whole(4)), blamed=blamed) == whole(4)
+
+
+async def test_another_good_plan_must_keep_the_promises_that_the_best_one_keeps() -> None:
+    blamed = Blamed().add(whole(4), problem(), period=1, periods=5)
+    planner = FakePlanner(whole(4), halves(4, 1), halves(2, 2))  # five accelerators, of four
+    assert await stages_of(planner, blamed=blamed) == halves(2, 2)
+
+
+async def test_records_may_prefer_another_plan() -> None:
+    # All 1.0 at block 2: nobody leaves at ramp 1, so that the second half needs as much as the first.
+    found = await propose(
+        (problem(),),
+        FakePlanner(halves(3, 1), halves(2, 2)).solve,
+        "best",
+        slots={"cpu": 2},
+        blamed=Blamed(),
+        reach=lambda active: (1.0, 1.0, 1.0, 1.0),
+    )
+    assert isinstance(found, Proposal)
+    assert found.planned.stages == halves(2, 2)
+    assert found.figures.rate_per_s == 400.0
+
+
+async def test_questions_are_asked_until_one_has_an_answer() -> None:
+    dear, cheap = (replace(problem(), objective=MinimizeCost(rate_per_s=rate)) for rate in (900.0, 300.0))
+    planner = FakePlanner(whole(4))
+    planner.too_fast_per_s = 400.0
+    assert await stages_of(planner, dear, cheap, problem()) == whole(4)
+    assert planner.asked == [(900.0, "best"), (300.0, "best")]
+
+
+async def test_without_an_answer_the_first_question_says_why() -> None:
+    found = await propose(
+        (problem(), problem()), FakePlanner().solve, "best", slots={"cpu": 2}, blamed=Blamed(), reach=None
+    )
+    assert found == NoPlan(strategy="best", binding="devices")

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.emulated import PacedRunner, RecordedRunner
+from deployments.settings import ServeSettings
+from deployments.stage.build import build_policy, build_runner, is_recorded, policy_for, starting_policy, warm_up
+from earlyexit.checkpoint import random_model
+from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.errors import PlanError
+from earlyexit.policies import EntropyPolicy, RecordedPolicy
+from earlyexit.runner import TorchRunner
+from earlyexit.split import Split
+from earlyexit.store import save_model
+from optimizer.plan import PolicySpec, early_exit_plan
+from optimizer.plan_file import plan_document
+from profiles.records import ExitRecords
+
+ROOT = Path(__file__).parents[3]
+V100, A100 = "emulated:V100", "emulated:A100"
+SIZES = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "num_blocks": 4,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "max_length": 8,
+}
+RAMPS = (0, 1, 2)
+PROFILE = {
+    "batch": [1, 4],
+    "block_s": [[1.0, 2.0]] * 4,
+    "ramp_s": [[0.5, 0.5]] * 3,
+    "time_scale": 10.0,
+    "slow": {1: 3.0},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four blocks with ramps after 0, 1 and 2, and exit records of two inputs."""
+    folder = tmp_path_factory.mktemp("model")
+    save_model(random_model(SIZES, label_names=("yes", "no"), seed=1), folder)
+    records = ExitRecords(
+        score="entropy",
+        num_blocks=4,
+        ramps=RAMPS,
+        sample_ids=("a", "b"),
+        scores_NR=np.array([[0.1, 0.1, 0.1], [0.9, 0.9, 0.1]], dtype=np.float32),
+        labels_NR=np.zeros((2, 3), dtype=np.int64),
+        final_labels_N=np.zeros(2, dtype=np.int64),
+    )
+    records.save(folder / "records.npz")
+    return folder
+
+
+def recorded_spec(folder: Path, thresholds: float = 0.4) -> PolicySpec:
+    return PolicySpec(name="recorded", thresholds=thresholds, records=str(folder / "records.npz"))
+
+
+def settings_of(folder: Path, policy: PolicySpec | None = None, **changed: Any) -> ServeSettings:
+    plan = early_exit_plan(4, RAMPS, policy or recorded_spec(folder), batch=4, device=V100)
+    emulated = {V100: PROFILE, A100: PROFILE | {"decisions": "computed"}}
+    fields = {"model": str(folder), "plan": plan_document(plan), "emulated": emulated} | changed
+    return ServeSettings.model_validate(fields)
+
+
+def runner_of(settings: ServeSettings, device: str = V100, *, rank: int = 0) -> PacedRunner[Any]:
+    runner = build_runner(settings, device, starting_policy(settings), clock=ManualClock(), rank=rank)
+    assert isinstance(runner, PacedRunner)
+    return runner
+
+
+def test_a_real_device_computes(folder: Path) -> None:
+    settings = settings_of(folder)
+    assert isinstance(build_runner(settings, "cpu", starting_policy(settings), clock=MonotonicClock()), TorchRunner)
+
+
+@pytest.mark.parametrize(
+    ("device", "inner"), [(V100, RecordedRunner), (A100, TorchRunner)], ids=["recorded", "computed"]
+)
+def test_an_emulated_device_paces_records_or_the_model(folder: Path, device: str, inner: type) -> None:
+    assert isinstance(runner_of(settings_of(folder), device).inner, inner)
+
+
+def test_the_profile_is_stretched_by_the_scale_and_by_the_ranks_slowness(folder: Path) -> None:
+    settings = settings_of(folder)
+    alone = Split(first=0, end=2, batch=1, ramps=(0,))
+    assert runner_of(settings).pace.split_s(alone, 1) == (15.0, 25.0)
+    assert runner_of(settings, rank=1).pace.split_s(alone, 1) == (45.0, 75.0)
+
+
+def test_recorded_decisions_need_the_recorded_policy(folder: Path) -> None:
+    settings = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
+    with pytest.raises(PlanError, match=f"{V100} takes its decisions from exit records.* 'recorded', not 'entropy'"):
+        runner_of(settings)
+    with pytest.raises(PlanError, match="'recorded', not none"):
+        build_runner(settings, V100, None, clock=ManualClock())
+
+
+def test_an_emulated_device_without_a_profile_is_refused(folder: Path) -> None:
+    with pytest.raises(
+        PlanError, match=r"no latency profile says how fast emulated:T4 is; profiles are of \['emulated"
+    ):
+        runner_of(settings_of(folder), "emulated:T4")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"block_s": [[1.0, 2.0]]}, "has 1 rows of block_s and 3 of ramp_s; .* has 4 blocks and 3 ramps"),
+        ({"block_s": [[1.0, 2.0]] * 3 + [[1.0]]}, "inhomogeneous"),
+        ({"batch": [1]}, "cannot reshape|block_s needs 1 values a row"),
+        ({"batch": [4, 1]}, "batch sizes must ascend"),
+    ],
+    ids=["a block missing", "a value missing", "one value too many", "unsorted"],
+)
+def test_a_profile_that_does_not_fit_is_refused(folder: Path, wrong: dict[str, Any], said: str) -> None:
+    settings = settings_of(folder, emulated={V100: PROFILE | wrong})
+    with pytest.raises(PlanError, match=f"the profile of {V100}.*{said}"):
+        runner_of(settings)
+
+
+def test_only_emulated_devices_are_recorded(folder: Path) -> None:
+    settings = settings_of(folder)
+    assert [is_recorded(settings, device) for device in (V100, A100, "cpu")] == [True, False, False]
+
+
+def test_a_recorded_runner_follows_thresholds_and_others_a_policy(folder: Path) -> None:
+    settings, spec = settings_of(folder), recorded_spec(folder)
+    assert policy_for(settings, V100, spec) == 0.4
+    assert policy_for(settings, V100, None) is None
+    assert isinstance(policy_for(settings, A100, spec), RecordedPolicy)
+    assert isinstance(policy_for(settings, "cpu", PolicySpec(name="entropy", thresholds=0.4)), EntropyPolicy)
+
+
+def test_a_running_replica_keeps_its_exit_records(folder: Path) -> None:
+    others = PolicySpec(name="recorded", thresholds=0.4, records="others.npz")
+    with pytest.raises(PlanError, match=r"keeps its exit records; others\.npz are others"):
+        policy_for(settings_of(folder), V100, others)
+
+
+def test_a_policy_must_decide_at_the_ramps_of_its_splits(folder: Path) -> None:
+    spec = PolicySpec(name="entropy", thresholds={0: 0.4})
+    with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold"):
+        policy_for(settings_of(folder), "cpu", spec, [Split(first=0, end=2, batch=1, ramps=(0, 1))])
+
+
+def test_without_ramps_in_its_plan_an_application_begins_with_its_controllers_policy(folder: Path) -> None:
+    plan = plan_document(early_exit_plan(4, (), recorded_spec(folder), batch=4, device=V100)) | {"policy": None}
+    control = {
+        "problem": {},
+        "policy": {"name": "recorded", "thresholds": {"0": 0.25}, "records": "records.npz"},
+        "state": "state.sqlite",
+    }
+    settings = settings_of(folder, plan=plan, control=control)
+    assert starting_policy(settings) == PolicySpec(name="recorded", thresholds={0: 0.25}, records="records.npz")
+    assert starting_policy(settings_of(folder, plan=plan)) is None
+
+
+def test_a_wrong_policy_of_the_controller_is_named(folder: Path) -> None:
+    plan = plan_document(early_exit_plan(4, (), recorded_spec(folder), batch=4)) | {"policy": None}
+    control = {"problem": {}, "policy": {"name": "hope"}, "state": "state.sqlite"}
+    with pytest.raises(PlanError, match=r"control\.policy.*name"):
+        starting_policy(settings_of(folder, plan=plan, control=control))
+
+
+def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folder: Path) -> None:
+    slept: list[float] = []
+    settings = settings_of(folder)
+    runner = build_runner(settings, V100, starting_policy(settings), clock=ManualClock(), sleep=slept.append)
+    runner.follow(0.4)
+    split = Split(first=0, end=2, batch=4, ramps=(0,))
+    times = warm_up(runner, (split, Split(first=2, end=4, batch=4)), clock=ManualClock())
+    assert slept == []
+    # One input: 1 s a block, 0.5 s the ramp, ten times stretched; four inputs take 2 s a block.
+    assert (times.soonest_s(split), times.batch_s(split, 1), times.batch_s(split, 4)) == (15.0, 25.0, 45.0)
+
+
+def test_warming_a_real_device_teaches_how_long_its_splits_take(folder: Path) -> None:
+    settings = settings_of(folder, PolicySpec(name="entropy", thresholds=0.4))
+    runner = build_runner(settings, "cpu", starting_policy(settings), clock=MonotonicClock())
+    splits = (Split(first=0, end=1, batch=2, ramps=(0,)), Split(first=1, end=4, batch=2, ramps=(1, 2)))
+    times = warm_up(runner, splits, clock=MonotonicClock())
+    assert all(0 < times.soonest_s(split) <= times.batch_s(split, 2) for split in splits)
+
+
+def test_a_recorded_replica_loads_no_torch(folder: Path) -> None:
+    settings = settings_of(folder)
+    code = f"""
+import sys
+import deployments.stage.replica
+from deployments.stage.build import build_runner, policy_for, starting_policy, warm_up
+from deployments.settings import ServeSettings
+from earlyexit.clock import MonotonicClock
+from earlyexit.split import Split
+
+settings = ServeSettings.model_validate({settings.model_dump()!r})
+spec = starting_policy(settings)
+runner = build_runner(settings, {V100!r}, spec, clock=MonotonicClock())
+runner.follow(policy_for(settings, {V100!r}, spec))
+warm_up(runner, (Split(first=0, end=4, batch=4, ramps=(0, 1)),), clock=MonotonicClock())
+assert not {{"torch", "transformers", "scipy"}} & set(sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
+
+
+def test_an_own_policy_that_is_none_is_refused() -> None:
+    with pytest.raises(PlanError, match="cannot be imported"):
+        build_policy(PolicySpec(name="own", own="nowhere:rule"))
+    with pytest.raises(PlanError, match="'math:pi' is no exit policy"):
+        build_policy(PolicySpec(name="own", own="math:pi"))

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.emulated import EmulatedPiece
+from deployments.messages import Chunk, Timing
+from deployments.stage.chunks import OpenCall, chunks_by_call
+from earlyexit.device import Answered, GoesOn, Looked, Lost
+from earlyexit.engine import Member
+from earlyexit.errors import DeadlineError
+from earlyexit.wire import Answer, Seen
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def one(loop: asyncio.AbstractEventLoop) -> OpenCall:
+    return OpenCall(2, loop)
+
+
+@pytest.fixture
+def other(loop: asyncio.AbstractEventLoop) -> OpenCall:
+    return OpenCall(2, loop)
+
+
+def member(sample_id: str, opened: OpenCall, *, length: int = 1) -> Member[EmulatedPiece]:
+    lengths_B = np.array([length], dtype=np.int32)
+    payload = EmulatedPiece(sample_ids=(sample_id,), next_block=2, lengths_B=lengths_B)
+    return Member(sample_id=sample_id, payload=payload, origin=opened, queue_s=1.0, compute_s=2.0)
+
+
+def answer(sample_id: str) -> Answer:
+    return Answer(sample_id=sample_id, label=3, score=0.5, exit=1)
+
+
+def goes_on(*members: Member[EmulatedPiece]) -> GoesOn[EmulatedPiece]:
+    piece = EmulatedPiece(
+        sample_ids=tuple(each.sample_id for each in members),
+        next_block=2,
+        lengths_B=np.concatenate([each.payload.lengths_B for each in members]),
+    )
+    return GoesOn(members=members, piece=piece)
+
+
+def survivors(chunk: Chunk) -> tuple[Any, ...]:
+    going_on = chunk.going_on
+    assert going_on is not None
+    assert going_on.piece.sample_ids == going_on.sample_ids
+    return going_on.sample_ids, going_on.next_block, going_on.num_tokens, going_on.timings
+
+
+def test_every_call_gets_what_was_said_of_its_own_inputs(one: OpenCall, other: OpenCall) -> None:
+    chunks = chunks_by_call(
+        [
+            Answered(member=member("a", one), answer=answer("a")),
+            Answered(member=member("x", other), answer=answer("x")),
+            Answered(member=member("b", one), answer=answer("b")),
+        ]
+    )
+    spent = Timing(queue_s=1.0, compute_s=2.0)
+    assert chunks == [
+        (one, Chunk(answers=((answer("a"), spent), (answer("b"), spent)))),
+        (other, Chunk(answers=((answer("x"), spent),))),
+    ]
+
+
+def test_survivors_of_several_calls_go_back_each_by_its_own(one: OpenCall, other: OpenCall) -> None:
+    chunks = chunks_by_call(
+        [goes_on(member("a", one, length=2), member("x", other, length=3), member("b", one, length=4))]
+    )
+    spent = Timing(queue_s=1.0, compute_s=2.0)
+    assert [opened for opened, _ in chunks] == [one, other]
+    assert survivors(chunks[0][1]) == (("a", "b"), 2, 6, (spent, spent))
+    assert survivors(chunks[1][1]) == (("x",), 2, 3, (spent,))
+
+
+def test_survivors_of_one_call_stay_together(one: OpenCall) -> None:
+    [(opened, chunk)] = chunks_by_call([goes_on(member("a", one), member("b", one))])
+    assert (opened, survivors(chunk)[0], chunk.num_inputs) == (one, ("a", "b"), 2)
+
+
+def test_what_is_lost_comes_with_its_reason(one: OpenCall) -> None:
+    error = DeadlineError("too late")
+    assert chunks_by_call([Lost(member=member("a", one), error=error)]) == [(one, Chunk(lost=(("a", error),)))]
+
+
+def test_early_answers_of_probes_settle_nothing(one: OpenCall) -> None:
+    [(_, chunk)] = chunks_by_call([Answered(member=member("a", one), answer=answer("a"), stays=True)])
+    assert (chunk.answers, [said for said, _ in chunk.early], chunk.num_inputs) == ((), [answer("a")], 0)
+
+
+def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call(one: OpenCall) -> None:
+    seen = Seen(sample_id="a", block=3, score=0.25, label=7)
+    [(_, chunk), (_, last)] = chunks_by_call(
+        [
+            goes_on(member("b", one)),
+            Answered(member=member("a", one), answer=answer("a")),
+            Looked(member=member("a", one), seen=seen),
+        ]
+    )
+    assert (chunk.seen, chunk.num_inputs) == ((seen,), 1)
+    assert survivors(last)[0] == ("b",)

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
+from deployments.messages import Assignment, Chunk, StageCall
+from deployments.reports import SplitTime
+from deployments.settings import ServeSettings
+from deployments.stage.build import build_runner, starting_policy
+from deployments.stage.chunks import OpenCall, chunks_by_call
+from deployments.stage.host import BROKEN_AFTER, NOTHING, StageHost
+from earlyexit.checkpoint import random_model
+from earlyexit.clock import MonotonicClock
+from earlyexit.device import Release, Step
+from earlyexit.engine import Batch, Dispatch
+from earlyexit.errors import PlanError, UnprocessableInputError
+from earlyexit.split import Split
+from earlyexit.store import save_model
+from earlyexit.wire import WirePiece
+from optimizer.plan import PolicySpec, Stage, early_exit_plan
+from optimizer.plan_file import plan_document
+from profiles.records import ExitRecords
+
+V100 = "emulated:V100"
+RAMPS = (0, 1, 2)
+FIRST = Split(first=0, end=2, batch=4, ramps=(0, 1))
+LAST = Split(first=2, end=4, batch=4, ramps=(2,))
+SIZES = {
+    "vocab_size": 20,
+    "hidden_size": 8,
+    "num_blocks": 4,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "max_length": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
+    """Of an emulated device that takes no time; ramp 0 is sure of a, ramp 1 of b, ramp 2 of c and none of d."""
+    folder = tmp_path_factory.mktemp("model")
+    save_model(random_model(SIZES, label_names=("yes", "no"), seed=1), folder)
+    records = ExitRecords(
+        score="confidence",
+        num_blocks=4,
+        ramps=RAMPS,
+        sample_ids=("a", "b", "c", "d"),
+        scores_NR=np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32),
+        labels_NR=np.zeros((4, 3), dtype=np.int64),
+        final_labels_N=np.zeros(4, dtype=np.int64),
+    )
+    records.save(folder / "records.npz")
+    plan = early_exit_plan(4, RAMPS, policy_of(folder, 0.5), batch=4, device=V100)
+    emulated = {V100: {"batch": [1, 4], "block_s": [[0.0, 0.0]] * 4, "ramp_s": [[0.0, 0.0]] * 3}}
+    return ServeSettings.model_validate({"model": str(folder), "plan": plan_document(plan), "emulated": emulated})
+
+
+def policy_of(folder: Path, threshold: float) -> PolicySpec:
+    return PolicySpec(name="recorded", thresholds=threshold, records=str(folder / "records.npz"))
+
+
+class Replica:
+    """A host and what its callers do."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        policy = starting_policy(settings)
+        runner = build_runner(settings, V100, policy, clock=MonotonicClock())
+        assert isinstance(runner, PacedRunner)
+        self.runner: PacedRunner[Any] = runner
+        self.host = StageHost(settings, V100, "split-emulated-V100-0", runner, MonotonicClock(), self.deliver)
+
+    def records(self) -> ExitRecords:
+        return ExitRecords.load(Path(self.settings.model) / "records.npz")
+
+    def deliver(self, releases: list[Release[Any]]) -> None:
+        for opened, chunk in chunks_by_call(releases):
+            opened.loop.call_soon_threadsafe(opened.parts.put_nowait, chunk)
+
+    def assignment(
+        self,
+        epoch: int,
+        *splits: Split,
+        threshold: float = 0.5,
+        dispatch: Dispatch = "work-conserving",
+    ) -> Assignment:
+        stage = Stage(device=V100, replicas=1, splits=splits)
+        policy = policy_of(Path(self.settings.model), threshold)
+        return Assignment(epoch=epoch, stage=stage, policy=policy, dispatch=dispatch)
+
+    async def call(
+        self, ids: Sequence[str], assignment: Assignment, *, next_block: int = 0, probe: bool = False
+    ) -> list[Chunk]:
+        """The reply's parts."""
+        wire = WirePiece(
+            sample_ids=tuple(ids),
+            next_block=next_block,
+            lengths_B=np.ones(len(ids), dtype=np.int32),
+            values=np.empty(0, dtype=np.int32),
+            state_BS=None,
+        )
+        call = StageCall(
+            piece=wire, remaining_s=(math.inf,) * len(ids), reserve_s=0.0, assignment=assignment, probe=probe
+        )
+        opened = OpenCall(len(ids), asyncio.get_running_loop())
+        self.host.submit(wire, call, opened)
+        chunks: list[Chunk] = []
+        while sum(chunk.num_inputs for chunk in chunks) < len(ids):
+            chunks.append(await asyncio.wait_for(opened.parts.get(), 10))
+        return chunks
+
+    async def told(self, ids: Sequence[str], assignment: Assignment, *, next_block: int = 0) -> tuple[str, str]:
+        """Who was answered, and who goes on."""
+        chunks = await self.call(ids, assignment, next_block=next_block)
+        answered = "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers)
+        return answered, "".join("".join(c.going_on.sample_ids) for c in chunks if c.going_on is not None)
+
+
+@pytest.fixture
+async def replica(settings: ServeSettings) -> AsyncIterator[Replica]:
+    replica = Replica(settings)
+    replica.host.start()
+    yield replica
+    replica.host.stop()
+
+
+def epoch_and_splits(replica: Replica) -> tuple[int, list[tuple[int, int]]]:
+    stats = replica.host.stats()
+    return stats["epoch"], [(split["first"], split["end"]) for split in stats["splits"]]
+
+
+async def test_a_replica_without_an_assignment_does_as_its_first_call_says(replica: Replica) -> None:
+    assert epoch_and_splits(replica) == (NOTHING, [])
+    assert await replica.told("abcd", replica.assignment(3, FIRST)) == ("ab", "cd")
+    assert epoch_and_splits(replica) == (3, [(0, 2)])
+
+
+async def test_a_call_of_a_newer_plan_is_followed(replica: Replica) -> None:
+    await replica.call("a", replica.assignment(3, FIRST))
+    assert await replica.told("cd", replica.assignment(4, LAST), next_block=2) == ("cd", "")
+    assert epoch_and_splits(replica) == (4, [(2, 4)])
+
+
+async def test_thresholds_come_with_the_plan(replica: Replica) -> None:
+    assert await replica.told("abcd", replica.assignment(1, FIRST, LAST)) == ("abcd", "")
+    [*_, last] = await replica.call("ab", replica.assignment(2, FIRST, LAST, threshold=2.0))
+    assert [answer.exit for answer, _ in last.answers] == [3, 3]
+
+
+async def test_a_call_of_an_older_plan_is_run_by_its_own_splits_and_followed_by_nobody(replica: Replica) -> None:
+    await replica.call("d", replica.assignment(4, LAST), next_block=2)
+    assert await replica.told("abcd", replica.assignment(3, FIRST)) == ("abcd", "")  # c and d found block 2 here
+    assert epoch_and_splits(replica) == (4, [(2, 4)])
+
+
+async def test_what_nobody_hosts_is_refused(replica: Replica) -> None:
+    with pytest.raises(PlanError, match="holds block 2"):
+        await replica.call("d", replica.assignment(4, FIRST), next_block=2)
+
+
+async def test_preparing_the_first_assignment_warms_up_and_follows_it(replica: Replica) -> None:
+    await replica.host.prepare(replica.assignment(7, FIRST))
+    assert epoch_and_splits(replica) == (7, [(0, 2)])
+    assert replica.host.report(replica="r", node="n").times == ()  # warming is no work
+    assert await replica.told("abcd", replica.assignment(7, FIRST)) == ("ab", "cd")
+
+
+async def test_preparing_a_later_assignment_leaves_the_present_one_in_force(replica: Replica) -> None:
+    await replica.host.prepare(replica.assignment(7, FIRST))
+    await replica.host.prepare(replica.assignment(8, LAST))
+    assert epoch_and_splits(replica) == (7, [(0, 2)])
+
+
+async def test_preparing_what_cannot_run_is_refused(replica: Replica) -> None:
+    with pytest.raises(PlanError, match="the profile knows no batch of 5"):
+        await replica.host.prepare(replica.assignment(7, Split(first=0, end=4, batch=5)))
+    assert replica.host.epoch == NOTHING
+
+
+async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(replica: Replica) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow(RecordedRunner):
+        def warm_up_pieces(self, split: Split, size: int) -> Any:
+            asked.set()
+            assert go_on.wait(10)
+            return super().warm_up_pieces(split, size)
+
+    replica.runner.inner = Slow(replica.records(), 4)
+    preparing = asyncio.create_task(replica.host.prepare(replica.assignment(5, FIRST)))
+    await asyncio.to_thread(asked.wait, 10)
+    assert await replica.told("cd", replica.assignment(6, LAST), next_block=2) == ("cd", "")
+    go_on.set()
+    await preparing
+    assert epoch_and_splits(replica) == (6, [(2, 4)])
+
+
+async def test_the_dispatch_rule_reaches_the_emulated_device(replica: Replica) -> None:
+    await replica.host.prepare(replica.assignment(1, FIRST, dispatch="deferred"))
+    assert replica.runner.dispatch == "deferred"
+
+
+async def test_a_report_counts_batches_without_probes(replica: Replica) -> None:
+    first = replica.assignment(2, FIRST)
+    await replica.call("abcd", first)
+    await replica.call("abcd", first, probe=True)
+    await replica.call("cd", first)
+    report = replica.host.report(replica="r1", node="n1")
+    assert (report.slot, report.replica, report.node) == ("split-emulated-V100-0", "r1", "n1")
+    assert (report.device, report.epoch, report.waiting) == (V100, 2, 0)
+    assert [(time.size, time.batches) for time in report.times] == [(4, 1), (2, 1)]
+    assert all(
+        isinstance(time, SplitTime) and (time.first, time.end, time.ramps) == (0, 2, (0, 1)) for time in report.times
+    )
+
+
+async def test_probes_are_seen_and_answered_and_go_on(replica: Replica) -> None:
+    chunks = await replica.call("ad", replica.assignment(2, FIRST), probe=True)
+    assert [answer.sample_id for chunk in chunks for answer, _ in chunk.early] == ["a"]
+    assert [(seen.sample_id, seen.block) for chunk in chunks for seen in chunk.seen] == [
+        ("a", 0),
+        ("d", 0),
+        ("a", 1),
+        ("d", 1),
+    ]
+    assert [chunk.going_on.sample_ids for chunk in chunks if chunk.going_on is not None] == [("a", "d")]
+
+
+async def test_an_unknown_input_costs_its_batch_mates_nothing(replica: Replica) -> None:
+    chunks = await replica.call(("a", "stranger"), replica.assignment(2, FIRST))
+    assert [answer.sample_id for chunk in chunks for answer, _ in chunk.answers] == ["a"]
+    [(sample_id, error)] = [lost for chunk in chunks for lost in chunk.lost]
+    assert (sample_id, type(error)) == ("stranger", UnprocessableInputError)
+
+
+async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_ended(settings: ServeSettings) -> None:
+    class Broken(RecordedRunner):
+        def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
+            raise MemoryError("no device")
+
+    replica = Replica(settings)
+    replica.host.start()
+    replica.host.check()
+    replica.runner.inner = Broken(replica.records(), 4)
+    for _ in range(BROKEN_AFTER):
+        await replica.call("a", replica.assignment(1, FIRST))
+    with pytest.raises(RuntimeError, match="the model failed on 20 inputs in a row"):
+        replica.host.check()
+    replica.host.stop()
+    with pytest.raises(RuntimeError, match="the device thread has ended"):
+        replica.host.check()
