@@ -7,7 +7,7 @@ that move serve nothing while they start, so that a plan which is hardly better 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Planned
@@ -107,9 +107,14 @@ def _compared(
         now = evaluate(problem, current, reach)
     except PlanError as error:
         return 0.0, (f"it does not fit what there is: {error}",)
-    broken = tuple(violations(problem, current, now))
+    broken = tuple(violations(_without_slack(problem), current, now))
     kept = not violations(problem, new, ahead)
     return _gain(problem, now, ahead), broken if kept else ()
+
+
+def _without_slack(problem: PlanProblem) -> PlanProblem:
+    """The slack is there for forecasts that err: a plan in force may use it, only a new one must leave it (E3 3.1)."""
+    return replace(problem, slo=replace(problem.slo, slack=0.0))
 
 
 def _gain(problem: PlanProblem, now: Evaluation, ahead: Evaluation) -> float:

@@ -96,6 +96,16 @@ def test_a_plan_that_breaks_a_promise_is_left_at_any_price() -> None:
     assert verdict.words == "changes the plan: the present one breaks a promise: 10 T4 used, 9 there"
 
 
+@pytest.mark.parametrize(
+    ("slo_s", "change"),
+    [pytest.param(0.25, False, id="0.22 s are within the SLO"), pytest.param(0.21, True, id="0.22 s break it")],
+)
+def test_the_present_plan_may_use_the_slack(slo_s: float, change: bool) -> None:
+    tight = replace(PROBLEM, slo=Slo(latency_s=slo_s, slack=0.2))  # a new plan must keep 0.2 s
+    verdict = weighed(stages(10), stages(10, batch=1), moved=0, problem=tight)
+    assert verdict.change is change
+
+
 def test_a_promise_that_the_new_plan_breaks_too_is_no_reason() -> None:
     tight = replace(PROBLEM, slo=Slo(latency_s=0.1))
     verdict = weighed(stages(10), stages(9), moved=0, problem=tight)
