@@ -148,11 +148,13 @@ def report(on: Bench, driven: Driven, done: Sequence[Change]) -> None:
         took_s = [each.until_s - each.from_s for each in mine]
         during = [figures(driven, *span_around(each, driven.slo_s)) for each in mine]
         worst_s = max((each.p99_s or 0.0 for each in during), default=0.0)
-        failed = [each.error for each in mine if each.error]
+        failed = sum(each.error is not None for each in mine)
         print(
             f"  {kind:<18} {len(mine)} changes, {max(took_s):5.1f} s at most, p99 around it {worst_s * 1e3:5.0f} ms, "
-            f"lost {sum(each.lost for each in during)}, failed {failed or 'none'}"
+            f"lost {sum(each.lost for each in during)}, failed {failed}"
         )
+    for error in dict.fromkeys(each.error for each in done if each.error):
+        print(f"  a change failed: {error}")
     loosest = dict.fromkeys(on.records.ramps, max(ENTROPIES))
     checks = check(driven, on.records, loosest, read_card(on.model).label_names)
     print(f"sent {checks.sent}, outcomes {checks.outcomes}, twice {checks.twice}, wrong answers {len(checks.wrong)}")

@@ -134,7 +134,8 @@ class Service:
         from ray import serve
 
         handle: Any = serve.get_deployment_handle("controller", self.app)
-        handle._init(_run_router_in_separate_loop=True)  # the throughput switches want an event loop, which may end
+        if not handle.is_initialized:  # Serve keeps handles; its throughput switches would have them on this loop
+            handle._init(_run_router_in_separate_loop=True)
 
         def ask() -> Any:
             return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s)
