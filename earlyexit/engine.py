@@ -90,7 +90,8 @@ class BatchEngine(Generic[P]):
     A free device takes a full batch first, the deepest, so that work in progress drains; else, by the dispatch rule:
 
     - *work-conserving*: the most urgent queue at once, whatever it holds;
-    - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline.
+    - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline; not
+      while nothing is known of how long its splits take.
 
     A batch is closed only when the device asks, so members that arrive while it computes still fit. Probes have queues
     of their own; being few, they count as full as soon as one waits.
@@ -197,7 +198,7 @@ class BatchEngine(Generic[P]):
                 self._trust *= DOUBT
             return Choice(batch=None, dropped=dropped, wake_s=None)
         latest_s, _, urgent = min((self._latest_start_s(queue), queue.heap[0][1], queue) for queue in waiting)
-        if self._dispatch == "deferred" and now_s < latest_s < math.inf:
+        if self._dispatch == "deferred" and now_s < latest_s < math.inf and self._knows_way_of(urgent):
             return Choice(batch=None, dropped=dropped, wake_s=latest_s)
         return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
 
@@ -246,11 +247,16 @@ class BatchEngine(Generic[P]):
 
     def _latest_start_s(self, queue: _Queue[P]) -> float:
         deadline_s, _, member = queue.heap[0]
-        ahead_s = self.times.batch_s(queue.split, queue.split.batch)
-        for other in self._splits:
-            if other.end > queue.split.end:
-                ahead_s += self.times.batch_s(other, other.batch)
+        ahead_s = sum(self.times.batch_s(split, split.batch) for split in self._way_of(queue))
         return deadline_s - ahead_s - member.reserve_s
+
+    def _knows_way_of(self, queue: _Queue[P]) -> bool:
+        # Who waits on a guess of no time at all waits until the deadline, is dropped, and teaches nothing: for ever.
+        return all(self.times.batch_s(split, split.batch) for split in self._way_of(queue))
+
+    def _way_of(self, queue: _Queue[P]) -> list[Split]:
+        """Its split, and those that its members may still run here."""
+        return [queue.split, *(other for other in self._splits if other.end > queue.split.end)]
 
     def _take(self, queue: _Queue[P], now_s: float) -> Batch[P]:
         size = min(queue.split.batch, len(queue.heap))

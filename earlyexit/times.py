@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from earlyexit.counts import MOST_SPLITS
 from earlyexit.split import Split
 
 SMOOTHING = 0.2
@@ -31,7 +32,10 @@ Work = tuple[int, int, tuple[int, ...]]
 
 
 class ObservedTimes:
-    """Times learnt from the batches that ran: a moving average per split and batch size."""
+    """Times learnt from the batches that ran: a moving average per split and batch size.
+
+    The split that has not run for longest makes room for a new one.
+    """
 
     def __init__(self) -> None:
         self._total_s: dict[Work, dict[int, float]] = {}
@@ -52,13 +56,16 @@ class ObservedTimes:
 
     def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
         work = _work(split)
-        known = self._total_s.setdefault(work, {})
+        known = self._total_s[work] = self._total_s.pop(work, {})  # those that ran last come last
         known[size] = _smooth(known.get(size), total_s)
         soonest = self._first_s.get(work)
         if soonest is None or first_s < soonest:
             self._first_s[work] = first_s
         else:
             self._first_s[work] = _smooth(soonest, min(first_s, 2 * soonest)) if size == 1 else soonest
+        if len(self._total_s) > MOST_SPLITS:
+            longest_ago = next(iter(self._total_s))
+            del self._total_s[longest_ago], self._first_s[longest_ago]
 
 
 def _work(split: Split) -> Work:

@@ -88,6 +88,17 @@ def test_deferred_does_not_wait_where_no_deadline_says_how_long() -> None:
     assert one_split(4, dispatch="deferred").play([Arrival(2, "a")]) == ["2.000 start 0:[a]"]
 
 
+@pytest.mark.parametrize("known", [[], [Split(first=0, end=2, batch=4)]], ids=["nothing is known", "of one split"])
+def test_deferred_does_not_wait_while_it_is_unknown_how_long_its_splits_take(known: list[Split]) -> None:
+    times = ObservedTimes()
+    for split in known:
+        times.observe(split, 4, 1.0, 1.0)
+    splits = [Split(first=0, end=2, batch=4), Split(first=2, end=4, batch=4)]
+    engine = Engine(splits, times, dispatch="deferred")
+    engine.submit(0, [member("a", deadline_s=10.0)], 0.0)
+    assert engine.choose(0.0).batch is not None
+
+
 def test_deferred_says_when_to_ask_again() -> None:
     engine = one_split(4, dispatch="deferred").engine
     engine.submit(0, [member("a", deadline_s=10.0)], 0.0)

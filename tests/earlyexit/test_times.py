@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from earlyexit.counts import MOST_SPLITS
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 
@@ -58,3 +59,12 @@ def test_splits_are_learnt_apart() -> None:
     times = ObservedTimes()
     times.observe(SPLIT, 1, 0.5, 1.0)
     assert times.batch_s(Split(first=2, end=4, batch=8), 1) == 0.0
+
+
+def test_the_split_that_has_not_run_for_longest_makes_room_for_a_new_one() -> None:
+    times = ObservedTimes()
+    splits = [Split(first=0, end=end, batch=8) for end in range(1, MOST_SPLITS + 2)]
+    for split in [*splits[:-1], splits[0], splits[-1]]:
+        times.observe(split, 8, 0.5, 1.0)
+    forgotten = [split for split in splits if not times.batch_s(split, 8) and not times.soonest_s(split)]
+    assert forgotten == [splits[1]]
