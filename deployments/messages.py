@@ -31,7 +31,7 @@ class StageCall:
     remaining_s: tuple[float, ...]
     """Per input, the seconds left until its deadline; durations, because machines do not share a clock."""
     reserve_s: float
-    """What the stages after this one are expected to take."""
+    """What the stages after this one are expected to take, and what is kept in hand."""
     assignment: Assignment
     """What the sender's plan has the stage do."""
     probe: bool = False

@@ -18,6 +18,8 @@ class IngressReport:
     """Unique per ingress process: another name means that the counts begin at zero."""
     epoch: int
     """The plan it follows."""
+    suspended: bool = False
+    """Whether it refuses everything, as it was told."""
     oldest_epoch: int
     """Of the plan by which its oldest call under way was sent; its own where none is."""
     at_s: float

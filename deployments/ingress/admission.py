@@ -65,9 +65,10 @@ class Admission:
 
     def follow(self, predicted: Mapping[str, Any]) -> None:
         """Another plan: of its rate as much is expected as there was of the last one's; its way is new."""
-        rate_per_s = predicted.get("rate_per_s")
+        # A plan that somebody wrote by hand may predict nothing, or a rate of zero: that is not known either.
+        rate_per_s = predicted.get("rate_per_s") or None
         self._planned_per_s = None if rate_per_s is None else rate_per_s / self._num_ingresses
-        self._planned_s: float = predicted.get("latency_s", 0.0)
+        self._planned_s: float = predicted.get("latency_s") or 0.0
         self._beyond_s: float | None = None
         self._ways.clear()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
@@ -48,8 +49,10 @@ class Calls:
         metrics: HopMetrics,
         *,
         bytes_per_token: int,
+        kept_s: float,
         failed: Failed,
     ) -> None:
+        """`kept_s`: what a stage that waits for a full batch leaves of every deadline, for what nobody expects."""
         self.itinerary = itinerary
         self._book = book
         self._outcomes = outcomes
@@ -57,6 +60,7 @@ class Calls:
         self._clock = clock
         self._metrics = metrics
         self._bytes_per_token = bytes_per_token
+        self._kept_s = kept_s
         self._failed = failed
         self._open: Counter[int] = Counter()  # by epoch
         # Calls to stages belong to no HTTP request: in a request's context Serve would take them for its children.
@@ -90,10 +94,11 @@ class Calls:
         `heard` is called with every part of the reply: the first tells that the call's batch has run.
         """
         unsettled = set(sample_ids)
+        remaining_s = self._remaining_s(sample_ids)
         call = StageCall(
             piece=piece,
-            remaining_s=self._remaining_s(sample_ids),
-            reserve_s=self.itinerary.reserve_s(leg),
+            remaining_s=remaining_s,
+            reserve_s=self._reserve_s(leg, remaining_s),
             assignment=leg.assignment,
             probe=probe,
         )
@@ -144,7 +149,8 @@ class Calls:
         unsettled.difference_update([answer.sample_id for answer, _ in chunk.answers])
         unsettled.difference_update([sample_id for sample_id, _ in chunk.lost])
         self._outcomes.take(chunk, self.itinerary, now_s)
-        leg.learn(now_s - started_s)
+        if chunk.answers or chunk.early or chunk.going_on is not None:  # what is dropped took no time
+            leg.learn(now_s - started_s)
         timings = [timing for _, timing in chunk.answers]
         if chunk.going_on is not None:
             unsettled.difference_update(chunk.going_on.sample_ids)
@@ -171,6 +177,10 @@ class Calls:
         if flight is not None:
             return flight.deadline_s
         return None if self._probes is None else self._probes.deadline_s(sample_id)
+
+    def _reserve_s(self, leg: Leg, remaining_s: Sequence[float]) -> float:
+        later_s = self.itinerary.reserve_s(leg)
+        return max(0.0, *remaining_s) if math.isinf(later_s) else later_s + self._kept_s
 
     def _remaining_s(self, sample_ids: Sequence[str]) -> tuple[float, ...]:
         now_s = self._clock.now_s()

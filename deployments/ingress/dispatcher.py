@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,6 +57,7 @@ class Dispatcher:
         max_attempts: int,
         name: str,
         slo_s: float | None = None,
+        slack: float = 0.0,
         num_ingresses: int = 1,
         shape: StreamShape | None = None,
         probe_share: float = 0.0,
@@ -64,7 +66,8 @@ class Dispatcher:
     ) -> None:
         """`transports` by slot, of all slots that a plan may ever use; raises PlanError for a plan that needs others.
 
-        Without `slo_s` nothing is refused early; without `shape` there are no probes.
+        Without `slo_s` nothing is refused early; without `shape` there are no probes. `slack`: share of the SLO that
+        stages which wait for full batches leave (E3 section 4).
         """
         self._transports = transports
         self._clock = clock
@@ -93,6 +96,7 @@ class Dispatcher:
             clock,
             metrics,
             bytes_per_token=bytes_per_token,
+            kept_s=0.0 if slo_s is None else slack * slo_s,
             failed=self._again,
         )
 
@@ -191,7 +195,10 @@ class Dispatcher:
     def report(self, wall_s: float) -> IngressReport:
         """Everything so far, at this second of the wall clock; probes are handed over with it."""
         oldest_epoch, now_s = self.oldest_epoch, self._clock.now_s()
-        return self._outcomes.report(self._name, self._itinerary, oldest_epoch=oldest_epoch, now_s=now_s, wall_s=wall_s)
+        report = self._outcomes.report(
+            self._name, self._itinerary, oldest_epoch=oldest_epoch, now_s=now_s, wall_s=wall_s
+        )
+        return replace(report, suspended=self._suspended is not None)
 
     def _plan_pump(self) -> None:
         # Not at once: requests that arrive in the same turn of the loop leave in the same call.

@@ -75,6 +75,7 @@ class Ingress:
             max_attempts=settings.max_attempts,
             name=uuid.uuid4().hex[:8],
             slo_s=settings.slo_s,
+            slack=settings.slack,
             num_ingresses=settings.ingress_replicas,
             shape=probe_shape(settings, self.card),
             probe_share=settings.probe_share,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,8 +45,8 @@ class Leg:
         return next(split.batch for split in self.stage.splits if split.first <= block < split.end)
 
     def learn(self, took_s: float) -> None:
-        """Take note of a part of a call's reply."""
-        self.expected_s += SMOOTHING * (took_s - self.expected_s)
+        """Take note of a part of a call's reply, in which inputs were answered or go on."""
+        self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
 
 
 class Itinerary:
@@ -72,8 +73,10 @@ class Itinerary:
         return self._leg_of[block]
 
     def reserve_s(self, leg: Leg) -> float:
-        """What the stages after this one are expected to take."""
-        return sum(later.expected_s for later in self.legs[leg.index + 1 :])
+        """What the stages after this one are expected to take; infinite where a stage might wait, not knowing."""
+        expected_s = [later.expected_s for later in self.legs[leg.index + 1 :]]
+        is_deferred = leg.assignment.dispatch == "deferred"
+        return math.inf if is_deferred and not all(expected_s) else sum(expected_s)
 
     def is_last(self, leg: Leg) -> bool:
         """Whether no stage comes after it."""

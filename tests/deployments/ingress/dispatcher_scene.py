@@ -145,6 +145,7 @@ class Scene:
     max_attempts: int = 3
     plan: Plan = PLAN
     slo_s: float | None = None
+    slack: float = 0.0
     shape: StreamShape | None = None
     probe_share: float = 1.0
     clock: ManualClock = field(default_factory=ManualClock)
@@ -168,6 +169,7 @@ class Scene:
             max_attempts=self.max_attempts,
             name="i",
             slo_s=self.slo_s,
+            slack=self.slack,
             shape=self.shape,
             probe_share=self.probe_share,
             rng=random.Random(0),

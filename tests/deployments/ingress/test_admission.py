@@ -64,6 +64,14 @@ def test_a_service_of_which_nothing_is_known_begins_everything_until_it_was_meas
     assert admission.capacity_per_s == 50.0
 
 
+@pytest.mark.parametrize("predicted", [{"rate_per_s": 0.0, "latency_s": 0.2}, {"rate_per_s": None, "latency_s": None}])
+def test_a_plan_that_predicts_no_rate_says_nothing(predicted: dict[str, float | None]) -> None:
+    admission = Admission(predicted, slo_s=1.0, num_ingresses=1)
+    assert late(admission, 10_000) == 0.0
+    work_a_second(admission, 0.0, answers=50, waiting=5)
+    assert late(admission, 10_000, at_s=1.0) > 0.0
+
+
 def work_a_second(admission: Admission, from_s: float, *, answers: int, waiting: int, latency_s: float = 0.2) -> None:
     """Answers in one moment, each with 10 inputs ahead; `waiting` inputs wait all the time."""
     admission.observe(waiting, waiting + 1, from_s)

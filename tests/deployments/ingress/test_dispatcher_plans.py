@@ -143,12 +143,12 @@ async def test_what_later_stages_take_is_carried_over_block_by_block() -> None:
     await turns()
     scene.clock.advance(2.0)
     scene.stages[1].calls[0].answer("a")
-    await turns()  # blocks 2 and 3: a tenth of 2 s, the newest call's weight
-    assert (await scene.sent("b")).call.reserve_s == pytest.approx(0.2)
+    await turns()
+    assert (await scene.sent("b")).call.reserve_s == pytest.approx(2.0)  # of blocks 2 and 3
     scene.dispatcher.follow(two_stages(8, cut=3))
     scene.submit("c")
     await turns()
-    assert scene.stages[2].calls[0].call.reserve_s == pytest.approx(0.1)  # block 3 is in the new second stage
+    assert scene.stages[2].calls[0].call.reserve_s == pytest.approx(1.0)  # block 3 is in the new second stage
 
 
 # No plan
