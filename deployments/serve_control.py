@@ -124,11 +124,15 @@ def _check_ports(cluster: LocalCluster) -> None:
 
 
 def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSettings:
-    """The controller is told where the dashboard will be, so its port is chosen first."""
+    """The controller is told where the dashboard will be, so its port is chosen first, and that all share its cores."""
     if settings.control is None:
         return settings
     port = cluster.dashboard_port or _free_port()
-    control = settings.control.model_copy(update={"dashboard_url": f"http://{DASHBOARD_HOST}:{port}"})
+    # A Python process that starts takes a core for a second or two: on one machine half of them may.
+    starts_at_once = settings.control.starts_at_once or max(1, (os.cpu_count() or 1) // 2)
+    control = settings.control.model_copy(
+        update={"dashboard_url": f"http://{DASHBOARD_HOST}:{port}", "starts_at_once": starts_at_once}
+    )
     return settings.model_copy(update={"control": control})
 
 

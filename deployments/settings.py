@@ -49,6 +49,8 @@ class ControlSettings(BaseModel):
     """Share by which a new plan must be better, beyond what the change costs."""
     start_s: float = Field(default=10.0, ge=0)
     """What a replica that moves is expected to miss of service."""
+    starts_at_once: int | None = Field(default=None, ge=1)
+    """Replicas that one change starts at a time, where they share cores with those that serve; None: all."""
     straggler_ratio: float = Field(default=1.5, gt=1)
     """Slower than its peers, or its profile, by this: a straggler."""
     rollback_margin: float = Field(default=0.2, gt=0, lt=1)

@@ -24,14 +24,19 @@ Reports = Callable[[], Awaitable[Sequence[IngressReport]]]
 class Change:
     """What leads a fleet from plan to plan."""
 
-    def __init__(self, fleet: Fleet, clock: Clock, sleep: Sleep, reports: Reports) -> None:
-        """`reports` asks the ingresses, and keeps the probes that they hand over."""
+    def __init__(
+        self, fleet: Fleet, clock: Clock, sleep: Sleep, reports: Reports, starts_at_once: int | None = None
+    ) -> None:
+        """`reports` asks the ingresses, and keeps the probes that they hand over; None starts all replicas at once."""
         self._fleet = fleet
         self._clock = clock
         self._sleep = sleep
         self._reports = reports
+        self._starts_at_once = starts_at_once
         self.told: dict[str, int] = {}
         """Replicas that slots were asked for, by this process."""
+        self.late = 0
+        """Times in a row that replicas did not start in time."""
 
     async def carry_out(self, steps: Sequence[Step], after: PlacedPlan, switched: Callable[[], None]) -> None:
         """Take the steps, and say when the ingresses follow.
@@ -42,6 +47,7 @@ class Change:
         for step in steps:
             match step:
                 case Scale(slot=slot, replicas=replicas):
+                    await self._start_some(slot, replicas)
                     await self._scale(slot, replicas)
                 case Await(replicas=replicas):
                     await self._await(replicas)
@@ -49,6 +55,7 @@ class Change:
                     await self._fleet.prepare(after)
                 case Switch():
                     await self._fleet.follow(after)
+                    self.late = 0
                     switched()
                 case Drain():
                     await self._drain(after.epoch)
@@ -71,14 +78,22 @@ class Change:
         await self._fleet.scale(slot, replicas)
         self.told[slot] = replicas
 
+    async def _start_some(self, slot: str, replicas: int) -> None:
+        """Of many new replicas so many after so many: one that starts takes a core, maybe one that others serve on."""
+        if self._starts_at_once is not None:
+            running = (await self._fleet.running()).get(slot, 0)
+            for count in range(running + self._starts_at_once, replicas, self._starts_at_once):
+                await self._await({slot: count})
+
     async def _await(self, replicas: Mapping[str, int]) -> None:
         for slot, count in replicas.items():  # a change that broke off may have told them otherwise
-            if self.told.get(slot) != count:
+            if self.told.get(slot, 0) < count:
                 await self._scale(slot, count)
         room = sum((await self._fleet.capacity()).values())
         until_s = self._clock.now_s() + START_S
         while missing := _missing(replicas, await self._fleet.running()):
             if self._clock.now_s() >= until_s:
+                self.late += 1
                 raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
             if sum((await self._fleet.capacity()).values()) < room:
                 raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")

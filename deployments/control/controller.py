@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from dataclasses import asdict
@@ -26,6 +27,8 @@ from optimizer.placement import placed_document
 from optimizer.plan_file import parse_plan
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 POLITE = 5
 """Added to the process's niceness: planning takes no core that serving wants."""
@@ -91,7 +94,10 @@ class Controller:
 
     async def _show(self) -> None:
         while True:
-            self._metrics.show(await self.describe())
+            try:
+                self._metrics.show(await self.describe())
+            except Exception as error:  # figures that cannot be shown must not end planning
+                logger.warning("metrics are missing", exc_info=error)
             await asyncio.sleep(self._settings.control.watch_s if self._settings.control else 1.0)
 
 

@@ -81,10 +81,13 @@ class History:
     @staticmethod
     def check(path: Path, app: str) -> None:
         """Raise what `open` would, and leave the file as it is."""
+        if not path.parent.is_dir():
+            raise DataError(f"{path} cannot be the controller's memory: there is no folder {path.parent}")
         if not path.exists():
             return
         try:
-            with closing(sqlite3.connect(f"file:{path}?mode=ro", timeout=BUSY_S, uri=True)) as connection:
+            address = f"{path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(address, timeout=BUSY_S, uri=True)) as connection:
                 _check_owner(connection, path, app)
         except sqlite3.Error as error:
             raise DataError(f"{path} cannot be used as the controller's memory: {error}") from error
@@ -131,7 +134,9 @@ class History:
     def gained(self, epoch: int, measured: Mapping[str, Any]) -> None:
         """Say what the plan of an epoch gave while it was in force."""
         self._connection.execute(
-            "UPDATE plans SET gained = ? WHERE epoch = ? AND outcome = 'in force'", (json.dumps(measured), epoch)
+            "UPDATE plans SET gained = ? WHERE id = "
+            "(SELECT max(id) FROM plans WHERE epoch = ? AND outcome = 'in force')",  # other settings begin at 0 again
+            (json.dumps(measured), epoch),
         )
 
     def plans(self, limit: int) -> list[PlanRow]:

@@ -65,8 +65,8 @@ def latency_s(latencies: Mapping[int, int], share: float) -> float | None:
 class IngressIntake:
     """Remembers every ingress's last counts.
 
-    An ingress seen at the first look of all may have counted for hours before a controller that started anew: it only
-    sets the mark. One that appears later began at zero.
+    An ingress seen when any is seen for the first time may have counted for hours before a controller that started
+    anew: it only sets the mark. One that appears later began at zero.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,9 @@ class IngressIntake:
         self._at_s: float | None = None
 
     def take(self, reports: Sequence[IngressReport], now_s: float) -> Interval | None:
-        """What happened since the last look; None at the first."""
+        """What happened since the last look; None at the first, and where nobody reports: the next one tells it."""
+        if not reports:
+            return None
         since_s, self._at_s = self._at_s, now_s
         known = dict(self._last)
         self._last |= {report.name: replace(report, probes=None) for report in reports}

@@ -74,8 +74,10 @@ class Knowledge:
         """Take new probes; raises DataError for those of another model, and of ramps other than before."""
         if self._stream is None:
             self._check_shape(probes.shape)
+            # From the border before the begin: the window that it falls into is not whole, but not lost either.
+            border_s = self.began_s // self.period_s * self.period_s
             self._stream = ExitStream(
-                probes.shape, since_s=self.began_s, period_s=self.period_s, keep_s=max(KEEP_S, self.period_s)
+                probes.shape, since_s=border_s, period_s=self.period_s, keep_s=max(KEEP_S, self.period_s)
             )
         self._stream.append(probes.take(probes.probe_N))
 

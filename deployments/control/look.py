@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from deployments.control.intake import Interval, ReplicaIntake, total
 from deployments.control.knowledge import Outlook
-from deployments.reports import IngressReport, ReplicaReport
+from deployments.reports import ReplicaReport
 from earlyexit.split import Split
 from optimizer.evaluate import Reach, nested_reach
 from optimizer.live.expected import batch_seconds
@@ -17,9 +17,9 @@ from optimizer.live.trial import Served
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 
-RECENT_INPUTS = (100, 300)
+RECENT_INPUTS = (100, 300, 1000)
 """Answers that are held against the forecast: the least that tell anything, so that a jump shows at once and its begin
-is known, and enough for a smaller one."""
+is known, and enough for smaller ones."""
 RATE_LOOKS = 4
 """Looks whose arrivals are held against the forecast rate."""
 REFUSED = frozenset({"overloaded", "admission"})
@@ -39,7 +39,6 @@ def survival_left(
     outlook: Outlook,
     plan: Plan,
     intervals: Sequence[Interval],
-    ingresses: Iterable[IngressReport],
     reach: Reach | None,
     *,
     looks: float,
@@ -50,12 +49,13 @@ def survival_left(
     """
     if not plan.ramps:
         return None
-    inside = max(0, sum(report.unanswered - report.waiting for report in ingresses))
     expected = expected_shares(outlook.survival, plan.ramps, reach)
     expected = replace(expected, coverage=_strict(expected.coverage, looks * len(RECENT_INPUTS)))
     for seen in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
+        # As many leave the service as enter it, whatever they are, unless those inside become more or fewer.
+        more_inside = abs(seen.arrived - seen.answered - sum(seen.drops.values()))
         given_up = sum(count for reason, count in seen.drops.items() if reason not in REFUSED)
-        found = survival_deviation(expected, seen.exits, unknown=inside + given_up)
+        found = survival_deviation(expected, seen.exits, unknown=more_inside + given_up)
         if found is not None:
             return Deviation(since_s=seen.since_s, words=found.words)
     return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from deployments.control.history import History
 from deployments.control.knowledge import LEAST_PROBES, Knowledge, Outlook
 from deployments.control.look import rate_left, served, stragglers, survival_left
 from deployments.control.plan_keeper import PlanKeeper
+from deployments.control.plan_words import with_epoch
 from deployments.control.planning import Ground, OffLoop, Planning
 from deployments.control.proposal import Solve
 from deployments.control.settings import thresholds_of
@@ -74,8 +76,10 @@ class ControlLoop:
             since_s=clock.now_s(),
         )
         self.watch = Watch(fleet, history, self.knowledge, clock, lambda words: self.keeper.say("error", words))
-        change = Change(fleet, clock, sleep, self.watch.ingress_reports)
-        self.keeper = PlanKeeper(fleet, history, change, clock, problem=problem, slots=slots, first=first)
+        change = Change(fleet, clock, sleep, self.watch.ingress_reports, settings.starts_at_once)
+        self.keeper = PlanKeeper(
+            fleet, history, change, clock, problem=problem, policy=policy, slots=slots, first=first
+        )
         self.planning = Planning(settings, policy, self.knowledge, self.keeper, clock, solve, off_loop)
         self.seen: Seen | None = None
         """The last look; None before the first."""
@@ -102,11 +106,11 @@ class ControlLoop:
         async with self._lock:
             try:
                 await self._tick()
+                self._history.forget(self._clock.now_s())
+                self._history.commit()
             except Exception as error:  # a process that dies at this moment must not end planning
                 logger.warning("a look failed", exc_info=error)
-                self.keeper.say("error", f"{type(error).__name__}: {error}")
-            self._history.forget(self._clock.now_s())
-            self._history.commit()
+                self._say_failed(error)
 
     async def replan(self, reason: str = "asked") -> dict[str, Any]:
         """Plan now, after whatever is under way; ends a hold."""
@@ -135,9 +139,18 @@ class ControlLoop:
             self._history.commit()
             return verdict
 
+    def _say_failed(self, failure: Exception) -> None:
+        """The failure may be the memory's own: a disk that is full must not end the loop."""
+        try:
+            self.keeper.say("error", f"{type(failure).__name__}: {failure}")
+            self._history.forget(self._clock.now_s())
+            self._history.commit()
+        except sqlite3.Error as error:
+            logger.warning("nothing can be remembered", exc_info=error)
+
     async def _tick(self) -> None:
         seen = await self._look()
-        if await self._cope(seen):
+        if await self._cope(seen) or await self._gave_up(seen):
             return
         await self.keeper.settle(seen)
         if self.keeper.standing.hold or await self._rolled_back(seen) or await self._rested(seen):
@@ -180,20 +193,28 @@ class ControlLoop:
         return True
 
     def _due(self, seen: Seen) -> str | None:
+        ground = self.planning.ground
+        if ground is not None and ground.outlook.at_s <= self.knowledge.changed_s <= seen.at_s:
+            return self._due_after_change(seen)
         if self._is_period_over(seen):
             return "period"
-        ground = self.planning.ground
         settled_s = self.keeper.standing.planned_s + SETTLE_LOOKS * self._settings.watch_s
         if ground is None or seen.at_s < settled_s:
             return None
         if self._reacts(ground, seen):
-            return "reaction"
+            changed = self.knowledge.changed_s >= ground.outlook.at_s  # or only the rate did
+            return self._due_after_change(seen) if changed else "reaction"
         return "first probes" if self._learnt(ground.outlook, seen) else None
 
+    def _due_after_change(self, seen: Seen) -> str | None:
+        """Without probes since the stream changed it could only be planned by what was expected before anything."""
+        enough = self._num_probes(seen) >= LEAST_PROBES
+        return "reaction" if enough or seen.at_s >= self.knowledge.changed_s + self._settings.period_s else None
+
     def _is_period_over(self, seen: Seen) -> bool:
-        """Periods are the windows of forecasts: it is planned when one is whole."""
+        """Periods are the windows of forecasts: it is planned when one is whole, or when the clock was set back."""
         period_s = self._settings.period_s
-        return seen.at_s // period_s > self.keeper.standing.planned_s // period_s
+        return seen.at_s // period_s != self.keeper.standing.planned_s // period_s
 
     def _reacts(self, ground: Ground, seen: Seen) -> bool:
         """Where the stream left its forecast, what was before is left out from now on."""
@@ -202,7 +223,7 @@ class ControlLoop:
         looks, plan = self._settings.period_s / self._settings.watch_s, standing.placed.plan
         exits = None
         if ground.outlook.num_probes:  # without any nothing could be learnt of it
-            exits = survival_left(ground.outlook, plan, counted, seen.ingresses, ground.reach, looks=looks)
+            exits = survival_left(ground.outlook, plan, counted, ground.reach, looks=looks)
         rate = rate_left(ground.outlook, counted, standing.sized_for_rps, looks=looks)
         if exits is None and rate is None:
             return False
@@ -219,7 +240,11 @@ class ControlLoop:
         """After a start, or a change of the stream, its first probes are now enough to plan by."""
         if outlook.num_probes >= LEAST_PROBES:
             return False
-        return self.knowledge.observed(self.knowledge.changed_s, seen.at_s)[1] >= LEAST_PROBES
+        return self._num_probes(seen) >= LEAST_PROBES
+
+    def _num_probes(self, seen: Seen) -> int:
+        """Since the stream changed."""
+        return self.knowledge.observed(self.knowledge.changed_s, seen.at_s)[1]
 
     async def _rolled_back(self, seen: Seen) -> bool:
         standing = self.keeper.standing
@@ -240,10 +265,7 @@ class ControlLoop:
         self.keeper.become(trial=None, previous=None)
         if judgement.outcome == "keep" or before is None:
             return False
-        problem = self._problem if self.planning.ground is None else self.planning.ground.problem
-        stages = standing.placed.plan.stages
-        blamed = standing.blamed.add(stages, problem, period=self.planning.period, periods=BLAME_PERIODS)
-        self.keeper.become(blamed=blamed)
+        self._blame()
         placed = self.planning.place(before.plan, seen)
         if not self.keeper.has_room(placed, self.keeper.counts(seen.capacity)):
             await self._replan("roll back", seen)
@@ -251,6 +273,28 @@ class ControlLoop:
             sized_for_rps = standing.sized_for_rps
             await self.planning.put_in_force(placed, "roll back", judgement.words, seen, sized_for_rps=sized_for_rps)
         return True
+
+    async def _gave_up(self, seen: Seen) -> bool:
+        """Whether a plan that no change gets to was left for the one that is still followed."""
+        standing, before = self.keeper.standing, self.keeper.to_go_back_to(seen)
+        if before is None:
+            return False
+        placed = replace(with_epoch(before, self.keeper.next_epoch(seen)), avoided=standing.resting.avoided)
+        if not self.keeper.has_room(placed, self.keeper.counts(seen.capacity)):
+            return False
+        self._blame()
+        words = f"gives up plan {standing.placed.epoch}: the change to it broke off again and again"
+        self.keeper.say("error", words)
+        sized_for_rps = standing.sized_for_rps
+        await self.planning.put_in_force(placed, "roll back", words, seen, sized_for_rps=sized_for_rps)
+        return True
+
+    def _blame(self) -> None:
+        """Have the plan in force not be chosen again for a while."""
+        standing = self.keeper.standing
+        problem = self._problem if self.planning.ground is None else self.planning.ground.problem
+        stages, period = standing.placed.plan.stages, self.planning.period
+        self.keeper.become(blamed=standing.blamed.add(stages, problem, period=period, periods=BLAME_PERIODS))
 
     async def _rested(self, seen: Seen) -> bool:
         """Whether replicas were found slow, and get no work from now on."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from deployments.control.change import Change
@@ -22,9 +23,15 @@ from earlyexit.errors import OfframpError
 from optimizer.live.changeover import steps
 from optimizer.live.trial import Trial
 from optimizer.placement import PlacedPlan, placed_document
+from optimizer.plan import PolicySpec
 from optimizer.problem import PlanProblem
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
+
+START_TRIES = 2
+"""Times that a change waits for its replicas; after that, they will not come for this plan."""
+TRIES = 10
+"""Times that a change may break off for any reason: replicas, ingresses and Ray's dashboard that die are soon back."""
 
 
 class PlanKeeper:
@@ -38,6 +45,7 @@ class PlanKeeper:
         clock: Clock,
         *,
         problem: PlanProblem,
+        policy: PolicySpec,
         slots: Mapping[str, int],
         first: PlacedPlan,
     ) -> None:
@@ -47,6 +55,7 @@ class PlanKeeper:
         self._change = change
         self._clock = clock
         self._problem = problem
+        self._policy = policy
         self.slots = slots
         self.devices = slot_devices(dict(slots))
         """Accelerator type by slot."""
@@ -60,6 +69,8 @@ class PlanKeeper:
             changed_s=now_s,
             rate_changed_s=now_s,
         )
+        self._broke_off = 0
+        """Times that the change under way did."""
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
 
@@ -70,17 +81,14 @@ class PlanKeeper:
     def restore(self) -> None:
         """Take up what was remembered, unless the application has become another since."""
         document = self._history.get("standing")
-        if document is None:
+        standing = None if document is None else self._parsed(document)
+        if standing is None:
             self._remember(self.placed, "in force", "start", "the plan to begin with")
-            return
-        try:
-            standing = parse_standing(document)
-            self._check_fits(standing.placed)
-        except (OfframpError, KeyError, TypeError) as error:
-            self.say("error", f"the plan that was in force cannot be taken up again: {error}")
-            return
-        self.standing = standing
-        self.say("restart", f"takes up plan {standing.placed.epoch} again: {plan_words(standing.placed)}")
+        else:
+            self.standing = standing
+            self.say("restart", f"takes up plan {standing.placed.epoch} again: {plan_words(standing.placed)}")
+        self._history.put("policy", _policy_document(self._policy))
+        self.become()
 
     def become(self, **changes: Any) -> None:
         """Stand otherwise, from now on and after a restart."""
@@ -103,6 +111,15 @@ class PlanKeeper:
         """Whether a plan's accelerators are there."""
         return all(count <= counts.get(device, 0) for device, count in used(placed.occupied, self.devices).items())
 
+    def to_go_back_to(self, seen: Seen) -> PlacedPlan | None:
+        """The plan that is still followed, where none gets to the one in force; None: no reason, or nothing there."""
+        followed = self.standing.followed
+        came = all(seen.running.get(slot, 0) >= replicas for slot, replicas in self.placed.occupied.items())
+        late = self._change.late >= START_TRIES and not came
+        if followed is None or not (late or self._broke_off >= TRIES):
+            return None
+        return None if followed.plan.stages == self.placed.plan.stages else followed
+
     def next_epoch(self, seen: Seen) -> int:
         """Above all that anybody has seen."""
         return max([self.placed.epoch, *(report.epoch for report in seen.ingresses)]) + 1
@@ -120,7 +137,7 @@ class PlanKeeper:
         """Have a plan be followed from the next `settle` on; `counted` is what happened under the one before."""
         before = self.placed
         measured = served(counted)
-        if measured is not None:
+        if measured is not None and self.standing.followed == before:
             self._history.gained(
                 before.epoch,
                 {
@@ -131,6 +148,7 @@ class PlanKeeper:
                 },
             )
         self._remember(placed, "in force", reason, words)
+        self._change.late = self._broke_off = 0
         self.changes[reason] += 1
         self.become(
             placed=placed,
@@ -157,12 +175,16 @@ class PlanKeeper:
         """Bring about whatever the plan in force still lacks; whoever was interrupted here goes on here."""
         placed, followed = self.placed, self.standing.followed
         if followed == placed:
-            if any(report.epoch < placed.epoch for report in seen.ingresses):
+            # A word of suspension that came late, from before this plan, would else hold for ever.
+            if any(report.epoch < placed.epoch or report.suspended for report in seen.ingresses):
                 await self._fleet.follow(placed)
             await self._change.keep_in_place(placed, seen.running)
             return
-        todo = steps(followed, placed, self.counts(seen.capacity), self._change.coming(seen.running))
+        coming = self._change.coming(seen.running)
+        todo = steps(followed, placed, self.counts(seen.capacity), seen.running, coming)
+        self._broke_off += 1
         await self._change.carry_out(todo, placed, self._switched)
+        self._broke_off = 0
         self.say("plan", f"plan {placed.epoch} in force ({self.standing.reason}): {plan_words(placed)}")
 
     async def suspend(self, reason: str) -> None:
@@ -186,9 +208,31 @@ class PlanKeeper:
         )
         self._history.add_plan(row)
 
+    def _parsed(self, document: Mapping[str, Any]) -> Standing | None:
+        """What was remembered; None, and a word of why, where it is of another application than this."""
+        try:
+            standing = parse_standing(document)
+            self._check_fits(standing.placed)
+        except (OfframpError, KeyError, TypeError) as error:
+            self.say("error", f"the plan that was in force cannot be taken up again: {error}")
+            return None
+        return standing
+
     def _check_fits(self, placed: PlacedPlan) -> None:
+        policy = self._history.get("policy")
+        if policy is not None and policy != _policy_document(self._policy):
+            raise OfframpError("the exit policy is another now")
+        ramps = sorted(set(placed.plan.ramps) - set(self._problem.ramps))
+        if ramps:
+            raise OfframpError(f"there are no ramps {ramps} any more")
         unknown = sorted(set(placed.occupied) - set(self.devices))
         if unknown:
             raise OfframpError(f"there are no slots {unknown} any more")
         if placed.plan.num_blocks != self._problem.num_blocks:
             raise OfframpError(f"it is of {placed.plan.num_blocks} blocks, not {self._problem.num_blocks}")
+
+
+def _policy_document(policy: PolicySpec) -> dict[str, Any]:
+    """As JSON gives it back, whose keys are all strings."""
+    document: dict[str, Any] = json.loads(json.dumps(asdict(policy)))
+    return document

@@ -30,9 +30,9 @@ def predicted(figures: Evaluation) -> dict[str, float]:
 
 
 def predicted_rps(plan: Plan) -> float | None:
-    """None for a plan that nobody predicted anything of."""
+    """None for a plan that nobody predicted a rate of; what a plan carries is anybody's."""
     rate = plan.predicted.get("rate_per_s")
-    return None if rate is None else float(rate)
+    return float(rate) if isinstance(rate, int | float) and rate > 0 else None
 
 
 def with_epoch(placed: PlacedPlan, epoch: int) -> PlacedPlan:
@@ -41,6 +41,7 @@ def with_epoch(placed: PlacedPlan, epoch: int) -> PlacedPlan:
 
 
 def _predicted_words(figures: Mapping[str, Any]) -> str:
-    if not {"rate_per_s", "latency_s"} <= figures.keys():
+    rate, latency_s = figures.get("rate_per_s"), figures.get("latency_s")
+    if not isinstance(rate, int | float) or not isinstance(latency_s, int | float):
         return ""
-    return f", {figures['rate_per_s']:.4g}/s in {figures['latency_s'] * 1e3:.3g} ms predicted"
+    return f", {rate:.4g}/s in {latency_s * 1e3:.3g} ms predicted"

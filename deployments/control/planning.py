@@ -132,8 +132,10 @@ class Planning:
 
     def _let_work_again(self, seen: Seen) -> None:
         resting = self._keeper.standing.resting.at(self.period)
-        if seen.replicas:
-            resting = resting.among({report.replica for report in seen.replicas})
+        reported = {report.replica for report in seen.replicas}
+        heard_of = {report.slot for report in seen.replicas}
+        silent = {rest.replica for rest in resting.rests if rest.slot not in heard_of and seen.running.get(rest.slot)}
+        resting = resting.among(reported | silent)
         self._keeper.become(resting=resting, blamed=self._keeper.standing.blamed.at(self.period))
 
     async def _propose(self, outlook: Outlook, reach: Reach | None, counts: Mapping[str, int]) -> Proposal | NoPlan:
@@ -217,12 +219,12 @@ class Planning:
         )
 
     def _trial(self, found: Proposal, placed: PlacedPlan) -> Trial | None:
-        """None where nothing was measured of the plan before, or nobody knows what it should have done."""
+        """None where the plan before was never followed or measured, or nobody knows what it should have done."""
         standing = self._keeper.standing
         since_s = max(standing.followed_s, self._clock.now_s() - self._settings.period_s)
         before = served(self._knowledge.counts(since_s))
         expected_rps = predicted_rps(standing.placed.plan)
-        if before is None or before.arrived == 0 or expected_rps is None:
+        if standing.followed != standing.placed or before is None or before.arrived == 0 or expected_rps is None:
             return None
         return Trial(
             epoch=placed.epoch,

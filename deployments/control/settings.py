@@ -10,7 +10,7 @@ from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
 from earlyexit.source_file import Source
 from optimizer.plan import PolicySpec
-from optimizer.plan_file import ModelShape, PolicyDocument
+from optimizer.plan_file import ModelShape, PolicyDocument, parse_plan
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
 
@@ -47,5 +47,8 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
             f"control.problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}; "
             f"the model has {shape.num_blocks} and {list(shape.ramps)}"
         )
+    unknown = sorted(set(parse_plan(settings.plan).ramps) - set(problem.ramps))
+    if unknown:
+        raise PlanError(f"the plan to begin with has ramps {unknown}, control.problem has {list(problem.ramps)}")
     thresholds_of(control_policy(control), problem)
     History.check(Path(control.state), settings.app)

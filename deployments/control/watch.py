@@ -93,6 +93,7 @@ class Watch:
             if report.probes is not None and len(report.probes):
                 self._history.add_probes(now_s, report.probes)
                 self._know(report.probes)
+        self._history.commit()  # probes come once, and whoever waits for the file next must not wait for a change-over
         self._knowledge.forget(now_s)
         return reports
 

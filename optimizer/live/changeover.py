@@ -48,24 +48,30 @@ Step = Scale | Await | Prepare | Switch | Drain
 
 
 def steps(
-    before: PlacedPlan | None, after: PlacedPlan, counts: Mapping[str, int], running: Mapping[str, int]
+    before: PlacedPlan | None,
+    after: PlacedPlan,
+    counts: Mapping[str, int],
+    running: Mapping[str, int],
+    coming: Mapping[str, int] | None = None,
 ) -> tuple[Step, ...]:
     """What leads from `before`, with the replicas that run now, to `after`, on so many accelerators per type.
 
-    `running` counts starting replicas too, and may name slots of no plan: idle ones, which give up theirs first. Where
-    `before` is `after` only what is missing, or too much, is scaled. A slot that runs other than its plan asks for is
-    told again. Raises PlanError where `after` and its avoided replicas need more accelerators than there are.
+    `running` may name slots of no plan: idle ones, which give up theirs first. `coming` counts starting replicas too:
+    they have accelerators, but are waited for; None: there are none. Where `before` is `after` only what is missing, or
+    too much, is scaled. A slot that runs other than its plan asks for is told again. Raises PlanError where `after` and
+    its avoided replicas need more accelerators than there are.
     """
+    coming = running if coming is None else coming
     target: dict[str, int] = {}
     at_switch: dict[str, int] = {}
     floors = _floors(before)
-    for device, slots in _by_type(before, after, counts, running).items():
+    for device, slots in _by_type(before, after, counts, coming).items():
         needed = {slot: after.occupied.get(slot, 0) for slot in slots}
         _check_enough(device, sum(needed.values()), counts[device])
         target |= needed
-        now = _occupied_now(needed, floors, before, running, counts[device])
+        now = _occupied_now(needed, floors, before, coming, counts[device])
         at_switch |= needed if before == after else _at_switch(now, needed, floors, after, counts[device])
-    course = _Course.of(before, running, target)
+    course = _Course.of(before, running, coming, target)
     ahead = course.to(at_switch)
     if before == after:
         return (*ahead, Prepare()) if any(isinstance(step, Await) for step in ahead) else ahead
@@ -84,10 +90,17 @@ class _Course:
     target: Mapping[str, int]
 
     @classmethod
-    def of(cls, before: PlacedPlan | None, running: Mapping[str, int], target: Mapping[str, int]) -> _Course:
+    def of(
+        cls,
+        before: PlacedPlan | None,
+        running: Mapping[str, int],
+        coming: Mapping[str, int],
+        target: Mapping[str, int],
+    ) -> _Course:
         plan: Mapping[str, int | None] = {} if before is None else dict(before.occupied)
-        idle = {slot: None if replicas else 0 for slot, replicas in running.items() if slot not in plan}
-        return cls(now=dict(running), told={**plan, **idle}, target=target)
+        idle = {slot: None if replicas else 0 for slot, replicas in coming.items() if slot not in plan}
+        starting = {slot: replicas for slot, replicas in coming.items() if replicas > running.get(slot, 0)}
+        return cls(now=dict(running), told={**plan, **idle, **starting}, target=target)
 
     def to(self, levels: Mapping[str, int]) -> tuple[Step, ...]:
         """Scale slots to these levels, those that shrink first, and wait for those of the next plan that grow."""
@@ -97,9 +110,10 @@ class _Course:
             for slot, level in sorted(levels.items(), key=lambda item: (item[0] in growing, item[0]))
             if self._must_tell(slot, level)
         ]
+        due = {slot: min(level, self.target[slot]) for slot, level in growing.items()}
+        awaited = {slot: level for slot, level in due.items() if level > self.now.get(slot, 0)}
         self.told |= levels
         self.now |= levels
-        awaited = {slot: level for slot, level in growing.items() if self.target[slot]}
         return (*scales, Await(replicas=awaited)) if awaited else tuple(scales)
 
     def _must_tell(self, slot: str, level: int) -> bool:

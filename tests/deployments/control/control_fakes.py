@@ -35,12 +35,14 @@ START_S = 1200.0
 """A border of windows."""
 
 
-def problem(*, count: int = 4, survival: tuple[float, ...] = (1.0, 1.0, 0.4, 0.4)) -> PlanProblem:
+def problem(
+    *, count: int = 4, survival: tuple[float, ...] = (1.0, 1.0, 0.4, 0.4), ramps: tuple[int, ...] = RAMPS
+) -> PlanProblem:
     """Every block takes 10 ms for one to four inputs, a ramp nothing."""
-    table = LatencyTable(batches=(1, 4), block_s_NB=np.full((4, 2), 0.01), ramp_s_EB=np.zeros((3, 2)))
+    table = LatencyTable(batches=(1, 4), block_s_NB=np.full((4, 2), 0.01), ramp_s_EB=np.zeros((len(ramps), 2)))
     return PlanProblem(
         num_blocks=4,
-        ramps=RAMPS,
+        ramps=ramps,
         survival_N=survival,
         latency={"cpu": table},
         devices={"cpu": Supply(count=count, usd_per_hour=1.0)},
@@ -99,11 +101,16 @@ class FakeFleet(Fleet):
         self.times: dict[str, tuple[SplitTime, ...]] = {}
         """By replica: what it has run since its start."""
         self.hands_over = 1_000_000
+        self.is_suspended = False
         """Probes in one report, the last ones."""
         self.broken: set[str] = set()
         """Methods that fail."""
         self.stuck: set[str] = set()
         """Slots where no replica comes or goes."""
+        self.behind: set[str] = set()
+        """Ingresses that always have an input under way by the first plan."""
+        self.silent = False
+        """Whether replicas take calls, and are too busy to report."""
         self.loses = 0
         """Accelerators that are lost once somebody waits for replicas."""
 
@@ -123,10 +130,12 @@ class FakeFleet(Fleet):
     async def follow(self, placed: PlacedPlan) -> None:
         self._do("follow", str(placed.epoch))
         self.followed = placed
+        self.is_suspended = False
         self.exits.clear()
 
     async def suspend(self, reason: str) -> None:
         self._do("suspend", "")
+        self.is_suspended = True
 
     async def ingress_reports(self) -> list[IngressReport]:
         joined = Observations.join(SHAPE, self.pending)
@@ -136,7 +145,8 @@ class FakeFleet(Fleet):
             IngressReport(
                 name="i",
                 epoch=self.followed.epoch,
-                oldest_epoch=self.followed.epoch,
+                suspended=self.is_suspended,
+                oldest_epoch=0 if "i" in self.behind else self.followed.epoch,
                 at_s=self.clock.now_s(),
                 unanswered=0,
                 waiting=0,
@@ -153,7 +163,7 @@ class FakeFleet(Fleet):
         return [
             self._replica_report(slot, f"{slot}#{rank}")
             for slot, count in self.replicas.items()
-            for rank in range(count)
+            for rank in range(0 if self.silent else count)
         ]
 
     async def capacity(self) -> dict[str, int]:
@@ -189,7 +199,10 @@ class Scene:
     slots: int = 2
     count: int = 4
     problem: PlanProblem = field(default_factory=problem)
+    policy: PolicySpec = POLICY
     solve_as: Callable[[PlanProblem], Decision] | None = None
+    meanwhile: Callable[[], None] = lambda: None
+    """Happens whenever the loop waits."""
     clock: ManualClock = field(default_factory=lambda: ManualClock(START_S))
     asked: list[PlanProblem] = field(default_factory=list)
 
@@ -208,7 +221,7 @@ class Scene:
                 problem=problem_document(self.problem), policy={}, state="unused", period_s=120.0, watch_s=5.0
             ),
             problem=self.problem,
-            policy=POLICY,
+            policy=self.policy,
             slots={"cpu": self.slots},
             first=self.placed,
             clock=self.clock,
@@ -220,6 +233,7 @@ class Scene:
 
     async def sleep(self, seconds: float) -> None:
         self.clock.advance(seconds)
+        self.meanwhile()
 
     async def solve(self, asked: PlanProblem, strategy: Strategy) -> Decision:
         self.asked.append(asked)

@@ -86,6 +86,13 @@ def test_a_policy_that_nobody_can_plan_by_is_refused(tmp_path: Path, policy: dic
         check_control(settings(tmp_path, policy=policy), SHAPE)
 
 
+def test_a_first_plan_with_ramps_that_nobody_can_plan_for_is_refused(tmp_path: Path) -> None:
+    few = {"problem": problem_document(problem(ramps=(0, 2))), "policy": ENTROPY, "state": str(tmp_path / "c.db")}
+    plan = plan_document(Plan(stages=halves(1, 1), policy=POLICY))
+    with pytest.raises(PlanError, match=r"has ramps \[1\], control.problem has \[0, 2\]"):
+        check_control(settings(tmp_path, plan=plan, control=few), SHAPE)
+
+
 def test_another_applications_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
     History.open(tmp_path / "control.db", "shop").close()
     with pytest.raises(DataError, match="belongs to application 'shop'"):

@@ -108,6 +108,14 @@ def test_another_applications_file_is_refused(tmp_path: Path) -> None:
             refuse(tmp_path / "control.db", "app")
 
 
+def test_what_was_gained_is_the_last_plans_of_an_epoch(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    for _ in range(2):  # an application with other settings begins at 0 again
+        history.add_plan(row(0))
+    history.gained(0, {"goodput_rps": 40.0})
+    assert [each.gained for each in history.plans(9)] == [{"goodput_rps": 40.0}, None]
+
+
 def test_another_versions_file_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
     with sqlite3.connect(tmp_path / "control.db") as connection:
@@ -138,3 +146,13 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be used as the controller's memory"):
         History.open(tmp_path / "nowhere" / "control.db", "app")
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere"):
+        History.check(tmp_path / "nowhere" / "control.db", "app")
+
+
+def test_looking_at_a_file_with_an_odd_name_makes_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a#b%41?c.db"
+    History.open(path, "app").close()
+    with pytest.raises(DataError, match="belongs to application 'app', not 'shop'"):
+        History.check(path, "shop")
+    assert all(each.name.startswith(path.name) for each in tmp_path.iterdir())

@@ -53,10 +53,15 @@ def test_an_ingress_that_comes_later_began_at_zero() -> None:
 def test_a_report_that_is_lost_loses_nothing() -> None:
     intake = IngressIntake()
     intake.take([ingress(arrived=10)], 5.0)
-    intake.take([], 10.0)
+    assert intake.take([], 10.0) is None
     interval = intake.take([ingress(arrived=16)], 15.0)
-    assert interval is not None
-    assert interval.arrived == 6
+    assert interval == Interval(since_s=5.0, at_s=15.0, arrived=6, answered=6, in_slo=6)
+
+
+def test_a_first_report_that_is_lost_does_not_make_an_old_ingress_a_new_one() -> None:
+    intake = IngressIntake()
+    intake.take([], 5.0)
+    assert intake.take([ingress(arrived=1000)], 10.0) is None
 
 
 def test_exits_are_counted_anew_under_every_plan() -> None:

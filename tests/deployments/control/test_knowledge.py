@@ -55,6 +55,13 @@ def test_enough_probes_are_believed_alone() -> None:
     assert outlook.how == "30 probes"
 
 
+def test_probes_of_the_window_in_which_the_recording_began_are_known_though_it_is_not_whole() -> None:
+    knowledge = known(since_s=START_S + 50.0)
+    knowledge.add_probes(seen(START_S + 60.0, leaving=6, staying=24))
+    assert knowledge.observed(START_S + 50.0, START_S + 70.0)[1] == 30
+    assert knowledge.outlook(START_S + PERIOD_S + 1.0).how == "30 probes"
+
+
 def test_whole_windows_are_forecast_from() -> None:
     knowledge = known()
     knowledge.add_probes(seen(START_S + 5.0, leaving=50, staying=50))

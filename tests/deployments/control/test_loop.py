@@ -2,15 +2,30 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from earlyexit.clock import ManualClock
 from earlyexit.errors import PlanError
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
-from tests.deployments.control.control_fakes import POLICY, START_S, Scene, halves, no_plan, planned, slower, whole
+from tests.deployments.control.control_fakes import (
+    POLICY,
+    RAMPS,
+    START_S,
+    Scene,
+    halves,
+    no_plan,
+    planned,
+    problem,
+    slower,
+    whole,
+)
 
 EASY = (60, 40)
 """Inputs between two looks that leave at ramp 1, and that stay."""
@@ -35,6 +50,12 @@ async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan
         "plan 1 in force (period): 3 x cpu blocks 0-1 | 1 x cpu blocks 2-3, 500/s in 68 ms predicted"
     ]
     assert scene.asked[0].survival_N == pytest.approx((1.0, 1.0, 0.4, 0.4))
+
+
+async def test_probes_of_a_period_that_had_begun_before_the_controller_count_too(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=whole(4), clock=ManualClock(START_S + 60.0))
+    await scene.ticks(12, (30, 70))
+    assert scene.asked[0].survival_N == pytest.approx((1.0, 1.0, 0.7, 0.7))
 
 
 async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_path: Path) -> None:
@@ -62,16 +83,17 @@ async def test_a_jump_of_difficulty_is_planned_for_at_once(tmp_path: Path) -> No
     assert scene.fleet.log == ["scale split-cpu-0 to 2", "scale split-cpu-1 to 2", "prepare 1", "follow 1"]
 
 
-async def test_few_probes_after_a_jump_are_planned_by_again_when_there_are_enough(tmp_path: Path) -> None:
+async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp_path: Path) -> None:
     scene = Scene(tmp_path, first=halves(3, 1), best=halves(3, 1))
     await scene.begin(EASY)
     await scene.ticks(6, EASY)
     scene.fleet.hands_over = 20
     await scene.ticks(1, HARD)
-    await scene.ticks(5, HARD)
-    outlooks = [each.survival_N[2] for each in scene.asked]
-    # 20 of 30 probes weigh two thirds, all of whom stay; 0.4 was expected.
-    assert outlooks == pytest.approx([0.4, 2 / 3 * 1.0 + 1 / 3 * 0.4, 1.0])
+    assert len(scene.asked) == 1
+    await scene.ticks(1, HARD)
+    assert len(scene.said("reaction")) == 1
+    # The 20 probes of the first look would be two thirds of a plan, the 40 of two looks make one.
+    assert [each.survival_N[2] for each in scene.asked] == pytest.approx([0.4, 1.0])
 
 
 async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp_path: Path) -> None:
@@ -93,6 +115,19 @@ async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp
     scene.best = whole(3)
     await scene.ticks(24, EASY)
     assert scene.asked[-1].devices["cpu"].count == 3
+
+
+async def test_a_straggler_rests_on_where_its_slot_is_too_busy_to_report(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=whole(3))
+    await scene.begin(EASY)
+    await scene.ticks(2, EASY)
+    for rank in range(4):
+        slower(scene, f"split-cpu-0#{rank}", 0.08 if rank == 2 else 0.04)
+    await scene.ticks(1, EASY)
+    scene.fleet.silent = True
+    await scene.ticks(24, EASY)
+    assert len(scene.asked) == 2
+    assert scene.fleet.followed.avoided == {"split-cpu-0#2": "split-cpu-0"}
 
 
 async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> None:
@@ -185,6 +220,19 @@ async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again
     assert scene.fleet.followed.epoch == 2
 
 
+@pytest.mark.parametrize(
+    "predicted", [{"rate_per_s": "fast", "latency_s": "soon"}, {"rate_per_s": 0.0}], ids=["words", "nothing"]
+)
+async def test_what_a_plan_says_of_itself_may_be_anything(tmp_path: Path, predicted: dict[str, Any]) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1), predicted=predicted)
+    await scene.begin(EASY)
+    scene.start()
+    await scene.ticks(1, EASY)
+    await scene.ticks(1, EASY)
+    assert scene.said("error") == []
+    assert scene.fleet.followed.plan.stages == halves(3, 1)
+
+
 async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Path) -> None:
     scene = Scene(tmp_path, best=halves(3, 1))
     await scene.begin(EASY)
@@ -264,6 +312,114 @@ async def test_replicas_that_never_come_are_said_and_waited_for_again(tmp_path: 
     assert scene.fleet.followed.plan.stages == halves(3, 1)
 
 
+async def test_every_try_waits_for_replicas_that_an_earlier_one_asked_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    scene.fleet.stuck = {"split-cpu-1"}
+    await scene.ticks(2, EASY)
+    assert [line for line in scene.fleet.log if line.startswith("follow")] == []
+    assert scene.said("error") == 2 * ["OfframpError: replicas did not start within 120 s: split-cpu-1 runs 0 of 1"]
+
+
+async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    scene.fleet.stuck = {"split-cpu-1"}
+    await scene.ticks(3, EASY)
+    assert scene.said("error")[2:] == ["gives up plan 1: the change to it broke off again and again"]
+    assert scene.fleet.log[-3:] == ["scale split-cpu-0 to 4", "prepare 2", "follow 2"]
+    assert scene.fleet.followed.plan.stages == whole(4)
+    await scene.ticks(48, EASY)
+    assert len(scene.asked) > 2
+    assert scene.fleet.followed.epoch == 2
+
+
+async def test_replicas_that_come_after_all_are_not_given_up(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    scene.fleet.stuck = {"split-cpu-1"}
+    await scene.ticks(2, EASY)
+    scene.fleet.replicas["split-cpu-1"] = 1
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.plan.stages == halves(3, 1)
+
+
+async def test_a_plan_that_replicas_cannot_make_ready_for_is_given_up(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    scene.fleet.broken = {"prepare"}
+    await scene.ticks(10, EASY)
+    scene.fleet.broken = set()
+    await scene.ticks(1, EASY)
+    assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (2, whole(4))
+
+
+async def test_what_ingresses_hand_over_while_a_plan_drains_is_on_disk_at_once(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, first=halves(2, 2))
+    await scene.begin(EASY)
+    scene.fleet.behind = {"i"}
+    rows = []
+
+    def meanwhile() -> None:
+        with closing(sqlite3.connect(tmp_path / "control.db")) as other:
+            rows.append(other.execute("SELECT count(*) FROM probes").fetchone()[0])
+        scene.inputs(*EASY)
+
+    scene.meanwhile = meanwhile
+    await scene.loop.apply(plan_document(Plan(stages=whole(4), policy=POLICY)))
+    assert "scale split-cpu-1 to 0" in scene.fleet.log
+    # 23 looks before.
+    assert rows[:4] == [23, 24, 25, 26]
+
+
+async def test_a_memory_that_cannot_be_written_does_not_end_the_loop(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    with closing(sqlite3.connect(tmp_path / "control.db")) as other:
+        other.execute("DROP TABLE counts")
+        other.execute("ALTER TABLE events RENAME TO gone")
+        await scene.ticks(1, EASY)
+        assert scene.fleet.followed.epoch == 0
+        scene.history.commit()  # so that this connection may write
+        other.execute("CREATE TABLE counts (at_s REAL NOT NULL, interval TEXT NOT NULL)")
+        other.execute("ALTER TABLE gone RENAME TO events")
+    await scene.ticks(1, EASY)
+    assert scene.fleet.followed.epoch == 1
+
+
+async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=whole(4))
+    await scene.begin(EASY)
+    scene.clock = scene.fleet.clock = ManualClock(START_S - 600.0)
+    scene.start()
+    await scene.ticks(48, EASY)  # at once, and after each of two periods
+    assert len(scene.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policy": replace(POLICY, thresholds=dict.fromkeys(RAMPS, 0.7))}, "the exit policy is another now"),
+        ({"problem": problem(ramps=(0, 2))}, "there are no ramps [1] any more"),
+    ],
+    ids=["thresholds", "ramps"],
+)
+async def test_the_plan_of_other_settings_is_not_taken_up_again(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(1, EASY)
+    assert scene.loop.keeper.placed.epoch == 1
+    for name, value in changes.items():
+        setattr(scene, name, value)
+    scene.start()
+    assert scene.said("error") == [f"the plan that was in force cannot be taken up again: {words}"]
+    assert scene.loop.keeper.placed == scene.placed
+    scene.start()  # it was killed at once
+    assert scene.loop.keeper.placed == scene.placed
+
+
 async def test_a_slot_that_was_reset_is_told_its_replicas_again(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     await scene.begin()
@@ -279,6 +435,16 @@ async def test_an_ingress_that_follows_an_older_plan_is_told_again(tmp_path: Pat
     scene.fleet.followed = scene.placed
     scene.fleet.log.clear()
     await scene.ticks(1, EASY)
+    assert scene.fleet.log == ["follow 1"]
+
+
+async def test_an_ingress_that_was_told_late_to_refuse_is_told_the_plan_again(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(1, EASY)
+    scene.fleet.is_suspended = True
+    scene.fleet.log.clear()
+    await scene.ticks(2, EASY)
     assert scene.fleet.log == ["follow 1"]
 
 

@@ -120,6 +120,18 @@ def test_a_replica_that_comes_back_by_itself_is_waited_for() -> None:
     assert told(found) == ["T4-0=3", "await T4-0=3", "prepare", "switch"]
 
 
+def test_replicas_that_were_asked_for_before_are_waited_for() -> None:
+    before, after = on_slots({"T4-0": 4}), on_slots({"T4-0": 3, "T4-1": 1}, epoch=1)
+    found = steps(before, after, {"T4": 4}, runs(T4_0=3, T4_1=0), runs(T4_0=3, T4_1=1))
+    assert told(found) == ["T4-0=3", "T4-1=1", "await T4-1=1", "prepare", "switch"]
+
+
+def test_replicas_that_start_where_nobody_needs_them_are_not_waited_for_and_give_way() -> None:
+    before, after = on_slots({"T4-0": 2}), on_slots({"T4-0": 2, "T4-2": 1}, epoch=1)
+    found = steps(before, after, {"T4": 3}, runs(T4_0=2, T4_1=0), runs(T4_0=2, T4_1=1))
+    assert told(found) == ["T4-1=0", "T4-2=1", "await T4-2=1", "prepare", "switch"]
+
+
 def test_idle_replicas_that_nothing_needs_go_last() -> None:
     before, after = on_slots({"T4-0": 1}), on_slots({"T4-0": 1}, epoch=1)
     found = steps(before, after, {"T4": 3}, runs(T4_0=1, T4_2=2))

@@ -201,3 +201,22 @@ def min_before_switch(case: Case, slot: str) -> int:
         if isinstance(step, Switch):
             break
     return least
+
+
+def test_replicas_that_still_start_hold_their_accelerators_and_are_waited_for() -> None:
+    for seed in SEEDS:
+        case, rng = interrupted_case(seed), default_rng(seed)
+        running = {slot: int(rng.integers(0, each + 1)) for slot, each in case.running.items()}
+        told = dict(case.running)
+        for step in steps(case.before, case.after, case.counts, running, case.running):
+            if isinstance(step, Scale):
+                told[step.slot] = step.replicas
+                running[step.slot] = min(running.get(step.slot, 0), step.replicas)
+            elif isinstance(step, Await):
+                running |= step.replicas
+            elif isinstance(step, Switch):
+                spare = {slot: each - case.after.replicas.get(slot, 0) for slot, each in case.after.occupied.items()}
+                assert all(running.get(slot, 0) - spare[slot] >= 1 for slot in case.after.slots)
+            for device, count in case.counts.items():
+                assert isinstance(step, Scale) or sum(case.of_type(device, told).values()) <= count
+        assert {slot: each for slot, each in told.items() if each} == case.after.occupied
