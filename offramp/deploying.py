@@ -34,8 +34,7 @@ class Dashboard:
 
     def serve(self) -> dict[str, Any]:
         """What Serve runs: `applications` by name, and its options."""
-        found: dict[str, Any] = self._ask("GET", APPLICATIONS).json()
-        return found
+        return _fields(self._ask("GET", APPLICATIONS), "applications")
 
     def put(self, config: Mapping[str, Any]) -> None:
         """Make this what Serve runs; applications that are not in it are ended."""
@@ -43,7 +42,7 @@ class Dashboard:
 
     def inventory(self) -> Inventory:
         """What the cluster's nodes have."""
-        rows = self._ask("GET", NODES, params={"limit": 10_000}).json()["data"]["result"]["result"]
+        rows = _fields(self._ask("GET", NODES, params={"limit": 10_000}), "data")["data"]["result"]["result"]
         return from_nodes(
             {"Alive": row["state"] == "ALIVE", "Resources": row["resources_total"], "Labels": row.get("labels")}
             for row in rows
@@ -57,9 +56,20 @@ class Dashboard:
             raise OfframpError(f"no Ray dashboard answers at {where}: {error}") from error
         if response.status_code in (401, 403):
             raise OfframpError(f"{where} refuses: {response.status_code}; set RAY_AUTH_MODE=token and its token")
-        if response.is_error:
+        if not response.is_success:
             raise OfframpError(f"{where}{path} says {response.status_code}: {_one_line(response.text)}")
         return response
+
+
+def _fields(response: httpx.Response, needed: str) -> dict[str, Any]:
+    """The fields of an answer, one of which is needed; raises OfframpError for an answer of somebody else."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or needed not in found:
+        raise OfframpError(f"{response.url} answers, but not as a Ray dashboard")
+    return found
 
 
 def dashboard_client(address: str, environment: Mapping[str, str] = os.environ) -> httpx.Client:
@@ -75,10 +85,13 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
     path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     if token is None:
         try:
-            token = path.read_text(encoding="utf-8")
+            token = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise InputError(f"RAY_AUTH_MODE is token, and {path} cannot be read: {error.strerror}") from error
-    return {"Authorization": f"Bearer {token.strip()}"}
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable():  # httpx would print it as it complains
+        raise InputError("RAY_AUTH_MODE is token, and the token is empty or holds what no HTTP header can")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def check_devices(wanted: Mapping[str, int], there: Inventory) -> None:

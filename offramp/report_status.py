@@ -35,9 +35,9 @@ def _applications(applications: list[dict[str, Any]]) -> Table:
 
 def _stages(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Of a plan document, or of one that stands beside what else its service says."""
-    while plan is not None and "stages" not in plan:
+    while isinstance(plan, Mapping) and "stages" not in plan:  # somebody else may listen there
         plan = plan.get("plan")
-    return [] if plan is None else list(plan["stages"])
+    return list(plan["stages"]) if isinstance(plan, Mapping) else []
 
 
 def _plan(stages: list[dict[str, Any]], title: str) -> Table:

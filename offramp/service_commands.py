@@ -88,7 +88,7 @@ def status(
 
     with _dashboard(address) as dashboard:
         serve = dashboard.serve()
-    plan = _plan_of(url or _service_url(address, serve)) if serve["applications"] else None
+    plan = _plan_of(url or service_url(address, serve)) if serve["applications"] else None
     found = {"applications": applications_document(serve), "plan": plan}
     if as_json:
         print(json.dumps(found))
@@ -209,10 +209,12 @@ def _waiting(limit_s: float) -> Waiting:
     return Waiting(clock=MonotonicClock(), sleep=time.sleep, tell=tell, limit_s=limit_s)
 
 
-def _service_url(address: str, serve: dict[str, Any]) -> str:
+def service_url(address: str, serve: dict[str, Any]) -> str:
+    """Serve's own port, on the machine of the dashboard."""
     port = (serve.get("http_options") or {}).get("port", 8000)
     parts = urlsplit(address)
-    return f"{parts.scheme}://{parts.hostname}:{port}"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname  # IPv6
+    return f"{parts.scheme}://{host}:{port}"
 
 
 def _plan_of(url: str) -> dict[str, Any] | None:

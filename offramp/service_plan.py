@@ -126,6 +126,11 @@ def _given_plan(parts: ServiceParts, path: Path) -> Plan:
         missing = lacking(_used(plan), parts.inventory)
         if missing:
             raise InputError(f"{path} needs {_listed(missing)} more than the cluster has")
+        unknown = sorted(set(plan.ramps) - set(parts.exits.thresholds)) if parts.document.planner.control else []
+        if unknown:
+            raise InputError(
+                f"{path} has ramps {unknown}; the controller has thresholds for {[*parts.exits.thresholds]}"
+            )
         if parts.exits.policy.name == "recorded" and policy.name != "recorded":
             raise InputError(
                 f"{path} leaves by {policy.name}; emulated accelerators answer from exit records: recorded"

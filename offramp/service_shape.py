@@ -77,11 +77,21 @@ class PlannerDocument(StrictDocument):
     coverage: float | None = Field(default=None, gt=0, lt=1)
     least_gain: float | None = Field(default=None, ge=0)
     start_s: float | None = Field(default=None, ge=0)
+    starts_at_once: int | None = Field(default=None, ge=1)
     straggler_ratio: float | None = Field(default=None, gt=1)
     rollback_margin: float | None = Field(default=None, gt=0, lt=1)
 
 
-CONTROL_FIELDS = ("period_s", "watch_s", "coverage", "least_gain", "start_s", "straggler_ratio", "rollback_margin")
+CONTROL_FIELDS = (
+    "period_s",
+    "watch_s",
+    "coverage",
+    "least_gain",
+    "start_s",
+    "starts_at_once",
+    "straggler_ratio",
+    "rollback_margin",
+)
 """Of the planner; meaning and default are those of `deployments.settings.ControlSettings`, seconds those of a clock."""
 
 

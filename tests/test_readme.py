@@ -177,7 +177,9 @@ def test_the_table_of_statuses_holds_all_of_the_description() -> None:
 def test_the_table_of_metrics_is_that_of_the_source() -> None:
     kinds = {"Counter": "counter", "Gauge": "gauge", "histogram": "histogram"}
     source = "".join(read(path) for path in sorted((ROOT / "deployments").rglob("*metrics.py")))
-    counted = {(name, kinds[kind]) for kind, name in re.findall(r'(Counter|Gauge|histogram)\(\s*"(offramp_\w+)"', source)}
+    counted = {
+        (name, kinds[kind]) for kind, name in re.findall(r'(Counter|Gauge|histogram)\(\s*"(offramp_\w+)"', source)
+    }
     rows = re.findall(r"^\| `(offramp_\w+)` \| (\w+) \|", section(read(README), "Metrics"), flags=re.MULTILINE)
     assert set(rows) == counted
 

@@ -225,6 +225,21 @@ def refuse(_: httpx.Request) -> httpx.Response:
             "http://ray:8265/api/serve/applications/ says 400: ValueError: no such app",
             id="refused",
         ),
+        pytest.param(
+            lambda request: httpx.Response(200, text="<html>"),
+            "http://ray:8265/api/serve/applications/ answers, but not as a Ray dashboard",
+            id="a page",
+        ),
+        pytest.param(
+            lambda request: httpx.Response(200, json={"detail": "?"}),
+            "http://ray:8265/api/serve/applications/ answers, but not as a Ray dashboard",
+            id="another service",
+        ),
+        pytest.param(
+            lambda request: httpx.Response(302, text="elsewhere"),
+            "http://ray:8265/api/serve/applications/ says 302: elsewhere",
+            id="elsewhere",
+        ),
     ],
 )
 def test_what_goes_wrong_is_one_line_with_the_address(answer: Any, words: str) -> None:
@@ -243,3 +258,10 @@ def test_a_token_is_sent_only_where_ray_is_told_to_use_one(tmp_path: Path) -> No
     assert found == {"Authorization": "Bearer from-file"}
     with pytest.raises(InputError, match=r"RAY_AUTH_MODE is token, and .*gone cannot be read"):
         token_header({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "gone")})
+
+
+@pytest.mark.parametrize("token", ["", "sec\nret", "\ufeffsecret"], ids=["empty", "two lines", "a mark before it"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_printed(token: str) -> None:
+    with pytest.raises(InputError, match="holds what no HTTP header can") as refusal:
+        token_header({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token})
+    assert "sec" not in str(refusal.value)

@@ -12,6 +12,8 @@ import yaml
 
 from deployments.settings import ServeSettings
 from offramp.cli import main
+from offramp.report_status import status_tables
+from offramp.service_commands import service_url
 from offramp.service_file import read_service
 from offramp.service_paths import at_folder
 from tests.cluster.kuberay_schema import RayService
@@ -190,6 +192,20 @@ def test_status_shows_replicas_and_the_plan_and_says_what_is_emulated(
     assert "split-emulated-V100-0 (emulated) HEALTHY 2 of 2" in rows
     assert "0 V100 (emulated) 2 0 to 1 4 0, 1" in rows
     assert "2 to 2 4 -" in rows
+
+
+@pytest.mark.parametrize("answer", [["a list"], {"plan": "free"}, {}], ids=["list", "word", "nothing"])
+def test_a_plan_of_somebody_else_is_no_plan(answer: Any) -> None:
+    assert len(status_tables({"applications": [], "plan": answer})) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("http://ray:8265", "http://ray:9000"), ("http://[::1]:8265", "http://[::1]:9000")],
+    ids=["name", "IPv6"],
+)
+def test_a_service_is_beside_the_dashboard(address: str, url: str) -> None:
+    assert service_url(address, {"http_options": {"port": 9000}}) == url
 
 
 def test_status_of_an_idle_cluster_says_so(ray: FakeRay, capsys: Captured) -> None:

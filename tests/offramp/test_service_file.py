@@ -391,3 +391,13 @@ def test_a_plan_that_cannot_be_answered_from_records_is_refused_on_emulated_acce
     write_plan(plan, files.folder / "plan.yaml")
     said = files.refused(**emulated(), planner={"plan": "plan.yaml"})[1]
     assert "leaves by entropy; emulated accelerators answer from exit records: recorded" in said
+
+
+def test_a_plan_with_ramps_that_the_controller_has_no_threshold_for_is_refused(files: Files) -> None:
+    splits = [{"first": 0, "end": 3, "batch": 2, "ramps": [1]}]
+    policy = {"name": "entropy", "thresholds": 0.5}
+    write_plan(parse_plan({"stages": [{"splits": splits}], "policy": policy}), files.folder / "plan.yaml")
+    parts = {"accuracy": {"policy": "entropy", "thresholds": {0: 0.5}, "budget": 0.1}}
+    said = files.refused(**parts, planner={"plan": "plan.yaml"})[1]
+    assert "has ramps [1]; the controller has thresholds for [0]" in said
+    assert files.read(**parts, planner={"plan": "plan.yaml", "control": False}).settings.control is None

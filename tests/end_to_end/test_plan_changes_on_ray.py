@@ -1,0 +1,120 @@
+"""A small model behind a real Ray Serve application with a controller: its plan changes under load."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from earlyexit.split import Split
+from optimizer.plan import Plan, Stage
+from optimizer.plan_file import plan_document, write_plan
+from tests.end_to_end.tiny_service import (
+    Service,
+    answer_alone,
+    make_model,
+    median_entropies,
+    running,
+    some_texts,
+    two_stages,
+)
+
+pytestmark = pytest.mark.ray
+
+PORT = 8133
+CHANGE_S = 90.0
+PROBES_S = 20.0
+AGAIN_S = 0.02
+
+
+@dataclass
+class Load:
+    """One client that asks until it is told to stop, and keeps what it got."""
+
+    service: Service
+    stop: threading.Event = field(default_factory=threading.Event)
+    statuses: list[int] = field(default_factory=list)
+    answers: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self.service.url, timeout=20.0) as client:
+            turn = 0
+            while not self.stop.is_set():
+                index = turn % len(self.service.texts)
+                reply = client.post("/predict", json={"inputs": self.service.texts[index]})
+                self.statuses.append(reply.status_code)
+                self.answers.append((index, reply.json()))
+                self.stop.wait(AGAIN_S)
+                turn += 1
+
+
+@contextmanager
+def under_load(service: Service) -> Iterator[Load]:
+    load = Load(service)
+    thread = threading.Thread(target=load.run)
+    thread.start()
+    try:
+        yield load
+    finally:
+        load.stop.set()
+        thread.join()
+
+
+def plans(first: Plan) -> list[Plan]:
+    """The same ramps throughout, so that every input must get the same answer under each."""
+    small = Split(first=0, end=1, batch=2, ramps=(0,))
+    cut_elsewhere = (small, Split(first=1, end=4, batch=8, ramps=(1, 2)))
+    one_stage = (Stage(device="cpu", replicas=2, splits=cut_elsewhere),)
+    other_stages = (
+        Stage(device="cpu", replicas=1, splits=(small,)),
+        Stage(device="cpu", replicas=2, splits=(Split(first=1, end=4, batch=4, ramps=(1, 2)),)),
+    )
+    return [replace(first, stages=stages) for stages in (one_stage, other_stages)] + [first]
+
+
+def test_plans_change_under_load_and_every_answer_stays_what_it_was(tmp_path: Path) -> None:
+    texts = some_texts(24)
+    model, tokenizer = make_model(tmp_path)
+    thresholds = median_entropies(model, tokenizer, texts)
+    first = two_stages(thresholds)
+    write_plan(first, tmp_path / "plan.yaml")
+    answers = tuple(answer_alone(model, tokenizer, text, thresholds) for text in texts)
+    with running(tmp_path, script="serve_controlled.py", port=PORT) as process:
+        service = Service(url=process.url, texts=texts, answers=answers)
+        with httpx.Client(base_url=process.url, timeout=20.0) as http, under_load(service) as load:
+            before = len(load.answers)
+            for plan in plans(first):
+                line = json.dumps(plan_document(plan))
+                verdict = json.loads(process.ask(line, tmp_path / "service.log", CHANGE_S))
+                assert verdict["changed"]
+                now = http.get("/plan").json()
+                assert now["epoch"] == now["followed_epoch"] == verdict["epoch"]
+                assert len(load.answers) > before, "answers came during the change"
+                before = len(load.answers)
+            described, history = once_probes_are_seen(http), http.get("/plan/history").json()
+    assert set(load.statuses) == {200}
+    for index, answer in load.answers:
+        service.check(index, answer)
+    assert [stage["replicas"] for stage in described["plan"]["stages"]] == [1, 1]
+    assert described["observed"]["drops"] == {}
+    assert described["observed"]["probes"] > 0
+    assert 0.0 <= described["observed"]["agreement"] <= 1.0
+    assert len([row for row in history if row["reason"] == "asked"]) == len(plans(first))
+
+
+def once_probes_are_seen(http: httpx.Client) -> dict[str, Any]:
+    """What the service says of its plan, when the controller has looked at it under load."""
+    until_s = time.monotonic() + PROBES_S
+    while True:
+        described: dict[str, Any] = http.get("/plan").json()
+        if described["observed"]["probes"] or time.monotonic() > until_s:
+            return described
+        time.sleep(0.2)
