@@ -83,7 +83,7 @@ class ServeSettings(BaseModel):
     """Latency within which an answer counts, in wall-clock seconds: the latest deadline of any request. None: the
     requests' own timeouts alone."""
     slack: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the SLO kept in hand when requests are admitted (E3 section 4)."""
+    """Share of the SLO that plans, and stages which wait for full batches, leave in hand (E3 section 4)."""
     ingress_replicas: int = Field(default=1, ge=1)
     dtype: Literal["float32", "bfloat16"] = "float32"
     backend: Literal["torch", "onnx"] = "torch"

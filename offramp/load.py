@@ -35,7 +35,7 @@ async def run_load(config: LoadConfig, on_progress: OnProgress | None = None) ->
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
     async with aiohttp.ClientSession(connector=connector) as session:
         generator = Generator(
-            config=config, post=_post_to(session, config.url), rng=random.Random(config.seed), clock=MonotonicClock()
+            config=config, post=post_to(session, config.url), rng=random.Random(config.seed), clock=MonotonicClock()
         )
         await _run_phase(generator, config.warmup_requests, lambda _: None)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -80,7 +80,8 @@ def _arrivals(config: LoadConfig) -> Iterator[float] | None:
     return poisson(config.rate_rps, np.random.default_rng(config.seed))
 
 
-def _post_to(session: aiohttp.ClientSession, url: str) -> Post:
+def post_to(session: aiohttp.ClientSession, url: str) -> Post:
+    """The network, as a generator sees it: `POST /predict` of a service."""
     predict_url = url.rstrip("/") + PREDICT_PATH
 
     async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:

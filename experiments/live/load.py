@@ -29,12 +29,10 @@ from experiments.live.phases import (
     workers_of,
 )
 from offramp.generator import Generator, Post
-from offramp.protocol import PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
+from offramp.load import KEEP_ALIVE_S, post_to
 from offramp.report import RequestRecord
 from offramp.workload import LoadConfig
 
-KEEP_ALIVE_S = 4.0
-"""As in `offramp.load`: below the 5 s after which servers close an idle connection."""
 TIMEOUT_SLOS = 4.0
 """A client's patience, in SLOs."""
 PAUSE_SLOS = 0.1
@@ -130,23 +128,6 @@ class ClosedLoop:
 
     def _now_s(self) -> float:
         return self.generator.clock.now_s() - self.start_s
-
-
-def post_to(session: aiohttp.ClientSession, url: str) -> Post:
-    """The network, as the generator sees it."""
-    predict_url = url.rstrip("/") + PREDICT_PATH
-
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
-        headers, timeout = {REQUEST_ID_HEADER: request_id}, aiohttp.ClientTimeout(total=timeout_s)
-        try:
-            async with session.post(predict_url, json=body, headers=headers, timeout=timeout) as response:
-                return read_reply(response.status, await response.read(), response.headers.get("Retry-After"))
-        except TimeoutError:
-            return NoReply(kind="timeout", message=f"no answer within {timeout_s:g} s")
-        except aiohttp.ClientError as error:
-            return NoReply(kind="connection", message=str(error) or type(error).__name__)
-
-    return post
 
 
 def _generator(url: str, keys: Sequence[str], post: Post, slo_s: float, seed: int, clock: Clock) -> Generator:
