@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.control.change import Change, Sleep
+from deployments.control.due import SETTLE_LOOKS, Due
 from deployments.control.fleet import Fleet
 from deployments.control.history import History
-from deployments.control.knowledge import LEAST_PROBES, Knowledge, Outlook
-from deployments.control.look import rate_left, served, stragglers, survival_left
+from deployments.control.knowledge import Knowledge
+from deployments.control.look import served, stragglers
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.plan_words import with_epoch
-from deployments.control.planning import Ground, OffLoop, Planning
+from deployments.control.planning import OffLoop, Planning
 from deployments.control.proposal import Solve
 from deployments.control.settings import thresholds_of
 from deployments.control.watch import Seen, Watch
@@ -39,8 +40,6 @@ REST_PERIODS = 5
 """A straggler gets no work for so long; then it is tried again."""
 BLAME_PERIODS = 5
 """A plan that was rolled back is not taken again for so long, while the problem stays what it was."""
-SETTLE_LOOKS = 4
-"""A new plan is not judged, and a new forecast not called wrong, before so many looks."""
 
 
 class ControlLoop:
@@ -81,6 +80,7 @@ class ControlLoop:
             fleet, history, change, clock, problem=problem, policy=policy, slots=slots, first=first
         )
         self.planning = Planning(settings, policy, self.knowledge, self.keeper, clock, solve, off_loop)
+        self.due = Due(settings, self.knowledge, self.keeper, self.planning)
         self.seen: Seen | None = None
         """The last look; None before the first."""
         self._counts: Mapping[str, int] | None = None
@@ -155,7 +155,7 @@ class ControlLoop:
         await self.keeper.settle(seen)
         if self.keeper.standing.hold or await self._rolled_back(seen) or await self._rested(seen):
             return
-        reason = self._due(seen)
+        reason = self.due.reason(seen)
         if reason is not None:
             await self._replan(reason, seen)
 
@@ -176,7 +176,7 @@ class ControlLoop:
         ground, suspended = self.planning.ground, self.keeper.standing.suspended
         self._counts = self._counts or counts
         before = self._counts if ground is None else ground.counts
-        if suspended is not None and ground is not None and counts == before and not self._is_period_over(seen):
+        if suspended is not None and ground is not None and counts == before and not self.due.is_period_over(seen):
             await self.keeper.suspend(suspended)
             return True
         if suspended is not None:
@@ -191,60 +191,6 @@ class ControlLoop:
         self.keeper.say("capacity", f"{reason}: {dict(before)} before, {counts} now")
         await self._replan(reason, seen)
         return True
-
-    def _due(self, seen: Seen) -> str | None:
-        ground = self.planning.ground
-        if ground is not None and ground.outlook.at_s <= self.knowledge.changed_s <= seen.at_s:
-            return self._due_after_change(seen)
-        if self._is_period_over(seen):
-            return "period"
-        settled_s = self.keeper.standing.planned_s + SETTLE_LOOKS * self._settings.watch_s
-        if ground is None or seen.at_s < settled_s:
-            return None
-        if self._reacts(ground, seen):
-            changed = self.knowledge.changed_s >= ground.outlook.at_s  # or only the rate did
-            return self._due_after_change(seen) if changed else "reaction"
-        return "first probes" if self._learnt(ground.outlook, seen) else None
-
-    def _due_after_change(self, seen: Seen) -> str | None:
-        """Without probes since the stream changed it could only be planned by what was expected before anything."""
-        enough = self._num_probes(seen) >= LEAST_PROBES
-        return "reaction" if enough or seen.at_s >= self.knowledge.changed_s + self._settings.period_s else None
-
-    def _is_period_over(self, seen: Seen) -> bool:
-        """Periods are the windows of forecasts: it is planned when one is whole, or when the clock was set back."""
-        period_s = self._settings.period_s
-        return seen.at_s // period_s != self.keeper.standing.planned_s // period_s
-
-    def _reacts(self, ground: Ground, seen: Seen) -> bool:
-        """Where the stream left its forecast, what was before is left out from now on."""
-        standing = self.keeper.standing
-        counted = self.knowledge.counts(max(standing.followed_s, ground.outlook.at_s))
-        looks, plan = self._settings.period_s / self._settings.watch_s, standing.placed.plan
-        exits = None
-        if ground.outlook.num_probes:  # without any nothing could be learnt of it
-            exits = survival_left(ground.outlook, plan, counted, ground.reach, looks=looks)
-        rate = rate_left(ground.outlook, counted, standing.sized_for_rps, looks=looks)
-        if exits is None and rate is None:
-            return False
-        if exits is not None:
-            self.keeper.say("reaction", exits.words)
-            self.knowledge.changed_s = exits.since_s
-        if rate is not None:
-            self.keeper.say("reaction", rate.words)
-            self.knowledge.rate_changed_s = rate.since_s
-        self.keeper.become(changed_s=self.knowledge.changed_s, rate_changed_s=self.knowledge.rate_changed_s)
-        return True
-
-    def _learnt(self, outlook: Outlook, seen: Seen) -> bool:
-        """After a start, or a change of the stream, its first probes are now enough to plan by."""
-        if outlook.num_probes >= LEAST_PROBES:
-            return False
-        return self._num_probes(seen) >= LEAST_PROBES
-
-    def _num_probes(self, seen: Seen) -> int:
-        """Since the stream changed."""
-        return self.knowledge.observed(self.knowledge.changed_s, seen.at_s)[1]
 
     async def _rolled_back(self, seen: Seen) -> bool:
         standing = self.keeper.standing
