@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: help setup demo serve test test-fast test-all lint type format bench clean
+.PHONY: help setup demo serve test test-fast test-all lint type format bench bench-live clean
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## Create .venv and install everything, pinned by constraints.txt
 
@@ -54,6 +54,15 @@ bench: $(STAMP) runs/demo/model/calibration.json  ## Engine speed, overhead, mem
 	$(BIN)/python -m experiments.memory runs/demo/model
 	$(BIN)/python -m experiments.early_answers runs/demo/model --data runs/demo/test.csv
 	$(BIN)/python -m experiments.chaos runs/demo/model --data runs/demo/test.csv
+
+bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, adaptation, kills, bursts (about an hour)
+	$(BIN)/python -m experiments.live.changes
+	$(BIN)/python -m experiments.live.adaptation
+	$(BIN)/python -m experiments.live.mixed
+	$(BIN)/python -m experiments.live.kills
+	$(BIN)/python -m experiments.live.straggler
+	$(BIN)/python -m experiments.live.burst
+	$(BIN)/python -m experiments.live.control_overhead
 
 runs/demo/model/calibration.json: | $(STAMP)
 	$(BIN)/python -m experiments.demo
