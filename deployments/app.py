@@ -17,6 +17,7 @@ from deployments.ingress.ingress import Ingress
 from deployments.ingress.router import FillFirstRouter
 from deployments.settings import ServeSettings
 from deployments.slots import first_replicas, slot_counts, slot_devices
+from deployments.stage.build import check_emulated
 from deployments.stage.replica import StageReplica
 from earlyexit.store import read_card
 from optimizer.plan_file import ModelShape, parse_plan
@@ -46,6 +47,8 @@ def build(settings: dict[str, Any]) -> Application:
     logging_config = logging_of(checked)
     check_control(checked, shape)
     slots = slot_devices(slot_counts(checked, plan))
+    for device in dict.fromkeys(slots.values()):
+        check_emulated(checked, device, card)
     replicas = first_replicas(checked)
     stages = [_slot(settings, slot, device, replicas[slot], logging_config) for slot, device in slots.items()]
     ingress = serve.deployment(

@@ -51,9 +51,7 @@ def build_runner(
     """
     if not find_device(device).emulated:
         return _torch_runner(settings, device, spec)
-    emulated = settings.emulated.get(device)
-    if emulated is None:
-        raise PlanError(f"no latency profile says how fast {device} is; profiles are of {sorted(settings.emulated)}")
+    emulated = _emulation_of(settings, device)
     card = read_card(Path(settings.model))
     return PacedRunner(
         _recorded_runner(device, spec, card)
@@ -66,6 +64,14 @@ def build_runner(
         clock=clock,
         sleep=sleep,
     )
+
+
+def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> None:
+    """Raise PlanError where a replica on an emulated device could only fail, after it was started."""
+    if find_device(device).emulated:
+        _table_of(device, _emulation_of(settings, device), card)
+        if is_recorded(settings, device):
+            _records_of(device, starting_policy(settings))
 
 
 def is_recorded(settings: ServeSettings, device: str) -> bool:
@@ -215,6 +221,13 @@ def _records_of(device: str, spec: PolicySpec | None) -> str:
         named = "none" if spec is None else repr(spec.name)
         raise PlanError(f"{device} takes its decisions from exit records: its exit policy is 'recorded', not {named}")
     return spec.records
+
+
+def _emulation_of(settings: ServeSettings, device: str) -> EmulatedSettings:
+    emulated = settings.emulated.get(device)
+    if emulated is None:
+        raise PlanError(f"no latency profile says how fast {device} is; profiles are of {sorted(settings.emulated)}")
+    return emulated
 
 
 def _table_of(device: str, emulated: EmulatedSettings, card: ModelCard) -> LatencyTable:

@@ -78,9 +78,8 @@ def policy(records: ExitRecords, model: Path) -> PolicySpec:
 
 
 def plan_of(stages: tuple[Stage, ...], spec: PolicySpec) -> Plan:
-    """The stages as a service takes them."""
-    has_ramps = any(split.ramps for stage in stages for split in stage.splits)
-    return Plan(stages=stages, policy=spec if has_ramps else None)
+    """The stages as a service takes them; the policy also where no ramp is on: it says what the answers are."""
+    return Plan(stages=stages, policy=spec)
 
 
 def best_plan(problem: PlanProblem, strategy: Strategy, records: ExitRecords) -> Planned:

@@ -10,14 +10,22 @@ import pytest
 
 from cluster.emulated import PacedRunner, RecordedRunner
 from deployments.settings import ServeSettings
-from deployments.stage.build import build_policy, build_runner, is_recorded, policy_for, starting_policy, warm_up
+from deployments.stage.build import (
+    build_policy,
+    build_runner,
+    check_emulated,
+    is_recorded,
+    policy_for,
+    starting_policy,
+    warm_up,
+)
 from earlyexit.checkpoint import random_model
 from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.errors import PlanError
 from earlyexit.policies import EntropyPolicy, RecordedPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
-from earlyexit.store import save_model
+from earlyexit.store import read_card, save_model
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
@@ -102,6 +110,16 @@ def test_recorded_decisions_need_the_recorded_policy(folder: Path) -> None:
         runner_of(settings)
     with pytest.raises(PlanError, match="'recorded', not none"):
         build_runner(settings, V100, None, clock=ManualClock())
+
+
+def test_what_an_emulated_replica_would_fail_on_is_told_before_it_starts(folder: Path) -> None:
+    card = read_card(folder)
+    check_emulated(settings_of(folder), V100, card)
+    check_emulated(settings_of(folder), "cpu", card)
+    with pytest.raises(PlanError, match="'recorded', not 'entropy'"):
+        check_emulated(settings_of(folder, PolicySpec(name="entropy", thresholds=0.4)), V100, card)
+    with pytest.raises(PlanError, match="no latency profile says how fast emulated:T4 is"):
+        check_emulated(settings_of(folder), "emulated:T4", card)
 
 
 def test_an_emulated_device_without_a_profile_is_refused(folder: Path) -> None:
