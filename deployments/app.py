@@ -69,11 +69,12 @@ def build(settings: dict[str, Any]) -> Application:
 def _slot(
     settings: dict[str, Any], slot: str, device: str, replicas: int, logging_config: LoggingConfig
 ) -> Application:
+    labels = settings.get("node_labels", {}).get(device)
     deployment = serve.deployment(
         name=slot,
         num_replicas=replicas,
         max_ongoing_requests=UNLIMITED,
-        ray_actor_options=find_device(device).actor_options,
+        ray_actor_options=find_device(device).actor_options | ({"label_selector": labels} if labels else {}),
         request_router_config=RequestRouterConfig(request_router_class=cast(Any, FillFirstRouter)),
         logging_config=logging_config,
         **HEALTH,

@@ -79,6 +79,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
         log_to_driver=False,
         logging_level=logging.WARNING,
         _metrics_export_port=cluster.metrics_port,
+        labels=_labels(settings),
         **_dashboard_options(settings),
     )
     try:
@@ -163,6 +164,16 @@ def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> No
         accelerator = find_device(device).actor_options.get("accelerator_type")
         if accelerator and f"accelerator_type:{accelerator}" not in resources:
             raise PlanError(f"the plan needs {accelerator}, which this machine does not have")
+
+
+def _labels(settings: ServeSettings) -> dict[str, str]:
+    """One machine stands for every node of a cluster; raises PlanError where one label cannot have two values."""
+    merged: dict[str, str] = {}
+    for labels in settings.node_labels.values():
+        for name, value in labels.items():
+            if merged.setdefault(name, value) != value:
+                raise PlanError(f"one machine cannot have the label {name} with {merged[name]!r} and with {value!r}")
+    return merged
 
 
 def _resources_needed(settings: ServeSettings) -> dict[str, float]:

@@ -76,6 +76,8 @@ class ServeSettings(BaseModel):
     """Slots per accelerator type; of those that are missing as many as the plan's stages need."""
     emulated: dict[str, EmulatedSettings] = Field(default_factory=dict)
     """By accelerator type, for every `emulated:...` one."""
+    node_labels: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """By accelerator type, Ray's labels of the nodes that its replicas run on; of types that are missing any node."""
     control: ControlSettings | None = None
     probe_share: float = Field(default=0.0, ge=0, le=1)
     """Share of first batches that are probes."""

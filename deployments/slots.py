@@ -59,6 +59,11 @@ def accelerators(settings: ServeSettings) -> dict[str, int]:
     return dict(used)
 
 
+def has_labels(node: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether a node's labels are among others what is wanted."""
+    return wanted.items() <= node.items()
+
+
 def room(resources: Mapping[str, float], device: str) -> int:
     """Replicas of an accelerator type that a node could hold, were it empty."""
     options = find_device(device).actor_options

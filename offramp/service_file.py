@@ -63,6 +63,7 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         plan=plan_document(plan),
         app=document.name,
         slots=plan_slots(parts, plan),
+        node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={name: _emulated(parts, table) for name, table in parts.tables.items() if find_device(name).emulated},
         control=_control(parts, problem, plan) if document.planner.control else None,
         probe_share=document.planner.probe_share if document.planner.control else 0.0,

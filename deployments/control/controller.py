@@ -109,7 +109,9 @@ def build_loop(settings: ServeSettings, clock: Clock) -> tuple[History, ControlL
     problem = parse_problem(control.problem).problem
     slots = slot_counts(settings, parse_plan(settings.plan))
     history = History.open(Path(control.state), settings.app)
-    fleet = RayFleet(settings.app, slot_devices(slots), tuple(problem.devices), control.dashboard_url)
+    fleet = RayFleet(
+        settings.app, slot_devices(slots), tuple(problem.devices), control.dashboard_url, settings.node_labels
+    )
     loop = ControlLoop(
         fleet,
         history,

@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.control.fleet import Fleet
 from deployments.messages import Assignment
 from deployments.reports import IngressReport, ReplicaReport
-from deployments.slots import room
+from deployments.slots import has_labels, room
 from earlyexit.errors import OfframpError
 from optimizer.placement import PlacedPlan, placed_document
 
@@ -35,12 +35,20 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 class RayFleet(Fleet):
     """One application's ingresses and slots; used from inside one of its replicas."""
 
-    def __init__(self, app: str, slots: Mapping[str, str], devices: tuple[str, ...], dashboard_url: str | None) -> None:
+    def __init__(
+        self,
+        app: str,
+        slots: Mapping[str, str],
+        devices: tuple[str, ...],
+        dashboard_url: str | None,
+        node_labels: Mapping[str, Mapping[str, str]],
+    ) -> None:
         """`slots`: with their accelerator types. `devices`: the types whose accelerators are counted."""
         self._app = app
         self._slots = slots
         self._devices = devices
         self._dashboard_url = dashboard_url
+        self._node_labels = node_labels
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
     async def scale(self, slot: str, replicas: int) -> None:
@@ -91,8 +99,15 @@ class RayFleet(Fleet):
 
     async def capacity(self) -> dict[str, int]:
         nodes = await asyncio.to_thread(ray.nodes)
-        alive = [node["Resources"] for node in nodes if node["Alive"]]
-        return {device: sum(room(resources, device) for resources in alive) for device in self._devices}
+        alive = [node for node in nodes if node["Alive"]]
+        return {
+            device: sum(
+                room(node["Resources"], device)
+                for node in alive
+                if has_labels(node.get("Labels", {}), self._node_labels.get(device, {}))
+            )
+            for device in self._devices
+        }
 
     async def _reports(self, deployment: str) -> list[Any]:
         """Those of a deployment whose replica dies at that moment are missing until the next look."""

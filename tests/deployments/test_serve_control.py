@@ -8,6 +8,7 @@ from deployments.serve_control import (
     LocalCluster,
     _check_resources,
     _dashboard_options,
+    _labels,
     _resources_needed,
     _with_dashboard,
 )
@@ -59,3 +60,10 @@ def test_accelerators_that_are_not_there_are_named() -> None:
         _check_resources(settings("cuda"), {"CPU": 4.0})
     with pytest.raises(PlanError, match="the plan needs V100, which this machine does not have"):
         _check_resources(settings("V100"), {"CPU": 4.0, "GPU": 2.0, "accelerator_type:T4": 1.0})
+
+
+def test_one_machine_has_the_labels_of_all_nodes() -> None:
+    several = settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "fast", "zone": "a"}})
+    assert _labels(several) == {"tier": "fast", "zone": "a"}
+    with pytest.raises(PlanError, match="cannot have the label tier with 'fast' and with 'slow'"):
+        _labels(settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "slow"}}))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.slots import room, slot_devices
+from deployments.slots import has_labels, room, slot_devices
 
 
 def test_slots_are_named_by_type_and_number() -> None:
@@ -29,3 +29,11 @@ def test_a_node_has_room_for_the_replicas_that_its_resources_hold(
     device: str, resources: dict[str, float], replicas: int
 ) -> None:
     assert room(resources, device) == replicas
+
+
+def test_a_node_is_wanted_by_some_of_its_labels() -> None:
+    node = {"ray.io/node-id": "1", "tier": "fast"}
+    assert has_labels(node, {})
+    assert has_labels(node, {"tier": "fast"})
+    assert not has_labels(node, {"tier": "slow"})
+    assert not has_labels(node, {"zone": "a"})

@@ -401,3 +401,10 @@ def test_a_plan_with_ramps_that_the_controller_has_no_threshold_for_is_refused(f
     said = files.refused(**parts, planner={"plan": "plan.yaml"})[1]
     assert "has ramps [1]; the controller has thresholds for [0]" in said
     assert files.read(**parts, planner={"plan": "plan.yaml", "control": False}).settings.control is None
+
+
+def test_replicas_run_on_nodes_with_the_labels_of_their_accelerators(files: Files) -> None:
+    cpu = {"count": 4, "labels": {"tier": "fast"}}
+    service = files.read(cluster={"devices": {"cpu": cpu}, "link": {"bandwidth_bytes_per_s": 1e6}})
+    assert service.settings.node_labels == {"cpu": {"tier": "fast"}}
+    assert files.read().settings.node_labels == {}
