@@ -25,6 +25,8 @@ class Due:
     def reason(self, seen: Seen) -> str | None:
         """Why it is to be planned now; None: it is not."""
         ground = self._planning.ground
+        if ground is None and self._keeper.is_restored:
+            return "restart"  # without a forecast nothing could leave it
         if ground is not None and ground.outlook.at_s <= self._knowledge.changed_s <= seen.at_s:
             return self._after_change(seen)
         if self.is_period_over(seen):

@@ -18,6 +18,7 @@ from deployments.control.fleet import Fleet
 from deployments.control.history import History
 from deployments.control.knowledge import Knowledge
 from deployments.control.look import served, stragglers
+from deployments.control.missing import Missing
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.plan_words import with_epoch
 from deployments.control.planning import OffLoop, Planning
@@ -81,6 +82,7 @@ class ControlLoop:
         )
         self.planning = Planning(settings, policy, self.knowledge, self.keeper, clock, solve, off_loop)
         self.due = Due(settings, self.knowledge, self.keeper, self.planning)
+        self._missing = Missing(self.keeper.devices)
         self.seen: Seen | None = None
         """The last look; None before the first."""
         self._counts: Mapping[str, int] | None = None
@@ -161,7 +163,11 @@ class ControlLoop:
 
     async def _look(self) -> Seen:
         with self.planning.timed("collect"):
-            self.seen = await self.watch.look()
+            seen = await self.watch.look()
+        standing = self.keeper.standing
+        served = standing.placed if standing.followed == standing.placed and standing.suspended is None else None
+        left = self._missing.left(seen.capacity, seen.running, served, seen.at_s)
+        self.seen = replace(seen, capacity=left)
         self.keeper.catch_up(self.seen)
         return self.seen
 

@@ -71,6 +71,8 @@ class PlanKeeper:
         )
         self._broke_off = 0
         """Times that the change under way did."""
+        self.is_restored = False
+        """Whether another process made the plan: what it stood on is not remembered."""
         self.changes: Counter[str] = Counter()
         """Changes of the plan by this process, by reason."""
 
@@ -86,6 +88,7 @@ class PlanKeeper:
             self._remember(self.placed, "in force", "start", "the plan to begin with")
         else:
             self.standing = standing
+            self.is_restored = True
             self.say("restart", f"takes up plan {standing.placed.epoch} again: {plan_words(standing.placed)}")
         self._history.put("policy", _policy_document(self._policy))
         self.become()

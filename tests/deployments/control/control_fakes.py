@@ -101,8 +101,8 @@ class FakeFleet(Fleet):
         self.times: dict[str, tuple[SplitTime, ...]] = {}
         """By replica: what it has run since its start."""
         self.hands_over = 1_000_000
-        self.is_suspended = False
         """Probes in one report, the last ones."""
+        self.is_suspended = False
         self.broken: set[str] = set()
         """Methods that fail."""
         self.stuck: set[str] = set()

@@ -158,6 +158,21 @@ async def test_lost_accelerators_are_planned_around_and_used_again_when_they_ret
     assert [each for each in scene.fleet.log if each.startswith("follow")] == ["follow 1", "follow 2"]
 
 
+async def test_a_stage_that_stays_empty_is_planned_around_before_ray_misses_its_node(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, first=halves(3, 1), best=halves(3, 1))
+    await scene.begin(EASY)
+    await scene.ticks(2, EASY)
+    scene.fleet.log.clear()
+    scene.best = halves(2, 1)
+    scene.fleet.replicas["split-cpu-1"] = 0
+    scene.fleet.stuck = {"split-cpu-1"}
+    await scene.ticks(1, EASY)
+    assert scene.said("capacity") == []
+    await scene.ticks(1, EASY)
+    assert scene.said("capacity") == ["capacity lost: {'cpu': 4} before, {'cpu': 3} now"]
+    assert scene.asked[-1].devices["cpu"].count == 3
+
+
 async def test_without_any_plan_inputs_are_refused_until_accelerators_return(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.solve_as = lambda asked: planned(asked, whole(4)) if asked.devices["cpu"].count == 4 else no_plan()
@@ -238,8 +253,10 @@ async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Pa
     await scene.begin(EASY)
     await scene.ticks(2, EASY)
     scene.fleet.log.clear()
+    asked = len(scene.asked)
     scene.start()  # nothing was closed: it was killed
     await scene.ticks(1, EASY)
+    assert len(scene.asked) == asked + 1, "it plans at once: what the plan stood on is gone"
     assert scene.fleet.log == []
     assert scene.loop.keeper.placed == scene.fleet.followed
     estimate, num_probes = scene.loop.knowledge.observed(START_S, START_S + 120.0)
