@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -190,6 +191,7 @@ class ControlLoop:
         elif not self.keeper.has_room(self.keeper.placed, counts):
             reason = "capacity lost"
             self.keeper.become(hold=False)
+            await self._go_on_with_less(seen, counts)
         elif counts != before and not self.keeper.standing.hold:
             reason = "capacity changed"
         else:
@@ -197,6 +199,26 @@ class ControlLoop:
         self.keeper.say("capacity", f"{reason}: {dict(before)} before, {counts} now")
         await self._replan(reason, seen)
         return True
+
+    async def _go_on_with_less(self, seen: Seen, counts: Mapping[str, int]) -> None:
+        """The same splits on what still runs, where every stage does: nothing has to start or to move.
+
+        Another plan is then weighed against that.
+        """
+        standing = self.keeper.standing
+        placed = standing.placed
+        resting = Counter(placed.avoided.values())
+        left = {slot: seen.running.get(slot, 0) - resting[slot] for slot in placed.slots}
+        if standing.followed != placed or min(left.values()) < 1:
+            return
+        stages = tuple(
+            replace(stage, replicas=min(stage.replicas, left[slot])) for slot, stage in placed.stage_of.items()
+        )
+        plan = replace(placed.plan, stages=stages, predicted={}, epoch=self.keeper.next_epoch(seen))
+        less = replace(placed, plan=self.planning.completed(plan))
+        if self.keeper.has_room(less, counts):
+            words, sized_for_rps = "the same splits on what still runs", standing.sized_for_rps
+            await self.planning.put_in_force(less, "capacity lost", words, seen, sized_for_rps=sized_for_rps)
 
     async def _rolled_back(self, seen: Seen) -> bool:
         standing = self.keeper.standing

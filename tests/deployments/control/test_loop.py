@@ -158,6 +158,21 @@ async def test_lost_accelerators_are_planned_around_and_used_again_when_they_ret
     assert [each for each in scene.fleet.log if each.startswith("follow")] == ["follow 1", "follow 2"]
 
 
+async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, first=halves(2, 2), best=halves(2, 2))
+    await scene.begin(EASY)
+    await scene.ticks(2, EASY)
+    scene.fleet.log.clear()
+    scene.best = halves(1, 2)
+    scene.fleet.replicas["split-cpu-1"] = 1
+    scene.fleet.alive = {"cpu": 3}
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == ["scale split-cpu-1 to 1", "prepare 1", "follow 1"]
+    assert scene.loop.keeper.placed.plan.stages == halves(2, 1)
+    assert scene.history.plans(2)[-1].words == "the same splits on what still runs"
+    assert len(scene.said("keep")) == 2, "moving one of three replicas is not worth what the other plan gains"
+
+
 async def test_a_stage_that_stays_empty_is_planned_around_before_ray_misses_its_node(tmp_path: Path) -> None:
     scene = Scene(tmp_path, first=halves(3, 1), best=halves(3, 1))
     await scene.begin(EASY)
