@@ -19,27 +19,19 @@ from deployments.stage.build import (
     starting_policy,
     warm_up,
 )
-from earlyexit.checkpoint import random_model
 from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.errors import PlanError
 from earlyexit.policies import EntropyPolicy, RecordedPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
-from earlyexit.store import read_card, save_model
+from earlyexit.store import read_card
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
+from tests.deployments.stage.small_model import save_small_model
 
 ROOT = Path(__file__).parents[3]
 V100, A100 = "emulated:V100", "emulated:A100"
-SIZES = {
-    "vocab_size": 20,
-    "hidden_size": 8,
-    "num_blocks": 4,
-    "num_heads": 2,
-    "intermediate_size": 16,
-    "max_length": 8,
-}
 RAMPS = (0, 1, 2)
 PROFILE = {
     "batch": [1, 4],
@@ -54,7 +46,7 @@ PROFILE = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of four blocks with ramps after 0, 1 and 2, and exit records of two inputs."""
     folder = tmp_path_factory.mktemp("model")
-    save_model(random_model(SIZES, label_names=("yes", "no"), seed=1), folder)
+    save_small_model(folder)
     records = ExitRecords(
         score="entropy",
         num_blocks=4,

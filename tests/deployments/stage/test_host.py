@@ -17,37 +17,28 @@ from deployments.settings import ServeSettings
 from deployments.stage.build import build_runner, starting_policy
 from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import BROKEN_AFTER, NOTHING, StageHost
-from earlyexit.checkpoint import random_model
 from earlyexit.clock import MonotonicClock
 from earlyexit.device import Release, Step
 from earlyexit.engine import Batch, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.split import Split
-from earlyexit.store import save_model
 from earlyexit.wire import WirePiece
 from optimizer.plan import PolicySpec, Stage, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
+from tests.deployments.stage.small_model import save_small_model
 
 V100 = "emulated:V100"
 RAMPS = (0, 1, 2)
 FIRST = Split(first=0, end=2, batch=4, ramps=(0, 1))
 LAST = Split(first=2, end=4, batch=4, ramps=(2,))
-SIZES = {
-    "vocab_size": 20,
-    "hidden_size": 8,
-    "num_blocks": 4,
-    "num_heads": 2,
-    "intermediate_size": 16,
-    "max_length": 8,
-}
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
     """Of an emulated device that takes no time; ramp 0 is sure of a, ramp 1 of b, ramp 2 of c and none of d."""
     folder = tmp_path_factory.mktemp("model")
-    save_model(random_model(SIZES, label_names=("yes", "no"), seed=1), folder)
+    save_small_model(folder)
     records = ExitRecords(
         score="confidence",
         num_blocks=4,
