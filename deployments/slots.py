@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cluster.devices import find_device
-from deployments.initial import initial_placement
 from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
-from optimizer.placement import slot_name
+from optimizer.placement import initial_placement, slot_name
 from optimizer.plan import Plan
 from optimizer.plan_file import parse_plan
 from optimizer.problem_file import parse_problem

@@ -57,6 +57,16 @@ class PlacedPlan:
         return {slot: self.replicas.get(slot, 0) + avoided[slot] for slot in {**self.replicas, **avoided}}
 
 
+def initial_placement(plan: Plan, avoided: Mapping[str, str] | None = None) -> PlacedPlan:
+    """Where no plan was before: every stage in the next slot of its accelerator type."""
+    placed: Counter[str] = Counter()
+    slots = []
+    for stage in plan.stages:
+        slots.append(slot_name(stage.device, placed[stage.device]))
+        placed[stage.device] += 1
+    return PlacedPlan(plan=plan, slots=tuple(slots), avoided=avoided or {})
+
+
 def slot_name(device: str, index: int) -> str:
     """Serve's name of an accelerator type's slot."""
     return f"{slot_prefix(device)}{index}"

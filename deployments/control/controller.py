@@ -16,14 +16,13 @@ from deployments.control.loop import ControlLoop
 from deployments.control.metrics import ControlMetrics
 from deployments.control.ray_fleet import RayFleet
 from deployments.control.settings import control_policy
-from deployments.initial import initial_placement
 from deployments.messages import Assignment
 from deployments.settings import ServeSettings
 from deployments.slots import slot_counts, slot_devices
 from earlyexit.clock import Clock
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, Strategy
-from optimizer.placement import placed_document
+from optimizer.placement import initial_placement, placed_document
 from optimizer.plan_file import parse_plan
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem

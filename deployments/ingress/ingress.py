@@ -24,7 +24,6 @@ from deployments.ingress.http import build_app
 from deployments.ingress.probe_shape import probe_shape
 from deployments.ingress.service import InferService
 from deployments.ingress.transport import HandleTransport
-from deployments.initial import initial_placement
 from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
@@ -33,7 +32,7 @@ from earlyexit.errors import PlanError
 from earlyexit.store import ModelCard, read_card
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
-from optimizer.placement import parse_placed, placed_document
+from optimizer.placement import initial_placement, parse_placed, placed_document
 from optimizer.plan_file import parse_plan
 
 READY_PAUSE_S = 1.0

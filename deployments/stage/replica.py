@@ -13,7 +13,6 @@ from typing import Any, cast
 import ray
 from ray import serve
 
-from deployments.initial import initial_placement
 from deployments.messages import Assignment, Chunk, GoingOn, StageCall
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
@@ -24,6 +23,7 @@ from deployments.stage.metrics import StageMetrics
 from earlyexit.clock import MonotonicClock
 from earlyexit.device import Release
 from earlyexit.wire import WirePiece
+from optimizer.placement import initial_placement
 from optimizer.plan_file import parse_plan
 
 logger = logging.getLogger(f"ray.serve.{__name__}")

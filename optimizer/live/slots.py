@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import PlanError
-from optimizer.placement import PlacedPlan, slot_name
+from optimizer.placement import PlacedPlan, initial_placement, slot_name
 from optimizer.plan import Plan, Stage
 
 IntArray = npt.NDArray[np.int64]
@@ -26,16 +26,17 @@ def place(
     has its slot n. Raises PlanError where a type has fewer slots than stages.
     """
     avoided = avoided or {}
+    needed = Counter(stage.device for stage in plan.stages)
+    for device, num_stages in needed.items():
+        _check_enough(device, num_stages, slots.get(device, 0))
+    if before is None:
+        return initial_placement(plan, avoided)
     indices: dict[int, int] = {}
-    for device in dict.fromkeys(stage.device for stage in plan.stages):
+    for device in needed:
         of_type = [number for number, stage in enumerate(plan.stages) if stage.device == device]
-        _check_enough(device, len(of_type), slots.get(device, 0))
-        chosen = list(range(len(of_type)))
-        if before is not None:
-            names = [slot_name(device, index) for index in range(slots[device])]
-            cost_KS = _cost([plan.stages[number] for number in of_type], names, before, avoided, plan.num_blocks)
-            chosen = _first_of_cheapest(cost_KS)
-        indices.update(zip(of_type, chosen, strict=True))
+        names = [slot_name(device, index) for index in range(slots[device])]
+        cost_KS = _cost([plan.stages[number] for number in of_type], names, before, avoided, plan.num_blocks)
+        indices.update(zip(of_type, _first_of_cheapest(cost_KS), strict=True))
     chosen_names = tuple(slot_name(stage.device, indices[number]) for number, stage in enumerate(plan.stages))
     return PlacedPlan(plan=plan, slots=chosen_names, avoided=avoided)
 

@@ -14,14 +14,13 @@ from deployments.control.fleet import Fleet
 from deployments.control.history import History
 from deployments.control.knowledge import Outlook
 from deployments.control.loop import ControlLoop
-from deployments.initial import initial_placement
 from deployments.reports import IngressReport, ReplicaReport, SplitTime
 from deployments.settings import ControlSettings
 from earlyexit.clock import ManualClock
 from earlyexit.split import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
-from optimizer.placement import PlacedPlan
+from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from optimizer.problem_file import problem_document

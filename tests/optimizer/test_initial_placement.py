@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from deployments.initial import initial_placement
 from earlyexit.split import Split
+from optimizer.placement import initial_placement
 from optimizer.plan import Plan, Stage
 
 
