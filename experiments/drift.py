@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from offramp.traces import in_gaps, read_counts
 from profiles.records import ExitOutcome
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-GAP_S = 60
-"""So many seconds in a row without a request, where a hundred are usual, are a hole in the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,26 +77,16 @@ def draw_reach(exits_WK: FloatArray, num_inputs_W: IntArray, rng: np.random.Gene
 
 def twitter_rates(path: Path, period_s: int = 120) -> FloatArray:
     """Requests per second in windows of the Twitter trace; windows that touch a hole are NaN."""
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        per_second_S = np.array(file.read().split(), dtype=np.float64)
-    return rates_without_holes(per_second_S, period_s)
+    return rates_without_holes(read_counts(path).counts_B, period_s)
 
 
 def rates_without_holes(per_second_S: FloatArray, period_s: int) -> FloatArray:
     """Mean rate per window, NaN for windows that touch a hole."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], per_second_S == 0, [False]]).astype(np.int8)))
-    hole_S = np.zeros(len(per_second_S), dtype=bool)
-    for begin, end in edges.reshape(-1, 2):
-        hole_S[begin:end] = end - begin >= GAP_S
     whole = len(per_second_S) // period_s * period_s
     rates_W = per_second_S[:whole].reshape(-1, period_s).mean(1)
-    return np.where(hole_S[:whole].reshape(-1, period_s).any(1), np.nan, rates_W)
+    return np.where(in_gaps(per_second_S)[:whole].reshape(-1, period_s).any(1), np.nan, rates_W)
 
 
 def azure_function_rates(path: Path) -> FloatArray:
     """Invocations per second of all sampled functions together, in windows of two minutes."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        rows = csv.reader(file)
-        minutes = [index for index, name in enumerate(next(rows)) if name.isdigit() or name.startswith("minute_")]
-        per_minute_M = np.sum([[float(row[index]) for index in minutes] for row in rows], axis=0)
-    return np.asarray(per_minute_M.reshape(-1, 2).sum(1) / 120)
+    return np.asarray(read_counts(path).counts_B.reshape(-1, 2).sum(1) / 120)

@@ -207,12 +207,17 @@ def bench(
         Path, typer.Option("--data", help="Labelled texts as for train, or a .txt with one text per line.")
     ],
     url: Url = "http://127.0.0.1:8000",
-    requests: Annotated[int, typer.Option(min=1)] = 1000,
+    requests: Annotated[int | None, typer.Option(min=1, help="Default: 1000, without --seconds.")] = None,
     rate: Annotated[
         float | None,
         typer.Option(callback=above_zero, help="Open loop: requests per second, sent whatever comes back."),
     ] = None,
-    arrivals: Annotated[str, typer.Option(help="poisson or constant.")] = "poisson",
+    arrivals: Annotated[
+        str, typer.Option(help="poisson or constant; or with --seconds all of the load, like trace:FILE,rate=100.")
+    ] = "poisson",
+    seconds: Annotated[
+        float | None, typer.Option(callback=above_zero, help="How long to send an --arrivals that says its rate.")
+    ] = None,
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Closed loop: clients that wait for answers; default: 8, without --rate.")
     ] = None,
@@ -236,6 +241,10 @@ def bench(
 
     if rate is not None and concurrency is not None:
         raise InputError("--rate (open loop) and --concurrency (closed loop) exclude each other: give one of them")
+    timed = ":" in arrivals or seconds is not None
+    if timed and (rate, concurrency, requests) != (None, None, None):
+        raise InputError("--arrivals poisson:100 --seconds 60 is a whole load: no --rate, --concurrency or --requests")
+    send_times_s = _send_times_s(arrivals, seconds, seed) if timed else None
     if data.suffix == ".txt":
         texts, labels = read_texts(data), None
     else:
@@ -245,10 +254,11 @@ def bench(
         url=url,
         texts=texts,
         labels=labels,
-        num_requests=requests,
+        num_requests=requests or 1000 if send_times_s is None else len(send_times_s),
         rate_rps=rate,
-        arrivals=choice("arrivals", arrivals, ("poisson", "constant")),
-        concurrency=8 if rate is None and concurrency is None else concurrency,
+        arrivals="poisson" if timed else choice("arrivals", arrivals, ("poisson", "constant")),
+        send_times_s=send_times_s,
+        concurrency=8 if rate is None and concurrency is None and not timed else concurrency,
         inputs_per_request=inputs_per_request,
         timeout_s=timeout_s,
         slo_s=slo_ms / 1000,
@@ -306,6 +316,23 @@ def serve_settings(**values: Any) -> ServeSettings:
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']}") from error
+
+
+def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float]:
+    """What `--arrivals` and `--seconds` ask for; raises InputError where one of them is missing."""
+    import numpy as np
+
+    from offramp.arrivals import parse_arrivals
+
+    if seconds is None or ":" not in arrivals:
+        raise InputError("--seconds and an --arrivals that says its rate, like poisson:100, need each other")
+    found = parse_arrivals(arrivals)
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    times_s = [float(time_s) for time_s in found.draw(seconds, np.random.default_rng(seed))]
+    if not times_s:
+        raise InputError(f"--arrivals {arrivals}: no request arrives in {seconds:g} s")
+    return times_s
 
 
 def _run_bench(config: LoadConfig, *, as_json: bool) -> None:

@@ -1,22 +1,22 @@
 """The load generator: sends predictions to a server at a rate, or from so many workers, and reports what came back.
 
-One process, one event loop. In an open loop (`rate_rps`) every request has its send time before the first is sent,
-and is sent then whether or not earlier ones were answered; its latency counts from that time. In a closed loop
-(`concurrency`) workers send back to back, and latency counts from the sending.
+One process, one event loop. In an open loop (`rate_rps` or `send_times_s`) every request has its send time before the
+first is sent, and is sent then whether or not earlier ones were answered; its latency counts from that time. In a
+closed loop (`concurrency`) workers send back to back, and latency counts from the sending.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 import aiohttp
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
-from offramp.arrivals import constant, poisson, schedule_s
 from offramp.generator import Generator, OnRecord, Post
+from offramp.processes import Poisson, Uniform
 from offramp.protocol import PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
 from offramp.report import LoadReport, RequestRecord, render, summarise
 from offramp.workload import LoadConfig
@@ -65,19 +65,21 @@ async def _measure(generator: Generator, on_progress: OnProgress | None) -> list
 
 
 async def _run_phase(generator: Generator, num_requests: int, done: OnRecord) -> None:
-    arrivals = _arrivals(generator.config)
-    if arrivals is None:
+    times_s = send_times_s(generator.config, num_requests)
+    if times_s is None:
         await generator.closed_loop(num_requests, done)
     else:
-        await generator.open_loop(schedule_s(arrivals, num_requests), done)
+        await generator.open_loop(times_s, done)
 
 
-def _arrivals(config: LoadConfig) -> Iterator[float] | None:
+def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | None:
+    """When an open loop sends its first so many requests; None for a closed loop."""
+    if config.send_times_s is not None:
+        return config.send_times_s[:num_requests]
     if config.rate_rps is None:
         return None
-    if config.arrivals == "constant":
-        return constant(config.rate_rps)
-    return poisson(config.rate_rps, np.random.default_rng(config.seed))
+    process = (Uniform if config.arrivals == "constant" else Poisson)(rate_per_s=config.rate_rps)
+    return [float(time_s) for time_s in process.first(num_requests, np.random.default_rng(config.seed))]
 
 
 def post_to(session: aiohttp.ClientSession, url: str) -> Post:

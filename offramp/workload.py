@@ -11,7 +11,7 @@ from earlyexit.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadConfig:
-    """One load run; exactly one of `rate_rps` and `concurrency` is set."""
+    """One load run; exactly one of `rate_rps`, `send_times_s` and `concurrency` is set."""
 
     url: str
     texts: Sequence[str]
@@ -24,6 +24,9 @@ class LoadConfig:
     rate_rps: float | None = None
     """Requests per second, open loop."""
     arrivals: Literal["poisson", "constant"] = "poisson"
+    """At `rate_rps`."""
+    send_times_s: Sequence[float] | None = None
+    """Open loop too: when each request is sent, ascending from the start; `Arrivals.draw` gives such."""
     concurrency: int | None = None
     """Workers, closed loop."""
     inputs_per_request: int = 1
@@ -37,10 +40,15 @@ class LoadConfig:
     """Repetitions of a request that met a broken connection, a 502 or a 503."""
 
     def __post_init__(self) -> None:
-        if (self.rate_rps is None) == (self.concurrency is None):
-            raise InputError("set rate_rps (open loop) or concurrency (closed loop), and not both")
-        if min(self.num_requests, self.inputs_per_request, self.rate_rps or self.concurrency or 0) <= 0:
+        if sum(each is not None for each in (self.rate_rps, self.send_times_s, self.concurrency)) != 1:
+            raise InputError("set one of rate_rps and send_times_s (open loop) and concurrency (closed loop)")
+        loop = [each for each in (self.rate_rps, self.concurrency) if each is not None]
+        if min(self.num_requests, self.inputs_per_request, *loop) <= 0:
             raise InputError("num_requests, inputs_per_request and the rate or concurrency must be positive")
+        if self.send_times_s is not None and not (
+            len(self.send_times_s) == self.num_requests and self.send_times_s[-1] > 0
+        ):
+            raise InputError(f"{self.num_requests} send times are needed, one a request, the last above 0")
         if min(self.retries, self.warmup_requests) < 0 or min(self.timeout_s, self.slo_s) <= 0:
             raise InputError("retries and warmup_requests must not be negative; timeout_s and slo_s must be positive")
         if not self.texts:
@@ -51,7 +59,9 @@ class LoadConfig:
 
     @property
     def offered_rps(self) -> float | None:
-        """Inputs per second of an open loop."""
+        """Inputs per second of an open loop; with send times, up to the last of them."""
+        if self.send_times_s is not None:
+            return self.num_requests * self.inputs_per_request / self.send_times_s[-1]
         return None if self.rate_rps is None else self.rate_rps * self.inputs_per_request
 
     def text_indices(self, request_index: int) -> tuple[int, ...]:

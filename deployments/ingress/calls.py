@@ -8,7 +8,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.ingress.flights import FlightBook
 from deployments.ingress.itinerary import Itinerary, Leg
@@ -16,6 +16,9 @@ from deployments.ingress.outcomes import Outcomes
 from deployments.ingress.probes import ProbeBook
 from deployments.messages import Chunk, GoingOn, StageCall
 from earlyexit.clock import Clock
+
+if TYPE_CHECKING:  # it imports ray
+    from deployments.ingress.transport import Transport
 
 # A child of the logger that Serve writes as JSON, with the request id where there is one.
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -41,7 +44,7 @@ class Calls:
 
     def __init__(
         self,
-        itinerary: Itinerary,
+        itinerary: Itinerary[Transport],
         book: FlightBook,
         outcomes: Outcomes,
         probes: ProbeBook | None,
@@ -80,7 +83,7 @@ class Calls:
 
     async def call(
         self,
-        leg: Leg,
+        leg: Leg[Transport],
         piece: Any,
         sample_ids: Sequence[str],
         *,
@@ -128,7 +131,7 @@ class Calls:
 
     async def _exchange(
         self,
-        leg: Leg,
+        leg: Leg[Transport],
         call: StageCall,
         reply_bytes: int,
         batch: int,
@@ -144,7 +147,7 @@ class Calls:
                 self._take(leg, chunk, unsettled, started_s, probe=call.probe)
                 heard()
 
-    def _take(self, leg: Leg, chunk: Chunk, unsettled: set[str], started_s: float, *, probe: bool) -> None:
+    def _take(self, leg: Leg[Transport], chunk: Chunk, unsettled: set[str], started_s: float, *, probe: bool) -> None:
         now_s = self._clock.now_s()
         unsettled.difference_update([answer.sample_id for answer, _ in chunk.answers])
         unsettled.difference_update([sample_id for sample_id, _ in chunk.lost])
@@ -178,7 +181,7 @@ class Calls:
             return flight.deadline_s
         return None if self._probes is None else self._probes.deadline_s(sample_id)
 
-    def _reserve_s(self, leg: Leg, remaining_s: Sequence[float]) -> float:
+    def _reserve_s(self, leg: Leg[Transport], remaining_s: Sequence[float]) -> float:
         later_s = self.itinerary.reserve_s(leg)
         return max(0.0, *remaining_s) if math.isinf(later_s) else later_s + self._kept_s
 

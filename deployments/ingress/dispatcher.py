@@ -19,6 +19,7 @@ from deployments.ingress.flights import Flight, FlightBook, Settle, departure
 from deployments.ingress.itinerary import Itinerary, lay_out
 from deployments.ingress.outcomes import OutcomeMetrics, Outcomes
 from deployments.ingress.probes import ProbeBook, can_look
+from deployments.ingress.routing import may_call
 from deployments.reports import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import AdmissionError, OverloadedError, StageUnavailableError
@@ -101,7 +102,7 @@ class Dispatcher:
         )
 
     @property
-    def _itinerary(self) -> Itinerary:
+    def _itinerary(self) -> Itinerary[Transport]:
         return self._calls.itinerary
 
     @property
@@ -211,19 +212,19 @@ class Dispatcher:
         leg = self._itinerary.first
         unheard = self._unheard[leg.slot]
         batch = leg.batch_at(0)
-        while self._may_call(len(unheard), leg.stage.replicas, batch):
+        while may_call(
+            self._book.num_waiting,
+            batch,
+            unheard=len(unheard),
+            replicas=leg.stage.replicas,
+            calls_per_replica=self._calls_per_replica,
+        ):
             ticket = object()
             unheard.add(ticket)
             flights = self._book.depart(batch, leg.epoch)
             self._calls.start(self._enter(flights, partial(unheard.discard, ticket)))
         if self._admission is not None:
             self._admission.observe(self._book.num_waiting, self._book.num_unanswered, self._clock.now_s())
-
-    def _may_call(self, unheard: int, num_replicas: int, batch: int) -> bool:
-        """A call that some replica can start now takes whatever waits; one that will queue behind it must be full."""
-        if unheard < num_replicas:
-            return self._book.num_waiting > 0
-        return unheard < self._calls_per_replica * num_replicas and self._book.num_waiting >= batch
 
     async def _enter(self, flights: Sequence[Flight], heard: Callable[[], None]) -> None:
         piece = departure(flights)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 from deployments.messages import Assignment
 from earlyexit.errors import PlanError
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
 
-if TYPE_CHECKING:  # it imports ray
-    from deployments.ingress.transport import Transport
+W = TypeVar("W")
+"""The way to a stage: the live service's is a `Transport`."""
 
 SMOOTHING = 0.1
 """Weight of the newest call in what a stage is expected to take."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Leg:
+class Leg(Generic[W]):
     """One stage of a plan on its slot."""
 
     index: int
@@ -28,7 +28,9 @@ class Leg:
     stage: Stage
     assignment: Assignment
     """Made once per plan: every call to the stage carries it."""
-    transport: Transport
+    transport: W
+    batches: tuple[int, ...]
+    """Of the splits, by the stage's blocks."""
     expected_s: float
     """What a call takes until its inputs are answered or go on; 0 while nothing is known."""
 
@@ -42,17 +44,17 @@ class Leg:
 
     def batch_at(self, block: int) -> int:
         """The batch of the split that runs a block."""
-        return next(split.batch for split in self.stage.splits if split.first <= block < split.end)
+        return self.batches[block - self.stage.splits[0].first]
 
     def learn(self, took_s: float) -> None:
         """Take note of a part of a call's reply, in which inputs were answered or go on."""
         self.expected_s += (SMOOTHING if self.expected_s else 1.0) * (took_s - self.expected_s)
 
 
-class Itinerary:
+class Itinerary(Generic[W]):
     """The stages of one plan, in their order."""
 
-    def __init__(self, placed: PlacedPlan, legs: tuple[Leg, ...]) -> None:
+    def __init__(self, placed: PlacedPlan, legs: tuple[Leg[W], ...]) -> None:
         self.placed = placed
         self.legs = legs
         self.avoided = placed.avoided_ids
@@ -65,25 +67,25 @@ class Itinerary:
         return self.placed.epoch
 
     @property
-    def first(self) -> Leg:
+    def first(self) -> Leg[W]:
         return self.legs[0]
 
-    def at(self, block: int) -> Leg:
+    def at(self, block: int) -> Leg[W]:
         """The stage that hosts a block."""
         return self._leg_of[block]
 
-    def reserve_s(self, leg: Leg) -> float:
+    def reserve_s(self, leg: Leg[W]) -> float:
         """What the stages after this one are expected to take; infinite where a stage might wait, not knowing."""
         expected_s = [later.expected_s for later in self.legs[leg.index + 1 :]]
         is_deferred = leg.assignment.dispatch == "deferred"
         return math.inf if is_deferred and not all(expected_s) else sum(expected_s)
 
-    def is_last(self, leg: Leg) -> bool:
+    def is_last(self, leg: Leg[W]) -> bool:
         """Whether no stage comes after it."""
         return leg.index == len(self.legs) - 1
 
 
-def lay_out(placed: PlacedPlan, transports: Mapping[str, Transport], before: Itinerary | None = None) -> Itinerary:
+def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: Itinerary[W] | None = None) -> Itinerary[W]:
     """A plan's itinerary, with what the one before it has learnt.
 
     Raises PlanError for a slot that nobody can reach, and for a plan of another model.
@@ -102,6 +104,7 @@ def lay_out(placed: PlacedPlan, transports: Mapping[str, Transport], before: Iti
             stage=stage,
             assignment=Assignment(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch),
             transport=transports[slot],
+            batches=tuple(split.batch for split in stage.splits for _ in range(split.first, split.end)),
             expected_s=sum(block_s[stage.first : stage.end]),
         )
         for index, (slot, stage) in enumerate(zip(placed.slots, plan.stages, strict=True))
@@ -109,7 +112,7 @@ def lay_out(placed: PlacedPlan, transports: Mapping[str, Transport], before: Iti
     return Itinerary(placed, tuple(legs))
 
 
-def seconds_per_block(itinerary: Itinerary) -> list[float]:
+def seconds_per_block(itinerary: Itinerary[W]) -> list[float]:
     """Every stage's expected time, spread evenly over its blocks.
 
     From it follows what a new plan's stages take until they were seen: exact for those that stay as they are, near

@@ -65,7 +65,7 @@ class Outcomes:
         self._drop(error.kind, num_inputs)
         raise error
 
-    def take(self, chunk: Chunk, itinerary: Itinerary, now_s: float) -> None:
+    def take(self, chunk: Chunk, itinerary: Itinerary[Any], now_s: float) -> None:
         """Give inputs what a part of a reply holds for them."""
         self._answer(chunk, itinerary, now_s)
         for sample_id, error in chunk.lost:
@@ -96,7 +96,7 @@ class Outcomes:
         self._drop(reason, len(unsettled))
 
     def report(
-        self, name: str, itinerary: Itinerary, *, oldest_epoch: int, now_s: float, wall_s: float
+        self, name: str, itinerary: Itinerary[Any], *, oldest_epoch: int, now_s: float, wall_s: float
     ) -> IngressReport:
         """Everything so far; probes are handed over with it. `now_s` and `wall_s`: this moment, on both clocks."""
         counts = self._counts
@@ -116,7 +116,7 @@ class Outcomes:
             probes=None if self._probes is None else self._probes.hand_over(wall_s - now_s),
         )
 
-    def _answer(self, chunk: Chunk, itinerary: Itinerary, now_s: float) -> None:
+    def _answer(self, chunk: Chunk, itinerary: Itinerary[Any], now_s: float) -> None:
         exits = []
         for answer, _ in (*chunk.answers, *chunk.early):
             flight = self._book.settle(answer.sample_id, answer)
@@ -130,7 +130,7 @@ class Outcomes:
             for answer, _ in (*chunk.answers, *chunk.early):
                 self._probes.answered(answer.sample_id, answer.exit, itinerary.ramps)
 
-    def _count(self, flight: Flight, answer: Answer, itinerary: Itinerary, now_s: float) -> None:
+    def _count(self, flight: Flight, answer: Answer, itinerary: Itinerary[Any], now_s: float) -> None:
         by_present_plan = flight.epoch == itinerary.epoch
         self._counts.answer(answer.exit, now_s - flight.arrived_s, by_present_plan=by_present_plan)
         if self._admission is not None:

@@ -1,8 +1,21 @@
-"""Which replica of a stage takes a piece: fill-first, stragglers left out."""
+"""When a call to a stage is made, and which replica takes it: fill-first, stragglers left out. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+
+Rank = tuple[bool, int, int, int]
+
+
+def may_call(num_waiting: int, batch: int, *, unheard: int, replicas: int, calls_per_replica: int) -> bool:
+    """Whether inputs that wait at the ingress are sent to the first stage now.
+
+    `unheard`: calls to it that nothing has come back from. A call that some replica can start now takes whatever
+    waits; one that will queue behind it must be full.
+    """
+    if unheard < replicas:
+        return num_waiting > 0
+    return unheard < calls_per_replica * replicas and num_waiting >= batch
 
 
 def fill_first(loads: Sequence[int], weight: int, batch: int) -> list[int]:
@@ -12,15 +25,71 @@ def fill_first(loads: Sequence[int], weight: int, batch: int) -> list[int]:
     open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
     start at once that is worth a few percent; where they wait for batches, much more (docs/design.md has figures).
     """
+    return sorted(range(len(loads)), key=lambda index: rank(loads[index], weight, batch))
 
-    def rank(index: int) -> tuple[bool, int, int, int]:
-        whole, started = divmod(loads[index], batch)
-        fits = started + weight <= batch
-        return (loads[index] > 0, whole if fits else whole + 1, -started if fits else 0, loads[index])
 
-    return sorted(range(len(loads)), key=rank)
+def rank(load: int, weight: int, batch: int) -> Rank:
+    """The smaller, the better is a replica that holds `load` inputs."""
+    whole, started = divmod(load, batch)
+    fits = started + weight <= batch
+    return (load > 0, whole if fits else whole + 1, -started if fits else 0, load)
 
 
 def unavoided(replicas: Sequence[str], avoided: Collection[str]) -> list[int]:
     """Indices of the replicas that get work: all but the avoided ones, or all where those are all there is."""
     return [index for index, name in enumerate(replicas) if name not in avoided] or list(range(len(replicas)))
+
+
+class FillFirst:
+    """`fill_first` for thousands of replicas that are asked for one at a time: gives the same first one.
+
+    Replicas by load, as bit sets: a choice costs one look per load there is, not one per replica.
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[int, int] = {}
+        self._holding: dict[int, int] = {}
+        """Per load, the replicas with it, as bits."""
+        self._orders: dict[tuple[int, int], list[int]] = {}
+        """Loads by rank, per weight and batch."""
+        self._most = 0
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def add(self, index: int) -> None:
+        """A replica without load."""
+        self._loads[index] = 0
+        self._holding[0] = self._holding.get(0, 0) | 1 << index
+
+    def discard(self, index: int) -> None:
+        """One that takes no more; what is taken off it later is ignored."""
+        load = self._loads.pop(index, None)
+        if load is not None:
+            self._holding[load] ^= 1 << index
+
+    def load(self, index: int, weight: int) -> None:
+        """Put `weight` inputs on a replica; a negative weight takes them off. Unknown ones are ignored."""
+        before = self._loads.get(index)
+        if before is None:
+            return
+        after = self._loads[index] = before + weight
+        bit = 1 << index
+        self._holding[before] ^= bit
+        self._holding[after] = self._holding.get(after, 0) | bit
+        self._most = max(self._most, after)
+
+    def choose(self, weight: int, batch: int) -> int:
+        """The replica that `fill_first` puts first, of equal ones that with the lowest index; there must be one."""
+        for load in self._order(weight, batch):
+            holding = self._holding.get(load)
+            if holding:
+                return (holding & -holding).bit_length() - 1
+        raise LookupError("no replica to choose from")
+
+    def _order(self, weight: int, batch: int) -> list[int]:
+        order = self._orders.get((weight, batch))
+        if order is None or len(order) <= self._most:
+            order = sorted(range(2 * self._most + 1), key=lambda load: rank(load, weight, batch))
+            self._orders[weight, batch] = order
+        return order

@@ -191,6 +191,27 @@ def test_a_load_shows_progress_and_takes_texts_of_one_class(
     assert " ".join(captured.err.splitlines()[-1].split()) == "requests 4 / 4"
 
 
+def test_a_load_may_be_said_in_one_line(answering_url: str, tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "texts.txt").write_text("a\nb\n", encoding="utf-8")
+    (tmp_path / "trace").write_text("0.0\n0.02\n0.04\n", encoding="utf-8")
+    bench = ("bench", "--data", tmp_path / "texts.txt", "--url", answering_url, "--json")
+    assert run(*bench, "--arrivals", f"trace:{tmp_path / 'trace'}", "--seconds", 0.05) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["num_requests"] == 3
+    assert "where more is drawn it goes round again" in captured.err
+
+
+def test_a_load_in_one_line_needs_its_seconds_and_nothing_else(data: Path, capsys: Captured) -> None:
+    bench = ("bench", "--data", data)
+    needed = "--seconds and an --arrivals that says its rate, like poisson:100, need each other"
+    assert refused(capsys, *bench, "--arrivals", "poisson:5") == needed
+    assert refused(capsys, *bench, "--seconds", 5) == needed
+    timed = (*bench, "--seconds", 5, "--arrivals")
+    assert refused(capsys, *timed, "poisson:5", "--rate", 5).endswith("no --rate, --concurrency or --requests")
+    assert "no such process 'posson'; allowed: poisson:RATE" in refused(capsys, *timed, "posson:5")
+    assert refused(capsys, *timed, "poisson:1e-9").endswith("poisson:1e-9: no request arrives in 5 s")
+
+
 def test_a_load_refuses_what_is_wrong(dead_url: str, data: Path, capsys: Captured) -> None:
     bench = ("bench", "--url", dead_url, "--data")
     assert refused(capsys, *bench, "gone.txt") == "gone.txt: no such file"

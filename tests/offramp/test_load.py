@@ -5,18 +5,16 @@ import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from itertools import islice
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from aiohttp import web
 
 from earlyexit.clock import ManualClock
 from earlyexit.errors import InputError
-from offramp.arrivals import constant, poisson, schedule_s
 from offramp.generator import Generator
-from offramp.load import LoadConfig, RequestRecord, run_load
+from offramp.load import LoadConfig, RequestRecord, run_load, send_times_s
 from offramp.protocol import NoReply, Outcome, Reply
 
 ANSWER = {"label": "a", "score": 0.9, "exit": 0, "request_id": "r"}
@@ -52,14 +50,22 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 
 
 def test_constant_arrivals_are_equally_spaced() -> None:
-    assert schedule_s(constant(4.0), 3) == [0.25, 0.5, 0.75]
+    assert send_times_s(config_of(rate_rps=4.0, arrivals="constant"), 3) == [0.0, 0.25, 0.5]
 
 
 def test_poisson_arrivals_have_the_rate_they_were_asked_for_and_repeat_with_their_seed() -> None:
-    gaps = list(islice(poisson(50.0, np.random.default_rng(3)), 10_000))
-    assert np.mean(gaps) == pytest.approx(0.02, rel=0.03)
-    assert np.std(gaps) == pytest.approx(0.02, rel=0.05)
-    assert gaps[:5] == list(islice(poisson(50.0, np.random.default_rng(3)), 5))
+    config = config_of(rate_rps=50.0, seed=3)
+    times_s = send_times_s(config, 10_000)
+    assert times_s is not None
+    assert times_s[-1] / 10_000 == pytest.approx(0.02, rel=0.03)
+    assert times_s[:5] == send_times_s(config, 5) != send_times_s(replace(config, seed=4), 5)
+
+
+def test_given_send_times_are_kept_and_their_rate_is_up_to_the_last() -> None:
+    config = config_of(rate_rps=None, send_times_s=[0.5, 1.0, 4.0], inputs_per_request=2)
+    assert send_times_s(config, 3) == [0.5, 1.0, 4.0]
+    assert config.offered_rps == 6 / 4
+    assert send_times_s(config_of(concurrency=1), 3) is None
 
 
 async def test_latency_is_counted_from_the_schedule() -> None:
@@ -233,6 +239,9 @@ async def test_a_run_reports_exits_accuracy_and_keys_and_leaves_the_warm_up_out(
     [
         {"rate_rps": None},
         {"rate_rps": 1.0, "concurrency": 1},
+        {"rate_rps": 1.0, "send_times_s": [1.0, 2.0, 3.0]},
+        {"rate_rps": None, "send_times_s": [1.0, 2.0]},
+        {"rate_rps": None, "send_times_s": [0.0, 0.0, 0.0]},
         {"texts": []},
         {"labels": ["a"]},
         {"keys": ["k"]},

@@ -1,0 +1,156 @@
+"""A live run as it is kept: what was asked when, of which plan, and what came of it, so that it can be compared again.
+
+Times are wall-clock seconds after the run's start, the emulated ones stretched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field, model_validator
+
+from earlyexit.errors import DataError
+from earlyexit.source_file import Source, StrictDocument
+from experiments.data import RUNS
+from experiments.live.figures import EMULATED
+from experiments.live.load import Driven
+from experiments.live.meter import Usage
+from experiments.live.phases import INPUTS_PER_REQUEST, Phase
+from offramp.protocol import Prediction
+from offramp.report import RequestRecord
+from profiles.records import ExitRecords
+
+FOLDER = RUNS / "live" / "validation"
+IDLE = "idle"
+"""The load's name where one request was asked at a time."""
+
+
+class UsageDocument(StrictDocument):
+    """See `experiments.live.meter.Usage`."""
+
+    machine: float
+    ours: float
+    client: float
+
+
+class SplitDocument(StrictDocument):
+    """What a split did in the whole run, on all replicas together."""
+
+    first: int
+    end: int
+    batches: int
+    inputs: int
+    fill: float
+    """Inputs as a share of what the batches could have held."""
+    busy_s: float
+    dropped: int
+
+
+class Run(StrictDocument):
+    """One plan under one load; lists have one entry per request, in the order of the schedule."""
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: Literal[1] = 1
+    emulated: Literal[True] = True
+    what: str = EMULATED
+    plan_name: str
+    load: str
+    """Share of the predicted rate that was offered, or `idle`."""
+    time_scale: float = Field(gt=0)
+    slo_s: float = Field(gt=0)
+    warm_s: float = Field(ge=0)
+    """Figures leave this much at the start out."""
+    seconds: float = Field(gt=0)
+    """Of the schedule."""
+    problem: dict[str, Any]
+    """The plan problem, as the service's planner would have it: in wall-clock seconds."""
+    plan: dict[str, Any]
+    records_sha256: str
+    """Of the exit records that the rows are of."""
+    rows: list[list[int]]
+    scheduled_s: list[float]
+    sent_s: list[float]
+    done_s: list[float]
+    errors: list[str | None]
+    """None for a request that was answered."""
+    exits: list[list[int]]
+    """Per input of an answered request, the block it left after; none for others."""
+    splits: list[SplitDocument]
+    usage: UsageDocument
+    provenance: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Run:
+        columns = (self.rows, self.scheduled_s, self.sent_s, self.done_s, self.errors, self.exits)
+        if len({len(column) for column in columns}) != 1:
+            raise ValueError("rows, scheduled_s, sent_s, done_s, errors and exits need one entry per request each")
+        if any(len(rows) != INPUTS_PER_REQUEST for rows in self.rows):
+            raise ValueError(f"every request asks {INPUTS_PER_REQUEST} rows")
+        return self
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan_name}-{self.load}"
+
+    def driven(self) -> Driven:
+        """The run as the figures of live runs are taken from."""
+        return driven_of(self, self.sent_s, self.done_s, self.errors, self.exits)
+
+
+def driven_of(
+    run: Run, sent_s: list[float], done_s: list[float], errors: list[str | None], exits: list[list[int]]
+) -> Driven:
+    """What became of the run's requests, live or simulated; labels are not kept, so they are empty."""
+    keys = tuple(str(row) for rows in run.rows for row in rows)
+    records = tuple(
+        RequestRecord(
+            request_id=str(index),
+            text_indices=tuple(range(index * INPUTS_PER_REQUEST, (index + 1) * INPUTS_PER_REQUEST)),
+            scheduled_s=scheduled_s,
+            sent_s=sent_s[index],
+            done_s=done_s[index],
+            num_attempts=1,
+            predictions=tuple(
+                Prediction(label="", score=0.0, exit=left, request_id=str(index)) for left in exits[index]
+            ),
+            error=errors[index],
+        )
+        for index, scheduled_s in enumerate(run.scheduled_s)
+    )
+    return Driven(
+        phases=(Phase(name=run.name, seconds=run.seconds, keys=keys, rate_per_s=len(keys) / run.seconds),),
+        start_s=0.0,
+        slo_s=run.slo_s,
+        keys=keys,
+        records=records,
+        num_sent=len(records),
+        usage=Usage(machine=run.usage.machine, ours=run.usage.ours, client=run.usage.client),
+    )
+
+
+def keep(run: Run, folder: Path = FOLDER) -> Path:
+    """Write it under its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{run.name}.json"
+    path.write_text(json.dumps(run.model_dump()) + "\n", encoding="utf-8")
+    return path
+
+
+def read_run(path: Path) -> Run:
+    """What `keep` wrote; raises DataError for anything else."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not a kept run: {error}") from error
+    return Source(document=document, where=str(path), raises=DataError).parse(Run, called="the run")
+
+
+def digest(records: ExitRecords) -> str:
+    """By which a run knows its exit records again."""
+    parts = (records.scores_NR, records.labels_NR, records.final_labels_N)
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()

@@ -1,0 +1,1 @@
+"""Every study run, and one REPORT.md of what they gave."""

@@ -1,0 +1,62 @@
+"""A call to a stage, on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from deployments.ingress.itinerary import Leg
+from earlyexit.engine import Member
+
+if TYPE_CHECKING:
+    from experiments.simulator.ingress import Ingress
+    from experiments.simulator.replica import Replica
+    from experiments.simulator.slot import Slot
+
+Input = Member[int]
+"""One input; its payload is its number, in the order of arrival."""
+
+
+class Call:
+    """Inputs that were sent to one replica together; its members' `origin` until they leave it."""
+
+    __slots__ = ("first", "heard", "ingress", "leg", "members", "num_inside", "probe", "replica", "started_s")
+
+    replica: Replica
+    """Set when it takes its way."""
+
+    def __init__(
+        self, ingress: Ingress, leg: Leg[Slot], members: list[Input], started_s: float, *, first: bool, probe: bool
+    ) -> None:
+        self.ingress = ingress
+        self.leg = leg
+        self.members = members
+        self.started_s = started_s
+        self.first = first
+        """Whether it brings new inputs, to the first block."""
+        self.probe = probe
+        self.num_inside = len(members)
+        self.heard = False
+        """Whether anything has come back."""
+
+    def lost(self) -> list[Input]:
+        """Those that are still inside, when its replica dies."""
+        return [member for member in self.members if member.origin is self]
+
+
+def by_call(members: Sequence[Input]) -> list[tuple[Any, list[Input]]]:
+    """Members of a batch with the call that each came with, call by call."""
+    first = members[0].origin
+    for member in members:
+        if member.origin is not first:
+            break
+    else:
+        return [(first, list(members))]
+    groups: dict[int, tuple[Any, list[Input]]] = {}
+    for member in members:
+        key = id(member.origin)
+        if key in groups:
+            groups[key][1].append(member)
+        else:
+            groups[key] = (member.origin, [member])
+    return list(groups.values())

@@ -1,0 +1,115 @@
+"""Who leaves at which ramp: exit decisions of a population of inputs, from records or from a survival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError, PlanError
+from profiles.records import ExitRecords, sure_NR
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+STAYS: Final = -1
+"""Of an input that leaves at none of a split's ramps."""
+
+
+class Decisions(Protocol):
+    """Rows are inputs."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
+        """Per row, the first of a split's `ramps` that lets it out, or STAYS; `active`: all ramps of the plan.
+
+        Raises PlanError for ramps of which nothing is known.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ByRamp(Decisions):
+    """Ramps that decide each by itself (E3 section 3.4: independent exits): by entropy or by confidence."""
+
+    ramps: tuple[int, ...]
+    sure_NR: BoolArray
+    """Whether a ramp, were it active, would let an input out."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.sure_NR)
+
+    def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
+        if not ramps:
+            return np.full(self.num_rows, STAYS, dtype=np.int64)
+        sure_NA = self.sure_NR[:, _columns(self.ramps, ramps)]
+        return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], STAYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ByPatience(Decisions):
+    """Leave where `patience` active ramps in a row repeated the one before them (PABEE; E3 section 5.6)."""
+
+    ramps: tuple[int, ...]
+    labels_NR: IntArray
+    patience: int
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise PlanError(f"patience must be at least 1, not {self.patience}")
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.labels_NR)
+
+    def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
+        labels_NA = self.labels_NR[:, _columns(self.ramps, active)]
+        left_N = np.full(self.num_rows, STAYS, dtype=np.int64)
+        repeats_N = np.zeros(self.num_rows, dtype=np.int64)
+        for column in range(1, len(active)):
+            repeats_N = np.where(labels_NA[:, column] == labels_NA[:, column - 1], repeats_N + 1, 0)
+            left_N[(left_N == STAYS) & (repeats_N >= self.patience)] = active[column]
+        return np.where(np.isin(left_N, ramps), left_N, STAYS)
+
+
+def recorded(records: ExitRecords, thresholds: Mapping[int, float]) -> ByRamp:
+    """What recorded inputs do; raises DataError for thresholds of ramps that were not recorded."""
+    sure = sure_NR(records.score, records.ramps, records.scores_NR, thresholds)
+    return ByRamp(ramps=records.ramps, sure_NR=sure)
+
+
+def patient(records: ExitRecords, patience: int) -> ByPatience:
+    """What recorded inputs do under PABEE's rule."""
+    return ByPatience(ramps=records.ramps, labels_NR=records.labels_NR.astype(np.int64), patience=patience)
+
+
+def nested(survival_N: Sequence[float], ramps: Sequence[int], rng: np.random.Generator, *, num_rows: int) -> ByRamp:
+    """Made-up inputs that leave as a survival says; who is sure at a ramp is sure at every later one.
+
+    `survival_N`: per block, the share that no ramp before it lets out, all of them active. Raises DataError for 0 rows.
+    """
+    if num_rows < 1:
+        raise DataError(f"at least one input is needed, not {num_rows}")
+    position_N = (rng.permutation(num_rows) + 0.5) / num_rows
+    beyond_R = np.array([survival_N[ramp + 1] for ramp in ramps])
+    return ByRamp(ramps=tuple(ramps), sure_NR=position_N[:, None] > beyond_R)
+
+
+def survival_of(decisions: Decisions, ramps: tuple[int, ...], num_blocks: int, rows_M: IntArray) -> tuple[float, ...]:
+    """Per block, the share of these rows that reach it, all ramps active: E3's batch profile."""
+    left_M = decisions.leaves_N(ramps, ramps)[rows_M]
+    reached_M = np.where(left_M == STAYS, num_blocks - 1, left_M)
+    return tuple(float((reached_M >= block).mean()) for block in range(num_blocks))
+
+
+def _columns(known: tuple[int, ...], asked: tuple[int, ...]) -> list[int]:
+    missing = sorted(set(asked) - set(known))
+    if missing:
+        raise PlanError(f"nothing is known of ramps {missing}; known are {list(known)}")
+    return [known.index(ramp) for ramp in asked]

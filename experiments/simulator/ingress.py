@@ -1,0 +1,292 @@
+"""An ingress: the live admission, itinerary and rules of when and whom to call, without HTTP and without asyncio."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from deployments.ingress.admission import Admission
+from deployments.ingress.dispatcher import RETRY_PAUSE_S
+from deployments.ingress.itinerary import Itinerary, Leg, lay_out
+from deployments.ingress.routing import may_call
+from earlyexit.engine import Member
+from experiments.simulator.call import Call, Input
+from experiments.simulator.events import COMES
+from experiments.simulator.ledger import ADMISSION, DEADLINE, NOT_DROPPED, OVERLOADED, STAGE_UNAVAILABLE
+from experiments.simulator.slot import Slot
+from optimizer.placement import PlacedPlan
+
+if TYPE_CHECKING:
+    from experiments.simulator.control.watching import Watching
+    from experiments.simulator.service import Service
+
+
+class Ingress:
+    """Does what `deployments.ingress.dispatcher.Dispatcher` and `calls.Calls` do; one of several."""
+
+    def __init__(self, index: int, service: Service, placed: PlacedPlan) -> None:
+        scenario = service.scenario
+        self.index = index
+        self.service = service
+        self.itinerary: Itinerary[Slot] = lay_out(placed, service.slots)
+        self._first = self.itinerary.first
+        self.waiting: deque[Input] = deque()
+        self.num_unanswered = 0
+        self.suspended = False
+        self.watching: Watching | None = None
+        """Where a controller wants to know what happens here."""
+        self._unheard: Counter[str] = Counter()
+        self._is_pumping = False
+        self._ledger = service.ledger
+        self._events = service.events
+        self._slo_s = scenario.slo_s
+        self._kept_s = 0.0 if math.isinf(scenario.slo_s) else scenario.problem.slo.slack * scenario.slo_s
+        self._max_queued = math.inf if scenario.max_queued is None else scenario.max_queued
+        self._calls_per_replica = scenario.calls_per_replica
+        self._per_request = scenario.inputs_per_request
+        self._entry_s, self._answer_s = scenario.entry_s, scenario.answer_s
+        self._admission: Admission | None = None
+        self._ahead: dict[int, int] = {}
+        """Inputs that had no answer when one arrived; kept where admission learns from it."""
+        if scenario.admission and not math.isinf(scenario.slo_s):
+            self._admission = Admission(
+                placed.plan.predicted, slo_s=scenario.slo_s, num_ingresses=scenario.num_ingresses
+            )
+        self._is_choosy = self._admission is not None or scenario.max_queued is not None
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """Go by this plan from now on."""
+        before, self.itinerary = self.itinerary, lay_out(placed, self.service.slots, self.itinerary)
+        self._first = self.itinerary.first
+        if placed.epoch > before.epoch:
+            if self._admission is not None:
+                self._admission.follow(placed.plan.predicted)
+            if self.watching is not None:
+                self.watching.begin_plan()
+        self.suspended = False
+        self._is_choosy = self._admission is not None or not math.isinf(self._max_queued)
+        self._pump()
+
+    def suspend(self) -> None:
+        """There is no plan: what waits, and what arrives until the next one, is refused."""
+        self.suspended = self._is_choosy = True
+        self._drop(self.waiting, STAGE_UNAVAILABLE)
+        self.waiting.clear()
+
+    def arrive(self, first: int) -> None:
+        """A request, whose inputs are numbered from `first` on."""
+        now_s, number = self._events.time_s, self._per_request
+        if self.watching is not None:
+            self.watching.arrived += number
+        if self._is_choosy:
+            refusal = self._refusal(number, now_s)
+            if refusal != NOT_DROPPED:
+                self._refuse(range(first, first + number), refusal)
+                return
+        deadline_s = now_s + self._slo_s
+        if self._admission is not None:
+            for each in range(number):
+                self._ahead[first + each] = self.num_unanswered + each
+        self.num_unanswered += number
+        for each in range(first, first + number):
+            self.waiting.append(Member(sample_id="", payload=each, deadline_s=deadline_s))
+        if self._admission is not None or self._may_call():
+            self._pump()
+
+    def answer(self, call: Call, members: Sequence[Input], block: int) -> None:
+        """Inputs of a call leave the model."""
+        for member in members:
+            member.origin = None
+        if self._answer_s:
+            self._events.at(self._events.time_s + self._answer_s, COMES, self._take_answers, (call, members, block))
+        else:
+            self._take_answers((call, members, block))
+
+    def answer_probes(self, call: Call, members: Sequence[Input], block: int) -> None:
+        """Probes are answered, and stay inside."""
+        self._settle(members, block)
+        self._hear(call)
+
+    def lose(self, call: Call, members: Sequence[Input]) -> None:
+        """A stage drops inputs that are too late."""
+        for member in members:
+            member.origin = None
+        self._late(members)
+        self._part_of(call, len(members), took_time=False)
+
+    def go_on(self, call: Call, members: list[Input], block: int) -> None:
+        """Survivors of a call, on their way to the next stage."""
+        self._part_of(call, len(members), took_time=True)
+        self._send(self.itinerary.at(block), members, block, 0.0, probe=call.probe)
+
+    def again(self, call: Call) -> None:
+        """Its replica is dead: what was inside starts again, after the pause in which the routers learn of it."""
+        members = call.lost()
+        self._forget(call)
+        for member in members:
+            member.origin = None
+        self._events.at(self._events.time_s + RETRY_PAUSE_S, COMES, self._return, members)
+
+    def go(self, call: Call, block: int, delay_s: float) -> bool:
+        """Have a call take its way; False where its slot has no replica."""
+        leg, weight = call.leg, len(call.members)
+        replica = leg.transport.choose(self.index, weight, leg.batch_at(block))
+        if replica is None:
+            return False
+        call.replica = replica
+        replica.calls.add(call)
+        if delay_s:
+            self._events.at(self._events.time_s + delay_s, COMES, _arrives, (call, block))
+        else:
+            replica.submit(call, block)
+        return True
+
+    def _refusal(self, number: int, now_s: float) -> int:
+        if self.suspended:
+            return STAGE_UNAVAILABLE
+        if self._admission is not None:
+            waiting, unanswered = len(self.waiting), self.num_unanswered
+            if self._admission.late_s(number, self._slo_s, waiting=waiting, unanswered=unanswered, now_s=now_s) > 0:
+                return ADMISSION
+        return OVERLOADED if self.num_unanswered + number > self._max_queued else NOT_DROPPED
+
+    def _pump(self) -> None:
+        if self._is_pumping:  # a call that was dropped at once; whoever pumps goes on
+            return
+        self._is_pumping = True
+        leg = self._first
+        while self._may_call():
+            members = self._depart(leg.batches[0])
+            if members:
+                self._unheard[leg.slot] += 1
+                probe = self.watching is not None and self.watching.begin_probes(members)
+                self._send(leg, members, 0, self._entry_s, probe=probe)
+        self._is_pumping = False
+        if self._admission is not None:
+            self._admission.observe(len(self.waiting), self.num_unanswered, self._events.time_s)
+
+    def _may_call(self) -> bool:
+        return may_call(
+            len(self.waiting),
+            self._first.batches[0],
+            unheard=self._unheard[self._first.slot],
+            replicas=self._first.stage.replicas,
+            calls_per_replica=self._calls_per_replica,
+        )
+
+    def _depart(self, batch: int) -> list[Input]:
+        """The next inputs, in the order of their arrival; those whose owner has gone are left out."""
+        waiting, now_s = self.waiting, self._events.time_s
+        late: list[Input] = []
+        while waiting and waiting[0].deadline_s <= now_s:
+            late.append(waiting.popleft())
+        if late:
+            self._late(late)
+        return [waiting.popleft() for _ in range(min(batch, len(waiting)))]
+
+    def _send(self, leg: Leg[Slot], members: list[Input], block: int, delay_s: float, *, probe: bool) -> None:
+        call = Call(self, leg, members, self._events.time_s, first=block == 0, probe=probe)
+        reserve_s = self._reserve_s(leg, members)
+        for member in members:
+            member.origin = call
+            member.reserve_s = reserve_s
+            member.probe = probe
+        if not self.go(call, block, delay_s):
+            leg.transport.pending.append((call, block, delay_s))
+
+    def _reserve_s(self, leg: Leg[Slot], members: Sequence[Input]) -> float:
+        later_s = self.itinerary.reserve_s(leg)
+        if math.isinf(later_s):
+            return max(0.0, *(member.deadline_s - self._events.time_s for member in members))
+        return later_s + self._kept_s
+
+    def _take_answers(self, answers: tuple[Call, Sequence[Input], int]) -> None:
+        call, members, block = answers
+        if call.probe and self.watching is not None:
+            self.watching.end_probes(members, block)
+        self._settle(members, block)
+        self._part_of(call, len(members), took_time=True)
+
+    def _settle(self, members: Sequence[Input], block: int) -> None:
+        ledger, now_s, per_request = self._ledger, self._events.time_s, self._per_request
+        latencies_s, exits, arrived_s = ledger.latency_s, ledger.exit, ledger.arrived_s
+        numbers = [
+            number for member in members if exits[number := member.payload] < 0
+        ]  # a probe may have been answered
+        for number in numbers:
+            latencies_s[number] = now_s - arrived_s[number // per_request]
+            exits[number] = block
+        self.num_unanswered -= len(numbers)
+        if self._admission is not None:
+            for number in numbers:
+                self._teach(number, latencies_s[number], block, now_s)
+        if self.watching is not None:
+            for number in numbers:
+                self.watching.answer(block, latencies_s[number])
+
+    def _teach(self, number: int, latency_s: float, block: int, now_s: float) -> None:
+        assert self._admission is not None
+        self._admission.answered(now_s)
+        ahead = self._ahead.pop(number)
+        if block >= self.itinerary.last_split:
+            self._admission.went_deep(latency_s, ahead, now_s)
+
+    def _part_of(self, call: Call, number: int, *, took_time: bool) -> None:
+        """A part of a call's reply came back, with so many inputs in it."""
+        if took_time:  # what is dropped took none
+            call.leg.learn(self._events.time_s - call.started_s)
+        call.num_inside -= number
+        if not call.num_inside:
+            call.replica.calls.discard(call)
+            call.leg.transport.done(self.index, call.replica, len(call.members))
+        self._hear(call)
+
+    def _hear(self, call: Call) -> None:
+        """The first part tells that a call's batch has run: another may be sent."""
+        if not call.heard:
+            call.heard = True
+            if call.first:
+                self._unheard[call.leg.slot] -= 1
+                self._pump()
+
+    def _forget(self, call: Call) -> None:
+        call.replica.calls.discard(call)
+        if not call.heard:
+            call.heard = True
+            if call.first:
+                self._unheard[call.leg.slot] -= 1
+
+    def _return(self, members: list[Input]) -> None:
+        if self.suspended:
+            self._drop(members, STAGE_UNAVAILABLE)
+            return
+        self.waiting.extendleft(reversed(members))
+        self._pump()
+
+    def _late(self, members: Sequence[Input]) -> None:
+        now_s = self._events.time_s
+        if self._admission is not None:
+            for member in members:
+                arrived_s = self._ledger.arrived_s[member.payload // self._per_request]
+                took_s = max(now_s, member.deadline_s) - arrived_s
+                self._admission.went_deep(took_s, self._ahead.get(member.payload, 0), now_s)
+        self._drop(members, DEADLINE)
+
+    def _drop(self, members: Sequence[Input], reason: int) -> None:
+        self.num_unanswered -= len(members)
+        self._refuse([member.payload for member in members], reason)
+
+    def _refuse(self, numbers: Sequence[int], reason: int) -> None:
+        drop = self._ledger.drop
+        for number in numbers:
+            drop[number] = reason
+            self._ahead.pop(number, None)
+        if self.watching is not None:
+            self.watching.drop(reason, len(numbers))
+
+
+def _arrives(arriving: tuple[Call, int]) -> None:
+    call, block = arriving
+    call.replica.submit(call, block)

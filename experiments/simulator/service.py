@@ -1,0 +1,122 @@
+"""The simulated service: slots with replicas, ingresses before them, and what both need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from cluster.pace import Pace
+from earlyexit.counts import SplitCounts
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from experiments.simulator.decisions import IntArray
+from experiments.simulator.events import Events
+from experiments.simulator.ingress import Ingress
+from experiments.simulator.ledger import Ledger
+from experiments.simulator.replica import Replica
+from experiments.simulator.scenario import Scenario
+from experiments.simulator.slot import Slot
+from experiments.simulator.work import Work
+from optimizer.placement import PlacedPlan
+
+
+class Service:
+    """One application. `slots`: accelerator type by slot, of all that any plan will use."""
+
+    def __init__(self, scenario: Scenario, events: Events, placed: PlacedPlan, slots: Mapping[str, str]) -> None:
+        problem = scenario.problem
+        self.scenario = scenario
+        self.events = events
+        self.ledger = Ledger(scenario.arrivals_s, scenario.inputs_per_request)
+        self.num_blocks = problem.num_blocks
+        self.ramps = problem.ramps
+        """All of the model, active or not."""
+        self.slots = {name: Slot(name, device, scenario.num_ingresses) for name, device in slots.items()}
+        self.placed = placed
+        self.counts: dict[Split, SplitCounts] = {}
+        """What was run, by split."""
+        self.cycle = len(scenario.rows_N)
+        """Inputs whose numbers are that far apart are the same."""
+        self._rows_N: IntArray = scenario.rows_N
+        self._leaves: dict[tuple[int, ...], list[int]] = {}
+        self._paces: dict[tuple[str, float], Pace] = {}
+        self.ingresses = [Ingress(index, self, placed) for index in range(scenario.num_ingresses)]
+
+    def replicas(self) -> Iterator[Replica]:
+        """Those that take calls, and those that end."""
+        for slot in self.slots.values():
+            yield from slot.replicas.values()
+            yield from slot.retired
+
+    def arrive(self, number: int) -> None:
+        """A request; ingresses take turns."""
+        ingresses = self.ingresses
+        ingresses[number % len(ingresses)].arrive(number * self.scenario.inputs_per_request)
+
+    def boot(self) -> None:
+        """Start the plan's replicas, ready for work."""
+        legs = self.ingresses[0].itinerary.legs
+        for leg in legs:
+            for _ in range(leg.stage.replicas):
+                self.start(leg.slot).prepare(leg.assignment)
+
+    def start(self, slot_name: str, *, slowness: float = 1.0) -> Replica:
+        """A replica that takes calls from now on; it follows nothing yet."""
+        slot = self.slots[slot_name]
+        index, slot.num_ever = slot.num_ever, slot.num_ever + 1
+        replica = Replica(f"{slot_name}#{index}", index, slot.device, self._pace(slot.device, slowness), self)
+        slot.add(replica)
+        pending, slot.pending = slot.pending, []
+        for call, block, delay_s in pending:
+            call.ingress.go(call, block, delay_s)
+        return replica
+
+    def stop(self, replica: Replica) -> None:
+        """Have it take no more calls; it ends those it has."""
+        self._slot_of(replica).remove(replica, self.events.time_s)
+
+    def kill(self, replica: Replica) -> None:
+        """End it at once; what it had starts again elsewhere."""
+        slot = self._slot_of(replica)
+        if replica.index in slot.replicas:
+            slot.remove(replica, self.events.time_s)
+        for call in replica.die():
+            call.ingress.again(call)
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """Have all ingresses follow a plan; raises PlanError for one that needs other slots."""
+        missing = sorted(set(placed.slots) - set(self.slots))
+        if missing:
+            raise PlanError(f"the plan needs slots {missing}; there are {sorted(self.slots)}")
+        if placed.plan.ramps != self.placed.plan.ramps:
+            self._leaves = {}
+            for replica in self.replicas():
+                replica.forget_leaves()
+        self.placed = placed
+        for slot in self.slots.values():
+            slot.avoid(placed.avoided_ids)
+        for ingress in self.ingresses:
+            ingress.follow(placed)
+
+    def work(self, split: Split, pace: Pace) -> Work:
+        """What a split is to replicas of that pace."""
+        leaves = self._leaves.get(split.ramps)
+        if leaves is None:
+            active = self.placed.plan.ramps
+            leaves = self.scenario.decisions.leaves_N(split.ramps, active)[self._rows_N].tolist()
+            self._leaves[split.ramps] = leaves
+        return Work(split, leaves, pace, self.counts.setdefault(split, SplitCounts()))
+
+    def hop_s(self, block: int, num_inputs: int) -> float:
+        """E3's T_x: sending the survivors that wait for a block (section 3.2.1)."""
+        problem = self.scenario.problem
+        return problem.link.seconds(num_inputs * problem.bytes_per_sample_N[block - 1])
+
+    def _slot_of(self, replica: Replica) -> Slot:
+        return self.slots[replica.name.rpartition("#")[0]]
+
+    def _pace(self, device: str, slowness: float) -> Pace:
+        pace = self._paces.get((device, slowness))
+        if pace is None:
+            problem = self.scenario.problem
+            pace = self._paces[device, slowness] = Pace(problem.latency[device], problem.ramps, slowness)
+        return pace

@@ -1,0 +1,18 @@
+"""One study per figure of E3's evaluation (SOSP'24, section 5): what E3 claims, what we get, and why they differ."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from experiments.studies.study import Study
+
+FIGURES: tuple[str, ...] = ()
+"""Modules of this folder in the order of the paper; a new study is one line here."""
+
+
+def load(name: str) -> Study:
+    """The study of a module; modules load one by one, so a broken one breaks only its own row of the report."""
+    study = import_module(f"{__name__}.{name}").STUDY
+    assert isinstance(study, Study), f"{name}.STUDY is no Study"
+    assert study.name == name, f"{name}.STUDY is named {study.name}"
+    return study

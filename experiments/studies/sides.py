@@ -1,0 +1,147 @@
+"""What the studies compare: strategies on one problem and one workload, and the goodput of each, simulated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from experiments.data import data_folder
+from experiments.e3_plans import ENTROPY, PROBLEMS, stretched
+from experiments.live.mixes import mixed_rows
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from experiments.simulator.decisions import Decisions, IntArray, nested, recorded, survival_of
+from experiments.simulator.goodput import Capacity, highest_rate, poisson_arrivals
+from experiments.simulator.scenario import Scenario
+from experiments.studies.study import Effort
+from optimizer.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import read_problem
+
+SIDES: tuple[Strategy, ...] = ("stock", "early-exit", "e3", "best")
+E3_SLOWER = 6.5
+"""TensorRT's V100 takes 1.23 ms for BERT-base at batch 1, E3's about 8 ms (section 5: 100 ms are 12.5 of them)."""
+NUM_ROWS = 20_000
+"""Inputs of a workload; then they come again."""
+INPUTS = {"full": 60_000, "quick": 12_000}
+"""Of one simulation."""
+LEAST_SLOS = 40
+"""A simulation is at least so many SLOs long: what cannot be sustained must have the time to show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workload:
+    """Inputs, who leaves where, and the survival that follows, which is what a planner is told."""
+
+    words: str
+    decisions: Decisions
+    rows_N: IntArray
+    survival_N: tuple[float, ...]
+
+
+def equal_cluster(times: float = E3_SLOWER) -> PlanProblem:
+    """E3's 16 V100 (section 5.1.1), at published times stretched by `times`."""
+    return stretched(read_problem(PROBLEMS / "bert_base_16_v100.yaml").problem, times)
+
+
+def mixed_cluster(times: float = E3_SLOWER) -> PlanProblem:
+    """E3's 6 V100, 8 P100 and 15 K80, at the same 0.013 USD/s (section 5.2)."""
+    return stretched(read_problem(PROBLEMS / "bert_base_hetero.yaml").problem, times)
+
+
+def sst2(easy_share: float | None = None, *, entropy: float = ENTROPY, seed: int = 0) -> Workload:
+    """BERT-base's recorded exits on SST-2 dev, in random order; with `easy_share`, a mix of easy and hard inputs.
+
+    Where the records are absent, made-up inputs with the survival that the problem file quotes of them; mixes and other
+    entropies cannot be made up: SystemExit says so.
+    """
+    rng = np.random.default_rng(seed)
+    folder = data_folder()
+    if easy_share is None and entropy == ENTROPY and (folder is None or not (folder / BERT12_SST2).is_file()):
+        problem = equal_cluster()
+        decisions: Decisions = nested(problem.survival_N, problem.ramps, rng, num_rows=NUM_ROWS)
+        rows_N = rng.permutation(NUM_ROWS)
+        return workload("made up, with the survival of BERT-base's recorded exits", decisions, rows_N, problem)
+    records = bert12_sst2("entropy")
+    decisions = recorded(records, dict.fromkeys(records.ramps, entropy))
+    if easy_share is None:
+        rows_N, mix = rng.integers(len(records), size=NUM_ROWS), ""
+    else:
+        thresholds = dict.fromkeys(records.ramps, ENTROPY)
+        rows_N = mixed_rows(records, thresholds, easy_share, rng, num_inputs=NUM_ROWS)
+        mix = f", {easy_share:.0%} easy"
+    return workload(f"recorded: BERT-base on SST-2 dev, entropy {entropy:g}{mix}", decisions, rows_N, equal_cluster())
+
+
+def workload(words: str, decisions: Decisions, rows_N: IntArray, problem: PlanProblem) -> Workload:
+    """With the survival that these rows have, all ramps active."""
+    survival_N = survival_of(decisions, problem.ramps, problem.num_blocks, rows_N)
+    return Workload(words=words, decisions=decisions, rows_N=rows_N, survival_N=survival_N)
+
+
+def facing(problem: PlanProblem, inputs: Workload) -> PlanProblem:
+    """The problem of that workload."""
+    return replace(problem, survival_N=inputs.survival_N)
+
+
+def decide(problem: PlanProblem, strategies: Sequence[Strategy] = SIDES) -> dict[str, Decision]:
+    """Every strategy's decision."""
+    return {strategy: solve(problem, strategy) for strategy in strategies}
+
+
+def plan_of(stages: tuple[Stage, ...], *, rate_per_s: float, latency_s: float) -> Plan:
+    """Stages as a service takes them. Thresholds are not read: who leaves where is the workload's."""
+    return Plan(
+        stages=stages,
+        policy=PolicySpec(name="entropy", thresholds=ENTROPY),
+        predicted={"rate_per_s": rate_per_s, "latency_s": latency_s},
+    )
+
+
+def goodput(
+    problem: PlanProblem, decision: Decision, inputs: Workload, effort: Effort, *, seed: int = 0
+) -> Capacity | None:
+    """The highest Poisson rate of which 99 % is answered within the SLO, without admission; None where no plan is."""
+    if isinstance(decision, NoPlan):
+        return None
+    return goodput_of(problem, decision, inputs, effort, seed=seed)
+
+
+def goodput_of(problem: PlanProblem, planned: Planned, inputs: Workload, effort: Effort, *, seed: int = 0) -> Capacity:
+    """The same of a plan that there is."""
+    figures = planned.figures
+    plan = plan_of(planned.stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s)
+    slo_s = problem.slo.latency_s
+
+    def scenario_at(rate_per_s: float) -> Scenario:
+        warm_up_s = 2 * slo_s
+        duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
+        return Scenario(
+            problem=problem,
+            plan=plan,
+            decisions=inputs.decisions,
+            rows_N=inputs.rows_N,
+            arrivals_s=poisson_arrivals(rate_per_s, duration_s, seed),
+            duration_s=duration_s,
+            warm_up_s=warm_up_s,
+            slo_s=slo_s,
+            admission=False,
+        )
+
+    return highest_rate(scenario_at, figures.rate_per_s)
+
+
+def rates(capacities: Mapping[str, Capacity | None]) -> dict[str, float | None]:
+    """Goodput by side."""
+    return {name: None if each is None else each.rate_per_s for name, each in capacities.items()}
+
+
+def is_sorted(values: Sequence[float | None], *, slack: float = 0.0) -> bool:
+    """Whether each is at least the one before it, but for `slack` of it; those that are not there are left out."""
+    present = [value for value in values if value is not None and not math.isnan(value)]
+    return all(after >= before * (1 - slack) for before, after in pairwise(present))

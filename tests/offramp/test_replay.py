@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earlyexit.errors import DataError, InputError
+from experiments.data import data_folder
+from offramp.arrivals import parse_arrivals
+from offramp.processes import FloatArray
+from offramp.replay import CountReplay, StampReplay
+
+
+def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:
+    return parse_arrivals(spec).draw(duration_s, np.random.default_rng(seed))
+
+
+def trace(folder: Path, text: str, name: str = "trace") -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return f"trace:{folder / name}"
+
+
+def per_second(arrivals_s_N: FloatArray, duration_s: int) -> list[int]:
+    return [int(count) for count in np.bincount(arrivals_s_N.astype(np.int64), minlength=duration_s)]
+
+
+def test_counts_are_drawn_second_by_second(tmp_path: Path) -> None:
+    counts = per_second(draw(trace(tmp_path, "0 400 0 10000 0"), 5.0), 5)
+    assert [counts[0], counts[2], counts[4]] == [0, 0, 0]
+    assert abs(counts[1] - 400) < 3 * 20
+    assert abs(counts[3] - 10_000) < 3 * 100
+
+
+def test_within_a_second_arrivals_are_spread_evenly(tmp_path: Path) -> None:
+    within_s = draw(trace(tmp_path, "20000 20000"), 2.0) % 1
+    assert np.histogram(within_s, bins=4, range=(0, 1))[0] == pytest.approx([10_000] * 4, rel=0.03)
+
+
+def test_minutes_are_drawn_minute_by_minute(tmp_path: Path) -> None:
+    arrivals_s_N = draw(trace(tmp_path, "f,minute_1,minute_2\na,0,6000\nb,0,6000\n"), 120.0)
+    assert arrivals_s_N.min() > 60
+    assert abs(len(arrivals_s_N) - 12_000) < 3 * 110
+
+
+def test_a_rate_is_the_mean_of_the_window_drawn_and_keeps_proportions(tmp_path: Path) -> None:
+    spec = trace(tmp_path, "10 30 9999") + ",rate=10000"
+    counts = per_second(draw(spec, 2.0), 2)
+    assert abs(counts[0] - 5_000) < 3 * 71
+    assert abs(counts[1] - 15_000) < 3 * 123
+    assert abs(len(draw(spec + ",from=1", 1.0)) - 10_000) < 3 * 100
+    assert abs(len(draw(spec + ",from=1.5", 0.25)) - 2_500) < 3 * 50
+
+
+def test_a_rate_may_leave_less_than_one_request_a_second(tmp_path: Path) -> None:
+    assert abs(len(draw(trace(tmp_path, "1 " * 4000) + ",rate=0.25", 4000.0)) - 1000) < 3 * 32
+
+
+def test_a_trace_of_counts_goes_round_again(tmp_path: Path) -> None:
+    counts = per_second(draw(trace(tmp_path, "0 1000") + ",from=1", 5.0), 5)
+    assert [counts[1], counts[3]] == [0, 0]
+    assert min(counts[0], counts[2], counts[4]) > 1000 - 3 * 32
+
+
+def test_gaps_are_cut_out_and_said_and_from_counts_them(tmp_path: Path) -> None:
+    spec = trace(tmp_path, "1 2 3" + " 0" * 60 + " 4 0 5" + " 0" * 70)
+    found = parse_arrivals(spec + ",from=64.5")
+    assert isinstance(found.process, CountReplay)
+    assert (found.process.counts_B.tolist(), found.process.start_s) == ([1, 2, 3, 4, 0, 5], 4.5)
+    assert found.words == spec + ",from=64.5"
+    assert found.notes == (
+        "cut out: 2 gaps of 60 s or more without a request, 130 s of 136 in all",
+        "the trace is 6 s long; where more is drawn it goes round again",
+    )
+    inside = parse_arrivals(spec + ",from=30.5").process
+    assert isinstance(inside, CountReplay)
+    assert inside.start_s == 3.0
+    kept = parse_arrivals(spec + ",gaps=keep,from=30.5").process
+    assert isinstance(kept, CountReplay)
+    assert (len(kept.counts_B), kept.start_s) == (136, 30.5)
+    with pytest.raises(InputError, match="from=66 is in a gap that ends the trace"):
+        parse_arrivals(spec + ",from=66")
+
+
+def test_recorded_seconds_are_drawn_as_they_were_and_go_round_a_mean_gap_later(tmp_path: Path) -> None:
+    spec = trace(tmp_path, "0.0\n1.0\n3.0\n")  # mean gap 1.5 s, so the next round begins at 4.5 s
+    assert draw(spec, 3.0).tolist() == [0.0, 1.0]
+    assert draw(spec, 6.0).tolist() == [0.0, 1.0, 3.0, 4.5, 5.5]
+    assert draw(spec + ",from=1", 3.6).tolist() == [0.0, 2.0, 3.5]
+
+
+def test_recorded_seconds_begin_where_they_say(tmp_path: Path) -> None:
+    spec = trace(tmp_path, "2.0\n4.0\n")
+    assert draw(spec, 7.0).tolist() == [2.0, 4.0, 6.0]
+    dates = trace(tmp_path, "1700000000.0\n1700000001.5\n")
+    assert draw(dates + ",from=1700000000", 2.0).tolist() == [0.0, 1.5]
+    with pytest.raises(DataError, match="the first request is at second 1700000000; say from=1700000000"):
+        parse_arrivals(dates)
+
+
+def test_a_rate_fits_the_next_recorded_arrivals_to_the_duration(tmp_path: Path) -> None:
+    spec = trace(tmp_path, "0.0\n1.0\n3.0\n")
+    assert draw(spec + ",rate=2", 1.0).tolist() == pytest.approx([0, 1 / 3])  # the window ends where the third is
+    # Seconds 1, 3, 4.5 and 5.5 of the trace, up to the next at 7.5: 6.5 s become 1 s.
+    assert draw(spec + ",rate=4,from=1", 1.0).tolist() == pytest.approx([0, 2 / 6.5, 3.5 / 6.5, 4.5 / 6.5])
+    assert len(draw(spec + ",rate=1000", 60.0)) == 60_000
+
+
+def test_a_window_of_a_fit_does_not_end_between_arrivals_of_one_instant(tmp_path: Path) -> None:
+    assert draw(trace(tmp_path, "0.0\n1.0\n1.0\n1.0\n4.0\n") + ",rate=2", 1.0).tolist() == [0.0, 0.25]
+
+
+def test_a_file_name_may_hold_commas(tmp_path: Path) -> None:
+    found = parse_arrivals(" " + trace(tmp_path, "1 2 3", name="a,b.txt") + ",rate=5 ")
+    assert isinstance(found.process, CountReplay)
+    assert found.process.rate_per_s == 5.0
+
+
+@settings(deadline=None)  # a shared machine
+@given(
+    counts=st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any),
+    start_s=st.floats(0, 8),
+    duration_s=st.floats(8, 50),
+    rate_per_s=st.none() | st.floats(1, 50),
+)
+def test_replayed_counts_ascend_within_the_duration_and_never_fall_in_silent_seconds(
+    counts: list[int], start_s: float, duration_s: float, rate_per_s: float | None
+) -> None:
+    replay = CountReplay(counts_B=np.array(counts, dtype=np.float64), bin_s=1.0, start_s=start_s, rate_per_s=rate_per_s)
+    arrivals_s_N = replay.draw(duration_s, np.random.default_rng(0))
+    assert (np.diff(arrivals_s_N) >= 0).all()
+    assert ((arrivals_s_N >= 0) & (arrivals_s_N < duration_s)).all()
+    middle_N = (arrivals_s_N + start_s) % 1
+    clear_N = (middle_N > 1e-6) & (middle_N < 1 - 1e-6)  # which second an edge belongs to is a matter of rounding
+    seconds_N = (arrivals_s_N + start_s)[clear_N].astype(np.int64) % len(counts)
+    assert all(counts[second] for second in seconds_N)
+
+
+@settings(deadline=None)  # a shared machine
+@given(
+    seconds=st.lists(st.floats(0, 10, width=16), min_size=2, max_size=8).filter(lambda found: len(set(found)) > 1),
+    start_s=st.floats(0, 12),
+    duration_s=st.floats(30, 50),
+    rate_per_s=st.none() | st.floats(1, 50),
+)
+def test_replayed_seconds_ascend_within_the_duration_and_are_as_many_as_asked_for(
+    seconds: list[float], start_s: float, duration_s: float, rate_per_s: float | None
+) -> None:
+    replay = StampReplay(arrivals_s_N=np.sort(seconds), start_s=start_s, rate_per_s=rate_per_s)
+    arrivals_s_N = replay.draw(duration_s, np.random.default_rng(0))
+    assert (np.diff(arrivals_s_N) >= 0).all()
+    assert ((arrivals_s_N >= 0) & (arrivals_s_N < duration_s)).all()
+    if rate_per_s is not None:
+        assert len(arrivals_s_N) == round(rate_per_s * duration_s)
+
+
+def test_replays_of_more_arrivals_than_fit_are_refused_too(tmp_path: Path) -> None:
+    for text in ("2 4", "0.5\n1.5"):
+        spec = trace(tmp_path, text)
+        with pytest.raises(InputError, match="at most 200,000,000 are drawn"):
+            draw(spec, 1e9)
+        with pytest.raises(InputError, match="at most 200,000,000 are drawn"):
+            draw(spec + ",rate=3e8", 1.0)
+
+
+def test_a_window_without_arrivals_is_refused(tmp_path: Path) -> None:
+    counts, seconds = trace(tmp_path, "0 5"), trace(tmp_path, "5.0\n6.0", name="seconds")
+    for spec in (counts, counts + ",rate=9", seconds, seconds + ",rate=0.1"):
+        with pytest.raises(DataError, match="the trace has no arrivals in the 1 s drawn"):
+            draw(spec, 1.0)
+
+
+def test_the_twitter_trace_is_scaled_without_its_gaps() -> None:
+    folder = data_folder()
+    name = "traces/twitter_per_second_infadapter.txt.gz"
+    if folder is None or not (folder / name).is_file():
+        pytest.skip(f"{name} is not in OFFRAMP_DATA")
+    found = parse_arrivals(f"trace:{folder / name},rate=1000,from=1436400")
+    assert found.notes[0].startswith("cut out: 22 gaps of 60 s or more")
+    counts = per_second(found.draw(3600.0, np.random.default_rng(0)), 3600)
+    assert np.mean(counts) == pytest.approx(1000, abs=3 * 0.53)  # 3.6 million arrivals
+    assert max(counts) == pytest.approx(350 / 59.9 * 1000, rel=0.05)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from experiments.data import data_folder
+from offramp.traces import CountTrace, StampTrace, gaps, in_gaps, read_counts, read_trace
+
+FUNCTIONS = "HashFunction,HashApp,minute_1,minute_2\n"
+LLM = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "trace"
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def counts(folder: Path, text: str) -> tuple[list[float], float]:
+    trace = read_trace(write(folder, text))
+    assert isinstance(trace, CountTrace)
+    return trace.counts_B.tolist(), trace.bin_s
+
+
+def seconds(folder: Path, text: str) -> list[float]:
+    trace = read_trace(write(folder, text))
+    assert isinstance(trace, StampTrace)
+    return list(trace.arrivals_s_N)
+
+
+def real(name: str) -> Path:
+    folder = data_folder()
+    if folder is None or not (folder / "traces" / name).is_file():
+        pytest.skip(f"traces/{name} is not in OFFRAMP_DATA")
+    return folder / "traces" / name
+
+
+@pytest.mark.parametrize("text", ["3 0 12 1", "3\n0\n12\n1\n", "\ufeff3 0\n\n 12\t1 \n", "3.0 0 12 1"])
+def test_whole_numbers_are_requests_per_second(tmp_path: Path, text: str) -> None:
+    assert counts(tmp_path, text) == ([3.0, 0.0, 12.0, 1.0], 1.0)
+
+
+def test_one_number_with_a_point_makes_them_all_seconds(tmp_path: Path) -> None:
+    assert seconds(tmp_path, "0.25\n1\n1\n\n3e0\n") == [0.25, 1.0, 1.0, 3.0]
+
+
+def test_functions_are_added_by_the_minute(tmp_path: Path) -> None:
+    assert counts(tmp_path, FUNCTIONS + "f,a,60,0\n\ng,a,1,2\n") == ([61.0, 2.0], 60.0)
+    assert counts(tmp_path, "HashFunction,1,2\nf,60,0\n") == ([60.0, 0.0], 60.0)  # the columns as first published
+
+
+def test_stamps_become_seconds_since_the_first(tmp_path: Path) -> None:
+    rows = "2023-11-16 23:59:59.5000000,4808,10\r\n2023-11-17 00:00:00.7500001,1,8\r\n2023-11-17 00:01:00,1,1"
+    assert seconds(tmp_path, LLM + rows) == [0.0, 1.25, 60.5]  # to the microsecond
+    assert seconds(tmp_path, "TIMESTAMP\n2024-05-10 00:00:00+00:00\n2024-05-10 00:00:01+00:00") == [0.0, 1.0]
+
+
+def test_what_is_compressed_is_seen_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "no_ending"
+    path.write_bytes(gzip.compress(b"1 2 3"))
+    assert read_counts(path).counts_B.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_sixty_zeros_are_a_gap_and_fifty_nine_are_quiet() -> None:
+    per_second_S = np.ones(300)
+    per_second_S[:60] = 0
+    per_second_S[100:159] = 0
+    per_second_S[230:] = 0
+    assert gaps(per_second_S).tolist() == [[0, 60], [230, 300]]
+    assert np.flatnonzero(~in_gaps(per_second_S)).tolist() == list(range(60, 230))
+    assert gaps(np.ones(3)).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param(" \n", "trace: empty; a trace is needed", id="empty"),
+        pytest.param("0 0 0", "trace: no requests: every count is 0", id="zeros"),
+        pytest.param("3\n4 -1", "trace:2: '-1' is negative", id="negative count"),
+        pytest.param("3\n\n4 1.5", "trace:3: '1.5' is no whole number of requests", id="half a request"),
+        pytest.param("3 4 nan", "trace:1: 'nan' is no whole number of requests (value 3 of the file)", id="nan count"),
+        pytest.param("3\nmany", "trace:2: 'many' is no number; allowed are counts per second, seconds", id="word"),
+        pytest.param("0.5\n-0.1", "trace:2: '-0.1' is no second; finite ones, 0 or above", id="negative second"),
+        pytest.param("0.5\nnan", "trace:2: 'nan' is no second", id="nan second"),
+        pytest.param("0.5\n\ninf", "trace:3: 'inf' is no second", id="infinite second"),
+        pytest.param("0.5\n2.5\n2.4", "trace:3: '2.4' is before the line above it", id="unsorted"),
+        pytest.param("0.5\n0.5", "trace: 2 requests at one instant have no rate", id="one instant"),
+        pytest.param("a,b\n1,2", "trace: columns a, b; known tables have TIMESTAMP", id="columns"),
+        pytest.param("1,2\n3,4", "trace: columns 1, 2; known tables have", id="rows of numbers"),
+        pytest.param(FUNCTIONS, "trace: no requests", id="no function"),
+        pytest.param(FUNCTIONS + "f,a,1,2\nf,a,1", "trace:3: 3 cells under 4 columns", id="short row"),
+        pytest.param(FUNCTIONS + "f,a,1,-2", "trace:2: '-2' is no count", id="negative minute"),
+        pytest.param(FUNCTIONS + "f,a,1,x", "trace:2: 'x' is no number", id="word in a minute"),
+        pytest.param(LLM, "trace: no requests below the columns", id="no stamps"),
+        pytest.param(LLM + "noon,1,1", "trace:2: 'noon' is no time like 2023-11-16", id="no time"),
+        pytest.param(
+            LLM + "2023-11-16 18:00:02,1,1\n2023-11-16 18:00:01,1,1",
+            "trace:3: '2023-11-16 18:00:01' is no second",
+            id="stamps before the first",
+        ),
+        pytest.param(
+            LLM + "2023-11-16 18:00:02,1,1\n2023-11-16 18:00:04,1,1\n2023-11-16 18:00:03,1,1",
+            "trace:4: '2023-11-16 18:00:03' is before the line above it",
+            id="unsorted stamps",
+        ),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_by_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_trace(write(tmp_path, text))
+    assert str(caught.value).startswith(str(tmp_path / message.partition(":")[0]) + ":" + message.partition(":")[2])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="gone: no such file"):
+        read_trace(tmp_path / "gone")
+    with pytest.raises(DataError, match="Is a directory"):
+        read_trace(tmp_path)
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(gzip.compress(b"1 2 3")[:-4])
+    with pytest.raises(DataError, match="damaged gzip"):
+        read_trace(damaged)
+    damaged.write_bytes(b"1\n\xff")
+    with pytest.raises(DataError, match="damaged:2: not UTF-8"):
+        read_trace(damaged)
+
+
+def test_seconds_are_no_counts(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="counts per second or minute are needed"):
+        read_counts(write(tmp_path, "0.5\n1.5"))
+
+
+def test_traces_that_contradict_themselves_are_refused() -> None:
+    with pytest.raises(DataError, match="not all 0"):
+        CountTrace(counts_B=np.zeros(3), bin_s=1.0)
+    with pytest.raises(DataError, match="ascending"):
+        StampTrace(arrivals_s_N=np.array([0.0, 2.0, 1.0]))
+
+
+def test_the_twitter_trace_is_the_one_described() -> None:
+    per_second_S = read_counts(real("twitter_per_second_infadapter.txt.gz")).counts_B
+    found = gaps(per_second_S)
+    assert (len(per_second_S), len(found)) == (1_899_061, 22)
+    assert found[0].tolist() == [84_661, 86_400]
+    assert (per_second_S.mean(), per_second_S.max()) == (pytest.approx(63.6, abs=0.05), 388)
+    assert per_second_S[1_436_400:1_440_000].mean() == pytest.approx(59.9, abs=0.05)
+
+
+def test_the_azure_functions_are_the_ones_described() -> None:
+    trace = read_counts(real("azure_functions_2019_sample_500_inv.csv.gz"))
+    assert (len(trace.counts_B), trace.bin_s, trace.counts_B.sum()) == (1440, 60.0, 4_451_143)
+    assert np.quantile(trace.counts_B, [0, 0.5, 1]).tolist() == [1947, 2841.5, 8094]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_requests", "span_s"),
+    [("AzureLLMInferenceTrace_code.csv", 8819, 3436), ("AzureLLMInferenceTrace_conv.csv", 19366, 3502)],
+)
+def test_the_azure_llm_requests_are_the_ones_described(name: str, num_requests: int, span_s: float) -> None:
+    trace = read_trace(real(name))
+    assert isinstance(trace, StampTrace)
+    assert len(trace.arrivals_s_N) == num_requests
+    assert trace.arrivals_s_N[-1] == pytest.approx(span_s, abs=1)
