@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     effort: Effort = "quick" if options.quick else "full"
     load_pyplot()  # refuses before the work rather than after it
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     with Watch(len(NAMES), console) as watch:
         run: Run = Processes(folder=FOLDERS[effort], effort=effort).run
         if options.keep:

@@ -39,7 +39,7 @@ class Processes:
         path.unlink(missing_ok=True)  # what is read below is from this run
         log = path.with_suffix(".log")
         code = await _run(self.command(name), log)
-        reason = f"{_last_line(log)} (exit status {code}; {log})"
+        reason = _reason(code, log)
         try:
             record = read_record(path)
         except DataError as error:
@@ -58,8 +58,8 @@ def unknown(name: str) -> About:
     return About(
         name=name,
         figure=figure[1] if figure else name,
-        section=NOT_SAID,
-        title=name,
+        section="?",
+        title="?",
         claim=NOT_SAID,
         how="computed",
         exits=NOT_SAID,
@@ -158,9 +158,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _last_line(log: Path) -> str:
+def _reason(code: int, log: Path) -> str:
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name} ({log})"
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it printed nothing"
+    return f"{lines[-1].strip() if lines else 'it printed nothing'} (exit status {code}; {log})"
 
 
 def _short(commit: str | None) -> str:

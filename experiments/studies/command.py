@@ -38,7 +38,7 @@ def command(
     parser.add_argument("--out", type=Path, help=f"folder of the results (default {FOLDERS['full']}, or ...-quick)")
     options = parser.parse_args(arguments)
     effort: Effort = "quick" if options.quick else "full"
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     _introduce(study, effort, console)
     folder = options.out or FOLDERS[effort]
     try:

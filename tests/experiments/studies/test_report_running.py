@@ -81,6 +81,12 @@ async def test_studies_run_as_processes_and_a_broken_one_says_so(tmp_path: Path)
     assert absent.about == unknown("fig96_absent")
 
 
+async def test_a_study_that_the_system_kills_says_by_what(tmp_path: Path) -> None:
+    found = await Processes(folder=tmp_path, effort="full", package=PACKAGE).run("fig95_dies")
+    assert found.outcome == Failed(reason=f"ended by SIGKILL ({tmp_path / 'fig95_dies.log'})")
+    assert found.about.figure == "95"
+
+
 async def test_a_result_of_an_earlier_run_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     write_record(record("fig96_absent"), tmp_path / "fig96_absent.json")
     found = await Processes(folder=tmp_path, effort="full", package=PACKAGE).run("fig96_absent")

@@ -71,3 +71,8 @@ def test_ctrl_c_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str
 )
 def test_figures_have_the_digits_that_a_reader_wants(value: float | None, text: str) -> None:
     assert number(value) == text
+
+
+def test_brackets_in_a_claim_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command(replace(STUDY, claim="up to 1.3 x [69]"), ["--out", str(tmp_path)])
+    assert "up to 1.3 x [69]" in capsys.readouterr().out
