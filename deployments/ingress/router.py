@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -16,6 +17,7 @@ class FillFirstRouter(FIFOMixin, RequestRouter):
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
+        self._phase = random.random()
         self._loads: dict[ReplicaID, int] = {}
         self._open: dict[tuple[ReplicaID, str], int] = {}
 
@@ -33,7 +35,7 @@ class FillFirstRouter(FIFOMixin, RequestRouter):
             names = [replica.replica_id.unique_id for replica in candidate_replicas]
             candidate_replicas = [candidate_replicas[index] for index in unavoided(names, avoided)]
         loads = [self._loads.get(replica.replica_id, 0) for replica in candidate_replicas]
-        return [[candidate_replicas[index]] for index in fill_first(loads, weight, batch)]
+        return [[candidate_replicas[index]] for index in fill_first(loads, weight, batch, self._phase)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         weight = pending_request.kwargs.get("weight", 1)

@@ -18,14 +18,19 @@ def may_call(num_waiting: int, batch: int, *, unheard: int, replicas: int, calls
     return unheard < calls_per_replica * replicas and num_waiting >= batch
 
 
-def fill_first(loads: Sequence[int], weight: int, batch: int) -> list[int]:
+def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0) -> list[int]:
     """Replica indices, best first, for a piece of `weight` inputs, given the inputs that each already holds.
 
     An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
     open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
     start at once that is worth a few percent; where they wait for batches, much more (docs/design.md has figures).
+
+    Equal ones come in their order from the share `phase` of them on. An ingress knows of its own calls only: with a
+    phase of its own each begins elsewhere, where otherwise all would send to the same few (docs/scale.md has figures).
     """
-    return sorted(range(len(loads)), key=lambda index: rank(loads[index], weight, batch))
+    first = int(phase * len(loads))
+    order = [*range(first, len(loads)), *range(first)]
+    return sorted(order, key=lambda index: rank(loads[index], weight, batch))
 
 
 def rank(load: int, weight: int, batch: int) -> Rank:
@@ -46,7 +51,9 @@ class FillFirst:
     Replicas by load, as bit sets: a choice costs one look per load there is, not one per replica.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, phase: float = 0.0) -> None:
+        self._phase = phase
+        self._first = 0
         self._loads: dict[int, int] = {}
         self._holding: dict[int, int] = {}
         """Per load, the replicas with it, as bits."""
@@ -58,7 +65,8 @@ class FillFirst:
         return len(self._loads)
 
     def add(self, index: int) -> None:
-        """A replica without load."""
+        """A replica without load; indices ascend."""
+        self._first = int(self._phase * (index + 1))
         self._loads[index] = 0
         self._holding[0] = self._holding.get(0, 0) | 1 << index
 
@@ -80,10 +88,13 @@ class FillFirst:
         self._most = max(self._most, after)
 
     def choose(self, weight: int, batch: int) -> int:
-        """The replica that `fill_first` puts first, of equal ones that with the lowest index; there must be one."""
+        """The replica that `fill_first` puts first; there must be one."""
         for load in self._order(weight, batch):
             holding = self._holding.get(load)
             if holding:
+                from_first = holding >> self._first
+                if from_first:
+                    return self._first + (from_first & -from_first).bit_length() - 1
                 return (holding & -holding).bit_length() - 1
         raise LookupError("no replica to choose from")
 

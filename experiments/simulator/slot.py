@@ -23,7 +23,7 @@ class Slot:
         """Calls, with their block and delay, that found no replica."""
         self.num_ever = 0
         self.avoided: frozenset[str] = frozenset()
-        self._routers = [FillFirst() for _ in range(num_ingresses)]
+        self._routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
 
     def add(self, replica: Replica) -> None:
         """A replica takes calls from now on."""
