@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: help setup demo serve test test-fast test-all lint type format bench bench-live clean
+.PHONY: help setup demo serve test test-fast test-all lint type format bench bench-live report report-quick clean
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## Create .venv and install everything, pinned by constraints.txt
 
@@ -63,6 +63,12 @@ bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, ada
 	$(BIN)/python -m experiments.live.straggler
 	$(BIN)/python -m experiments.live.burst
 	$(BIN)/python -m experiments.live.control_overhead
+
+report: $(STAMP)  ## Every figure of E3's evaluation again, and experiments/REPORT.md of them (half an hour)
+	$(BIN)/python -m experiments.report --jobs 2
+
+report-quick: $(STAMP)  ## The same on fewer points, into runs/report-quick (minutes)
+	$(BIN)/python -m experiments.report --quick --jobs 2
 
 runs/demo/model/calibration.json: | $(STAMP)
 	$(BIN)/python -m experiments.demo

@@ -144,9 +144,7 @@ def kept_run(on: Bench, side: Side, phase: Phase, driven: Driven, stats: Mapping
         errors=[record.error for record in records],
         exits=[[prediction.exit for prediction in record.predictions] for record in records],
         splits=splits_of(stats["stages"]),
-        usage=UsageDocument(
-            machine=driven.usage.machine, ours=driven.usage.ours, client=driven.usage.client
-        ),
+        usage=UsageDocument(machine=driven.usage.machine, ours=driven.usage.ours, client=driven.usage.client),
         provenance=provenance(seed=on.options.seed, data=(on.records.provenance or {}).get("data")),
     )
 

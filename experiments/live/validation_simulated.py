@@ -1,4 +1,4 @@
-"""The simulated side of the validation: a kept run once more in the simulator, with the same requests at the same times."""
+"""The simulated side of the validation: a kept run in the simulator, with the same requests at the same times."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from experiments.simulator.simulate import simulate
 from optimizer.plan_file import parse_plan
 from optimizer.problem import Link
 from optimizer.problem_file import parse_problem
-from profiles.records import ExitRecords
+from profiles.records import ExitRecords, FloatArray, IntArray
 
 ENDLESS_BYTES_PER_S = 1e15
 """What is sent between emulated accelerators has no hidden state: only the delay counts."""
 MAX_QUEUED: int = ServeSettings.model_fields["max_queued"].default
+LATER_S = 0.005
+"""What HTTP and the machine do to a request, about, and do otherwise the next time."""
 GIVEN_UP = "deadline"
 """What a service calls a request that it ended at its deadline."""
 
@@ -42,10 +44,17 @@ class Overhead:
 NO_OVERHEAD = Overhead(entry_s=0.0, hop_s=0.0)
 
 
-def simulated(run: Run, records: ExitRecords, overhead: Overhead) -> tuple[Driven, Outcome]:
+def simulated(run: Run, records: ExitRecords, overhead: Overhead) -> Driven:
     """What becomes of the run's requests in the simulator; raises DataError where the records are others."""
-    outcome = simulate(scenario_of(run, records, overhead))
-    return _as_driven(run, outcome), outcome
+    return as_driven(run, simulate(scenario_of(run, records, overhead)))
+
+
+def later(run: Run, rng: np.random.Generator) -> Run:
+    """The same requests, each up to `LATER_S` later."""
+    late_s = np.minimum(np.array(run.scheduled_s) + rng.uniform(0, LATER_S, len(run.rows)), run.seconds)
+    order = np.argsort(late_s, kind="stable").tolist()
+    update = {"scheduled_s": late_s[order].tolist(), "rows": [run.rows[index] for index in order]}
+    return run.model_copy(update=update)
 
 
 def scenario_of(run: Run, records: ExitRecords, overhead: Overhead) -> Scenario:
@@ -74,7 +83,7 @@ def scenario_of(run: Run, records: ExitRecords, overhead: Overhead) -> Scenario:
     )
 
 
-def _as_driven(run: Run, outcome: Outcome) -> Driven:
+def as_driven(run: Run, outcome: Outcome) -> Driven:
     """Requests as the client of a service sees them: whole or failed, and failed where the deadline has passed."""
     latency_s_RI = outcome.latency_s_N.reshape(-1, INPUTS_PER_REQUEST)
     drop_RI = outcome.drop_N.reshape(-1, INPUTS_PER_REQUEST)
@@ -116,9 +125,9 @@ def overhead_of(idle: Run, records: ExitRecords) -> Overhead:
     return Overhead(entry_s=max(0.0, float(entry_s)), hop_s=max(0.0, float(hop_s)))
 
 
-def _beyond(idle: Run, records: ExitRecords) -> tuple[np.ndarray, np.ndarray]:
+def _beyond(idle: Run, records: ExitRecords) -> tuple[FloatArray, IntArray]:
     """Per request, seconds beyond the accelerators' own, and the last stage that it reached."""
-    computed, _ = simulated(idle, records, NO_OVERHEAD)
+    computed = simulated(idle, records, NO_OVERHEAD)
     pairs = zip(idle.driven().records, computed.records, strict=True)
     beyond_s = np.array([live.latency_s - bare.latency_s for live, bare in pairs])
     deepest = np.array([max(exits) for exits in idle.exits])

@@ -26,7 +26,7 @@ LOAD = 0.85
 SLOS = 20
 """Length of a simulation in SLOs, of which the first 5 are left out."""
 INGRESS_PER_S = 3000.0
-"""Requests that one ingress takes: half of what Serve's HAProxy and a replica with nothing to do did (docs/design.md)."""
+"""Requests that one ingress takes: half of what HAProxy and a replica with nothing to do did (docs/design.md)."""
 MOST_INPUTS = 3_000_000
 NUM_ROWS = 20_000
 
