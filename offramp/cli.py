@@ -29,6 +29,7 @@ from offramp.options import (
 from offramp.plan_commands import commands as plan_commands
 from offramp.service_commands import commands as service_commands
 from offramp.service_commands import serve_file, serve_until_stopped
+from offramp.simulate_commands import commands as simulate_commands
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
@@ -269,6 +270,7 @@ def bench(
 
 
 app.add_typer(plan_commands)
+app.add_typer(simulate_commands)
 app.add_typer(service_commands)
 
 

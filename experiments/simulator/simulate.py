@@ -56,7 +56,7 @@ def gather(service: Service, *, interrupted: bool) -> Outcome:
     latency_s_N = np.frombuffer(ledger.latency_s, dtype=np.float64)
     drop_N = np.frombuffer(ledger.drop, dtype=np.int8).copy()
     drop_N[np.isnan(latency_s_N) & (drop_N == NOT_DROPPED)] = UNANSWERED
-    ended_s = max(now_s, scenario.duration_s)
+    ended_s = now_s if interrupted else max(now_s, scenario.duration_s)
     slots = tuple(_slot_figures(service, name, ended_s) for name in service.slots)
     devices = scenario.problem.devices
     return Outcome(

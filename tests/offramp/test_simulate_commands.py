@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.simulator.ledger import DROPS
+from experiments.simulator.outcome import Outcome, SlotFigures
+from offramp.simulating import figures_so_far
+from tests.offramp.simulate_runs import PLAN, PROBLEM, Captured, played, records, status, written
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> Path:
+    return written(tmp_path / "problem.yaml", PROBLEM)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    return written(tmp_path / "plan.yaml", PLAN)
+
+
+def test_requests_one_after_another_take_what_the_profile_says(problem: Path, capsys: Captured) -> None:
+    found = played(capsys, problem, "--strategy", "stock")
+    simulated = found["simulated"]
+    assert (simulated["inputs"], simulated["answered"], simulated["goodput_per_s"]) == (100, 100, 100)
+    assert [simulated[name] for name in ("p50_s", "p95_s", "p99_s")] == pytest.approx([0.002] * 3)
+    assert simulated["exits"] == {"1": 100}
+    assert simulated["drops"] == {}
+    assert simulated["utilisation"] == pytest.approx(0.2)  # 2 ms in every 10
+    assert [split["fill"] for split in simulated["splits"]] == [0.25]  # one input in a batch of 4
+    assert simulated["usd_per_hour"] == pytest.approx(3)
+    assert found["predicted"]["rate_per_s"] == pytest.approx(2000)
+    assert found["predicted"]["exits"] == {"1": 1.0}
+
+
+def test_without_records_inputs_leave_as_the_survival_says_and_that_is_said(problem: Path, capsys: Captured) -> None:
+    found = played(capsys, problem, arrivals="uniform:1000")
+    exits = found["simulated"]["exits"]
+    assert exits["0"] + exits["1"] == 1000
+    assert 400 < exits["0"] < 600  # half of all, drawn at random
+    assert found["predicted"]["exits"] == {"0": 0.5, "1": 0.5}
+    assert found["inputs"] == {"from": "survival"}
+    assert found["notes"][0].startswith("inputs: made up, they leave as the problem's survival says")
+
+
+def test_recorded_inputs_leave_by_the_threshold(problem: Path, tmp_path: Path, capsys: Captured) -> None:
+    path = records(tmp_path / "exits.npz", 0.1, 0.1, 0.1)
+    sure = played(capsys, problem, "--records", path, "--thresholds", 0.4)
+    assert sure["simulated"]["exits"] == {"0": 100}
+    assert sure["simulated"]["p50_s"] == pytest.approx(0.001)
+    assert sure["inputs"]["policy"] == "they leave at an entropy of at most 0.4"
+    unsure = played(capsys, problem, "--records", path, "--thresholds", "0=0.05")
+    assert unsure["simulated"]["exits"] == {"1": 100}
+
+
+def test_recorded_inputs_leave_by_the_plan_where_no_threshold_is_given(
+    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    path = records(tmp_path / "exits.npz", 0.1)
+    assert played(capsys, problem, "--plan", plan, "--records", path)["simulated"]["exits"] == {"0": 100}
+    written(plan, PLAN.replace("0.4", "0.05"))
+    assert played(capsys, problem, "--plan", plan, "--records", path)["simulated"]["exits"] == {"1": 100}
+
+
+def test_recorded_inputs_of_the_problem_are_taken_with_its_thresholds(
+    problem: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    records(tmp_path / "exits.npz", 0.1)
+    written(problem, PROBLEM.replace("[1.0, 0.5]", "{records: exits.npz, thresholds: 0.4}"))
+    found = played(capsys, problem)
+    assert found["simulated"]["exits"] == {"0": 100}
+    assert found["inputs"]["records"] == "the problem's exit records"
+
+
+def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
+    """Of 4 blocks with ramps after 0 to 2; answers alternate, so no ramp repeats the one before it."""
+    text = PROBLEM.replace("blocks: 2", "blocks: 4").replace("[0]", "[0, 1, 2]").replace("[1.0, 0.5]", "[1, 1, 1, 1]")
+    row = "[0.001, 0.001, 0.001]"
+    text = text.replace(f"[{row}, {row}]", f"[{row}, {row}, {row}, {row}]")
+    text = text.replace("[[0.0, 0.0, 0.0]]", "[[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]")
+    split = "{first: 0, end: 4, batch: 1, ramps: [0, 1, 2]}"
+    plan = written(
+        tmp_path / "plan.yaml",
+        f"stages: [{{device: V100, splits: [{split}]}}]\npolicy: {{name: patience, patience: 1}}\n",
+    )
+    path = records(tmp_path / "exits.npz", 0.1, num_blocks=4, ramps=(0, 1, 2))
+    found = played(capsys, written(tmp_path / "problem.yaml", text), "--plan", plan, "--records", path)
+    assert found["simulated"]["exits"] == {"3": 100}
+
+
+def test_a_plan_file_and_what_the_planner_printed_are_the_same_plan(
+    problem: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert status("plan", problem, "--out", tmp_path / "plan.yaml", "--threshold", 0.4, "--json") == 0
+    printed = written(tmp_path / "plan.json", capsys.readouterr().out)
+    own, of_file, of_answer = (
+        played(capsys, problem, *option) for option in ((), ("--plan", tmp_path / "plan.yaml"), ("--plan", printed))
+    )
+    assert own["plan"]["stages"] == of_file["plan"]["stages"] == of_answer["plan"]["stages"]
+    assert own["plan"]["predicted"] == of_file["plan"]["predicted"] == of_answer["plan"]["predicted"]
+    assert own["simulated"] == of_file["simulated"] == of_answer["simulated"]
+    assert of_file["plan"]["policy"] == {"name": "entropy", "thresholds": 0.4}
+    assert of_answer["plan"]["policy"] is None
+
+
+def test_more_than_the_plan_does_is_dropped_and_said(problem: Path, capsys: Captured) -> None:
+    found = played(capsys, problem, "--strategy", "stock", arrivals="uniform:4000")
+    simulated = found["simulated"]
+    assert simulated["offered_per_s"] == pytest.approx(4000)
+    assert 1500 < simulated["goodput_per_s"] <= 2000
+    assert simulated["drops"]["admission"] > 1000
+    assert found["notes"][-1].startswith("4000.0 inputs/s are offered, more than the 2000.0/s that the plan does")
+
+
+def test_without_admission_what_is_late_is_dropped_at_its_deadline(problem: Path, capsys: Captured) -> None:
+    found = played(capsys, problem, "--strategy", "stock", "--no-admission", arrivals="uniform:4000")
+    assert found["admission"] is False
+    assert set(found["simulated"]["drops"]) == {"deadline"}
+
+
+def test_a_request_may_hold_several_inputs(problem: Path, capsys: Captured) -> None:
+    found = played(capsys, problem, "--strategy", "stock", "--inputs-per-request", 4, "--ingresses", 2)
+    assert found["simulated"]["inputs"] == 400
+    assert [split["fill"] for split in found["simulated"]["splits"]] == [1.0]
+    assert found["ingresses"] == 2
+
+
+def test_tables_show_the_figures_and_the_notes(problem: Path, plan: Path, capsys: Captured) -> None:
+    written(plan, f"{PLAN}predicted: {{rate_per_s: 9}}\n")
+    options = ("--duration", 2, "--plan", plan, "--inputs-per-request", 2)
+    assert status("simulate", problem, "--arrivals", "uniform:100", *options) == 0
+    found = capsys.readouterr()
+    words = " ".join(found.out.replace("│", " ").split())
+    assert "Simulated, 1 s, 200 inputs" in words
+    assert "offered 200.0 inputs/s" in words
+    assert "goodput, whole requests 200.0 inputs/s within 100.00 ms" in words
+    assert "latency p99 6.50 ms at 2666.7/s 2.00 ms" in words  # waits of 1.5 and 3 ms, twice 1 ms
+    assert "dropped none" in words
+    assert "cost 3.00 USD/h 3.00 USD/h" in words
+    assert (
+        "the plan file predicts 9.0/s; by the problem's figures it does 2666.7/s" in words
+    )  # 4 in 1 ms and half of it
+    assert max(len(line) for line in found.out.split("\ninputs: ")[0].splitlines()) <= 80
+    assert found.err == ""
+
+
+def test_tables_show_drops_by_reason(problem: Path, capsys: Captured) -> None:
+    assert status("simulate", problem, "--arrivals", "uniform:4000", "--duration", 2, "--strategy", "stock") == 0
+    assert "dropped: admission" in capsys.readouterr().out
+
+
+def test_what_was_cut_out_of_a_trace_is_said(problem: Path, tmp_path: Path, capsys: Captured) -> None:
+    trace = written(tmp_path / "counts.txt", " ".join(["50"] * 5 + ["0"] * 100 + ["50"] * 5))
+    notes = played(capsys, problem, arrivals=f"trace:{trace}")["notes"]
+    assert any(note.startswith("cut out: 1 gaps of 60 s or more") for note in notes)
+
+
+def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, plan: Path, capsys: Captured) -> None:
+    command = ["simulate", str(problem), "--arrivals", "poisson:500", "--plan", str(plan), "--duration", "2", "--json"]
+    assert status(*command) == 0
+    here = capsys.readouterr().out
+    code = (
+        "import sys\n"
+        "from offramp.cli import main\n"
+        f"try:\n    main({command!r})\n"
+        "except SystemExit as ended:\n    assert ended.code == 0\n"
+        "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'pandas', 'matplotlib', 'httpx', 'aiohttp'}\n"
+        "loaded = heavy & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    there = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    assert there.stdout == here
+    assert status(*command, "--seed", 1) == 0
+    assert capsys.readouterr().out != here
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["plan", "PROBLEM", "--strategy", "stock", "--no-compare"]], ids=["help", "plan"]
+)
+def test_other_commands_do_not_load_the_simulator(problem: Path, command: list[str]) -> None:
+    arguments = [str(problem) if word == "PROBLEM" else word for word in command]
+    code = (
+        "import sys\n"
+        "from offramp.cli import main\n"
+        f"try:\n    main({arguments!r})\n"
+        "except SystemExit as ended:\n    assert ended.code == 0\n"
+        "assert 'experiments' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+
+
+def test_no_plan_is_exit_status_3_with_what_binds(problem: Path, capsys: Captured) -> None:
+    written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
+    assert status("simulate", problem, "--arrivals", "uniform:100") == 3
+    found = capsys.readouterr()
+    assert found.err.startswith("no plan: the SLO of 1 ms")
+    assert found.out == ""
+
+
+def interrupted(*, warm_up_s: float) -> Outcome:
+    """Of 10 s, in which a request arrives every second; the one at 4 s was under way, the next had not arrived.
+
+    The device was busy for 2 s.
+    """
+    return Outcome(
+        duration_s=10.0,
+        warm_up_s=warm_up_s,
+        slo_s=0.1,
+        inputs_per_request=1,
+        arrived_s_R=np.arange(10.0),
+        latency_s_N=np.array([0.05] * 2 + [0.2] + [np.nan] * 7),
+        exit_N=np.array([1, 1, 1] + [-1] * 7, dtype=np.int16),
+        drop_N=np.array([-1, -1, -1, DROPS.index("admission")] + [DROPS.index("unanswered")] * 6, dtype=np.int8),
+        splits=(),
+        slots=(SlotFigures(slot="split-V100-0", device="V100", replica_s=10.0, utilisation=0.2),),
+        usd=10.0 / 3600,
+        ended_s=10.0,
+        interrupted=True,
+    )
+
+
+def test_figures_of_an_interrupted_simulation_end_where_it_was() -> None:
+    figures = figures_so_far(interrupted(warm_up_s=0.0))
+    assert figures is not None
+    assert (figures.seconds, figures.inputs, figures.offered_per_s) == (3.0, 3, 1.0)
+    assert (figures.in_slo, figures.late, figures.interrupted) == (2, 1, True)
+    assert figures.utilisation == pytest.approx(2 / 3)
+    assert figures.usd_per_hour == pytest.approx(1.0)
+
+
+def test_a_simulation_that_is_interrupted_within_its_warm_up_has_no_figures() -> None:
+    assert figures_so_far(interrupted(warm_up_s=3.0)) is None
+
+
+def test_a_terminal_sees_a_bar_and_ctrl_c_prints_what_there_is(problem: Path) -> None:
+    terminal, its_end = pty.openpty()
+    arguments = ["simulate", str(problem), "--strategy", "stock", "--arrivals", "uniform:4000", "--duration", "500"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "offramp.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=its_end,
+        text=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+        cwd=ROOT,
+    )
+    os.close(its_end)
+    seen = b""
+    while not re.search(rb" [1-9]\d?%", seen):
+        seen += os.read(terminal, 4096)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    os.close(terminal)
+    assert process.returncode == 130
+    assert b"simulate" in seen
+    assert "INTERRUPTED" in out
+    assert "goodput" in out
