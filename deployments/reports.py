@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from earlyexit.counts import TimesRun
 from profiles.stream import Observations
 
 
@@ -58,6 +60,16 @@ class SplitTime:
     """Inputs at the split's first block."""
     batches: int
     seconds: float
+
+
+def split_times(runs: Iterable[TimesRun]) -> tuple[SplitTime, ...]:
+    """What an engine has counted, as it is reported."""
+    return tuple(
+        SplitTime(
+            first=run.first, end=run.end, ramps=run.ramps, size=run.size, batches=run.batches, seconds=run.seconds
+        )
+        for run in runs
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

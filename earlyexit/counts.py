@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from earlyexit.split import Split
 
+V = TypeVar("V")
+
 MOST_SPLITS = 64
 """Splits whose times are kept: a few dozen plans, at some kilobytes in all."""
+
+Work = tuple[int, int, tuple[int, ...]]
+"""What a batch of a split computes: first block, end and ramps. Splits of two plans may start with the same block."""
 
 
 @dataclass(slots=True)
@@ -41,42 +48,78 @@ class TimesRun:
 
 
 @dataclass(slots=True)
-class _Sums:
-    serial: int = 0
-    by_size: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Batches and seconds, by size."""
+class _Kept(Generic[V]):
+    value: V
+    serial: int
 
 
-class RunSums:
-    """Batches and seconds by split and size; the split that has not run for longest makes room for a new one.
+class BySplit(Generic[V]):
+    """A value per split; the split that has not run for longest makes room for a new one.
 
     One thread adds while another may read.
     """
 
-    def __init__(self) -> None:
-        self._sums: dict[tuple[int, int, tuple[int, ...]], _Sums] = {}
+    __slots__ = ("_kept", "_latest", "_latest_split", "_new", "_serial")
+
+    def __init__(self, new: Callable[[], V]) -> None:
+        self._new = new
+        self._kept: dict[Work, _Kept[V]] = {}
         self._serial = 0
+        # Most replicas run one split again and again: to see that it is the same object is all there is to do then.
+        self._latest_split: Split | None = None
+        self._latest: V | None = None
+
+    def find(self, split: Split) -> V | None:
+        """None for a split that never ran, or not for long."""
+        if split is self._latest_split:
+            return self._latest
+        kept = self._kept.get(_work(split))
+        return None if kept is None else kept.value
+
+    def of_run(self, split: Split) -> V:
+        """That of a split that has run now."""
+        if split is not self._latest_split or self._latest is None:
+            self._latest_split, self._latest = split, self._found(_work(split))
+        return self._latest
+
+    def items(self) -> Iterator[tuple[Work, V]]:
+        """All that are kept."""
+        for work, kept in self._kept.copy().items():
+            yield work, kept.value
+
+    def _found(self, work: Work) -> V:
+        self._serial += 1
+        kept = self._kept.get(work)
+        if kept is None:
+            if len(self._kept) >= MOST_SPLITS:
+                del self._kept[min(self._kept, key=lambda other: self._kept[other].serial)]
+            kept = self._kept[work] = _Kept(self._new(), 0)
+        kept.serial = self._serial
+        return kept.value
+
+
+class RunSums:
+    """Batches and seconds by split and size. One thread adds while another may read."""
+
+    __slots__ = ("_sums",)
+
+    def __init__(self) -> None:
+        self._sums: BySplit[dict[int, tuple[int, float]]] = BySplit(dict)
 
     def add(self, split: Split, size: int, seconds: float) -> None:
         """Count a batch."""
-        key = (split.first, split.end, split.ramps)
-        sums = self._sums.get(key)
-        if sums is None:
-            self._make_room()
-            sums = self._sums[key] = _Sums()
-        self._serial += 1
-        sums.serial = self._serial
-        batches, before_s = sums.by_size.get(size, (0, 0.0))
-        sums.by_size[size] = (batches + 1, before_s + seconds)
+        by_size = self._sums.of_run(split)
+        batches, before_s = by_size.get(size, (0, 0.0))
+        by_size[size] = (batches + 1, before_s + seconds)
 
     def all(self) -> tuple[TimesRun, ...]:
         """Every split and size that ran and is still kept."""
         return tuple(
             TimesRun(first=first, end=end, ramps=ramps, size=size, batches=batches, seconds=seconds)
-            for (first, end, ramps), sums in self._sums.copy().items()
-            for size, (batches, seconds) in sums.by_size.copy().items()
+            for (first, end, ramps), by_size in self._sums.items()
+            for size, (batches, seconds) in by_size.copy().items()
         )
 
-    def _make_room(self) -> None:
-        if len(self._sums) >= MOST_SPLITS:
-            del self._sums[min(self._sums, key=lambda key: self._sums[key].serial)]
+
+def _work(split: Split) -> Work:
+    return split.first, split.end, split.ramps

@@ -7,15 +7,16 @@ object with different clocks and different ways of spending a split's time.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from earlyexit.counts import RunSums, SplitCounts, TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from earlyexit.times import Times
+from earlyexit.waiting import Queue, by_deadline, queues_of
 
 P = TypeVar("P")
 Dispatch = Literal["work-conserving", "deferred"]
@@ -41,6 +42,8 @@ class Member(Generic[P]):
     probe: bool = False
     """Whether every ramp looks at it; it is never in one batch with inputs that are no probes."""
     queued_since_s: float = 0.0
+    queued_serial: int = 0
+    """Counts what was submitted to the engine; the same for all that came at once."""
     queue_s: float = 0.0
     """Time spent waiting here so far."""
     compute_s: float = 0.0
@@ -74,21 +77,6 @@ _NOTHING: Final[Choice[Any]] = Choice(batch=None, dropped=(), wake_s=None)
 """Made once: what idle devices are told."""
 
 
-@dataclass(slots=True)
-class _Queue(Generic[P]):
-    split: Split
-    probe: bool
-    counts: SplitCounts
-    # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all come in this
-    # order, so that a sorted list is faster than a heap.
-    entries: list[tuple[float, int, Member[P]]] = field(default_factory=list)
-
-    @property
-    def is_full(self) -> bool:
-        """Probes never wait for others: near full load some plain queue is always full, and none would be run."""
-        return len(self.entries) >= (1 if self.probe else self.split.batch)
-
-
 class BatchEngine(Generic[P]):
     """Queues and dispatch of one replica's splits.
 
@@ -102,6 +90,18 @@ class BatchEngine(Generic[P]):
     of their own; being few, they count as full as soon as one waits.
     """
 
+    __slots__ = (
+        "_deepest_first",
+        "_dispatch",
+        "_hosted",
+        "_passing",
+        "_run_sums",
+        "_serial",
+        "_splits",
+        "_trust",
+        "times",
+    )
+
     def __init__(self, splits: Sequence[Split], times: Times, *, dispatch: Dispatch = "work-conserving") -> None:
         self.times = times
         self._serial = 0
@@ -109,8 +109,8 @@ class BatchEngine(Generic[P]):
         self._run_sums = RunSums()
         # A split's two queues: its plain members', and its probes'. Of what is hosted, by first block; in `_passing`
         # of splits that are not, or no longer: they vanish when they are empty.
-        self._hosted: dict[int, tuple[_Queue[P], _Queue[P]]] = {}
-        self._passing: dict[Split, tuple[_Queue[P], _Queue[P]]] = {}
+        self._hosted: dict[int, tuple[Queue[P], Queue[P]]] = {}
+        self._passing: dict[Split, tuple[Queue[P], Queue[P]]] = {}
         self.follow(splits, dispatch)
 
     @property
@@ -133,18 +133,21 @@ class BatchEngine(Generic[P]):
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(queue.entries) for queue in self._deepest_first)
+        return sum(len(queue.members) for queue in self._deepest_first)
 
     def waiting(self) -> dict[int, int]:
         """Members queued, by first block of their split."""
         waiting = dict.fromkeys(self._hosted, 0)
         for queue in self._deepest_first:
-            waiting[queue.split.first] = waiting.get(queue.split.first, 0) + len(queue.entries)
+            waiting[queue.split.first] = waiting.get(queue.split.first, 0) + len(queue.members)
         return waiting
 
     def hosts(self, block: int) -> bool:
         """Whether a hosted split holds `block`, at its start or inside."""
-        return any(split.first <= block < split.end for split in self._splits)
+        for split in self._splits:  # `any` of them would take as long as all else that a batch asks
+            if split.first <= block < split.end:
+                return True
+        return False
 
     def follow(self, splits: Sequence[Split], dispatch: Dispatch) -> None:
         """Host other splits from now on; everyone who waits keeps waiting.
@@ -155,15 +158,15 @@ class BatchEngine(Generic[P]):
         unchanged = {plain.split: (plain, probes) for plain, probes in self._hosted.values()}
         self._splits = tuple(splits)
         self._dispatch = dispatch
-        self._hosted = {split.first: unchanged.get(split) or _queues_of(split) for split in splits}
+        self._hosted = {split.first: unchanged.get(split) or queues_of(split) for split in splits}
         self._passing = {}
         for plain, probes in before:
             onto = self._hosted.get(plain.split.first)
             if onto is None:
                 self._passing[plain.split] = (plain, probes)
             elif onto[0] is not plain:
-                _move(plain, onto[0])
-                _move(probes, onto[1])
+                plain.move_to(onto[0])
+                probes.move_to(onto[1])
         self._let_drained_vanish()
 
     def submit(
@@ -175,123 +178,110 @@ class BatchEngine(Generic[P]):
         holds it, the split of `fallback` that does. Raises PlanError if that has none either.
         """
         plain, probes = self._hosted.get(next_block) or self._queues_on_the_way(next_block, fallback)
+        self._serial = serial = self._serial + 1
         for member in members:
             member.queued_since_s = now_s
-            self._serial += 1
-            entries = probes.entries if member.probe else plain.entries
-            entry = (member.deadline_s, self._serial, member)
-            if entries and entry < entries[-1]:
-                insort(entries, entry)
+            member.queued_serial = serial
+            waiting = probes.members if member.probe else plain.members
+            if waiting and member.deadline_s < waiting[-1].deadline_s:
+                insort_right(waiting, member, key=by_deadline)
             else:
-                entries.append(entry)
+                waiting.append(member)
 
     def forget(self, origin: object) -> int:
         """Throw out the queued members of an origin that no longer wants them; how many there were."""
-        forgotten = 0
-        for queue in self._deepest_first:
-            kept = [entry for entry in queue.entries if entry[2].origin is not origin]
-            forgotten += len(queue.entries) - len(kept)
-            queue.entries = kept
+        forgotten = sum(queue.forget(origin) for queue in self._deepest_first)
         self._let_drained_vanish()
         return forgotten
 
     def choose(self, now_s: float) -> Choice[P]:
         """The next batch of a device that is free at `now_s`, taken off its queue."""
-        dropped = self._drop_late(now_s)
-        waiting = [queue for queue in self._deepest_first if queue.entries]
-        for queue in waiting:
-            if queue.is_full:
-                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
+        waiting = [queue for queue in self._deepest_first if queue.members]
         if not waiting:
-            if dropped:  # without a batch the times would never be corrected, and everything be dropped for ever
+            return _NOTHING
+        dropped = self._drop_late(waiting, now_s)
+        if dropped:
+            waiting = [queue for queue in waiting if queue.members]
+            if not waiting:  # without a batch the times would never be corrected, and everything be dropped for ever
                 self._trust *= DOUBT
                 return Choice(batch=None, dropped=dropped, wake_s=None)
-            return _NOTHING
-        latest_s, _, urgent = min((self._latest_start_s(queue), queue.entries[0][1], queue) for queue in waiting)
-        if self._dispatch == "deferred" and now_s < latest_s < math.inf and self._knows_way_of(urgent):
-            return Choice(batch=None, dropped=dropped, wake_s=latest_s)
-        return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
+        for queue in waiting:
+            if len(queue.members) >= queue.full_at:
+                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
+        if self._dispatch == "work-conserving" and len(waiting) == 1:
+            return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
+        return self._choose_partial(waiting, dropped, now_s)
 
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float) -> None:
         """Learn how long a batch took until its first answers, or its end, and in all."""
         self._trust = 1.0
         queues = self._hosted.get(batch.split.first)
-        if queues is not None and queues[0].split == batch.split:
-            queues[0].counts.busy_s += total_s
+        if queues is not None:
+            hosted = queues[0].split
+            if hosted is batch.split or hosted == batch.split:
+                queues[0].counts.busy_s += total_s
         if not batch.probe:  # it ran more ramps, on more inputs: no measure of the others
             self.times.observe(batch.split, len(batch.members), first_s, total_s)
             self._run_sums.add(batch.split, len(batch.members), total_s)
 
-    def _queues_on_the_way(self, block: int, fallback: Sequence[Split]) -> tuple[_Queue[P], _Queue[P]]:
+    def _queues_on_the_way(self, block: int, fallback: Sequence[Split]) -> tuple[Queue[P], Queue[P]]:
         split = _rest_of(self._splits, block) or _rest_of(fallback, block)
         if split is None:
             held = ", ".join(f"{split.first} to {split.end - 1}" for split in self._splits)
             raise PlanError(f"no split here holds block {block}; splits hold the blocks {held or 'of no model'}")
         if split not in self._passing:
-            self._passing[split] = _queues_of(split)
+            self._passing[split] = queues_of(split)
             self._sort()
         return self._passing[split]
 
     def _let_drained_vanish(self) -> None:
-        self._passing = {split: (a, b) for split, (a, b) in self._passing.items() if a.entries or b.entries}
+        self._passing = {split: (a, b) for split, (a, b) in self._passing.items() if a.members or b.members}
         self._sort()
 
     def _sort(self) -> None:
         queues = (queue for both in (*self._hosted.values(), *self._passing.values()) for queue in both)
         self._deepest_first = sorted(queues, key=lambda queue: (-queue.split.first, not queue.probe))
 
-    def _drop_late(self, now_s: float) -> tuple[Member[P], ...]:
+    def _choose_partial(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
+        """Of queues none of which is full."""
+        urgent = min(waiting, key=lambda queue: (self._latest_start_s(queue), queue.members[0].queued_serial))
+        latest_s = self._latest_start_s(urgent)
+        if self._dispatch == "deferred" and now_s < latest_s < math.inf and self._knows_way_of(urgent):
+            return Choice(batch=None, dropped=dropped, wake_s=latest_s)
+        return Choice(batch=self._take(urgent, now_s), dropped=dropped, wake_s=None)
+
+    def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
         # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
         # Probes that were answered early are no exception: else the records would hold too many that leave early.
         dropped: list[Member[P]] = []
-        for queue in self._deepest_first:
-            if not queue.entries:
-                continue
+        for queue in waiting:
             earliest_s = now_s + self._trust * self.times.soonest_s(queue.split)
-            if queue.entries[0][0] < earliest_s:
-                late = bisect_left(queue.entries, (earliest_s,))
-                queue.counts.dropped += late
-                dropped += [member for _, _, member in queue.entries[:late]]
-                del queue.entries[:late]
-        if dropped and self._passing:
+            if queue.members[0].deadline_s < earliest_s:
+                dropped += queue.drop_before(earliest_s)
+        if not dropped:
+            return ()
+        if self._passing:
             self._let_drained_vanish()
         return tuple(dropped)
 
-    def _latest_start_s(self, queue: _Queue[P]) -> float:
-        deadline_s, _, member = queue.entries[0]
+    def _latest_start_s(self, queue: Queue[P]) -> float:
+        member = queue.members[0]
         ahead_s = sum(self.times.batch_s(split, split.batch) for split in self._way_of(queue))
-        return deadline_s - ahead_s - member.reserve_s
+        return member.deadline_s - ahead_s - member.reserve_s
 
-    def _knows_way_of(self, queue: _Queue[P]) -> bool:
+    def _knows_way_of(self, queue: Queue[P]) -> bool:
         # Who waits on a guess of no time at all waits until the deadline, is dropped, and teaches nothing: for ever.
         return all(self.times.batch_s(split, split.batch) for split in self._way_of(queue))
 
-    def _way_of(self, queue: _Queue[P]) -> list[Split]:
+    def _way_of(self, queue: Queue[P]) -> list[Split]:
         """Its split, and those that its members may still run here."""
         return [queue.split, *(other for other in self._splits if other.end > queue.split.end)]
 
-    def _take(self, queue: _Queue[P], now_s: float) -> Batch[P]:
-        size = min(queue.split.batch, len(queue.entries))
-        members = tuple([member for _, _, member in queue.entries[:size]])
-        del queue.entries[:size]
-        for member in members:
-            member.queue_s += now_s - member.queued_since_s
-        queue.counts.batches += 1
-        queue.counts.inputs += size
-        queue.counts.capacity += queue.split.batch
-        if self._passing and not queue.entries:
+    def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
+        members = queue.take(now_s)
+        if self._passing and not queue.members:
             self._let_drained_vanish()
         return Batch(split=queue.split, members=members, started_s=now_s, probe=queue.probe)
-
-
-def _queues_of(split: Split) -> tuple[_Queue[P], _Queue[P]]:
-    counts = SplitCounts()
-    return _Queue(split, False, counts), _Queue(split, True, counts)
-
-
-def _move(waiting: _Queue[P], onto: _Queue[P]) -> None:
-    onto.entries = sorted(onto.entries + waiting.entries)
-    waiting.entries = []
 
 
 def _rest_of(splits: Sequence[Split], block: int) -> Split | None:

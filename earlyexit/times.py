@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from earlyexit.counts import MOST_SPLITS
+from earlyexit.counts import BySplit
 from earlyexit.split import Split
 
 SMOOTHING = 0.2
@@ -27,8 +29,12 @@ class Times(Protocol):
         ...
 
 
-Work = tuple[int, int, tuple[int, ...]]
-"""What a batch of a split computes: blocks and ramps. Splits of two plans may start with the same block."""
+@dataclass(slots=True)
+class _Known:
+    total_s: dict[int, float] = field(default_factory=dict)
+    """By batch size."""
+    soonest_s: float = math.nan
+    """NaN before the first batch."""
 
 
 class ObservedTimes:
@@ -37,40 +43,35 @@ class ObservedTimes:
     The split that has not run for longest makes room for a new one.
     """
 
+    __slots__ = ("_known",)
+
     def __init__(self) -> None:
-        self._total_s: dict[Work, dict[int, float]] = {}
-        self._first_s: dict[Work, float] = {}
+        self._known: BySplit[_Known] = BySplit(_Known)
 
     def batch_s(self, split: Split, size: int) -> float:
-        known = self._total_s.get(_work(split))
-        if not known:
+        known = self._known.find(split)
+        if known is None:
             return 0.0
-        above = [other for other in known if other >= size]
+        total_s = known.total_s
+        above = [other for other in total_s if other >= size]
         if above:
-            return known[min(above)]
-        largest = max(known)
-        return known[largest] * size / largest
+            return total_s[min(above)]
+        largest = max(total_s)
+        return total_s[largest] * size / largest
 
     def soonest_s(self, split: Split) -> float:
-        return self._first_s.get(_work(split), 0.0)
+        known = self._known.find(split)
+        return 0.0 if known is None else known.soonest_s
 
     def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
-        work = _work(split)
-        known = self._total_s[work] = self._total_s.pop(work, {})  # those that ran last come last
-        known[size] = _smooth(known.get(size), total_s)
-        soonest = self._first_s.get(work)
-        if soonest is None or first_s < soonest:
-            self._first_s[work] = first_s
-        else:
-            self._first_s[work] = _smooth(soonest, min(first_s, 2 * soonest)) if size == 1 else soonest
-        if len(self._total_s) > MOST_SPLITS:
-            longest_ago = next(iter(self._total_s))
-            del self._total_s[longest_ago], self._first_s[longest_ago]
+        known = self._known.of_run(split)
+        before_s = known.total_s.get(size)
+        known.total_s[size] = total_s if before_s is None else _smooth(before_s, total_s)
+        if not first_s >= known.soonest_s:  # nothing was known, or it was sooner than ever
+            known.soonest_s = first_s
+        elif size == 1:
+            known.soonest_s = _smooth(known.soonest_s, min(first_s, 2 * known.soonest_s))
 
 
-def _work(split: Split) -> Work:
-    return split.first, split.end, split.ramps
-
-
-def _smooth(before: float | None, now: float) -> float:
-    return now if before is None else before + SMOOTHING * (now - before)
+def _smooth(before: float, now: float) -> float:
+    return before + SMOOTHING * (now - before)

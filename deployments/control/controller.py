@@ -59,15 +59,8 @@ class Controller:
         return placed_document(standing.followed or standing.placed)
 
     async def assignment_of(self, slot: str) -> Assignment | None:
-        """What a replica that starts in a slot shall do; None where no plan has a stage there."""
-        standing = self._loop.keeper.standing
-        for placed in (standing.followed, standing.placed):
-            if placed is not None and slot in placed.stage_of:
-                plan = placed.plan
-                return Assignment(
-                    epoch=plan.epoch, stage=placed.stage_of[slot], policy=plan.policy, dispatch=plan.dispatch
-                )
-        return None
+        """See `PlanKeeper.assignment_of`."""
+        return self._loop.keeper.assignment_of(slot)
 
     async def describe(self) -> dict[str, Any]:
         """The plan, what was expected, and what is seen."""

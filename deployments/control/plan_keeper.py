@@ -17,6 +17,7 @@ from deployments.control.look import served, used
 from deployments.control.plan_words import plan_words, with_epoch
 from deployments.control.standing import Standing, parse_standing, standing_document
 from deployments.control.watch import Seen
+from deployments.messages import Assignment
 from deployments.slots import slot_devices
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError
@@ -162,6 +163,16 @@ class PlanKeeper:
             previous=None if trial is None else before,
             suspended=None,
         )
+
+    def assignment_of(self, slot: str) -> Assignment | None:
+        """What a replica that starts in a slot shall do; None where no plan has a stage there."""
+        for placed in (self.standing.followed, self.standing.placed):
+            if placed is not None and slot in placed.stage_of:
+                plan = placed.plan
+                return Assignment(
+                    epoch=plan.epoch, stage=placed.stage_of[slot], policy=plan.policy, dispatch=plan.dispatch
+                )
+        return None
 
     def turned_down(self, placed: PlacedPlan, reason: str, words: str) -> None:
         """Remember a plan that was proposed and not taken."""

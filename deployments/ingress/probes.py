@@ -10,10 +10,10 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from deployments.ingress.flights import Flight
 from earlyexit.wire import Seen
 from optimizer.plan import PolicySpec
 from profiles.records import Score
@@ -25,6 +25,19 @@ MOST_OPEN = 50_000
 """Probes under way; where stages swallow them, no more are begun until some were forgotten."""
 SWEEP_S = 1.0
 """How often probes are looked through for those that will not come back."""
+
+
+class ProbedInput(Protocol):
+    """What must be known of an input that becomes a probe."""
+
+    @property
+    def sample_id(self) -> str: ...
+
+    @property
+    def arrived_s(self) -> float: ...
+
+    @property
+    def deadline_s(self) -> float: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,16 +96,16 @@ class ProbeBook:
         self.num_overflown = 0
         """Complete ones that nobody asked for in time."""
 
-    def begin(self, flights: Sequence[Flight], active: frozenset[int], now_s: float) -> bool:
+    def begin(self, inputs: Sequence[ProbedInput], active: frozenset[int], now_s: float) -> bool:
         """Take a departure's inputs as probes; false, and none is taken, while too many are under way."""
         self._sweep(now_s)
-        if len(self._open) + len(flights) > self._most_open:
+        if len(self._open) + len(inputs) > self._most_open:
             return False
         num_ramps = len(self._shape.ramps)
-        for flight in flights:
-            self._open[flight.sample_id] = Probe(
-                arrived_s=flight.arrived_s,
-                deadline_s=flight.deadline_s,
+        for each in inputs:
+            self._open[each.sample_id] = Probe(
+                arrived_s=each.arrived_s,
+                deadline_s=each.deadline_s,
                 active=active,
                 scores=[math.nan] * num_ramps,
                 labels=[UNSEEN] * num_ramps,

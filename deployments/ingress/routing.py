@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from collections.abc import Collection, Sequence
 
 Rank = tuple[bool, int, int, int]
@@ -13,9 +15,14 @@ def may_call(num_waiting: int, batch: int, *, unheard: int, replicas: int, calls
     `unheard`: calls to it that nothing has come back from. A call that some replica can start now takes whatever
     waits; one that will queue behind it must be full.
     """
+    return num_waiting >= least_to_call(batch, unheard=unheard, replicas=replicas, calls_per_replica=calls_per_replica)
+
+
+def least_to_call(batch: int, *, unheard: int, replicas: int, calls_per_replica: int) -> float:
+    """How many inputs must wait at the ingress for a call to be made; infinite where none is."""
     if unheard < replicas:
-        return num_waiting > 0
-    return unheard < calls_per_replica * replicas and num_waiting >= batch
+        return 1
+    return batch if unheard < calls_per_replica * replicas else math.inf
 
 
 def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0) -> list[int]:
@@ -52,45 +59,62 @@ class FillFirst:
     """
 
     def __init__(self, phase: float = 0.0) -> None:
-        self._phase = phase
+        self.phase = phase
         self._first = 0
-        self._loads: dict[int, int] = {}
-        self._holding: dict[int, int] = {}
+        self._load_of: list[int | None] = []
+        """None where there is no replica of that index, or none any more."""
+        self._indices: list[int] = []
+        """Ascending."""
+        self._holding = [0]
         """Per load, the replicas with it, as bits."""
         self._orders: dict[tuple[int, int], list[int]] = {}
-        """Loads by rank, per weight and batch."""
-        self._most = 0
+        """All loads by rank, per weight and batch."""
 
     def __len__(self) -> int:
-        return len(self._loads)
+        return len(self._indices)
 
     def add(self, index: int) -> None:
-        """A replica without load; indices ascend."""
-        self._first = int(self._phase * (index + 1))
-        self._loads[index] = 0
-        self._holding[0] = self._holding.get(0, 0) | 1 << index
+        """A replica without load."""
+        self._load_of.extend([None] * (index + 1 - len(self._load_of)))
+        self._load_of[index] = 0
+        self._holding[0] |= 1 << index
+        insort(self._indices, index)
+        self._find_first()
 
     def discard(self, index: int) -> None:
         """One that takes no more; what is taken off it later is ignored."""
-        load = self._loads.pop(index, None)
+        load = self._load_of[index] if index < len(self._load_of) else None
         if load is not None:
+            self._load_of[index] = None
             self._holding[load] ^= 1 << index
+            self._indices.remove(index)
+            self._find_first()
 
     def load(self, index: int, weight: int) -> None:
         """Put `weight` inputs on a replica; a negative weight takes them off. Unknown ones are ignored."""
-        before = self._loads.get(index)
+        before = self._load_of[index] if index < len(self._load_of) else None
         if before is None:
             return
-        after = self._loads[index] = before + weight
+        after = self._load_of[index] = before + weight
+        assert after >= 0, "more was taken off a replica than was put on it"
+        while after >= len(self._holding):
+            self._holding += [0] * len(self._holding)
+            self._orders.clear()
         bit = 1 << index
         self._holding[before] ^= bit
-        self._holding[after] = self._holding.get(after, 0) | bit
-        self._most = max(self._most, after)
+        self._holding[after] |= bit
+
+    def take(self, weight: int, batch: int) -> int:
+        """Put `weight` inputs on the replica that `fill_first` puts first, which is given; there must be one."""
+        index = self.choose(weight, batch)
+        self.load(index, weight)
+        return index
 
     def choose(self, weight: int, batch: int) -> int:
         """The replica that `fill_first` puts first; there must be one."""
-        for load in self._order(weight, batch):
-            holding = self._holding.get(load)
+        order = self._orders.get((weight, batch)) or self._ranked(weight, batch)
+        for load in order:
+            holding = self._holding[load]
             if holding:
                 from_first = holding >> self._first
                 if from_first:
@@ -98,9 +122,10 @@ class FillFirst:
                 return (holding & -holding).bit_length() - 1
         raise LookupError("no replica to choose from")
 
-    def _order(self, weight: int, batch: int) -> list[int]:
-        order = self._orders.get((weight, batch))
-        if order is None or len(order) <= self._most:
-            order = sorted(range(2 * self._most + 1), key=lambda load: rank(load, weight, batch))
-            self._orders[weight, batch] = order
+    def _find_first(self) -> None:
+        self._first = self._indices[int(self.phase * len(self._indices))] if self._indices else 0
+
+    def _ranked(self, weight: int, batch: int) -> list[int]:
+        order = sorted(range(len(self._holding)), key=lambda load: rank(load, weight, batch))
+        self._orders[weight, batch] = order
         return order

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.emulated import PacedRunner
 from deployments.messages import Assignment, StageCall
-from deployments.reports import ReplicaReport, SplitTime
+from deployments.reports import ReplicaReport, split_times
 from deployments.settings import ServeSettings
 from deployments.stage.build import policy_for, warm_up
 from deployments.stage.chunks import OpenCall
@@ -109,17 +109,7 @@ class StageHost:
             device=self._device_name,
             epoch=self.epoch,
             waiting=engine.num_waiting,
-            times=tuple(
-                SplitTime(
-                    first=run.first,
-                    end=run.end,
-                    ramps=run.ramps,
-                    size=run.size,
-                    batches=run.batches,
-                    seconds=run.seconds,
-                )
-                for run in engine.times_run
-            ),
+            times=split_times(engine.times_run),
         )
 
     def stats(self) -> dict[str, Any]:

@@ -20,18 +20,28 @@ Input = Member[int]
 class Call:
     """Inputs that were sent to one replica together; its members' `origin` until they leave it."""
 
-    __slots__ = ("first", "heard", "ingress", "leg", "members", "num_inside", "probe", "replica", "started_s")
+    __slots__ = ("epoch", "first", "heard", "ingress", "leg", "members", "num_inside", "probe", "replica", "started_s")
 
     replica: Replica
     """Set when it takes its way."""
 
     def __init__(
-        self, ingress: Ingress, leg: Leg[Slot], members: list[Input], started_s: float, *, first: bool, probe: bool
+        self,
+        ingress: Ingress,
+        leg: Leg[Slot],
+        members: Sequence[Input],
+        started_s: float,
+        *,
+        epoch: int,
+        first: bool,
+        probe: bool,
     ) -> None:
         self.ingress = ingress
         self.leg = leg
         self.members = members
         self.started_s = started_s
+        self.epoch = epoch
+        """Of the plan by which its inputs were sent to the first stage."""
         self.first = first
         """Whether it brings new inputs, to the first block."""
         self.probe = probe
@@ -44,14 +54,14 @@ class Call:
         return [member for member in self.members if member.origin is self]
 
 
-def by_call(members: Sequence[Input]) -> list[tuple[Any, list[Input]]]:
+def by_call(members: Sequence[Input]) -> Sequence[tuple[Any, Sequence[Input]]]:
     """Members of a batch with the call that each came with, call by call."""
     first = members[0].origin
     for member in members:
         if member.origin is not first:
             break
     else:
-        return [(first, list(members))]
+        return ((first, members),)
     groups: dict[int, tuple[Any, list[Input]]] = {}
     for member in members:
         key = id(member.origin)

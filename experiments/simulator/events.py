@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from typing import Any, Final
 
 ENDS: Final = 0
@@ -14,54 +14,115 @@ COMES: Final = 1
 CONTROLS: Final = 2
 """Of what a controller does; it sees everything that has happened by then. New requests come after all of these."""
 
+FEW, MANY = 16, 256
+"""Events of a page: fewer are not worth turning it, and a heap of more is slow."""
+
 Action = Callable[[Any], None]
+Event = tuple[float, int, int, Action, Any]
 
 
 class Events:
-    """The clock of a simulation, and everything that will happen. It stands still between events."""
+    """The clock of a simulation, and everything that will happen. It stands still between events.
 
-    __slots__ = ("_heap", "_serial", "time_s")
+    A calendar (Brown, CACM 31(10), 1988): time is cut into pages; the events of the present page are a heap, those of
+    a later one lie there unsorted until it is turned to. One heap of all that ten thousand replicas will do fits no
+    processor's cache, and was a quarter of the time of such a simulation.
+    """
+
+    __slots__ = ("_later", "_mean", "_now", "_page", "_pages", "_pages_per_s", "_serial", "time_s")
 
     def __init__(self) -> None:
         self.time_s = 0.0
-        self._heap: list[tuple[float, int, int, Action, Any]] = []
         self._serial = 0
+        self._now: list[Event] = []
+        """A heap: those of the present page."""
+        self._page = 0
+        self._later: dict[int, list[Event]] = {}
+        """By page."""
+        self._pages: list[int] = []
+        """A heap: the later pages that have events."""
+        self._pages_per_s = 1024.0
+        """Only ever doubled and halved: what is on a page is then on its halves, or the pages' whole, without error."""
+        self._mean = float(FEW)
+        """Events on a page when it was turned to, of late."""
 
     def now_s(self) -> float:
         """Seconds since the start (`earlyexit.clock.Clock`)."""
         return self.time_s
 
     @property
+    def num_so_far(self) -> int:
+        """Events that were ever told of."""
+        return self._serial
+
+    @property
     def next_s(self) -> float:
         """When the next event is; infinite where there is none."""
-        return self._heap[0][0] if self._heap else math.inf
+        return self._now[0][0] if self._now or self._turn() else math.inf
 
     def at(self, time_s: float, priority: int, action: Action, argument: Any = None) -> None:
         """Have `action(argument)` happen then, which must not be in the past."""
         self._serial += 1
-        heapq.heappush(self._heap, (time_s, priority, self._serial, action, argument))
+        event = time_s, priority, self._serial, action, argument
+        page = int(time_s * self._pages_per_s)
+        if page <= self._page:
+            heappush(self._now, event)
+        elif page in self._later:
+            self._later[page].append(event)
+        else:
+            self._later[page] = [event]
+            heappush(self._pages, page)
 
     def run_until(self, time_s: float) -> None:
         """Everything up to a moment, that included; then it is that moment."""
-        heap, pop = self._heap, heapq.heappop
-        while heap and heap[0][0] <= time_s:
-            self.time_s, _, _, action, argument = pop(heap)
+        now, pop = self._now, heappop
+        while (now or self._turn()) and now[0][0] <= time_s:
+            self.time_s, _, _, action, argument = pop(now)
             action(argument)
         self.time_s = time_s
 
     def run_out(self) -> None:
         """Everything that is left, until nothing is."""
-        heap, pop = self._heap, heapq.heappop
-        while heap:
-            self.time_s, _, _, action, argument = pop(heap)
+        now, pop = self._now, heappop
+        while now or self._turn():
+            self.time_s, _, _, action, argument = pop(now)
             action(argument)
 
     def run_arrivals(self, arrivals_s: Iterable[float], arrive: Callable[[int], None], first: int = 0) -> None:
         """Have things arrive at these ascending seconds, numbered from `first`, after all else of the same moment."""
-        heap, pop = self._heap, heapq.heappop
+        now, pop = self._now, heappop
         for number, at_s in enumerate(arrivals_s, first):
-            while heap and heap[0][0] <= at_s:
-                self.time_s, _, _, action, argument = pop(heap)
+            while (now or self._turn()) and now[0][0] <= at_s:
+                self.time_s, _, _, action, argument = pop(now)
                 action(argument)
             self.time_s = at_s
             arrive(number)
+
+    def _turn(self) -> bool:
+        """Go to the next page that has events, the present one being empty; False where there is none."""
+        if not self._pages:
+            return False
+        self._page = heappop(self._pages)
+        self._now += self._later.pop(self._page)
+        self._mean += (len(self._now) - self._mean) / 8
+        if self._mean > MANY:
+            self._cut(2.0)
+        elif self._mean < FEW and len(self._pages) > FEW:
+            self._cut(0.5)
+        self._now.sort()
+        return True
+
+    def _cut(self, times: float) -> None:
+        """Make pages so many times as many; the present one then ends when it did, or later."""
+        self._pages_per_s *= times
+        self._mean /= times
+        self._page = int((self._page + 1) * times) - 1 if times > 1 else int(self._page * times)
+        events = [event for page in self._later.values() for event in page]
+        self._later = {}
+        for event in events:
+            page = int(event[0] * self._pages_per_s)
+            if page <= self._page:
+                self._now.append(event)
+            else:
+                self._later.setdefault(page, []).append(event)
+        self._pages = sorted(self._later)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from deployments.ingress.admission import Admission
+from deployments.ingress.calls import HANG_S
 from deployments.ingress.dispatcher import RETRY_PAUSE_S
 from deployments.ingress.itinerary import Itinerary, Leg, lay_out
-from deployments.ingress.routing import may_call
+from deployments.ingress.routing import least_to_call
 from earlyexit.engine import Member
 from experiments.simulator.call import Call, Input
 from experiments.simulator.events import COMES
-from experiments.simulator.ledger import ADMISSION, DEADLINE, NOT_DROPPED, OVERLOADED, STAGE_UNAVAILABLE
+from experiments.simulator.ledger import ADMISSION, DEADLINE, NO_EXIT, NOT_DROPPED, OVERLOADED, STAGE_UNAVAILABLE
 from experiments.simulator.slot import Slot
 from optimizer.placement import PlacedPlan
 
 if TYPE_CHECKING:
     from experiments.simulator.control.watching import Watching
     from experiments.simulator.service import Service
+
+WAITS_S = 30.0
+"""For an answer, where there is no SLO: `ServeSettings.default_timeout_s`."""
 
 
 class Ingress:
@@ -32,12 +36,15 @@ class Ingress:
         self.service = service
         self.itinerary: Itinerary[Slot] = lay_out(placed, service.slots)
         self._first = self.itinerary.first
-        self.waiting: deque[Input] = deque()
+        self.waiting: deque[int] = deque()
+        """Inputs that have not been sent, by their number."""
         self.num_unanswered = 0
         self.suspended = False
         self.watching: Watching | None = None
         """Where a controller wants to know what happens here."""
         self._unheard: Counter[str] = Counter()
+        self._least: float = 1
+        """Inputs that must wait for a call to be made."""
         self._is_pumping = False
         self._ledger = service.ledger
         self._events = service.events
@@ -56,6 +63,14 @@ class Ingress:
             )
         self._is_choosy = self._admission is not None or scenario.max_queued is not None
 
+    @property
+    def oldest_epoch(self) -> int:
+        """Of the plans by which the calls under way were sent; the present one where there are none."""
+        hanging = (call for slot in self.service.slots.values() for call, _, _ in slot.pending)
+        inside = (call for replica in self.service.replicas() for call in replica.calls)
+        calls = (call.leg.epoch for call in (*inside, *hanging) if call.ingress is self)
+        return min(calls, default=self.itinerary.epoch)
+
     def follow(self, placed: PlacedPlan) -> None:
         """Go by this plan from now on."""
         before, self.itinerary = self.itinerary, lay_out(placed, self.service.slots, self.itinerary)
@@ -65,6 +80,7 @@ class Ingress:
                 self._admission.follow(placed.plan.predicted)
             if self.watching is not None:
                 self.watching.begin_plan()
+        self._count_unheard(self._first, 0)
         self.suspended = False
         self._is_choosy = self._admission is not None or not math.isinf(self._max_queued)
         self._pump()
@@ -79,21 +95,28 @@ class Ingress:
         """A request, whose inputs are numbered from `first` on."""
         now_s, number = self._events.time_s, self._per_request
         if self.watching is not None:
-            self.watching.arrived += number
+            self.watching.arrive(number)
         if self._is_choosy:
+            self._give_up_late()
             refusal = self._refusal(number, now_s)
             if refusal != NOT_DROPPED:
                 self._refuse(range(first, first + number), refusal)
                 return
-        deadline_s = now_s + self._slo_s
         if self._admission is not None:
             for each in range(number):
                 self._ahead[first + each] = self.num_unanswered + each
         self.num_unanswered += number
-        for each in range(first, first + number):
-            self.waiting.append(Member(sample_id="", payload=each, deadline_s=deadline_s))
-        if self._admission is not None or self._may_call():
+        self.waiting.extend(range(first, first + number))
+        if len(self.waiting) >= self._least or self._admission is not None:
             self._pump()
+
+    def arrive_together(self, firsts: Iterable[int]) -> None:
+        """Requests of one moment, which leave together, as live ones of the same turn of an event loop do."""
+        self._is_pumping = True
+        for first in firsts:
+            self.arrive(first)
+        self._is_pumping = False
+        self._pump()
 
     def answer(self, call: Call, members: Sequence[Input], block: int) -> None:
         """Inputs of a call leave the model."""
@@ -101,33 +124,41 @@ class Ingress:
             member.origin = None
         if self._answer_s:
             self._events.at(self._events.time_s + self._answer_s, COMES, self._take_answers, (call, members, block))
-        else:
-            self._take_answers((call, members, block))
+            return
+        if call.probe and self.watching is not None:
+            self.watching.end_probes(members, block)
+        self._settle(call, members, block)
+        self._part_of(call, len(members), took_time=True)
 
     def answer_probes(self, call: Call, members: Sequence[Input], block: int) -> None:
         """Probes are answered, and stay inside."""
-        self._settle(members, block)
+        if self.watching is not None:
+            self.watching.answer_probes(members, block)
+        self._settle(call, members, block)
         self._hear(call)
 
     def lose(self, call: Call, members: Sequence[Input]) -> None:
         """A stage drops inputs that are too late."""
         for member in members:
             member.origin = None
-        self._late(members)
+        lost = self._unanswered(members) if call.probe else members
+        self._late([member.payload for member in lost])
         self._part_of(call, len(members), took_time=False)
 
-    def go_on(self, call: Call, members: list[Input], block: int) -> None:
+    def go_on(self, call: Call, members: Sequence[Input], block: int) -> None:
         """Survivors of a call, on their way to the next stage."""
         self._part_of(call, len(members), took_time=True)
-        self._send(self.itinerary.at(block), members, block, 0.0, probe=call.probe)
+        self._send(self.itinerary.at(block), members, block, 0.0, epoch=call.epoch, probe=call.probe)
 
     def again(self, call: Call) -> None:
         """Its replica is dead: what was inside starts again, after the pause in which the routers learn of it."""
         members = call.lost()
-        self._forget(call)
         for member in members:
             member.origin = None
+        if call.probe:
+            members = self._unanswered(members)
         self._events.at(self._events.time_s + RETRY_PAUSE_S, COMES, self._return, members)
+        self._hear(call)  # others need not wait for the pause
 
     def go(self, call: Call, block: int, delay_s: float) -> bool:
         """Have a call take its way; False where its slot has no replica."""
@@ -156,45 +187,57 @@ class Ingress:
         if self._is_pumping:  # a call that was dropped at once; whoever pumps goes on
             return
         self._is_pumping = True
+        self._give_up_late()
         leg = self._first
-        while self._may_call():
+        while len(self.waiting) >= self._least:
             members = self._depart(leg.batches[0])
-            if members:
-                self._unheard[leg.slot] += 1
-                probe = self.watching is not None and self.watching.begin_probes(members)
-                self._send(leg, members, 0, self._entry_s, probe=probe)
+            self._count_unheard(leg, 1)
+            probe = self.watching is not None and self.watching.begin_probes(members)
+            self._send(leg, members, 0, self._entry_s, epoch=leg.epoch, probe=probe)
         self._is_pumping = False
         if self._admission is not None:
             self._admission.observe(len(self.waiting), self.num_unanswered, self._events.time_s)
 
-    def _may_call(self) -> bool:
-        return may_call(
-            len(self.waiting),
-            self._first.batches[0],
-            unheard=self._unheard[self._first.slot],
-            replicas=self._first.stage.replicas,
+    def _count_unheard(self, leg: Leg[Slot], change: int) -> None:
+        """Calls to a first stage that nothing has come back from are more, or fewer."""
+        self._unheard[leg.slot] += change
+        first = self._first
+        self._least = least_to_call(
+            first.batches[0],
+            unheard=self._unheard[first.slot],
+            replicas=first.stage.replicas,
             calls_per_replica=self._calls_per_replica,
         )
 
-    def _depart(self, batch: int) -> list[Input]:
-        """The next inputs, in the order of their arrival; those whose owner has gone are left out."""
-        waiting, now_s = self.waiting, self._events.time_s
-        late: list[Input] = []
-        while waiting and waiting[0].deadline_s <= now_s:
+    def _give_up_late(self) -> None:
+        """Forget those that wait here and whose owner has gone, at the deadline."""
+        waiting, arrived_s, per_request = self.waiting, self._ledger.arrived_s, self._per_request
+        late: list[int] = []
+        while waiting and arrived_s[waiting[0] // per_request] + self._slo_s <= self._events.time_s:
             late.append(waiting.popleft())
         if late:
             self._late(late)
-        return [waiting.popleft() for _ in range(min(batch, len(waiting)))]
 
-    def _send(self, leg: Leg[Slot], members: list[Input], block: int, delay_s: float, *, probe: bool) -> None:
-        call = Call(self, leg, members, self._events.time_s, first=block == 0, probe=probe)
+    def _depart(self, batch: int) -> list[Input]:
+        """The next inputs, in the order of their arrival."""
+        waiting, slo_s, arrived_s, per_request = self.waiting, self._slo_s, self._ledger.arrived_s, self._per_request
+        numbers = [waiting.popleft() for _ in range(min(batch, len(waiting)))]
+        return [
+            Member(sample_id="", payload=number, deadline_s=arrived_s[number // per_request] + slo_s)
+            for number in numbers
+        ]
+
+    def _send(
+        self, leg: Leg[Slot], members: Sequence[Input], block: int, delay_s: float, *, epoch: int, probe: bool
+    ) -> None:
+        call = Call(self, leg, members, self._events.time_s, epoch=epoch, first=block == 0, probe=probe)
         reserve_s = self._reserve_s(leg, members)
         for member in members:
             member.origin = call
             member.reserve_s = reserve_s
             member.probe = probe
         if not self.go(call, block, delay_s):
-            leg.transport.pending.append((call, block, delay_s))
+            self._hang(call, block, delay_s)
 
     def _reserve_s(self, leg: Leg[Slot], members: Sequence[Input]) -> float:
         later_s = self.itinerary.reserve_s(leg)
@@ -206,30 +249,35 @@ class Ingress:
         call, members, block = answers
         if call.probe and self.watching is not None:
             self.watching.end_probes(members, block)
-        self._settle(members, block)
+        self._settle(call, members, block)
         self._part_of(call, len(members), took_time=True)
 
-    def _settle(self, members: Sequence[Input], block: int) -> None:
+    def _settle(self, call: Call, members: Sequence[Input], block: int) -> None:
         ledger, now_s, per_request = self._ledger, self._events.time_s, self._per_request
         latencies_s, exits, arrived_s = ledger.latency_s, ledger.exit, ledger.arrived_s
-        numbers = [
-            number for member in members if exits[number := member.payload] < 0
-        ]  # a probe may have been answered
-        for number in numbers:
-            latencies_s[number] = now_s - arrived_s[number // per_request]
-            exits[number] = block
+        numbers = []
+        for member in members:
+            number = member.payload
+            if exits[number] < 0:  # a probe may have been answered
+                latencies_s[number] = now_s - arrived_s[number // per_request]
+                exits[number] = block
+                numbers.append(number)
         self.num_unanswered -= len(numbers)
         if self._admission is not None:
             for number in numbers:
                 self._teach(number, latencies_s[number], block, now_s)
         if self.watching is not None:
+            by_present_plan = call.epoch == self.itinerary.epoch
             for number in numbers:
-                self.watching.answer(block, latencies_s[number])
+                self.watching.answer(block, latencies_s[number], by_present_plan=by_present_plan)
 
     def _teach(self, number: int, latency_s: float, block: int, now_s: float) -> None:
         assert self._admission is not None
-        self._admission.answered(now_s)
         ahead = self._ahead.pop(number)
+        if latency_s > self._slo_s:  # its owner went at the deadline, and this was learnt then
+            self._admission.went_deep(self._slo_s, ahead, now_s)
+            return
+        self._admission.answered(now_s)
         if block >= self.itinerary.last_split:
             self._admission.went_deep(latency_s, ahead, now_s)
 
@@ -241,42 +289,57 @@ class Ingress:
         if not call.num_inside:
             call.replica.calls.discard(call)
             call.leg.transport.done(self.index, call.replica, len(call.members))
-        self._hear(call)
+        if not call.heard:
+            self._hear(call)
 
     def _hear(self, call: Call) -> None:
         """The first part tells that a call's batch has run: another may be sent."""
         if not call.heard:
             call.heard = True
             if call.first:
-                self._unheard[call.leg.slot] -= 1
-                self._pump()
+                self._count_unheard(call.leg, -1)
+                if len(self.waiting) >= self._least or self._admission is not None:
+                    self._pump()
 
-    def _forget(self, call: Call) -> None:
-        call.replica.calls.discard(call)
-        if not call.heard:
-            call.heard = True
-            if call.first:
-                self._unheard[call.leg.slot] -= 1
+    def _hang(self, call: Call, block: int, delay_s: float) -> None:
+        """Have a call wait for a replica, as long as anybody waits for its inputs; then they start again."""
+        hanging = (call, block, delay_s)
+        call.leg.transport.pending.append(hanging)
+        now_s = self._events.time_s
+        waits_s = min(WAITS_S, max(0.0, *(member.deadline_s - now_s for member in call.members)))
+        self._events.at(now_s + waits_s + HANG_S, COMES, self._hang_up, hanging)
+
+    def _hang_up(self, hanging: tuple[Call, int, float]) -> None:
+        call = hanging[0]
+        if hanging in call.leg.transport.pending:
+            call.leg.transport.pending.remove(hanging)
+            self.again(call)
+
+    def _unanswered(self, members: Sequence[Input]) -> list[Input]:
+        """Those of probes that will not get to the end that have no answer."""
+        if self.watching is not None:
+            self.watching.forget_probes(members)
+        return [member for member in members if self._ledger.exit[member.payload] == NO_EXIT]
 
     def _return(self, members: list[Input]) -> None:
+        numbers = [member.payload for member in members]
         if self.suspended:
-            self._drop(members, STAGE_UNAVAILABLE)
+            self._drop(numbers, STAGE_UNAVAILABLE)
             return
-        self.waiting.extendleft(reversed(members))
+        self.waiting.extendleft(reversed(numbers))
         self._pump()
 
-    def _late(self, members: Sequence[Input]) -> None:
+    def _late(self, numbers: Sequence[int]) -> None:
         now_s = self._events.time_s
         if self._admission is not None:
-            for member in members:
-                arrived_s = self._ledger.arrived_s[member.payload // self._per_request]
-                took_s = max(now_s, member.deadline_s) - arrived_s
-                self._admission.went_deep(took_s, self._ahead.get(member.payload, 0), now_s)
-        self._drop(members, DEADLINE)
+            for number in numbers:
+                took_s = max(now_s - self._ledger.arrived_s[number // self._per_request], self._slo_s)
+                self._admission.went_deep(took_s, self._ahead.get(number, 0), now_s)
+        self._drop(numbers, DEADLINE)
 
-    def _drop(self, members: Sequence[Input], reason: int) -> None:
-        self.num_unanswered -= len(members)
-        self._refuse([member.payload for member in members], reason)
+    def _drop(self, numbers: Sequence[int], reason: int) -> None:
+        self.num_unanswered -= len(numbers)
+        self._refuse(numbers, reason)
 
     def _refuse(self, numbers: Sequence[int], reason: int) -> None:
         drop = self._ledger.drop

@@ -121,6 +121,7 @@ class Outcome:
         """Figures of the requests that arrived in a window; fill, utilisation and cost are those of the whole."""
         width = self.inputs_per_request
         first, end = np.searchsorted(self.arrived_s_R, [since_s, until_s])
+        end = len(self.arrived_s_R) if until_s >= self.duration_s else end  # the last may come at the very end
         latency_s_N = self.latency_s_N[first * width : end * width]
         drop_N = self.drop_N[first * width : end * width]
         exits_N = self.exit_N[first * width : end * width]

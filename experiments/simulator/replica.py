@@ -6,15 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.pace import Pace
 from deployments.messages import Assignment
 from earlyexit.engine import Batch, BatchEngine
-from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from experiments.simulator.call import Call, Input, by_call
-from experiments.simulator.decisions import STAYS
 from experiments.simulator.events import ENDS
-from experiments.simulator.work import Work
+from experiments.simulator.work import Exit, Work, Works
 
 if TYPE_CHECKING:
     from experiments.simulator.service import Service
@@ -22,14 +19,30 @@ if TYPE_CHECKING:
 NOTHING = -1
 """The epoch of a replica that follows no plan yet."""
 
-Exit = tuple[int, list[Input]]
-"""A block, and who leaves after it."""
-
 
 class Replica:
     """Does what `deployments.stage.host.StageHost` and `earlyexit.device.Device` do, without threads and processes."""
 
-    def __init__(self, name: str, index: int, device: str, pace: Pace, service: Service) -> None:
+    __slots__ = (
+        "_events",
+        "_is_busy",
+        "_sends_until_s",
+        "_service",
+        "_wakes_s",
+        "_works",
+        "alive",
+        "busy_s",
+        "calls",
+        "device",
+        "engine",
+        "epoch",
+        "index",
+        "name",
+        "since_s",
+        "until_s",
+    )
+
+    def __init__(self, name: str, index: int, device: str, works: Works, service: Service) -> None:
         self.name = name
         self.index = index
         self.device = device
@@ -43,19 +56,18 @@ class Replica:
         self.calls: set[Call] = set()
         """Those of which inputs are inside."""
         self.engine: BatchEngine[int] = BatchEngine((), ObservedTimes())
-        self._pace = pace
         self._service = service
         self._events = service.events
         self._is_busy = False
         self._wakes_s = -1.0
         self._sends_until_s = 0.0
-        self._works: dict[int, Work] = {}
+        self._works = works
 
     def prepare(self, assignment: Assignment) -> None:
         """Learn what the profile says of its splits, as a replica that warms up does, and follow it."""
         for split in assignment.stage.splits:
             for size in sorted({1, split.batch}):
-                first_s, total_s = self._pace.split_s(split, size)
+                first_s, total_s = self._works.pace.split_s(split, size)
                 self.engine.times.observe(split, size, first_s, total_s)
         self.follow(assignment)
 
@@ -76,14 +88,15 @@ class Replica:
         if not self._is_busy:
             self._start()
 
-    def forget_leaves(self) -> None:
-        """Other ramps are active, so inputs leave elsewhere."""
-        self._works.clear()
-
     def die(self) -> list[Call]:
-        """End at once; gives the calls that were inside."""
+        """End at once; gives the calls that were inside, the oldest first."""
         self.alive = False
-        return list(self.calls)
+        calls, self.calls = self.calls, set()
+        return sorted(calls, key=lambda call: (call.started_s, call.members[0].payload))
+
+    def become(self, works: Works) -> None:
+        """Be so fast from the next batch on."""
+        self._works = works
 
     def _start(self) -> None:
         """Run what the engine chooses. Busy meanwhile: what is dropped makes room at the ingress, and more comes."""
@@ -113,54 +126,36 @@ class Replica:
                 self._start()
 
     def _run(self, batch: Batch[int]) -> None:
-        split = batch.split
+        """Inputs leave at the ramps inside, and the batch goes on without them."""
         if batch.probe:
             self._run_probes(batch)
-        elif not split.ramps or split.ramps[0] + 1 == split.end:
-            total_s = self._work(split).whole_s[len(batch.members) - 1]
-            self._events.at(batch.started_s + total_s, ENDS, self._end, (batch, total_s, total_s, None))
-        else:
-            self._run_shrinking(batch)
-
-    def _run_shrinking(self, batch: Batch[int]) -> None:
-        """Inputs leave at the ramps inside, and the batch goes on without them."""
+            return
         split, started_s = batch.split, batch.started_s
-        exits, num_staying = self._exits(split, batch.members)
-        at, inside, took_s, first_s = split.first, len(batch.members), 0.0, None
+        work = self._works.of(split)
+        exits, staying = work.part(batch.members)
+        inside, at, took_s, first_s = len(batch.members), 0, 0.0, None
+        last = exits.pop() if exits and (not staying or exits[-1][0] + 1 == split.end) else None
         for ramp, leaving in exits:
-            took_s += self._pace.seconds(at, ramp + 1, inside, split.ramps)
+            end, until_s = ramp + 1 - split.first, work.until_s[inside - 1]
+            took_s += until_s[end] - until_s[at]
             first_s = took_s if first_s is None else first_s
             self._events.at(started_s + took_s, ENDS, self._release, (ramp, leaving))
-            at, inside = ramp + 1, inside - len(leaving)
-        if num_staying:
-            took_s += self._pace.seconds(at, split.end, inside, split.ramps)
-        told = {id(member) for _, leaving in exits for member in leaving}
+            at, inside = end, inside - len(leaving)
+        end, until_s = (split.end if last is None else last[0] + 1) - split.first, work.until_s[inside - 1]
+        took_s += until_s[end] - until_s[at]
         first_s = took_s if first_s is None else first_s
-        self._events.at(started_s + took_s, ENDS, self._end, (batch, first_s, took_s, told))
+        self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, staying))
 
     def _run_probes(self, batch: Batch[int]) -> None:
         """Every ramp looks and nobody leaves; those whom an active ramp lets out are answered there."""
         split, started_s, ramps = batch.split, batch.started_s, self._service.ramps
-        size = len(batch.members)
-        exits, _ = self._exits(split, batch.members)
-        for ramp, leaving in exits:
-            took_s = self._pace.seconds(split.first, ramp + 1, size, ramps)
+        work, size = self._works.of(split), len(batch.members)
+        for ramp, leaving in work.part(batch.members)[0]:
+            took_s = self._works.pace.seconds(split.first, ramp + 1, size, ramps)
             self._events.at(started_s + took_s, ENDS, self._answer_early, (ramp, leaving))
-        took_s = self._pace.seconds(split.first, split.end, size, ramps)
-        self._events.at(started_s + took_s, ENDS, self._end, (batch, took_s, took_s, set()))
-
-    def _exits(self, split: Split, members: Sequence[Input]) -> tuple[list[Exit], int]:
-        """Who leaves at which of the split's ramps, in their order, and how many stay to its end."""
-        leaves, cycle = self._work(split).leaves, self._service.cycle
-        by_ramp: dict[int, list[Input]] = {}
-        num_staying = 0
-        for member in members:
-            ramp = leaves[member.payload % cycle]
-            if ramp == STAYS:
-                num_staying += 1
-            else:
-                by_ramp.setdefault(ramp, []).append(member)
-        return sorted(by_ramp.items()), num_staying
+        took_s = self._works.pace.seconds(split.first, split.end, size, ramps)
+        ended = (batch, work, took_s, took_s, None, list(batch.members))
+        self._events.at(started_s + took_s, ENDS, self._end, ended)
 
     def _release(self, leaving: Exit) -> None:
         if self.alive:
@@ -174,31 +169,18 @@ class Replica:
             for call, mine in by_call(members):
                 call.ingress.answer_probes(call, mine, block)
 
-    def _end(self, ended: tuple[Batch[int], float, float, set[int] | None]) -> None:
-        batch, first_s, total_s, told = ended
+    def _end(self, ended: tuple[Batch[int], Work, float, float, Exit | None, list[Input]]) -> None:
+        batch, work, first_s, total_s, leaving, staying = ended
         if not self.alive:
             return
         self.busy_s += total_s
         self.engine.finished(batch, first_s=first_s, total_s=total_s)
-        self._work(batch.split).count(batch, total_s)
-        staying = self._part(batch) if told is None else [each for each in batch.members if id(each) not in told]
+        work.count(batch, total_s)
+        if leaving is not None:
+            self._release(leaving)
         if staying:
             self._go_on(batch.split.end, staying)
         self._start()
-
-    def _part(self, batch: Batch[int]) -> list[Input]:
-        """Answer those who leave at the end of a split; gives the others."""
-        split = batch.split
-        if not split.ramps:
-            return list(batch.members)
-        leaves, cycle = self._work(split).leaves, self._service.cycle
-        leaving: list[Input] = []
-        staying: list[Input] = []
-        for member in batch.members:
-            (staying if leaves[member.payload % cycle] == STAYS else leaving).append(member)
-        if leaving:
-            self._release((split.end - 1, leaving))
-        return staying
 
     def _go_on(self, block: int, members: list[Input]) -> None:
         service = self._service
@@ -217,10 +199,3 @@ class Replica:
             block, members = sent
             for call, mine in by_call(members):
                 call.ingress.go_on(call, mine, block)
-
-    def _work(self, split: Split) -> Work:
-        # By identity: a split's hash is as dear as the rest of a batch.
-        work = self._works.get(id(split))
-        if work is None or work.split is not split:
-            work = self._works[id(split)] = self._service.work(split, self._pace)
-        return work

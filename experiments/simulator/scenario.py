@@ -57,6 +57,8 @@ class Scenario:
         for name in ("warm_up_s", "entry_s", "answer_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise DataError(f"{name} must be a finite number of seconds from 0 on, not {getattr(self, name)}")
+        if self.warm_up_s >= self.duration_s:
+            raise DataError(f"a warm-up of {self.warm_up_s:g} s leaves nothing of {self.duration_s:g} s")
         if not self.slo_s > 0:
             raise DataError(f"slo_s must be above 0, not {self.slo_s}")
 

@@ -27,11 +27,17 @@ def simulate(scenario: Scenario, *, progress: Progress | None = None) -> Outcome
     Interrupted (Ctrl-C), it gives what it has; inputs without an outcome count as unanswered. Equal scenarios give
     equal outcomes.
     """
+    with _no_collections():
+        return play(booted(scenario), progress=progress)
+
+
+def booted(scenario: Scenario) -> Service:
+    """The scenario's service, ready for the first request."""
     placed = initial_placement(scenario.plan)
     devices = {slot: stage.device for slot, stage in placed.stage_of.items()}
     service = Service(scenario, Events(), placed, devices)
     service.boot()
-    return play(service, progress=progress)
+    return service
 
 
 def play(service: Service, *, progress: Progress | None = None, until_s: float | None = None) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from deployments.ingress.routing import FillFirst
+from deployments.ingress.routing import FillFirst, fill_first
 from experiments.simulator.call import Call
 from experiments.simulator.replica import Replica
 
@@ -54,11 +54,11 @@ class Slot:
         if not self.replicas:
             return None
         router = self._routers[ingress]
-        if not len(router):  # all are avoided: those are all there is
-            return next(iter(self.replicas.values()))
-        index = router.choose(weight, batch)
-        router.load(index, weight)
-        return self.replicas[index]
+        if len(router):
+            return self.replicas[router.take(weight, batch)]
+        replicas = list(self.replicas.values())  # all are avoided: those are all there is
+        loads = [sum(len(call.members) for call in each.calls if call.ingress.index == ingress) for each in replicas]
+        return replicas[fill_first(loads, weight, batch, router.phase)[0]]
 
     def done(self, ingress: int, replica: Replica, weight: int) -> None:
         """A call has ended."""
@@ -67,3 +67,5 @@ class Slot:
     def _open(self, replica: Replica) -> None:
         for router in self._routers:
             router.add(replica.index)
+        for call in replica.calls:  # one that works again may not have ended all that it had
+            self._routers[call.ingress.index].load(replica.index, len(call.members))

@@ -1,0 +1,73 @@
+"""Who waits for one split."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from earlyexit.counts import SplitCounts
+from earlyexit.split import Split
+
+if TYPE_CHECKING:
+    from earlyexit.engine import Member
+
+P = TypeVar("P")
+
+by_deadline = attrgetter("deadline_s")
+_by_order = attrgetter("deadline_s", "queued_serial")
+
+
+@dataclass(slots=True, eq=False)
+class Queue(Generic[P]):
+    """Members of one kind, probes or plain ones."""
+
+    split: Split
+    probe: bool
+    counts: SplitCounts
+    # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all come in this
+    # order, so that a sorted list is faster than a heap.
+    members: list[Member[P]] = field(default_factory=list)
+    full_at: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Probes never wait for others: near full load some plain queue is always full, and none would be run.
+        self.full_at = 1 if self.probe else self.split.batch
+
+    def take(self, now_s: float) -> tuple[Member[P], ...]:
+        """The next batch, counted as run from now on."""
+        batch, counts = self.split.batch, self.counts
+        members = tuple(self.members[:batch])
+        del self.members[:batch]
+        for member in members:
+            member.queue_s += now_s - member.queued_since_s
+        counts.batches += 1
+        counts.inputs += len(members)
+        counts.capacity += batch
+        return members
+
+    def drop_before(self, earliest_s: float) -> list[Member[P]]:
+        """Take out, and count, those whose deadline is before the earliest end."""
+        num_late = bisect_left(self.members, earliest_s, key=by_deadline)
+        late = self.members[:num_late]
+        del self.members[:num_late]
+        self.counts.dropped += num_late
+        return late
+
+    def forget(self, origin: object) -> int:
+        """Throw out those of an origin; how many there were."""
+        before = len(self.members)
+        self.members = [member for member in self.members if member.origin is not origin]
+        return before - len(self.members)
+
+    def move_to(self, other: Queue[P]) -> None:
+        """Have everyone wait in another queue."""
+        other.members = sorted(other.members + self.members, key=_by_order)
+        self.members = []
+
+
+def queues_of(split: Split) -> tuple[Queue[P], Queue[P]]:
+    """A split's two queues, with one account: its plain members', and its probes'."""
+    counts = SplitCounts()
+    return Queue(split, False, counts), Queue(split, True, counts)

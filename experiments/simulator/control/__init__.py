@@ -1,0 +1,1 @@
+"""The live controller in a simulation: `ControlLoop` itself, on a simulated clock, over replicas that are not there."""

@@ -1,0 +1,195 @@
+"""A service whose inputs become harder, and sides that follow them or do not: E3 section 5.4, on the simulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from experiments.e3_plans import ENTROPY
+from experiments.live.mixes import EASY_SHARES, mixed_records
+from experiments.simulator.control.closed import Closed
+from experiments.simulator.control.faults import Mix, rows_in_turn
+from experiments.simulator.control.run import Control, Controlled, Order, control_settings, simulate_controlled
+from experiments.simulator.goodput import poisson_arrivals
+from experiments.simulator.scenario import FloatArray, Scenario
+from experiments.studies.sides import E3_SLOWER, Workload, facing, plan_of, sst2
+from optimizer.decision import NoPlan, Strategy
+from optimizer.evaluate import Reach, evaluate
+from optimizer.plan import Plan
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.what_if import with_batch_limit
+from profiles.records import ExitRecords
+
+BATCH_LIMIT = 8
+PERIOD_S = 120.0
+"""Of planning: E3's (section 4)."""
+PERIODS = (2.5, 3.0, 2.5)
+"""Each mix lasts so many: both switches are in the middle of one."""
+IN_FLIGHT_SLOS = 0.6
+"""A closed loop has as many inputs in flight as the model without exits answers in so many SLOs; with more its own
+answers come late."""
+OFFERED = 1.3
+"""An open loop offers so many times what the best plan for the mix does."""
+BIN_S = PERIOD_S / 8
+"""Of goodput over time."""
+WARM = 1.0
+"""Periods after a switch that are not scored; the next one is."""
+SLOTS = 4
+"""Per accelerator type: a plan has at most so many stages of one."""
+
+Load = Literal["closed", "open"]
+Side = Literal["stock", "early-exit", "first plan", "e3", "best", "omniscient"]
+SIDES: tuple[Side, ...] = ("stock", "early-exit", "first plan", "e3", "best", "omniscient")
+"""The first three keep the plan they begin with. `e3` and `best` have the live controller, with that strategy.
+`omniscient` is told the best plan for every mix at the moment of the switch."""
+CONTROLLED: Mapping[Side, Strategy] = {"e3": "e3", "best": "best"}
+KEPT: Mapping[Side, Strategy] = {"stock": "stock", "early-exit": "early-exit"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Phase:
+    """One mix of easy and hard inputs."""
+
+    name: str
+    start_s: float
+    end_s: float
+    inputs: Workload
+    reach: Reach
+    """Of the mix's exact shares, by which a plan is chosen and its rate is known."""
+
+    @property
+    def scored_s(self) -> tuple[float, float]:
+        """The period that begins one period after the switch."""
+        return self.start_s + WARM * PERIOD_S, self.start_s + (WARM + 1) * PERIOD_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bench:
+    """One cluster, and the inputs that it gets."""
+
+    cluster: PlanProblem
+    """In stretched seconds."""
+    time_scale: float
+    """Accelerators and the SLO are so many times slower, while the controller keeps its seconds."""
+    probe_share: float
+    records: ExitRecords
+    phases: tuple[Phase, ...]
+
+    @property
+    def duration_s(self) -> float:
+        return self.phases[-1].end_s
+
+    def problem(self, phase: Phase) -> PlanProblem:
+        """What a planner that knew the mix would be asked."""
+        return facing(self.cluster, phase.inputs)
+
+    def plan(self, strategy: Strategy, phase: Phase) -> Plan | None:
+        """The strategy's best for a mix, by its exits; None where there is none."""
+        problem = self.problem(phase)
+        decision = solve(problem, strategy)
+        if isinstance(decision, NoPlan):
+            return None
+        stages = rechosen(problem, decision, rescore(problem, decision, phase.reach)).stages
+        figures = evaluate(problem, stages, phase.reach)
+        return plan_of(stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s)
+
+    def rate_per_s(self, strategy: Strategy, phase: Phase) -> float:
+        """What that plan is predicted to do; 0 where there is none."""
+        plan = self.plan(strategy, phase)
+        return 0.0 if plan is None else float(plan.predicted["rate_per_s"])
+
+
+def bench(cluster: PlanProblem, records: ExitRecords, *, time_scale: float, probe_share: float) -> Bench:
+    """A cluster at published speed, stretched to E3's and by the time scale."""
+    slo = replace(cluster.slo, latency_s=cluster.slo.latency_s * time_scale)
+    return Bench(
+        cluster=replace(with_batch_limit(cluster, BATCH_LIMIT), slo=slo),
+        time_scale=time_scale,
+        probe_share=probe_share,
+        records=records,
+        phases=phases(records),
+    )
+
+
+def stretch(time_scale: float) -> float:
+    """Of published times."""
+    return E3_SLOWER * time_scale
+
+
+def phases(records: ExitRecords) -> tuple[Phase, ...]:
+    """80:20, 50:50 and 20:80."""
+    thresholds = dict.fromkeys(records.ramps, ENTROPY)
+    ends_s = np.cumsum(PERIODS) * PERIOD_S
+    return tuple(
+        Phase(
+            name=f"{100 * share:.0f}:{100 - 100 * share:.0f}",
+            start_s=float(end_s - periods * PERIOD_S),
+            end_s=float(end_s),
+            inputs=sst2(share, seed=seed),
+            reach=joint_reach(mixed_records(records, thresholds, share), thresholds),
+        )
+        for seed, (share, periods, end_s) in enumerate(zip(EASY_SHARES, PERIODS, ends_s, strict=True))
+    )
+
+
+def play(on: Bench, side: Side, load: Load, *, seed: int) -> Controlled | None:
+    """One side under all three mixes; None where it has no plan to begin with."""
+    first = on.plan(KEPT.get(side, CONTROLLED.get(side, "best")), on.phases[0])
+    if first is None:
+        return None
+    closed = _closed(on) if load == "closed" else None
+    arrivals_s = np.zeros(0) if closed is not None else _arrivals_s(on, seed)
+    rows_N = rows_in_turn(_mixes(on), arrivals_s) if closed is None else closed.rows_N
+    scenario = Scenario(
+        problem=on.cluster,
+        plan=first,
+        decisions=on.phases[0].inputs.decisions,
+        rows_N=rows_N,
+        arrivals_s=arrivals_s,
+        duration_s=on.duration_s,
+        slo_s=on.cluster.slo.latency_s,
+        admission=load == "open",
+    )
+    return simulate_controlled(scenario, _control(on, side), closed=closed, seed=seed)
+
+
+def _control(on: Bench, side: Side) -> Control:
+    problem = on.problem(on.phases[0])
+    orders = tuple(
+        Order(at_s=phase.start_s, plan=plan)
+        for phase in on.phases[1:]
+        if side == "omniscient" and (plan := on.plan("best", phase)) is not None
+    )
+    return Control(
+        settings=control_settings(problem, period_s=PERIOD_S, strategy=CONTROLLED.get(side, "best")),
+        problem=problem,
+        records=on.records,
+        slots=dict.fromkeys(problem.devices, SLOTS),
+        probe_share=on.probe_share if side in CONTROLLED else 0.0,
+        hold=side not in CONTROLLED,
+        orders=orders,
+    )
+
+
+def _mixes(on: Bench) -> tuple[Mix, ...]:
+    return tuple(Mix(at_s=phase.start_s, rows_N=phase.inputs.rows_N) for phase in on.phases)
+
+
+def _closed(on: Bench) -> Closed:
+    in_flight = IN_FLIGHT_SLOS * on.cluster.slo.latency_s * on.rate_per_s("stock", on.phases[0])
+    return Closed(in_flight=max(1, math.ceil(in_flight)), mixes=_mixes(on), pause_s=on.cluster.slo.latency_s)
+
+
+def _arrivals_s(on: Bench, seed: int) -> FloatArray:
+    parts = [
+        phase.start_s
+        + poisson_arrivals(OFFERED * on.rate_per_s("best", phase), phase.end_s - phase.start_s, seed + index)
+        for index, phase in enumerate(on.phases)
+    ]
+    return np.concatenate(parts)
