@@ -57,6 +57,7 @@ DESIGN_DAYS = 4
 INPUT_BATCH = 8
 """Of E3's figure 21."""
 FIGURE_21_SEEDS = 10
+FIGURE_21_WINDOWS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,19 +153,27 @@ def survival_table(kinds: Kinds, num_probes: float) -> dict[str, Any]:
     return {"workloads": rows, "drifting_ratio": together[0] / together[1]}
 
 
+def figure_21_cuts(kinds: Kinds) -> list[int]:
+    """Blocks before which the 50:50 mix has first lost a third of its inputs, and half of them."""
+    middle_K = 1 - np.concatenate([[0], np.cumsum(kinds.exits(np.array([0.5]))[0])[:-1]])
+    return [int(np.argmax(middle_K <= share)) for share in (2 / 3, 1 / 2)]
+
+
 def figure_21(kinds: Kinds, num_probes: float) -> dict[str, Any]:
     """E3's figure 21: two cuts, ten windows, input batch 8. The paper does not name its workload; all are tried.
 
-    The cuts are where the 50:50 mix has first lost a third of its inputs, and half of them. The ten windows are those
-    after a whole history. `TWO_SWITCHES` is the hardest: the windows that a switch comes with cannot be foreseen.
+    The ten windows are those after a whole history. `TWO_SWITCHES` is the hardest: the windows that a switch comes with
+    cannot be foreseen.
     """
-    middle_K = 1 - np.concatenate([[0], np.cumsum(kinds.exits(np.array([0.5]))[0])[:-1]])
-    cuts = [int(np.argmax(middle_K <= share)) for share in (2 / 3, 1 / 2)]
+    cuts = figure_21_cuts(kinds)
     print(f"\nfigure 21: inputs of {INPUT_BATCH}, cuts before blocks {cuts}, {num_probes:.0f} inputs a window")
     print(f"  {'workload':<22} {'last':>8} {'forecast':>9}")
     rows: dict[str, Any] = {}
     for workload in (*WORKLOADS, TWO_SWITCHES):
-        row = dict(zip(("forecast", "last"), _figure_21_errors(workload, kinds, num_probes, cuts), strict=True))
+        found = [forecast_batches(workload, kinds, num_probes, cuts, seed) for seed in range(FIGURE_21_SEEDS)]
+        row = {
+            name: float(np.mean([getattr(each, f"{name}_error") for each in found])) for name in ("forecast", "last")
+        }
         rows[workload.name] = row
         print(f"  {workload.name:<22} {row['last']:8.3f} {row['forecast']:9.3f}")
     mean = float(np.mean([rows[workload.name]["forecast"] for workload in WORKLOADS]))
@@ -172,24 +181,42 @@ def figure_21(kinds: Kinds, num_probes: float) -> dict[str, Any]:
     return {"cuts": cuts, "workloads": rows, "mean_error_inputs": mean}
 
 
-def _figure_21_errors(workload: Workload, kinds: Kinds, num_probes: float, cuts: list[int]) -> tuple[float, float]:
-    """Mean error in inputs over ten windows and all seeds, of the forecast and of the last value."""
-    errors: list[float] = []
-    last_errors: list[float] = []
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batches:
+    """What is left of an input batch of `INPUT_BATCH`, per window and cut."""
+
+    forecast_WC: FloatArray
+    last_WC: FloatArray
+    """What the window before showed: the simplest forecast."""
+    true_WC: FloatArray
+
+    @property
+    def forecast_error(self) -> float:
+        """Mean absolute error, in inputs."""
+        return float(np.abs(self.forecast_WC - self.true_WC).mean())
+
+    @property
+    def last_error(self) -> float:
+        """The same of the last value."""
+        return float(np.abs(self.last_WC - self.true_WC).mean())
+
+
+def forecast_batches(workload: Workload, kinds: Kinds, num_probes: float, cuts: list[int], seed: int) -> Batches:
+    """The ten windows of figure 21, each forecast from the `HISTORY` before it."""
+    rng = np.random.default_rng([seed, 21])
     num_inputs = RATE_RPS * WINDOW_S
-    for seed in range(FIGURE_21_SEEDS):
-        rng = np.random.default_rng([seed, 21])
-        exits_WK = kinds.exits(workload.easy_W(rng))[: HISTORY + 10]
-        all_WK = draw_reach(exits_WK, np.full(len(exits_WK), num_inputs), rng)
-        few_WK = draw_reach(exits_WK, np.full(len(exits_WK), int(num_probes)), rng)
-        seen_WK = all_WK if num_probes >= num_inputs else few_WK
-        for now in range(HISTORY, HISTORY + 10):
-            past = SurvivalHistory.from_counts(seen_WK[now - HISTORY : now])
-            true_C = all_WK[now, cuts] / num_inputs
-            found_C = forecast_survival(past).survival_HK[0, cuts]
-            errors.append(INPUT_BATCH * float(np.abs(found_C - true_C).mean()))
-            last_errors.append(INPUT_BATCH * float(np.abs(past.survival_WK[-1, cuts] - true_C).mean()))
-    return float(np.mean(errors)), float(np.mean(last_errors))
+    exits_WK = kinds.exits(workload.easy_W(rng))[: HISTORY + FIGURE_21_WINDOWS]
+    all_WK = draw_reach(exits_WK, np.full(len(exits_WK), num_inputs), rng)
+    few_WK = draw_reach(exits_WK, np.full(len(exits_WK), int(num_probes)), rng)
+    seen_WK = all_WK if num_probes >= num_inputs else few_WK
+    pasts = [
+        SurvivalHistory.from_counts(seen_WK[now - HISTORY : now]) for now in range(HISTORY, HISTORY + FIGURE_21_WINDOWS)
+    ]
+    return Batches(
+        forecast_WC=INPUT_BATCH * np.array([forecast_survival(past).survival_HK[0, cuts] for past in pasts]),
+        last_WC=INPUT_BATCH * np.array([past.survival_WK[-1, cuts] for past in pasts]),
+        true_WC=INPUT_BATCH * all_WK[HISTORY:, cuts] / num_inputs,
+    )
 
 
 def rate_errors(rates_W: FloatArray, stride: int) -> dict[str, float]:

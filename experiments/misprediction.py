@@ -45,7 +45,10 @@ def too_many_leave(share: float, error: float) -> float:
     return share * (1 - error) if share < 1 else share
 
 
-DIRECTIONS: dict[str, Callable[[float, float], float]] = {
+Predict = Callable[[float, float], float]
+"""From a block's true survival and the error to what is predicted."""
+
+DIRECTIONS: dict[str, Predict] = {
     "sees too few leave": too_few_leave,
     "sees too many leave": too_many_leave,
 }
@@ -73,6 +76,14 @@ def goodput(problem: PlanProblem, planned: Planned) -> tuple[float, float, bool]
     return figures.rate_per_s, figures.latency_s, figures.latency_s <= problem.slo.latency_s
 
 
+def mistaken(truth: PlanProblem, strategy: Strategy, predict: Predict, error: float) -> Planned:
+    """The plan of who believes a wrong forecast; it predicts what that forecast says."""
+    seen = replace(truth, survival_N=tuple(predict(share, error) for share in truth.survival_N))
+    planned = solve(seen, strategy)
+    assert isinstance(planned, Planned), "other survival asks for no less latency than the truth"
+    return planned
+
+
 def mispredicted(truth: PlanProblem, strategy: Strategy, batch: int) -> list[Outcome]:
     """All errors of one strategy on one problem."""
     known, stock = solve(truth, strategy), solve(truth, "stock")
@@ -81,9 +92,7 @@ def mispredicted(truth: PlanProblem, strategy: Strategy, batch: int) -> list[Out
     outcomes = []
     for direction, predict in DIRECTIONS.items():
         for error in ERRORS:
-            seen = replace(truth, survival_N=tuple(predict(share, error) for share in truth.survival_N))
-            planned = solve(seen, strategy)
-            assert isinstance(planned, Planned), "other survival asks for no less latency than the truth"
+            planned = mistaken(truth, strategy, predict, error)
             rate_per_s, latency_s, keeps_slo = goodput(truth, planned)
             served = rate_per_s if keeps_slo else 0.0
             outcomes.append(

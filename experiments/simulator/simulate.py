@@ -96,6 +96,7 @@ def _split_figures(service: Service) -> tuple[SplitFigures, ...]:
             busy_s=counts.busy_s,
         )
         for split, counts in ordered
+        if counts.batches  # none, where replicas died or the simulation was interrupted before one ended
     )
 
 

@@ -6,7 +6,13 @@ from importlib import import_module
 
 from experiments.studies.study import Study
 
-FIGURES: tuple[str, ...] = ()
+FIGURES: tuple[str, ...] = (
+    "fig02_savings",
+    "fig03_shrinking",
+    "fig09_distilbert",
+    "fig18_pabee",
+    "fig23_error_tolerance",
+)
 """Modules of this folder in the order of the paper; a new study is one line here."""
 
 

@@ -61,6 +61,14 @@ def test_splits_are_learnt_apart() -> None:
     assert times.batch_s(Split(first=2, end=4, batch=8), 1) == 0.0
 
 
+def test_a_split_is_the_same_whoever_names_it_and_whatever_it_is_fused_to() -> None:
+    times = ObservedTimes()
+    for batch, ramps in ((8, ()), (4, ()), (8, (1,)), (8, ())):
+        times.observe(Split(first=0, end=2, batch=batch, ramps=ramps), 1, 0.5, 1.0 + len(ramps))
+    assert times.batch_s(Split(first=0, end=2, batch=2), 1) == 1.0
+    assert times.batch_s(Split(first=0, end=2, batch=2, ramps=(1,)), 1) == 2.0
+
+
 def test_the_split_that_has_not_run_for_longest_makes_room_for_a_new_one() -> None:
     times = ObservedTimes()
     splits = [Split(first=0, end=end, batch=8) for end in range(1, MOST_SPLITS + 2)]

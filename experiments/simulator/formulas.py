@@ -1,0 +1,93 @@
+"""Queues whose answer is known without simulating: what the simulator is checked against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError
+
+FloatArray = npt.NDArray[np.float64]
+
+TAIL = 1e-12
+"""Probability of the longest queue that is counted with."""
+MOST_STATES = 1024
+
+
+def fixed_service_wait_s(rate_per_s: float, service_s: float) -> float:
+    """Mean wait before one server that takes a fixed time, Poisson arrivals (M/D/1, Pollaczek and Khinchine).
+
+    Raises DataError for more than it can serve.
+    """
+    load = _stable(rate_per_s * service_s)
+    return load * service_s / (2 * (1 - load))
+
+
+def tandem_latency_s(rate_per_s: float, services_s: Sequence[float]) -> float:
+    """Mean time in servers one behind the other, each with a fixed time, Poisson arrivals.
+
+    All waits together are those before the slowest server alone, wherever it stands (Friedman, Operations Research
+    13(1), 1965).
+    """
+    return fixed_service_wait_s(rate_per_s, max(services_s)) + sum(services_s)
+
+
+def batch_latency_s(rate_per_s: float, service_s: Sequence[float]) -> float:
+    """Mean time in a server that takes all that wait, up to so many, as one batch as soon as it is free.
+
+    `service_s`: of a batch, by its size less 1. The numbers left behind by ends of batches are a Markov chain; from its
+    stationary probabilities and the mean number in the system between two ends (renewal reward) follows the mean time
+    (Little's law). Raises DataError for more than it can serve.
+    """
+    _stable(rate_per_s * service_s[-1] / len(service_s))
+    num_states = 64
+    while num_states <= MOST_STATES:
+        left_S = _stationary(_transitions(rate_per_s, service_s, num_states))
+        if left_S[-1] < TAIL:
+            return _mean_number(rate_per_s, service_s, left_S) / rate_per_s
+        num_states *= 2
+    raise DataError(f"queues of more than {MOST_STATES} are likely: too near to what can be served")
+
+
+def _stable(load: float) -> float:
+    if not 0 < load < 1:
+        raise DataError(f"a load of {load:g} has no mean wait; it must be above 0 and below 1")
+    return load
+
+
+def _transitions(rate_per_s: float, service_s: Sequence[float], num_states: int) -> FloatArray:
+    """Per number left behind, the probability of the next; the last state stands for all longer queues."""
+    arrivals_BS = [_poisson(rate_per_s * seconds, num_states) for seconds in service_s]
+    chances_SS = np.zeros((num_states, num_states))
+    for left in range(num_states):
+        size = min(max(left, 1), len(service_s))  # after an idle time a batch of one starts
+        stay = max(left, 1) - size
+        chances_SS[left, stay:] = arrivals_BS[size - 1][: num_states - stay]
+        chances_SS[left, -1] += 1 - chances_SS[left].sum()
+    return chances_SS
+
+
+def _poisson(mean: float, number: int) -> FloatArray:
+    counts = np.arange(number)
+    log_factorials = np.array([math.lgamma(count + 1) for count in counts])
+    chances_S: FloatArray = np.exp(counts * math.log(mean) - mean - log_factorials)
+    return chances_S
+
+
+def _stationary(chances_SS: FloatArray) -> FloatArray:
+    equations = chances_SS.T - np.eye(len(chances_SS))
+    equations[-1] = 1.0  # in place of one of them, which follows from the others: they sum to 1
+    left_S: FloatArray = np.linalg.solve(equations, np.eye(len(chances_SS))[-1])
+    return left_S
+
+
+def _mean_number(rate_per_s: float, service_s: Sequence[float], left_S: FloatArray) -> float:
+    """In the system at any time: what is there, times how long, between two ends of batches."""
+    begins_S = np.maximum(np.arange(len(left_S)), 1)
+    lasts_s_S = np.array(service_s)[np.minimum(begins_S, len(service_s)) - 1]
+    present_S = begins_S * lasts_s_S + rate_per_s * lasts_s_S**2 / 2  # arrivals come evenly over it
+    between_s = float(left_S @ lasts_s_S) + float(left_S[0]) / rate_per_s
+    return float(left_S @ present_S) / between_s

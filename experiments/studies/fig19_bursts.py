@@ -1,0 +1,233 @@
+"""E3, figure 19: an open loop with bursts, from the Twitter trace; beside it, Azure Functions.
+
+    OFFRAMP_DATA=... python -m experiments.studies.fig19_bursts [--quick]
+
+Simulated with admission. The cluster has as many V100 as keep stock's load under half of what it can do, on average, as
+in E3's experiment; and half as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.data import require_data
+from experiments.e3_plans import ENTROPY
+from experiments.forecasts import AZURE, TWITTER
+from experiments.recorded_exits import BERT12_SST2
+from experiments.simulator.outcome import Figures
+from experiments.simulator.scenario import FloatArray
+from experiments.studies.flat import WHY_FLAT, flat
+from experiments.studies.kit import Bars, Comparison, Effort, Ratios, Study, StudyResult, command, largest_ratios, ratio
+from experiments.studies.offered import serve
+from experiments.studies.sides import E3_SLOWER, SIDES, Workload, decide, equal_cluster, facing, sst2
+from offramp.processes import Process
+from offramp.replay import CountReplay
+from offramp.traces import read_counts
+from optimizer.decision import Planned
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from optimizer.what_if import with_batch_limit
+
+BATCH = 8
+RATE_PER_S = 1000.0
+"""E3's mean."""
+UTILISATION = 0.5
+"""Of stock, on average, that E3 stayed below."""
+BURSTY_HOUR_S = 1_436_400
+"""Where an hour of the Twitter trace begins in which four minutes have 4.4 times the rate of the rest."""
+HOUR_S = 3600
+EVERY = {"full": 12, "quick": 90}
+"""An hour is played in so much less time: bursts and lulls keep their heights and shares, not their lengths."""
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Requests as they come."""
+
+    words: str
+    arrivals_s: FloatArray
+    duration_s: float
+
+    @property
+    def peak_per_s(self) -> float:
+        """Requests of the worst second."""
+        return float(np.bincount(self.arrivals_s.astype(np.int64)).max())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Every side under one traffic, on one cluster."""
+
+    name: str
+    traffic: Traffic
+    sides: Mapping[str, Figures | None]
+    """None without a plan."""
+
+    @property
+    def goodputs(self) -> dict[str, float | None]:
+        return {side: None if each is None else each.goodput_per_s for side, each in self.sides.items()}
+
+    def times(self, one: str, other: str) -> float | None:
+        """How many times the other's goodput is the one's."""
+        return ratio(self.goodputs[one], self.goodputs[other])
+
+    def document(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "name": self.name,
+            "traffic": self.traffic.words,
+            "requests": len(self.traffic.arrivals_s),
+            "peak_per_s": self.traffic.peak_per_s,
+            "sides": {side: None if each is None else each.document() for side, each in self.sides.items()},
+        }
+
+
+def traffic(words: str, process: Process, duration_s: float) -> Traffic:
+    """Draw it."""
+    arrivals_s = process.draw(duration_s, np.random.default_rng(SEED))
+    return Traffic(words=words, arrivals_s=arrivals_s, duration_s=duration_s)
+
+
+def twitter(path: Path, every: int) -> Traffic:
+    """The bursty hour, one in so many of its seconds."""
+    counts_B = read_counts(path).counts_B[BURSTY_HOUR_S : BURSTY_HOUR_S + HOUR_S : every]
+    process = CountReplay(counts_B=counts_B, bin_s=1.0, rate_per_s=RATE_PER_S)
+    return traffic(f"Twitter, a bursty hour, one in {every} seconds", process, float(len(counts_B)))
+
+
+def azure(path: Path, every: int) -> Traffic:
+    """The first hour, whose minutes last so much less; the trace tells no seconds."""
+    trace = read_counts(path)
+    bin_s = trace.bin_s / every
+    process = CountReplay(counts_B=trace.counts_B, bin_s=bin_s, rate_per_s=RATE_PER_S)
+    return traffic(f"Azure Functions, the first hour, {bin_s:g} s a minute", process, HOUR_S / every)
+
+
+def devices_for(cluster: PlanProblem, mean_per_s: float) -> int:
+    """The fewest accelerators of which stock needs less than half on average, by its planned rate."""
+    (device,) = cluster.devices
+    for count in range(1, cluster.devices[device].count + 1):
+        planned = solve(with_count(cluster, count), "stock")
+        if isinstance(planned, Planned) and mean_per_s < UTILISATION * planned.figures.rate_per_s:
+            return count
+    return cluster.devices[device].count
+
+
+def with_count(cluster: PlanProblem, count: int) -> PlanProblem:
+    """So many accelerators of the cluster's one type."""
+    ((device, supply),) = cluster.devices.items()
+    return replace(cluster, devices={device: replace(supply, count=count)})
+
+
+def case(name: str, cluster: PlanProblem, inputs: Workload, load: Traffic) -> Case:
+    """Every side, with admission."""
+    problem = facing(cluster, inputs)
+    sides: dict[str, Figures | None] = dict.fromkeys(SIDES)
+    for side, decision in decide(problem).items():
+        if isinstance(decision, Planned):
+            outcome = serve(problem, decision, inputs, load.arrivals_s, load.duration_s, admission=True)
+            sides[side] = outcome.figures()
+    return Case(name=name, traffic=load, sides=sides)
+
+
+def cases(cluster: PlanProblem, inputs: Workload, main: Traffic, second: Traffic | None) -> list[Case]:
+    """On as many accelerators as the rule says, and on half; with a second traffic, also that, and flat times."""
+    limited = with_batch_limit(cluster, BATCH)
+    count = devices_for(limited, RATE_PER_S)
+    whole, half = (with_count(limited, number) for number in (count, max(1, count // 2)))
+    found = [case(_name("Twitter", each), each, inputs, main) for each in (whole, half)]
+    if second is not None:
+        unfilled = with_count(flat(cluster, BATCH), count)
+        found.append(case(_name("Twitter, flat times", unfilled), unfilled, inputs, main))
+        found.append(case(_name("Azure", whole), whole, inputs, second))
+    return found
+
+
+def _name(words: str, cluster: PlanProblem) -> str:
+    ((device, supply),) = cluster.devices.items()
+    return f"{words}, {supply.count} {device}"
+
+
+def compare(found: list[Case]) -> StudyResult:
+    """The paper's figure is the first case."""
+    goodputs = {side: (rate_per_s,) for side, rate_per_s in found[0].goodputs.items()}
+    return StudyResult(
+        comparisons=tuple(each for one in found for each in _comparisons(one)),
+        pictures=(_bars(found),),
+        e3=largest_ratios(goodputs, "e3"),
+        best=largest_ratios(goodputs, "best"),
+        figures={"cases": [each.document() for each in found]},
+        notes=tuple(_told(each) for each in found),
+    )
+
+
+def _comparisons(found: Case) -> tuple[Comparison, ...]:
+    paper = STUDY.paper if found.name.startswith("Twitter") else Ratios()
+    return (
+        Comparison(name=f"e3 / stock, {found.name}", ours=found.times("e3", "stock"), paper=paper.over_stock),
+        Comparison(
+            name=f"e3 / early-exit, {found.name}", ours=found.times("e3", "early-exit"), paper=paper.over_early_exit
+        ),
+    )
+
+
+def _bars(found: list[Case]) -> Bars:
+    return Bars(
+        title=f"Bursts, a mean of {RATE_PER_S:,.0f} requests/s",
+        x_label="trace and cluster",
+        y_label="goodput (inputs/s)",
+        labels=tuple(each.name for each in found),
+        series={side: tuple(each.goodputs[side] for each in found) for side in SIDES},
+    )
+
+
+def _told(found: Case) -> str:
+    words = "; ".join(f"{side} {_figures(each)}" for side, each in found.sides.items())
+    return (
+        f"{found.name} (mean {len(found.traffic.arrivals_s) / found.traffic.duration_s:,.0f}/s, worst second "
+        f"{found.traffic.peak_per_s:,.0f}; goodput, answered late or refused, p99, busy): {words}."
+    )
+
+
+def _figures(figures: Figures | None) -> str:
+    if figures is None or figures.p99_s is None:
+        return "no plan"
+    lost = 1 - figures.in_slo_share
+    p99 = f"{1e3 * figures.p99_s:.0f} ms"
+    return f"{figures.goodput_per_s:,.0f}/s, {lost:.2%}, {p99}, {figures.utilisation:.0%}"
+
+
+def run(effort: Effort) -> StudyResult:
+    """BERT-base's recorded exits; quick effort has less of the hour, and nothing else."""
+    main = twitter(require_data(TWITTER), EVERY[effort])
+    second = azure(require_data(AZURE), EVERY[effort]) if effort == "full" else None
+    return compare(cases(equal_cluster(), sst2(seed=SEED), main, second))
+
+
+STUDY = Study(
+    name="fig19_bursts",
+    figure="19",
+    section="5.7",
+    title="bursts of the Twitter trace",
+    claim="In bursts, at a mean of 1000/s, e3 has 1.29 x the goodput of DeeBERT and 1.16 x that of BERT",
+    detail="The GPUs are busy less than half of the time, so that batches are seldom full.",
+    paper=Ratios(over_stock=1.16, over_early_exit=1.29),
+    how="simulated",
+    exits=f"recorded: BERT-base on SST-2 dev, entropy {ENTROPY:g}",
+    hardware=f"V100 (TensorRT's published times for BERT-base, x {E3_SLOWER:g}), simulated on one core",
+    minutes=2,
+    quick_s=8,
+    seed=SEED,
+    needs=(BERT12_SST2, TWITTER, AZURE),
+    differs="TODO " + WHY_FLAT,
+    run=run,
+)
+
+if __name__ == "__main__":
+    command(STUDY)

@@ -1,0 +1,62 @@
+"""What a plan does under a load that is given: E3's goodput at a fixed rate, its latencies, and bursts."""
+
+from __future__ import annotations
+
+from experiments.simulator.goodput import SHARE, poisson_arrivals
+from experiments.simulator.outcome import Figures, Outcome
+from experiments.simulator.scenario import FloatArray, Scenario
+from experiments.simulator.simulate import simulate
+from experiments.studies.sides import INPUTS, LEAST_SLOS, Workload, plan_of
+from experiments.studies.study import Effort
+from optimizer.decision import Planned
+from optimizer.problem import PlanProblem
+
+WARM_UP_SLOS = 2
+"""Until then the queues are shorter than they will be."""
+
+
+def serve(
+    problem: PlanProblem,
+    planned: Planned,
+    inputs: Workload,
+    arrivals_s: FloatArray,
+    duration_s: float,
+    *,
+    warm_up_s: float = 0.0,
+    inputs_per_request: int = 1,
+    admission: bool = False,
+) -> Outcome:
+    """Simulate a plan on a workload; requests arrive when `arrivals_s` says."""
+    plan = plan_of(planned.stages, rate_per_s=planned.figures.rate_per_s, latency_s=planned.figures.latency_s)
+    scenario = Scenario(
+        problem=problem,
+        plan=plan,
+        decisions=inputs.decisions,
+        rows_N=inputs.rows_N,
+        arrivals_s=arrivals_s,
+        duration_s=duration_s,
+        inputs_per_request=inputs_per_request,
+        slo_s=problem.slo.latency_s,
+        admission=admission,
+        warm_up_s=warm_up_s,
+    )
+    outcome = simulate(scenario)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return outcome
+
+
+def serve_poisson(
+    problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, effort: Effort, *, seed: int = 0
+) -> Figures:
+    """At a Poisson rate, as long as a trial of `sides.goodput` is, and without admission as there."""
+    slo_s = problem.slo.latency_s
+    warm_up_s = WARM_UP_SLOS * slo_s
+    duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
+    arrivals_s = poisson_arrivals(rate_per_s, duration_s, seed)
+    return serve(problem, planned, inputs, arrivals_s, duration_s, warm_up_s=warm_up_s).figures()
+
+
+def holds(figures: Figures) -> bool:
+    """Whether that rate is sustained, by the rule of goodput."""
+    return figures.in_slo_share >= SHARE
