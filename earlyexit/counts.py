@@ -59,28 +59,28 @@ class BySplit(Generic[V]):
     One thread adds while another may read.
     """
 
-    __slots__ = ("_kept", "_latest", "_latest_split", "_new", "_serial")
+    __slots__ = ("_kept", "_new", "_serial", "latest", "latest_split")
 
     def __init__(self, new: Callable[[], V]) -> None:
         self._new = new
         self._kept: dict[Work, _Kept[V]] = {}
         self._serial = 0
-        # Most replicas run one split again and again: to see that it is the same object is all there is to do then.
-        self._latest_split: Split | None = None
-        self._latest: V | None = None
+        # Most replicas run one split again and again. Whoever adds may take `latest` where its split is the latest.
+        self.latest_split: Split | None = None
+        self.latest: V = new()
 
     def find(self, split: Split) -> V | None:
         """None for a split that never ran, or not for long."""
-        if split is self._latest_split:
-            return self._latest
+        if split is self.latest_split:
+            return self.latest
         kept = self._kept.get(_work(split))
         return None if kept is None else kept.value
 
     def of_run(self, split: Split) -> V:
         """That of a split that has run now."""
-        if split is not self._latest_split or self._latest is None:
-            self._latest_split, self._latest = split, self._found(_work(split))
-        return self._latest
+        if split is not self.latest_split:
+            self.latest_split, self.latest = split, self._found(_work(split))
+        return self.latest
 
     def items(self) -> Iterator[tuple[Work, V]]:
         """All that are kept."""
@@ -108,7 +108,8 @@ class RunSums:
 
     def add(self, split: Split, size: int, seconds: float) -> None:
         """Count a batch."""
-        by_size = self._sums.of_run(split)
+        sums = self._sums
+        by_size = sums.latest if split is sums.latest_split else sums.of_run(split)
         batches, before_s = by_size.get(size, (0, 0.0))
         by_size[size] = (batches + 1, before_s + seconds)
 

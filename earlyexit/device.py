@@ -96,6 +96,8 @@ class Device(Generic[P]):
             self._deliver([_too_late(member) for member in choice.dropped])
         if choice.batch is None:
             return choice.wake_s
+        for member in choice.batch.members:
+            member.queue_s += choice.batch.started_s - member.queued_since_s
         return choice.batch
 
     def run(self, batch: Batch[P]) -> list[GoesOn[P]]:

@@ -16,7 +16,7 @@ from earlyexit.counts import RunSums, SplitCounts, TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from earlyexit.times import Times
-from earlyexit.waiting import Queue, by_deadline, queues_of
+from earlyexit.waiting import Queue, by_deadline
 
 P = TypeVar("P")
 Dispatch = Literal["work-conserving", "deferred"]
@@ -107,10 +107,10 @@ class BatchEngine(Generic[P]):
         self._serial = 0
         self._trust = 1.0
         self._run_sums = RunSums()
-        # A split's two queues: its plain members', and its probes'. Of what is hosted, by first block; in `_passing`
-        # of splits that are not, or no longer: they vanish when they are empty.
-        self._hosted: dict[int, tuple[Queue[P], Queue[P]]] = {}
-        self._passing: dict[Split, tuple[Queue[P], Queue[P]]] = {}
+        # Of what is hosted, by first block; in `_passing` of splits that are not, or no longer: they vanish when they
+        # are empty.
+        self._hosted: dict[int, Queue[P]] = {}
+        self._passing: dict[Split, Queue[P]] = {}
         self.follow(splits, dispatch)
 
     @property
@@ -121,7 +121,7 @@ class BatchEngine(Generic[P]):
     @property
     def counts(self) -> dict[int, SplitCounts]:
         """What every hosted split has done, by its first block."""
-        return {first: plain.counts for first, (plain, _) in self._hosted.items()}
+        return {first: queue.counts for first, queue in self._hosted.items()}
 
     @property
     def times_run(self) -> tuple[TimesRun, ...]:
@@ -144,7 +144,7 @@ class BatchEngine(Generic[P]):
 
     def hosts(self, block: int) -> bool:
         """Whether a hosted split holds `block`, at its start or inside."""
-        for split in self._splits:  # `any` of them would take as long as all else that a batch asks
+        for split in self._splits:  # noqa: SIM110 - `any` of a generator takes five times as long, for every batch
             if split.first <= block < split.end:
                 return True
         return False
@@ -155,18 +155,19 @@ class BatchEngine(Generic[P]):
         Members queued for block k move to the new split that starts there. Where none does, their old split runs them.
         """
         before = [*self._hosted.values(), *self._passing.values()]
-        unchanged = {plain.split: (plain, probes) for plain, probes in self._hosted.values()}
+        unchanged = {queue.split: queue for queue in self._hosted.values()}
         self._splits = tuple(splits)
         self._dispatch = dispatch
-        self._hosted = {split.first: unchanged.get(split) or queues_of(split) for split in splits}
+        self._hosted = {split.first: unchanged.get(split) or Queue(split) for split in splits}
         self._passing = {}
-        for plain, probes in before:
-            onto = self._hosted.get(plain.split.first)
+        for queue in before:
+            onto = self._hosted.get(queue.split.first)
             if onto is None:
-                self._passing[plain.split] = (plain, probes)
-            elif onto[0] is not plain:
-                plain.move_to(onto[0])
-                probes.move_to(onto[1])
+                self._passing[queue.split] = queue
+            elif onto is not queue:
+                queue.move_to(onto)
+                if queue.probes is not None:
+                    queue.probes.move_to(self._probes_of(onto))
         self._let_drained_vanish()
 
     def submit(
@@ -177,12 +178,12 @@ class BatchEngine(Generic[P]):
         Where no hosted split starts with it, the rest of the one that holds it is run as a split of its own; where none
         holds it, the split of `fallback` that does. Raises PlanError if that has none either.
         """
-        plain, probes = self._hosted.get(next_block) or self._queues_on_the_way(next_block, fallback)
+        queue = self._hosted.get(next_block) or self._queue_on_the_way(next_block, fallback)
         self._serial = serial = self._serial + 1
         for member in members:
             member.queued_since_s = now_s
             member.queued_serial = serial
-            waiting = probes.members if member.probe else plain.members
+            waiting = self._probes_of(queue).members if member.probe else queue.members
             if waiting and member.deadline_s < waiting[-1].deadline_s:
                 insort_right(waiting, member, key=by_deadline)
             else:
@@ -215,31 +216,36 @@ class BatchEngine(Generic[P]):
     def finished(self, batch: Batch[P], *, first_s: float, total_s: float) -> None:
         """Learn how long a batch took until its first answers, or its end, and in all."""
         self._trust = 1.0
-        queues = self._hosted.get(batch.split.first)
-        if queues is not None:
-            hosted = queues[0].split
-            if hosted is batch.split or hosted == batch.split:
-                queues[0].counts.busy_s += total_s
+        hosted = self._hosted.get(batch.split.first)
+        if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
+            hosted.counts.busy_s += total_s
         if not batch.probe:  # it ran more ramps, on more inputs: no measure of the others
             self.times.observe(batch.split, len(batch.members), first_s, total_s)
             self._run_sums.add(batch.split, len(batch.members), total_s)
 
-    def _queues_on_the_way(self, block: int, fallback: Sequence[Split]) -> tuple[Queue[P], Queue[P]]:
+    def _queue_on_the_way(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
         split = _rest_of(self._splits, block) or _rest_of(fallback, block)
         if split is None:
             held = ", ".join(f"{split.first} to {split.end - 1}" for split in self._splits)
             raise PlanError(f"no split here holds block {block}; splits hold the blocks {held or 'of no model'}")
         if split not in self._passing:
-            self._passing[split] = queues_of(split)
+            self._passing[split] = Queue(split)
             self._sort()
         return self._passing[split]
 
+    def _probes_of(self, queue: Queue[P]) -> Queue[P]:
+        if queue.probes is None:
+            queue.probes = Queue(queue.split, True, queue.counts)
+            self._sort()
+        return queue.probes
+
     def _let_drained_vanish(self) -> None:
-        self._passing = {split: (a, b) for split, (a, b) in self._passing.items() if a.members or b.members}
+        self._passing = {split: queue for split, queue in self._passing.items() if not queue.is_drained}
         self._sort()
 
     def _sort(self) -> None:
-        queues = (queue for both in (*self._hosted.values(), *self._passing.values()) for queue in both)
+        plain = [*self._hosted.values(), *self._passing.values()]
+        queues = plain + [queue.probes for queue in plain if queue.probes is not None]
         self._deepest_first = sorted(queues, key=lambda queue: (-queue.split.first, not queue.probe))
 
     def _choose_partial(self, waiting: Sequence[Queue[P]], dropped: tuple[Member[P], ...], now_s: float) -> Choice[P]:
@@ -278,7 +284,7 @@ class BatchEngine(Generic[P]):
         return [queue.split, *(other for other in self._splits if other.end > queue.split.end)]
 
     def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
-        members = queue.take(now_s)
+        members = queue.take()
         if self._passing and not queue.members:
             self._let_drained_vanish()
         return Batch(split=queue.split, members=members, started_s=now_s, probe=queue.probe)

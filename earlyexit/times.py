@@ -60,18 +60,16 @@ class ObservedTimes:
         return total_s[largest] * size / largest
 
     def soonest_s(self, split: Split) -> float:
-        known = self._known.find(split)
+        by_split = self._known
+        known = by_split.latest if split is by_split.latest_split else by_split.find(split)
         return 0.0 if known is None else known.soonest_s
 
     def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
-        known = self._known.of_run(split)
+        by_split = self._known
+        known = by_split.latest if split is by_split.latest_split else by_split.of_run(split)
         before_s = known.total_s.get(size)
-        known.total_s[size] = total_s if before_s is None else _smooth(before_s, total_s)
+        known.total_s[size] = total_s if before_s is None else before_s + SMOOTHING * (total_s - before_s)
         if not first_s >= known.soonest_s:  # nothing was known, or it was sooner than ever
             known.soonest_s = first_s
         elif size == 1:
-            known.soonest_s = _smooth(known.soonest_s, min(first_s, 2 * known.soonest_s))
-
-
-def _smooth(before: float, now: float) -> float:
-    return before + SMOOTHING * (now - before)
+            known.soonest_s += SMOOTHING * (min(first_s, 2 * known.soonest_s) - known.soonest_s)

@@ -24,24 +24,29 @@ class Queue(Generic[P]):
     """Members of one kind, probes or plain ones."""
 
     split: Split
-    probe: bool
-    counts: SplitCounts
+    probe: bool = False
+    counts: SplitCounts = field(default_factory=SplitCounts)
     # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all come in this
     # order, so that a sorted list is faster than a heap.
     members: list[Member[P]] = field(default_factory=list)
     full_at: int = field(init=False)
+    probes: Queue[P] | None = None
+    """Of a queue of plain members: that of the same split's probes, once there was one."""
 
     def __post_init__(self) -> None:
         # Probes never wait for others: near full load some plain queue is always full, and none would be run.
         self.full_at = 1 if self.probe else self.split.batch
 
-    def take(self, now_s: float) -> tuple[Member[P], ...]:
+    @property
+    def is_drained(self) -> bool:
+        """Whether nobody waits, probes included."""
+        return not self.members and (self.probes is None or not self.probes.members)
+
+    def take(self) -> tuple[Member[P], ...]:
         """The next batch, counted as run from now on."""
         batch, counts = self.split.batch, self.counts
         members = tuple(self.members[:batch])
         del self.members[:batch]
-        for member in members:
-            member.queue_s += now_s - member.queued_since_s
         counts.batches += 1
         counts.inputs += len(members)
         counts.capacity += batch
@@ -65,9 +70,3 @@ class Queue(Generic[P]):
         """Have everyone wait in another queue."""
         other.members = sorted(other.members + self.members, key=_by_order)
         self.members = []
-
-
-def queues_of(split: Split) -> tuple[Queue[P], Queue[P]]:
-    """A split's two queues, with one account: its plain members', and its probes'."""
-    counts = SplitCounts()
-    return Queue(split, False, counts), Queue(split, True, counts)

@@ -2,8 +2,8 @@
 
     python -m experiments.simulator_speed [--requests 10000000] [--sides plain admission ingresses]
 
-E3's V100 and BERT-base, SLO 100 ms; of the plans with three stages, all ramps active and replicas in balance, the one of
-the highest rate, under Poisson arrivals at a share of it, seed 0. Sides: *plain*, one ingress without admission;
+E3's V100 and BERT-base, SLO 100 ms; of the plans with three stages, all ramps active and replicas in balance, the one
+of the highest rate, under Poisson arrivals at a share of it, seed 0. Sides: *plain*, one ingress without admission;
 *admission*, with it; *ingresses*, eight without it. Each runs in a process of its own, on one core. Minutes: about 6.
 """
 
@@ -178,8 +178,8 @@ def main() -> None:
     size = Size(requests=options.requests, accelerators=options.accelerators, batch=options.batch, load=options.load)
     stages, figures = three_stages(problem_of(size))
     print(
-        f"{size.requests:,} requests, {size.load:.0%} of the {figures.rate_per_s:,.0f}/s that the plan promises, batches"
-        f" of {size.batch}, {size.accelerators:,} accelerators: "
+        f"{size.requests:,} requests, {size.load:.0%} of the {figures.rate_per_s:,.0f}/s that the plan promises,"
+        f" batches of {size.batch}, {size.accelerators:,} accelerators: "
         + ", ".join(f"{stage.replicas:,} x blocks {stage.first}-{stage.end - 1}" for stage in stages)
     )
     found = []

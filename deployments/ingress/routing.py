@@ -116,10 +116,9 @@ class FillFirst:
         for load in order:
             holding = self._holding[load]
             if holding:
-                from_first = holding >> self._first
-                if from_first:
-                    return self._first + (from_first & -from_first).bit_length() - 1
-                return (holding & -holding).bit_length() - 1
+                from_first = holding >> self._first << self._first if self._first else holding
+                found = from_first or holding
+                return (found & -found).bit_length() - 1
         raise LookupError("no replica to choose from")
 
     def _find_first(self) -> None:

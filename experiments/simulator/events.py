@@ -67,11 +67,13 @@ class Events:
         page = int(time_s * self._pages_per_s)
         if page <= self._page:
             heappush(self._now, event)
-        elif page in self._later:
-            self._later[page].append(event)
-        else:
+            return
+        events = self._later.get(page)
+        if events is None:
             self._later[page] = [event]
             heappush(self._pages, page)
+        else:
+            events.append(event)
 
     def run_until(self, time_s: float) -> None:
         """Everything up to a moment, that included; then it is that moment."""

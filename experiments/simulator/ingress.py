@@ -35,7 +35,7 @@ class Ingress:
         self.index = index
         self.service = service
         self.itinerary: Itinerary[Slot] = lay_out(placed, service.slots)
-        self._first = self.itinerary.first
+        self._first, self._last = self.itinerary.first, self.itinerary.legs[-1]
         self.waiting: deque[int] = deque()
         """Inputs that have not been sent, by their number."""
         self.num_unanswered = 0
@@ -74,7 +74,7 @@ class Ingress:
     def follow(self, placed: PlacedPlan) -> None:
         """Go by this plan from now on."""
         before, self.itinerary = self.itinerary, lay_out(placed, self.service.slots, self.itinerary)
-        self._first = self.itinerary.first
+        self._first, self._last = self.itinerary.first, self.itinerary.legs[-1]
         if placed.epoch > before.epoch:
             if self._admission is not None:
                 self._admission.follow(placed.plan.predicted)
@@ -240,6 +240,8 @@ class Ingress:
             self._hang(call, block, delay_s)
 
     def _reserve_s(self, leg: Leg[Slot], members: Sequence[Input]) -> float:
+        if leg is self._last:
+            return self._kept_s
         later_s = self.itinerary.reserve_s(leg)
         if math.isinf(later_s):
             return max(0.0, *(member.deadline_s - self._events.time_s for member in members))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -54,6 +54,12 @@ class Service:
         for slot in self.slots.values():
             yield from slot.replicas.values()
             yield from slot.retired
+
+    @property
+    def door(self) -> Callable[[int], None]:
+        """What takes requests, by their number."""
+        alone = len(self.ingresses) == 1 and self._per_request == 1
+        return self.ingresses[0].arrive if alone else self.arrive
 
     def arrive(self, number: int) -> None:
         """A request; ingresses take turns."""

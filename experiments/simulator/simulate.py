@@ -43,11 +43,11 @@ def booted(scenario: Scenario) -> Service:
 def play(service: Service, *, progress: Progress | None = None, until_s: float | None = None) -> Outcome:
     """Let the requests of a service arrive, and all happen that follows; up to `until_s` where events never end."""
     interrupted = False
-    events, arrivals_s = service.events, service.scenario.arrivals_s
+    events, arrivals_s, arrive = service.events, service.scenario.arrivals_s, service.door
     with _no_collections():
         try:
             for first in range(0, len(arrivals_s), CHUNK):
-                events.run_arrivals(arrivals_s[first : first + CHUNK].tolist(), service.arrive, first)
+                events.run_arrivals(arrivals_s[first : first + CHUNK].tolist(), arrive, first)
                 if progress is not None:
                     progress(service.events.time_s / service.scenario.duration_s)
             events.run_out() if until_s is None else events.run_until(until_s)

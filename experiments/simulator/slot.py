@@ -23,7 +23,8 @@ class Slot:
         """Calls, with their block and delay, that found no replica."""
         self.num_ever = 0
         self.avoided: frozenset[str] = frozenset()
-        self._routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
+        self.routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
+        """What each ingress knows of its loads."""
 
     def add(self, replica: Replica) -> None:
         """A replica takes calls from now on."""
@@ -36,7 +37,7 @@ class Slot:
         replica.until_s = now_s
         del self.replicas[replica.index]
         self.retired.append(replica)
-        for router in self._routers:
+        for router in self.routers:
             router.discard(replica.index)
 
     def avoid(self, names: Collection[str]) -> None:
@@ -44,7 +45,7 @@ class Slot:
         before, self.avoided = self.avoided, frozenset(names)
         for replica in self.replicas.values():
             if replica.name in self.avoided - before:
-                for router in self._routers:
+                for router in self.routers:
                     router.discard(replica.index)
             elif replica.name in before - self.avoided:
                 self._open(replica)
@@ -53,7 +54,7 @@ class Slot:
         """The replica for a call of `weight` inputs, whose load is counted from now on; None where there is none."""
         if not self.replicas:
             return None
-        router = self._routers[ingress]
+        router = self.routers[ingress]
         if len(router):
             return self.replicas[router.take(weight, batch)]
         replicas = list(self.replicas.values())  # all are avoided: those are all there is
@@ -62,10 +63,10 @@ class Slot:
 
     def done(self, ingress: int, replica: Replica, weight: int) -> None:
         """A call has ended."""
-        self._routers[ingress].load(replica.index, -weight)
+        self.routers[ingress].load(replica.index, -weight)
 
     def _open(self, replica: Replica) -> None:
-        for router in self._routers:
+        for router in self.routers:
             router.add(replica.index)
         for call in replica.calls:  # one that works again may not have ended all that it had
-            self._routers[call.ingress.index].load(replica.index, len(call.members))
+            self.routers[call.ingress.index].load(replica.index, len(call.members))

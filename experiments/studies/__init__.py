@@ -9,9 +9,22 @@ from experiments.studies.study import Study
 FIGURES: tuple[str, ...] = (
     "fig02_savings",
     "fig03_shrinking",
+    "fig07_homogeneous",
     "fig09_distilbert",
+    "fig13_mixed_accelerators",
+    "fig14_gpus_needed",
+    "fig15_cost",
+    "fig16_adaptation",
+    "fig17_latency",
     "fig18_pabee",
+    "fig19_bursts",
+    "fig20_planner_overhead",
+    "fig21_forecast",
+    "fig22_misprediction",
     "fig23_error_tolerance",
+    "fig24_slo",
+    "fig25_ramps_inside",
+    "fig26_no_model_parallelism",
 )
 """Modules of this folder in the order of the paper; a new study is one line here."""
 

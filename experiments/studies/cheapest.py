@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.simulator.goodput import SHARE
-from experiments.simulator.outcome import Figures
 from experiments.studies.offered import serve_poisson
 from experiments.studies.sides import Workload
 from experiments.studies.study import Effort
@@ -84,7 +83,7 @@ def need(
     """
     search = Search(
         lambda asked_per_s: _cheapest(problem, side, asked_per_s),
-        lambda planned: serve_poisson(problem, planned, inputs, rate_per_s, effort, seed=seed),
+        lambda planned: serve_poisson(problem, planned, inputs, rate_per_s, effort, seed=seed).in_slo_share,
     )
     first = search.plan_for(rate_per_s)
     asked_per_s = search.least_that_holds(rate_per_s)
@@ -109,11 +108,11 @@ def _cheapest(problem: PlanProblem, side: Strategy, rate_per_s: float) -> Planne
 class Search:
     """Which rate to ask a planner for, so that its plan holds another."""
 
-    def __init__(self, plan_at: Callable[[float], Planned | None], simulated: Callable[[Planned], Figures]) -> None:
+    def __init__(self, plan_at: Callable[[float], Planned | None], share_in_time: Callable[[Planned], float]) -> None:
         self._plan_at = plan_at
-        self._simulated = simulated
+        self._share_in_time = share_in_time
         self._plans: dict[float, Planned | None] = {}
-        self._figures: dict[tuple[Stage, ...], Figures] = {}
+        self._shares: dict[tuple[Stage, ...], float] = {}
         """Many rates have the same plan."""
 
     def plan_for(self, asked_per_s: float) -> Planned | None:
@@ -124,9 +123,9 @@ class Search:
 
     def share(self, planned: Planned) -> float:
         """Of inputs that are in time under a plan."""
-        if planned.stages not in self._figures:
-            self._figures[planned.stages] = self._simulated(planned)
-        return self._figures[planned.stages].in_slo_share
+        if planned.stages not in self._shares:
+            self._shares[planned.stages] = self._share_in_time(planned)
+        return self._shares[planned.stages]
 
     def least_that_holds(self, rate_per_s: float) -> float | None:
         """The least rate to ask for; None where nothing up to `MOST` times the rate holds it."""

@@ -1,4 +1,4 @@
-"""Exits, times and ramps as E3 may have had them, from the little that its paper tells: made up, to see why we differ."""
+"""Exits, times and ramps as E3 may have had them, by what its paper tells: made up, to see why we differ."""
 
 from __future__ import annotations
 

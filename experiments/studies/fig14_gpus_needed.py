@@ -8,26 +8,14 @@ the planner is asked for more; where it does, for less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from experiments.e3_plans import ENTROPY, RATE_PER_S
-from experiments.studies.fixed_rate import SEED, Case, FixedRate, bought, comparisons, corrections, e3_cases, fixed_rate
-from experiments.studies.flat import WHY_FLAT
+from experiments.studies.fixed_rate import SEED, FixedRate, bought, comparisons, corrections, e3_cases, fixed_rate
 from experiments.studies.kit import Bars, Effort, Study, StudyResult, command
-from experiments.studies.sides import E3_SLOWER, Workload, equal_cluster, sst2
-from optimizer.problem import PlanProblem
+from experiments.studies.sides import E3_SLOWER, equal_cluster, sst2
 
 
-def compare(
-    cluster: PlanProblem,
-    inputs: Workload,
-    cases: Mapping[str, Case],
-    effort: Effort,
-    *,
-    rate_per_s: float = RATE_PER_S,
-) -> StudyResult:
-    """On as many of the cluster's accelerators as it takes."""
-    found = fixed_rate(cluster, inputs, cases, effort, rate_per_s=rate_per_s)
+def compare(found: FixedRate) -> StudyResult:
+    """Accelerators by number; ratios by cost, which on one type is the same."""
     return StudyResult(
         comparisons=comparisons(found),
         pictures=(_bars(found),),
@@ -54,7 +42,7 @@ def run(effort: Effort) -> StudyResult:
     """On E3's V100; quick effort has one batch limit and no other cases."""
     cluster, inputs = equal_cluster(), sst2(seed=SEED)
     cases = e3_cases(cluster, equal_cluster(1.0), inputs) if effort == "full" else {}
-    return compare(cluster, inputs, cases, effort)
+    return compare(fixed_rate(cluster, inputs, cases, effort, rate_per_s=RATE_PER_S))
 
 
 STUDY = Study(
@@ -65,12 +53,21 @@ STUDY = Study(
     claim="e3 needs the fewest V100 for 6,000 inputs/s at every batch size",
     detail="early-exit needs more of them than stock where batches are large.",
     how="simulated",
-    exits=f"recorded: BERT-base on SST-2 dev, entropy {ENTROPY:g}",
+    exits=f"recorded: BERT-base on SST-2 dev, entropy {ENTROPY:g}; made up where the case is E3's",
     hardware=f"V100 (TensorRT's published times for BERT-base, x {E3_SLOWER:g}), simulated on one core",
-    minutes=2,
-    quick_s=8,
+    minutes=1.5,
+    quick_s=4,
     seed=SEED,
-    differs="TODO " + WHY_FLAT,
+    differs="Stock needs nearly twice as many V100 as e3, because the recorded inputs leave early: half of them "
+    "within three blocks, in E3 within six. At batch 1 early-exit needs fewer than e3. There nothing shrinks: who has "
+    "left costs nothing more, all replicas are alike and none sends anything on, while every stage of e3 has whole "
+    "V100 and its own waits. In the paper too early-exit does more at batch 1 (figure 7), so that it should need "
+    "fewer; it says otherwise of this figure. That early-exit needs more V100 than stock at large batches depends on "
+    "accelerators that small batches do not fill: with flat times, the same for any batch up to 8, it does, and in "
+    "E3's circumstances (flat times, its exits and dear ramps, made up from the words of its paper) e3, stock and "
+    "early-exit stand in the paper's order. At the published speed two or three V100 do, and whole accelerators "
+    "decide. The cost model charges a whole batch of 1 for what is left of one; so it asks for far too many V100 for "
+    "early-exit, and the planner was asked for less until the simulation no longer held the rate.",
     run=run,
 )
 

@@ -113,6 +113,15 @@ def box_of(values_N: FloatArray) -> Box:
     return Box(minimum=minimum, quartile=quartile, median=median, third_quartile=third_quartile, maximum=maximum)
 
 
+def loads(one_per_s: float, own_per_s: float) -> dict[str, Load]:
+    """From the one rate, and the goodput of a side."""
+    return {
+        SINGLES: Load(rate_per_s=one_per_s, batch=1),
+        BATCHES: Load(rate_per_s=one_per_s, batch=BATCH),
+        OWN: Load(rate_per_s=OF_OWN * own_per_s, batch=BATCH),
+    }
+
+
 def spreads_of(problem: PlanProblem, inputs: Workload, effort: Effort) -> tuple[float, dict[str, dict[str, Spread]]]:
     """On one cluster: the one rate, and every side's spread by load."""
     planned = {side: each for side, each in decide(problem).items() if isinstance(each, Planned)}
@@ -120,28 +129,29 @@ def spreads_of(problem: PlanProblem, inputs: Workload, effort: Effort) -> tuple[
     one_per_s = OF_SLOWEST * min(goodputs.values())
     found: dict[str, dict[str, Spread]] = {SINGLES: {}, BATCHES: {}, OWN: {}}
     for side, each in planned.items():
-        loads = {
-            SINGLES: Load(rate_per_s=one_per_s, batch=1),
-            BATCHES: Load(rate_per_s=one_per_s, batch=BATCH),
-            OWN: Load(rate_per_s=OF_OWN * goodputs[side], batch=BATCH),
-        }
-        for name, load in loads.items():
+        for name, load in loads(one_per_s, goodputs[side]).items():
             found[name][side] = spread(problem, each, inputs, load, NUM_INPUTS[effort])
     return one_per_s, found
 
 
-def compare(clusters: Mapping[str, PlanProblem], inputs: Workload, effort: Effort) -> StudyResult:
-    """Every cluster."""
+def on_clusters(
+    clusters: Mapping[str, PlanProblem], inputs: Workload, effort: Effort
+) -> tuple[dict[str, float], Spreads]:
+    """The one rate of every cluster, and all spreads."""
     by_load: dict[str, dict[str, Mapping[str, Spread]]] = {}
     rates: dict[str, float] = {}
     for cluster, problem in clusters.items():
         rates[cluster], found = spreads_of(facing(with_batch_limit(problem, BATCH), inputs), inputs, effort)
         for load, sides in found.items():
             by_load.setdefault(load, {})[cluster] = sides
-    slo_ms = 1e3 * max(problem.slo.latency_s for problem in clusters.values())
+    return rates, by_load
+
+
+def compare(rates: Mapping[str, float], by_load: Spreads, slo_s: float) -> StudyResult:
+    """A picture per load; ratios of the load that is nearest to the paper's."""
     return StudyResult(
         comparisons=tuple(each for cluster, sides in by_load[BATCHES].items() for each in _comparisons(cluster, sides)),
-        pictures=tuple(_boxes(load, of_load, slo_ms) for load, of_load in by_load.items()),
+        pictures=tuple(_boxes(load, of_load, 1e3 * slo_s) for load, of_load in by_load.items()),
         figures={
             "one_rate_per_s": rates,
             "loads": {
@@ -194,7 +204,9 @@ def _boxes(load: str, of_load: Mapping[str, Mapping[str, Spread]], slo_ms: float
 
 def _told(load: str, cluster: str, sides: Mapping[str, Spread]) -> str:
     words = "; ".join(f"{name} {_numbers(box)}" for name, box in with_held(sides).items())
-    return f"{load}, {cluster}, ms (minimum, quartiles, maximum): {words}."
+    rates = ", ".join(f"{side} {each.rate_per_s:,.0f}" for side, each in sides.items())
+    offered = f" (offered: {rates} inputs/s)" if load == OWN else ""
+    return f"{load}, {cluster}, ms (minimum, quartiles, maximum): {words}{offered}."
 
 
 def _numbers(box: Box) -> str:
@@ -207,7 +219,8 @@ def run(effort: Effort) -> StudyResult:
     clusters = {"16 V100": equal_cluster()}
     if effort == "full":
         clusters["6 V100, 8 P100, 15 K80"] = mixed_cluster()
-    return compare(clusters, sst2(EASY_SHARE, seed=SEED), effort)
+    slo_s = equal_cluster().slo.latency_s
+    return compare(*on_clusters(clusters, sst2(EASY_SHARE, seed=SEED), effort), slo_s)
 
 
 STUDY = Study(
@@ -223,11 +236,19 @@ STUDY = Study(
         f"16 V100; 6 V100, 8 P100, 15 K80 (TensorRT's published times for BERT-base, x {E3_SLOWER:g}), "
         "simulated on one core"
     ),
-    minutes=2,
-    quick_s=8,
+    minutes=1,
+    quick_s=7,
     seed=SEED,
     needs=(BERT12_SST2,),
-    differs="TODO",
+    differs="E3's clients send batches of 8 and wait for them; batches of 8 in equal gaps at one rate come nearest to "
+    "that. On 16 V100 e3 is then below stock at minimum, median and quartiles, as in the paper, and above it only at "
+    "the maximum. It is not below early-exit, whose inputs are answered at the ramp where they leave: e3 has the same "
+    "exits, and hops and second waits for those who go on. If early-exit answered a batch as a whole (held), e3 would "
+    "be lower at the minimum, the first quartile and the median, and equal at the third: the paper's order would "
+    "follow if DeeBERT's batches were answered so, which it does not say. On the mixed cluster stock and early-exit "
+    "have the six V100 alone, while e3's stages are on P100 and K80 too, where a block takes longer: its batches take "
+    "longer than theirs. The paper does not say on which types its baselines run. Near its own capacity e3 carries "
+    "1.6 times the inputs of stock there, 3.6 times on the mixed cluster, and is slower for it.",
     run=run,
 )
 

@@ -137,15 +137,14 @@ def simulator(truth: PlanProblem, inputs: Workload, effort: Effort) -> Simulate:
     return simulate
 
 
-def compare(cases: Sequence[Case], effort: Effort) -> StudyResult:
-    """Every case; the first has the picture."""
-    rows = [mistakes(each, simulator(each.truth, each.inputs, effort)) for each in cases]
+def compare(rows: Sequence[Sequence[Mistakes]]) -> StudyResult:
+    """The mistakes of every case; the first has the picture."""
     found = [each for row in rows for each in row]
     return StudyResult(
         comparisons=_comparisons(found),
         pictures=(_lines(rows[0]),),
         figures={"mistakes": [asdict(each) for each in found]},
-        notes=tuple(_told(each) for each in found if each.case in (cases[0].name, AT_ONCE)),
+        notes=tuple(_told(each) for each in found if each.case in (rows[0][0].case, AT_ONCE)),
     )
 
 
@@ -185,7 +184,8 @@ def _told(found: Mistakes) -> str:
 
 def run(effort: Effort) -> StudyResult:
     """BERT-base's recorded exits on E3's 16 V100."""
-    return compare(cases(equal_cluster(), sst2(seed=SEED), effort), effort)
+    tried = cases(equal_cluster(), sst2(seed=SEED), effort)
+    return compare([mistakes(each, simulator(each.truth, each.inputs, effort)) for each in tried])
 
 
 STUDY = Study(
@@ -204,7 +204,15 @@ STUDY = Study(
     minutes=2,
     quick_s=8,
     seed=SEED,
-    differs="TODO",
+    differs="The paper's model has two splits and one place where half of the inputs leave, so that an error of 20 % "
+    "takes the expected batch from a half to 0.6. The recorded inputs leave from the first ramp on, and 23 % reach "
+    "the end: the same error expects 39 % there, 1.6 times as many, and the first stages get too few V100. That is "
+    "why e3 loses more where it sees too few leave. With exits of the paper's kind (half leave at once, made up) the "
+    "same error costs next to nothing, because the plan hardly changes: 16 V100 are divided in whole ones. Great "
+    "errors do not take e3 below stock, which is far behind on these exits; where half leave at once, they do. At 100 "
+    "% e3 believes that nobody leaves, or everybody: then it plans a single split with all ramps, which is "
+    "early-exit. `best` may let one accelerator run several splits in turn, and need not guess how many inputs come "
+    "to each; only who believes that nobody leaves plans as stock does.",
     run=run,
 )
 

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.e3_plans import PLENTY
 from experiments.simulator.goodput import SHARE
 from experiments.studies.cheapest import Need, accelerators, need
-from experiments.studies.e3_case import even_exits
+from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.flat import flat
 from experiments.studies.kit import Comparison, Effort, Ratios, largest_ratios, ratio
 from experiments.studies.sides import SIDES, Workload, facing
@@ -63,12 +63,11 @@ class FixedRate:
 
 
 def e3_cases(cluster: PlanProblem, published: PlanProblem, inputs: Workload) -> dict[str, Case]:
-    """Accelerators as fast as published, and two of E3's circumstances."""
-    unfilled = flat(cluster, BATCHES["full"][-1])
+    """Accelerators as fast as published; E3's, which a batch of 8 does not fill; and its exits and ramps, too."""
     return {
         "published speed": Case(cluster=published, inputs=inputs),
-        "flat times": Case(cluster=unfilled, inputs=inputs),
-        "flat times, E3's exits": Case(cluster=unfilled, inputs=even_exits(cluster, seed=SEED)),
+        "flat times": Case(cluster=flat(cluster, LARGEST_BATCH), inputs=inputs),
+        "E3's circumstances": Case(cluster=like_e3(cluster), inputs=even_exits(cluster, seed=SEED)),
     }
 
 

@@ -1,4 +1,4 @@
-"""Strategies on a cluster of several accelerator types, and on one type at the same price."""
+"""Strategies on a cluster of several accelerator types, and on 16 V100 at the same price."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
 
 BASELINES: tuple[Strategy, ...] = ("stock", "early-exit")
-READINGS = ("one type", "all types", "equal types")
+READINGS = ("one type", "all types", "16 V100")
 """What a baseline may use: the type of the mixed cluster that suits it best; all of them side by side, each a service
-of its own that holds the whole model, load shared as they bear it; or the accelerators of one type at the same price."""
+of its own that holds the whole model and gets the load that it bears; or the 16 V100 of the same price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +28,12 @@ class AtBatch:
     by_type: Mapping[str, Mapping[str, float]]
     """By accelerator type and strategy: a service on that type alone; 0 without a plan."""
     equal: Mapping[str, float | None]
-    """On the accelerators of one type at the same price."""
+    """On the 16 V100."""
 
     def baseline(self, strategy: str, reading: str) -> float | None:
         """What the strategy does by that reading."""
         alone = [rates[strategy] for rates in self.by_type.values()]
-        return {"one type": max(alone), "all types": sum(alone), "equal types": self.equal.get(strategy)}[reading]
+        return {"one type": max(alone), "all types": sum(alone), "16 V100": self.equal.get(strategy)}[reading]
 
     def times(self, pipeline: str, strategy: str, reading: str) -> float | None:
         """How many times the baseline's goodput the pipeline's on the mixed cluster is."""
@@ -78,11 +78,16 @@ def at_batches(
         for name in mixed.devices:
             if name in limited.latency:
                 row = rows[name] = _row(on_type(limited, name), BASELINES, inputs, seed)
-                alone[name] = {each: max(alone[name][each], row[each].rate_per_s or 0.0) for each in alone[name]}
+                alone[name] = better_of(alone[name], row)
         rows["equal"] = _row(limited_equal, (*BASELINES, "e3"), inputs, seed)
         found[batch] = AtBatch(mixed=_rates(rows["mixed"]), by_type=dict(alone), equal=_rates(rows["equal"]))
         documents[f"batch {batch}"] = document(rows)
     return found, documents
+
+
+def better_of(before: Mapping[str, float], row: Row) -> dict[str, float]:
+    """Goodput by strategy of a service that may stay as it was before."""
+    return {name: max(rate_per_s, row[name].rate_per_s or 0.0) for name, rate_per_s in before.items()}
 
 
 def _row(problem: PlanProblem, names: tuple[Strategy, ...], inputs: Workload, seed: int) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.simulator.goodput import SHARE, poisson_arrivals
+from experiments.simulator.goodput import poisson_arrivals
 from experiments.simulator.outcome import Figures, Outcome
 from experiments.simulator.scenario import FloatArray, Scenario
 from experiments.simulator.simulate import simulate
@@ -55,8 +55,3 @@ def serve_poisson(
     duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
     arrivals_s = poisson_arrivals(rate_per_s, duration_s, seed)
     return serve(problem, planned, inputs, arrivals_s, duration_s, warm_up_s=warm_up_s).figures()
-
-
-def holds(figures: Figures) -> bool:
-    """Whether that rate is sustained, by the rule of goodput."""
-    return figures.in_slo_share >= SHARE

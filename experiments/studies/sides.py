@@ -25,7 +25,7 @@ from optimizer.problem_file import read_problem
 
 SIDES: tuple[Strategy, ...] = ("stock", "early-exit", "e3", "best")
 E3_SLOWER = 6.5
-"""TensorRT's V100 takes 1.23 ms for BERT-base at batch 1, E3's about 8 ms (section 5: 100 ms are 12.5 of them)."""
+"""TensorRT's V100 takes 1.23 ms for BERT-base at batch 1. E3 does not print its V100's time; 8 ms is an estimate."""
 NUM_ROWS = 20_000
 """Inputs of a workload; then they come again."""
 INPUTS = {"full": 60_000, "quick": 12_000}

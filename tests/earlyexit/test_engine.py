@@ -137,15 +137,17 @@ def test_times_that_leave_an_idle_device_without_work_are_tried_again() -> None:
     assert dropped == 7  # 2 * 0.9 ** 7 is 0.96
 
 
-def test_waiting_time_adds_up_over_the_splits() -> None:
+def test_members_know_since_when_they_wait_and_their_batch_until_when() -> None:
     a, b = member("a"), member("b")
     engine = two_splits().engine
     engine.submit(0, [a, b], 1.0)
-    assert engine.choose(4.0).batch is not None
-    assert [a.queue_s, b.queue_s] == [3.0, 3.0]
+    batch = engine.choose(4.0).batch
+    assert batch is not None
+    assert (batch.started_s, a.queued_since_s, b.queued_since_s) == (4.0, 1.0, 1.0)
     engine.submit(2, [b], 5.0)
-    assert engine.choose(5.5).batch is not None
-    assert [a.queue_s, b.queue_s] == [3.0, 3.5]
+    batch = engine.choose(5.5).batch
+    assert batch is not None
+    assert (batch.started_s, a.queued_since_s, b.queued_since_s) == (5.5, 1.0, 5.0)
 
 
 def test_a_forgotten_origin_loses_its_queued_members_in_every_split_and_nobody_else() -> None:
