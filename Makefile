@@ -63,6 +63,7 @@ bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, ada
 	$(BIN)/python -m experiments.live.straggler
 	$(BIN)/python -m experiments.live.burst
 	$(BIN)/python -m experiments.live.control_overhead
+	$(BIN)/python -m experiments.live.validation
 
 report: $(STAMP)  ## Every figure of E3's evaluation again, and experiments/REPORT.md of them (half an hour)
 	$(BIN)/python -m experiments.report --jobs 2
