@@ -21,17 +21,22 @@ Work = tuple[int, int, tuple[int, ...]]
 class SplitCounts:
     """What a hosted split has done since it was first hosted, its probes included."""
 
+    batch: int
+    """What its batches are fused to."""
     batches: int = 0
     inputs: int = 0
-    capacity: int = 0
-    """Inputs that full batches would have held."""
     busy_s: float = 0.0
     dropped: int = 0
 
     @property
+    def capacity(self) -> int:
+        """Inputs that full batches would have held."""
+        return self.batches * self.batch
+
+    @property
     def fill(self) -> float | None:
         """Mean share of the target batch that was filled; None before the first batch."""
-        return self.inputs / self.capacity if self.capacity else None
+        return self.inputs / self.capacity if self.batches else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,18 +103,17 @@ class BySplit(Generic[V]):
         return kept.value
 
 
-class RunSums:
-    """Batches and seconds by split and size. One thread adds while another may read."""
+class RunSums(BySplit[dict[int, tuple[int, float]]]):
+    """Batches and seconds by split and size."""
 
-    __slots__ = ("_sums",)
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._sums: BySplit[dict[int, tuple[int, float]]] = BySplit(dict)
+        super().__init__(dict)
 
     def add(self, split: Split, size: int, seconds: float) -> None:
         """Count a batch."""
-        sums = self._sums
-        by_size = sums.latest if split is sums.latest_split else sums.of_run(split)
+        by_size = self.latest if split is self.latest_split else self.of_run(split)
         batches, before_s = by_size.get(size, (0, 0.0))
         by_size[size] = (batches + 1, before_s + seconds)
 
@@ -117,7 +121,7 @@ class RunSums:
         """Every split and size that ran and is still kept."""
         return tuple(
             TimesRun(first=first, end=end, ramps=ramps, size=size, batches=batches, seconds=seconds)
-            for (first, end, ramps), by_size in self._sums.items()
+            for (first, end, ramps), by_size in self.items()
             for size, (batches, seconds) in by_size.copy().items()
         )
 

@@ -235,7 +235,8 @@ class BatchEngine(Generic[P]):
 
     def _probes_of(self, queue: Queue[P]) -> Queue[P]:
         if queue.probes is None:
-            queue.probes = Queue(queue.split, True, queue.counts)
+            queue.probes = Queue(queue.split, probe=True)
+            queue.probes.counts = queue.counts
             self._sort()
         return queue.probes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,44 +32,42 @@ class Times(Protocol):
 
 @dataclass(slots=True)
 class _Known:
-    total_s: dict[int, float] = field(default_factory=dict)
-    """By batch size."""
+    total_s: array[float] = field(default_factory=lambda: array("d"))
+    """By batch size; NaN of those that never ran."""
     soonest_s: float = math.nan
     """NaN before the first batch."""
 
 
-class ObservedTimes:
+class ObservedTimes(BySplit[_Known]):
     """Times learnt from the batches that ran: a moving average per split and batch size.
 
     The split that has not run for longest makes room for a new one.
     """
 
-    __slots__ = ("_known",)
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._known: BySplit[_Known] = BySplit(_Known)
+        super().__init__(_Known)
 
     def batch_s(self, split: Split, size: int) -> float:
-        known = self._known.find(split)
+        known = self.find(split)
         if known is None:
             return 0.0
-        total_s = known.total_s
-        above = [other for other in total_s if other >= size]
-        if above:
-            return total_s[min(above)]
-        largest = max(total_s)
-        return total_s[largest] * size / largest
+        ran = [other for other, seconds in enumerate(known.total_s) if seconds == seconds]
+        above = [other for other in ran if other >= size]
+        return known.total_s[above[0]] if above else known.total_s[ran[-1]] * size / ran[-1]
 
     def soonest_s(self, split: Split) -> float:
-        by_split = self._known
-        known = by_split.latest if split is by_split.latest_split else by_split.find(split)
+        known = self.latest if split is self.latest_split else self.find(split)
         return 0.0 if known is None else known.soonest_s
 
     def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
-        by_split = self._known
-        known = by_split.latest if split is by_split.latest_split else by_split.of_run(split)
-        before_s = known.total_s.get(size)
-        known.total_s[size] = total_s if before_s is None else before_s + SMOOTHING * (total_s - before_s)
+        known = self.latest if split is self.latest_split else self.of_run(split)
+        by_size = known.total_s
+        while size >= len(by_size):
+            by_size.append(math.nan)
+        before_s = by_size[size]
+        by_size[size] = before_s + SMOOTHING * (total_s - before_s) if before_s == before_s else total_s
         if not first_s >= known.soonest_s:  # nothing was known, or it was sooner than ever
             known.soonest_s = first_s
         elif size == 1:

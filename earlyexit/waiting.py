@@ -25,7 +25,7 @@ class Queue(Generic[P]):
 
     split: Split
     probe: bool = False
-    counts: SplitCounts = field(default_factory=SplitCounts)
+    counts: SplitCounts = field(init=False)
     # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all come in this
     # order, so that a sorted list is faster than a heap.
     members: list[Member[P]] = field(default_factory=list)
@@ -36,6 +36,7 @@ class Queue(Generic[P]):
     def __post_init__(self) -> None:
         # Probes never wait for others: near full load some plain queue is always full, and none would be run.
         self.full_at = 1 if self.probe else self.split.batch
+        self.counts = SplitCounts(self.split.batch)
 
     @property
     def is_drained(self) -> bool:
@@ -49,7 +50,6 @@ class Queue(Generic[P]):
         del self.members[:batch]
         counts.batches += 1
         counts.inputs += len(members)
-        counts.capacity += batch
         return members
 
     def drop_before(self, earliest_s: float) -> list[Member[P]]:

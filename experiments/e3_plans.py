@@ -4,9 +4,9 @@
 
 Latency: TensorRT's published V100 figures for BERT-base (128 tokens, half precision), P100 and K80 derived from them.
 Survival: a 12-exit BERT-base on SST-2 dev, entropy 0.4. Everything is computed on the cost model: nothing is served, so
-goodput here is the rate of a plan whose worst-case latency keeps the SLO. `--slower` stretches all latencies: E3's own
-V100 takes about 8 ms at batch 1, TensorRT's 1.23 ms. With the recorded exits at hand (OFFRAMP_DATA) the best plan is
-scored again on the joint records. Writes runs/e3_plans-1x.json. Minutes: 1 on one core.
+goodput here is the rate of a plan whose worst-case latency keeps the SLO. `--slower` stretches all latencies: E3
+prints no time of its V100; 8 ms at batch 1 is an estimate, TensorRT's takes 1.23 ms. With the recorded exits at hand
+(OFFRAMP_DATA) the best plan is scored again on the joint records. Writes runs/e3_plans-1x.json. Minutes: 1 on one core.
 """
 
 from __future__ import annotations

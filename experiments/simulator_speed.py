@@ -1,6 +1,6 @@
 """How fast the simulator is: ten million requests through three stages on ten thousand accelerators.
 
-    python -m experiments.simulator_speed [--requests 10000000] [--sides plain admission ingresses]
+    python -m experiments.simulator_speed [--requests 10000000] [--batch 8] [--sides plain admission ingresses]
 
 E3's V100 and BERT-base, SLO 100 ms; of the plans with three stages, all ramps active and replicas in balance, the one
 of the highest rate, under Poisson arrivals at a share of it, seed 0. Sides: *plain*, one ingress without admission;
@@ -16,7 +16,7 @@ from argparse import ArgumentParser
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class Size:
 
     requests: int
     accelerators: int
-    batch: int
+    batch: int | None
+    """The largest that the plan may have; None for the largest that was measured."""
     load: float
     """Share of the plan's rate that is offered."""
 
@@ -80,15 +81,17 @@ class Speed:
 
 def problem_of(size: Size) -> PlanProblem:
     """E3's question, for more accelerators."""
-    limited = with_batch_limit(equal_cluster(), size.batch)
+    problem = equal_cluster()
+    limited = problem if size.batch is None else with_batch_limit(problem, size.batch)
     return replace(limited, devices={DEVICE: replace(limited.devices[DEVICE], count=size.accelerators)})
 
 
 def three_stages(problem: PlanProblem) -> tuple[tuple[Stage, ...], Evaluation]:
     """The best such plan that keeps the SLO, and what it promises."""
     best: tuple[tuple[Stage, ...], Evaluation] | None = None
-    for cuts in combinations(range(1, problem.num_blocks), NUM_STAGES - 1):
-        stages = _balanced(problem, (0, *cuts, problem.num_blocks))
+    all_cuts = combinations(range(1, problem.num_blocks), NUM_STAGES - 1)
+    for cuts, batch in product(all_cuts, problem.latency[DEVICE].batches):
+        stages = _balanced(problem, (0, *cuts, problem.num_blocks), batch)
         figures = evaluate(problem, stages)
         if figures.latency_s <= problem.slo.limit_s and (best is None or figures.rate_per_s > best[1].rate_per_s):
             best = stages, figures
@@ -96,9 +99,9 @@ def three_stages(problem: PlanProblem) -> tuple[tuple[Stage, ...], Evaluation]:
     return best
 
 
-def _balanced(problem: PlanProblem, bounds: tuple[int, ...]) -> tuple[Stage, ...]:
-    """All ramps active, the largest batch; replicas by the work of every stage, the rest for the last."""
-    batch, supply = problem.latency[DEVICE].batches[-1], problem.devices[DEVICE]
+def _balanced(problem: PlanProblem, bounds: tuple[int, ...], batch: int) -> tuple[Stage, ...]:
+    """All ramps active, one batch; replicas by the work of every stage, the rest for the last."""
+    supply = problem.devices[DEVICE]
     alone = [
         Stage(
             device=DEVICE,
@@ -170,7 +173,7 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m experiments.simulator_speed", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000_000)
     parser.add_argument("--accelerators", type=int, default=10_000)
-    parser.add_argument("--batch", type=int, default=8, help="the largest batch of the plan")
+    parser.add_argument("--batch", type=int, help="the largest batch that the plan may have (default: any)")
     parser.add_argument("--load", type=float, default=0.8, help="share of the plan's rate that is offered")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
     parser.add_argument("--out", type=Path, default=Path("runs/simulator_speed.json"))
@@ -179,7 +182,7 @@ def main() -> None:
     stages, figures = three_stages(problem_of(size))
     print(
         f"{size.requests:,} requests, {size.load:.0%} of the {figures.rate_per_s:,.0f}/s that the plan promises,"
-        f" batches of {size.batch}, {size.accelerators:,} accelerators: "
+        f" batches of {stages[0].splits[0].batch}, {size.accelerators:,} accelerators: "
         + ", ".join(f"{stage.replicas:,} x blocks {stage.first}-{stage.end - 1}" for stage in stages)
     )
     found = []

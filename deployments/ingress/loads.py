@@ -36,12 +36,11 @@ class Loads(Generic[R]):
         if chosen is not None and chosen[0] != replica:
             self.begin(call, replica, chosen[1])
 
-    def end(self, call: str, replica: R | None = None) -> None:
-        """A call has ended, on `replica` only where one is named."""
-        chosen = self._open.get(call)
-        if chosen is None or replica not in (None, chosen[0]):
+    def end(self, call: str) -> None:
+        """A call has ended, wherever: Serve gives one now and then to another replica than the chosen one."""
+        chosen = self._open.pop(call, None)
+        if chosen is None:
             return
-        del self._open[call]
         left = self.of(chosen[0]) - chosen[1]
         if left > 0:
             self._loads[chosen[0]] = left

@@ -49,7 +49,7 @@ class FillFirstRouter(FIFOMixin, RequestRouter):
         self._loads.move(pending_request.metadata.internal_request_id, replica_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._loads.end(internal_request_id, replica_id)
+        self._loads.end(internal_request_id)
 
     def _end_unless_sent(self, call: str, future: asyncio.Future[Any]) -> None:
         if future.cancelled():  # nothing will tell of its end

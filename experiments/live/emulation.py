@@ -1,7 +1,7 @@
 """Emulated clusters as a planner sees them, and the plans for them.
 
-Time comes from the published BERT-base profile of E3's accelerators, slowed to E3's own figures (its V100 takes about
-8 ms at batch 1) and stretched by a time scale, so that a cluster of them fits the cores of one machine.
+Time comes from the published BERT-base profile of E3's accelerators, slowed to what E3's may be (its V100 at about
+8 ms for a batch of 1, an estimate) and stretched by a time scale, so that a cluster of them fits one machine's cores.
 """
 
 from __future__ import annotations

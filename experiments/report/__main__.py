@@ -2,8 +2,9 @@
 
     python -m experiments.report [--quick] [--jobs N] [--keep]
 
-In full it writes experiments/REPORT.md and experiments/figures/, with the results themselves in runs/report/. With
---quick everything goes to runs/report-quick/. Minutes: the sum over the studies, which the report gives.
+In full it writes experiments/REPORT.md and experiments/figures/, with the results themselves in runs/report/; where
+data was missing the report goes there too. With --quick everything goes to runs/report-quick/. Minutes: the sum over
+the studies, which the report gives.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from experiments.report.running import Keeping, Processes, Run, run_all
 from experiments.report.text import report_text
 from experiments.studies import FIGURES as NAMES
 from experiments.studies.command import FIGURES, FOLDERS, draw_all
-from experiments.studies.record import Failed, Record
+from experiments.studies.record import Failed, Record, Skipped
 from experiments.studies.study import Effort
 from offramp.plan_picture import load_pyplot
 from offramp.provenance import provenance
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             commit = provenance()["commit"]
             run = Keeping(folder=FOLDERS[effort], effort=effort, commit=commit, otherwise=run, say=watch.say).run
         records = run_studies(NAMES, run, jobs=max(1, options.jobs), watch=watch, folder=FOLDERS[effort])
-    written = write_report(records, FOLDERS["quick"] if options.quick else FULL_REPORT)
+    is_whole = not options.quick and not any(isinstance(record.outcome, Skipped) for record in records)
+    written = write_report(records, FULL_REPORT if is_whole else FOLDERS[effort])
     console.print(f"written: {written}")
     failed = [record.about.name for record in records if isinstance(record.outcome, Failed)]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

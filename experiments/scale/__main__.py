@@ -2,9 +2,9 @@
 
     python -m experiments.scale [--quick]
 
-BERT-large on V100 of E3's speed (published times x 6.5), e3 plans, SLO 100 ms, exits made up with the survival of the
-problem file, Poisson arrivals at 85 % of the plan's rate. Of clusters in cells one cell is simulated: the others are
-the same. Writes runs/scale.json. Minutes: 10 on one core.
+BERT-large on V100 of about E3's speed (published times x 6.5), e3 plans, SLO 100 ms, exits made up with the survival of
+the problem file, Poisson arrivals at 85 % of the plan's rate. Of clusters in cells one cell is simulated: the others
+are the same. Writes runs/scale.json. Minutes: 10 on one core.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,11 +64,6 @@ def problem_of(accelerators: int) -> PlanProblem:
     """BERT-large on so many V100 of E3's speed."""
     problem = stretched(read_problem(PROBLEMS / "bert_large_16_v100.yaml").problem, E3_SLOWER)
     return replace(problem, devices={"V100": Supply(count=accelerators, usd_per_hour=2.93)})
-
-
-def planned_rows(sizes: Sequence[Size], *, seed: int = 0) -> list[Row]:
-    """Every size in turn."""
-    return [simulated(size, seed=seed) for size in sizes]
 
 
 def simulated(size: Size, *, seed: int = 0) -> Row:

@@ -19,6 +19,8 @@ SHARE = 0.99
 """Of the inputs that must be answered within the SLO."""
 PRECISION = 0.01
 """Ratio, less 1, of the ends of the last bracket."""
+HIGHEST = 2.0**6
+"""Of the expected rate: what sustains that has no limit."""
 LOWEST = 2.0**-10
 """Of the expected rate: what does not sustain that sustains nothing."""
 
@@ -67,7 +69,7 @@ class _Search:
         if figures.interrupted:
             raise KeyboardInterrupt
         self.trials.append((rate_per_s, figures.in_slo_share))
-        if figures.in_slo_share < self._share:
+        if not figures.inputs or figures.in_slo_share < self._share:
             return False
         if self.best is None or figures.offered_per_s > self.best.offered_per_s:
             self.best = figures
@@ -79,6 +81,8 @@ class _Search:
         if self.sustains(rate_per_s):
             while self.sustains(rate_per_s * step):
                 rate_per_s, step = rate_per_s * step, step**2
+                if rate_per_s > HIGHEST * expected_per_s:
+                    raise DataError(f"{rate_per_s:g} inputs/s are answered in time: has the scenario an SLO?")
             return rate_per_s, rate_per_s * step
         while rate_per_s > LOWEST * expected_per_s:
             if self.sustains(rate_per_s / step):

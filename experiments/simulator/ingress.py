@@ -7,15 +7,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from deployments.ingress.admission import Admission
 from deployments.ingress.calls import HANG_S
 from deployments.ingress.dispatcher import RETRY_PAUSE_S
 from deployments.ingress.itinerary import Itinerary, Leg, lay_out
 from deployments.ingress.routing import least_to_call
 from earlyexit.engine import Member
 from experiments.simulator.call import Call, Input
+from experiments.simulator.endings import Endings
 from experiments.simulator.events import COMES
-from experiments.simulator.ledger import ADMISSION, DEADLINE, NO_EXIT, NOT_DROPPED, OVERLOADED, STAGE_UNAVAILABLE
+from experiments.simulator.ledger import ADMISSION, NOT_DROPPED, OVERLOADED, STAGE_UNAVAILABLE
 from experiments.simulator.slot import Slot
 from optimizer.placement import PlacedPlan
 
@@ -38,10 +38,11 @@ class Ingress:
         self._first, self._last = self.itinerary.first, self.itinerary.legs[-1]
         self.waiting: deque[int] = deque()
         """Inputs that have not been sent, by their number."""
-        self.num_unanswered = 0
         self.suspended = False
         self.watching: Watching | None = None
         """Where a controller wants to know what happens here."""
+        self._endings = Endings(self, service, placed)
+        self._admission = self._endings.admission
         self._unheard: Counter[str] = Counter()
         self._least: float = 1
         """Inputs that must wait for a call to be made."""
@@ -54,14 +55,11 @@ class Ingress:
         self._calls_per_replica = scenario.calls_per_replica
         self._per_request = scenario.inputs_per_request
         self._entry_s, self._answer_s = scenario.entry_s, scenario.answer_s
-        self._admission: Admission | None = None
-        self._ahead: dict[int, int] = {}
-        """Inputs that had no answer when one arrived; kept where admission learns from it."""
-        if scenario.admission and not math.isinf(scenario.slo_s):
-            self._admission = Admission(
-                placed.plan.predicted, slo_s=scenario.slo_s, num_ingresses=scenario.num_ingresses
-            )
         self._is_choosy = self._admission is not None or scenario.max_queued is not None
+
+    @property
+    def num_unanswered(self) -> int:
+        return self._endings.num_unanswered
 
     @property
     def oldest_epoch(self) -> int:
@@ -76,10 +74,7 @@ class Ingress:
         before, self.itinerary = self.itinerary, lay_out(placed, self.service.slots, self.itinerary)
         self._first, self._last = self.itinerary.first, self.itinerary.legs[-1]
         if placed.epoch > before.epoch:
-            if self._admission is not None:
-                self._admission.follow(placed.plan.predicted)
-            if self.watching is not None:
-                self.watching.begin_plan()
+            self._endings.begin_plan(placed.plan.predicted)
         self._count_unheard(self._first, 0)
         self.suspended = False
         self._is_choosy = self._admission is not None or not math.isinf(self._max_queued)
@@ -88,7 +83,7 @@ class Ingress:
     def suspend(self) -> None:
         """There is no plan: what waits, and what arrives until the next one, is refused."""
         self.suspended = self._is_choosy = True
-        self._drop(self.waiting, STAGE_UNAVAILABLE)
+        self._endings.drop(self.waiting, STAGE_UNAVAILABLE)
         self.waiting.clear()
 
     def arrive(self, first: int) -> None:
@@ -100,12 +95,9 @@ class Ingress:
             self._give_up_late()
             refusal = self._refusal(number, now_s)
             if refusal != NOT_DROPPED:
-                self._refuse(range(first, first + number), refusal)
+                self._endings.refuse(range(first, first + number), refusal)
                 return
-        if self._admission is not None:
-            for each in range(number):
-                self._ahead[first + each] = self.num_unanswered + each
-        self.num_unanswered += number
+        self._endings.arrive(first, number)
         self.waiting.extend(range(first, first + number))
         if len(self.waiting) >= self._least or self._admission is not None:
             self._pump()
@@ -127,22 +119,22 @@ class Ingress:
             return
         if call.probe and self.watching is not None:
             self.watching.end_probes(members, block)
-        self._settle(call, members, block)
+        self._endings.settle(call, members, block, self.itinerary)
         self._part_of(call, len(members), took_time=True)
 
     def answer_probes(self, call: Call, members: Sequence[Input], block: int) -> None:
-        """Probes are answered, and stay inside."""
+        """Probes are answered, and stay inside. `answer_s` is left out: they are few."""
         if self.watching is not None:
             self.watching.answer_probes(members, block)
-        self._settle(call, members, block)
+        self._endings.settle(call, members, block, self.itinerary)
         self._hear(call)
 
     def lose(self, call: Call, members: Sequence[Input]) -> None:
         """A stage drops inputs that are too late."""
         for member in members:
             member.origin = None
-        lost = self._unanswered(members) if call.probe else members
-        self._late([member.payload for member in lost])
+        lost = self._endings.forget_probes(members) if call.probe else members
+        self._endings.late([member.payload for member in lost])
         self._part_of(call, len(members), took_time=False)
 
     def go_on(self, call: Call, members: Sequence[Input], block: int) -> None:
@@ -156,7 +148,7 @@ class Ingress:
         for member in members:
             member.origin = None
         if call.probe:
-            members = self._unanswered(members)
+            members = self._endings.forget_probes(members)
         self._events.at(self._events.time_s + RETRY_PAUSE_S, COMES, self._return, members)
         self._hear(call)  # others need not wait for the pause
 
@@ -216,7 +208,7 @@ class Ingress:
         while waiting and arrived_s[waiting[0] // per_request] + self._slo_s <= self._events.time_s:
             late.append(waiting.popleft())
         if late:
-            self._late(late)
+            self._endings.late(late)
 
     def _depart(self, batch: int) -> list[Input]:
         """The next inputs, in the order of their arrival."""
@@ -251,37 +243,8 @@ class Ingress:
         call, members, block = answers
         if call.probe and self.watching is not None:
             self.watching.end_probes(members, block)
-        self._settle(call, members, block)
+        self._endings.settle(call, members, block, self.itinerary)
         self._part_of(call, len(members), took_time=True)
-
-    def _settle(self, call: Call, members: Sequence[Input], block: int) -> None:
-        ledger, now_s, per_request = self._ledger, self._events.time_s, self._per_request
-        latencies_s, exits, arrived_s = ledger.latency_s, ledger.exit, ledger.arrived_s
-        numbers = []
-        for member in members:
-            number = member.payload
-            if exits[number] < 0:  # a probe may have been answered
-                latencies_s[number] = now_s - arrived_s[number // per_request]
-                exits[number] = block
-                numbers.append(number)
-        self.num_unanswered -= len(numbers)
-        if self._admission is not None:
-            for number in numbers:
-                self._teach(number, latencies_s[number], block, now_s)
-        if self.watching is not None:
-            by_present_plan = call.epoch == self.itinerary.epoch
-            for number in numbers:
-                self.watching.answer(block, latencies_s[number], by_present_plan=by_present_plan)
-
-    def _teach(self, number: int, latency_s: float, block: int, now_s: float) -> None:
-        assert self._admission is not None
-        ahead = self._ahead.pop(number)
-        if latency_s > self._slo_s:  # its owner went at the deadline, and this was learnt then
-            self._admission.went_deep(self._slo_s, ahead, now_s)
-            return
-        self._admission.answered(now_s)
-        if block >= self.itinerary.last_split:
-            self._admission.went_deep(latency_s, ahead, now_s)
 
     def _part_of(self, call: Call, number: int, *, took_time: bool) -> None:
         """A part of a call's reply came back, with so many inputs in it."""
@@ -317,39 +280,13 @@ class Ingress:
             call.leg.transport.pending.remove(hanging)
             self.again(call)
 
-    def _unanswered(self, members: Sequence[Input]) -> list[Input]:
-        """Those of probes that will not get to the end that have no answer."""
-        if self.watching is not None:
-            self.watching.forget_probes(members)
-        return [member for member in members if self._ledger.exit[member.payload] == NO_EXIT]
-
     def _return(self, members: list[Input]) -> None:
         numbers = [member.payload for member in members]
         if self.suspended:
-            self._drop(numbers, STAGE_UNAVAILABLE)
+            self._endings.drop(numbers, STAGE_UNAVAILABLE)
             return
         self.waiting.extendleft(reversed(numbers))
         self._pump()
-
-    def _late(self, numbers: Sequence[int]) -> None:
-        now_s = self._events.time_s
-        if self._admission is not None:
-            for number in numbers:
-                took_s = max(now_s - self._ledger.arrived_s[number // self._per_request], self._slo_s)
-                self._admission.went_deep(took_s, self._ahead.get(number, 0), now_s)
-        self._drop(numbers, DEADLINE)
-
-    def _drop(self, numbers: Sequence[int], reason: int) -> None:
-        self.num_unanswered -= len(numbers)
-        self._refuse(numbers, reason)
-
-    def _refuse(self, numbers: Sequence[int], reason: int) -> None:
-        drop = self._ledger.drop
-        for number in numbers:
-            drop[number] = reason
-            self._ahead.pop(number, None)
-        if self.watching is not None:
-            self.watching.drop(reason, len(numbers))
 
 
 def _arrives(arriving: tuple[Call, int]) -> None:

@@ -56,13 +56,14 @@ def play(service: Service, *, progress: Progress | None = None, until_s: float |
     return gather(service, interrupted=interrupted)
 
 
-def gather(service: Service, *, interrupted: bool) -> Outcome:
-    """What there is of a service's work, now."""
+def gather(service: Service, *, interrupted: bool, ended_s: float | None = None) -> Outcome:
+    """What there is of a service's work, now; `ended_s`: when it ended, where only clocks went on since."""
     scenario, ledger, now_s = service.scenario, service.ledger, service.events.time_s
     latency_s_N = np.frombuffer(ledger.latency_s, dtype=np.float64)
     drop_N = np.frombuffer(ledger.drop, dtype=np.int8).copy()
     drop_N[np.isnan(latency_s_N) & (drop_N == NOT_DROPPED)] = UNANSWERED
-    ended_s = now_s if interrupted else max(now_s, scenario.duration_s)
+    if ended_s is None:
+        ended_s = now_s if interrupted else max(now_s, scenario.duration_s)
     slots = tuple(_slot_figures(service, name, ended_s) for name in service.slots)
     devices = scenario.problem.devices
     return Outcome(

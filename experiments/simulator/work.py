@@ -55,7 +55,6 @@ class Work:
         counts = self._counts
         counts.batches += 1
         counts.inputs += len(batch.members)
-        counts.capacity += batch.split.batch
         counts.busy_s += seconds
 
 

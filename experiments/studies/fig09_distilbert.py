@@ -48,7 +48,6 @@ def compare(problem: PlanProblem, inputs: Workload, stand_in: Workload, effort: 
             Comparison(
                 name="full batches throughout / stock, batch 8",
                 ours=allowed.most_times,
-                paper=1 / (1 - PAPER_SAVED),
             ),
             *with_flat_times(problem, inputs, LARGEST, effort),
             *(comparison for other in others for comparison in _of_stand_in(other)),

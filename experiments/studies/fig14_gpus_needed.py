@@ -9,6 +9,7 @@ the planner is asked for more; where it does, for less.
 from __future__ import annotations
 
 from experiments.e3_plans import ENTROPY, RATE_PER_S
+from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.fixed_rate import SEED, FixedRate, bought, comparisons, corrections, e3_cases, fixed_rate
 from experiments.studies.kit import Bars, Effort, Study, StudyResult, command
 from experiments.studies.sides import E3_SLOWER, equal_cluster, sst2
@@ -58,6 +59,7 @@ STUDY = Study(
     minutes=1.5,
     quick_s=4,
     seed=SEED,
+    needs=(BERT12_SST2,),
     differs="Stock needs nearly twice as many V100 as e3, because the recorded inputs leave early: half of them "
     "within three blocks, in E3 within six. At batch 1 early-exit needs fewer than e3. There nothing shrinks: who has "
     "left costs nothing more, all replicas are alike and none sends anything on, while every stage of e3 has whole "

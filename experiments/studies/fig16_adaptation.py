@@ -44,7 +44,7 @@ from optimizer.problem import PlanProblem
 
 SEED = 0
 WORST = 1 - 0.23
-"""E3 over the model without exits where 80 % are hard (section 7)."""
+"""E3 over the model without exits where 80 % are hard (section 5.9)."""
 TIME_SCALE: Mapping[Effort, float] = {"full": 40.0, "quick": 400.0}
 PROBES: Mapping[Effort, float] = {"full": 0.005, "quick": 0.04}
 """Share of probes. At the edge of capacity a probe costs what it makes the service miss; the default of 2 % is for
@@ -231,7 +231,8 @@ STUDY = Study(
     "inputs leave, and plans anew out of turn. Goodput is that of the period which begins one period after a switch.",
     how="simulated",
     exits=f"recorded: BERT-base on SST-2 dev, entropy {ENTROPY:g}; easy: leaves in the first half",
-    hardware="16 V100, and 6 V100, 8 P100 and 15 K80 (TensorRT's published times x 6.5), simulated on one core",
+    hardware="16 V100, and 6 V100, 8 P100 and 15 K80 (TensorRT's published V100 times x 6.5, the others derived by "
+    "Gavel's training speeds; 40 times slower still beside the controller's periods), simulated on one core",
     minutes=3,
     quick_s=8,
     seed=SEED,

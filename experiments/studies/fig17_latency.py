@@ -2,8 +2,8 @@
 
     OFFRAMP_DATA=... python -m experiments.studies.fig17_latency [--quick]
 
-Simulated under three loads: single inputs at one rate for all sides; batches of 8 at that rate, as E3's clients send
-them; and batches of 8 near every side's own capacity.
+Simulated under three loads: single inputs at one rate for all sides; batches of 8 at that rate, as E3's
+scheduler forms them; and batches of 8 near every side's own capacity.
 """
 
 from __future__ import annotations
@@ -233,15 +233,18 @@ STUDY = Study(
     how="simulated",
     exits=f"recorded: BERT-base on SST-2 dev, entropy {ENTROPY:g}, {EASY_SHARE:.0%} easy",
     hardware=(
-        f"16 V100; 6 V100, 8 P100, 15 K80 (TensorRT's published times for BERT-base, x {E3_SLOWER:g}), "
+        f"16 V100; 6 V100, 8 P100, 15 K80 (TensorRT's published V100 times for BERT-base, x {E3_SLOWER:g}; "
+        "P100 and K80 derived from them by Gavel's training speeds), "
         "simulated on one core"
     ),
     minutes=1,
     quick_s=7,
     seed=SEED,
     needs=(BERT12_SST2,),
-    differs="E3's clients send batches of 8 and wait for them; batches of 8 in equal gaps at one rate come nearest to "
-    "that. On 16 V100 e3 is then below stock at minimum, median and quartiles, as in the paper, and above it only at "
+    differs="E3's clients are closed loops, and its scheduler waits until a batch of 8 is formed (section 4); batches "
+    "of "
+    "8 in equal gaps at one rate come nearest to that. On 16 V100 e3 is then below stock at minimum, median and "
+    "quartiles, as in the paper, and above it only at "
     "the maximum. It is not below early-exit, whose inputs are answered at the ramp where they leave: e3 has the same "
     "exits, and hops and second waits for those who go on. If early-exit answered a batch as a whole (held), e3 would "
     "be lower at the minimum, the first quartile and the median, and equal at the third: the paper's order would "

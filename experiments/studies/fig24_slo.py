@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.e3_plans import ENTROPY, SLOS_S
+from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.kit import Comparison, Effort, Lines, Ratios, Study, StudyResult, command, largest_ratios
 from experiments.studies.side_by_side import Row, Rows, document, out_of_order, series_of, simulated, times
@@ -35,7 +36,6 @@ CONTENDERS: dict[Effort, tuple[Strategy, ...]] = {
 ORDER = ("early-exit", "e3", "best")
 DEVICE = "V100"
 PAPER = Ratios(over_stock=1.34, over_early_exit=1.63)
-PAPER_STRICT = 0.99
 """e3 over early-exit at a batch of 1, which is all that E3's strictest SLO allows."""
 SEED = 0
 
@@ -119,9 +119,7 @@ def _comparisons(rows: Rows) -> tuple[Comparison, ...]:
     found = [
         Comparison(name="e3 / early-exit, largest", ours=e3.over_early_exit, paper=PAPER.over_early_exit),
         Comparison(name="e3 / stock, largest", ours=e3.over_stock, paper=PAPER.over_stock),
-        Comparison(
-            name=f"e3 / early-exit, SLO {strict}", ours=times(rows[strict], "e3", "early-exit"), paper=PAPER_STRICT
-        ),
+        Comparison(name=f"e3 / early-exit, SLO {strict}", ours=times(rows[strict], "e3", "early-exit")),
     ]
     if "best" in rates:
         best = largest_ratios(rates, "best")
@@ -227,7 +225,7 @@ STUDY = Study(
     figure="24",
     section="5.8.5",
     title="BERT-base on 16 V100, SLO 25 to 1000 ms",
-    claim="Up to 1.63 x the goodput of early-exit and 1.34 x of stock; 1 % below early-exit at the strictest SLO",
+    claim="Up to 1.63 x the goodput of early-exit and 1.34 x of stock; 1 % below early-exit at a batch of 1",
     detail="SLO 25 to 1000 ms; batches as large as each allows.",
     paper=PAPER,
     how="simulated",
@@ -236,6 +234,7 @@ STUDY = Study(
     minutes=2,
     quick_s=8,
     seed=SEED,
+    needs=(BERT12_SST2,),
     differs="Exits and times differ as in figure 7, and matter more at the batches that a loose SLO allows. "
     "TensorRT's V100 is nearly full with 24 inputs: of a larger batch, what is left costs in proportion, fusing it "
     "gains almost nothing, and early-exit is close to the best there is. E3's V100 was not full at a batch of 8, the "

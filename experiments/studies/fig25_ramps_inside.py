@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from experiments.e3_plans import ENTROPY, RAMPS_AT_SPLIT_ENDS, RAMPS_CHOSEN
+from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.by_batch import Point
 from experiments.studies.e3_case import (
     LARGEST_BATCH,
@@ -170,6 +171,7 @@ STUDY = Study(
     minutes=0.8,
     quick_s=8,
     seed=SEED,
+    needs=(BERT12_SST2,),
     differs="A ramp of the published profile takes a twentieth of a block, and what a ramp inside a split lets out "
     "saves more than that: switched off, goodput falls. It falls further than the planner foresees, because recorded "
     "exits are not nested. E3's 16 % need dearer ramps (two splits, time that does not depend on the batch: a fifth "

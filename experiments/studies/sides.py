@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
-from experiments.data import data_folder
 from experiments.e3_plans import ENTROPY, PROBLEMS, stretched
 from experiments.live.mixes import mixed_rows
-from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.simulator.decisions import Decisions, IntArray, nested, recorded, survival_of
+from experiments.recorded_exits import bert12_sst2
+from experiments.simulator.decisions import Decisions, IntArray, recorded, survival_of
 from experiments.simulator.goodput import Capacity, highest_rate, poisson_arrivals
 from experiments.simulator.scenario import Scenario
 from experiments.studies.study import Effort
@@ -57,16 +54,9 @@ def mixed_cluster(times: float = E3_SLOWER) -> PlanProblem:
 def sst2(easy_share: float | None = None, *, entropy: float = ENTROPY, seed: int = 0) -> Workload:
     """BERT-base's recorded exits on SST-2 dev, in random order; with `easy_share`, a mix of easy and hard inputs.
 
-    Where the records are absent, made-up inputs with the survival that the problem file quotes of them; mixes and other
-    entropies cannot be made up: SystemExit says so.
+    Where the records are absent, SystemExit says so.
     """
     rng = np.random.default_rng(seed)
-    folder = data_folder()
-    if easy_share is None and entropy == ENTROPY and (folder is None or not (folder / BERT12_SST2).is_file()):
-        problem = equal_cluster()
-        decisions: Decisions = nested(problem.survival_N, problem.ramps, rng, num_rows=NUM_ROWS)
-        rows_N = rng.permutation(NUM_ROWS)
-        return workload("made up, with the survival of BERT-base's recorded exits", decisions, rows_N, problem)
     records = bert12_sst2("entropy")
     decisions = recorded(records, dict.fromkeys(records.ramps, entropy))
     if easy_share is None:
@@ -134,14 +124,3 @@ def goodput_of(problem: PlanProblem, planned: Planned, inputs: Workload, effort:
         )
 
     return highest_rate(scenario_at, figures.rate_per_s)
-
-
-def rates(capacities: Mapping[str, Capacity | None]) -> dict[str, float | None]:
-    """Goodput by side."""
-    return {name: None if each is None else each.rate_per_s for name, each in capacities.items()}
-
-
-def is_sorted(values: Sequence[float | None], *, slack: float = 0.0) -> bool:
-    """Whether each is at least the one before it, but for `slack` of it; those that are not there are left out."""
-    present = [value for value in values if value is not None and not math.isnan(value)]
-    return all(after >= before * (1 - slack) for before, after in pairwise(present))

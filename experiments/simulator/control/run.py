@@ -26,7 +26,7 @@ from experiments.simulator.events import CONTROLS, Events
 from experiments.simulator.outcome import Outcome
 from experiments.simulator.scenario import Scenario
 from experiments.simulator.service import Service
-from experiments.simulator.simulate import Progress, play
+from experiments.simulator.simulate import Progress, gather, play
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan
@@ -148,6 +148,7 @@ class _Run:
         self._fleet = SimulatedFleet(self._service, self._watchings, counts, control.delays, self._assignment_of)
         self.history = History.open(Path(":memory:"), "simulated")
         self._tasks: list[asyncio.Task[Any]] = []
+        self._ended_s: float | None = None
 
     def run(self, faults: tuple[Fault, ...], progress: Progress | None) -> Controlled:
         self._fleet.boot()
@@ -160,8 +161,8 @@ class _Run:
         if self._load is not None:
             self._load.begin()
         self._events.at(self._scenario.duration_s, CONTROLS, self._end_when_done)
-        outcome = play(self._service, progress=progress)
-        return self._gather(outcome)
+        interrupted = play(self._service, progress=progress).interrupted
+        return self._gather(gather(self._service, interrupted=interrupted, ended_s=self._ended_s))
 
     def _control_loop(self) -> ControlLoop:
         control = self._control
@@ -205,6 +206,7 @@ class _Run:
         if waiting and self._events.time_s < self._scenario.duration_s + self._control.linger_s:
             self._events.at(self._events.time_s + LINGER_S, CONTROLS, self._end_when_done)
             return
+        self._ended_s = self._events.time_s
         for task in self._tasks:
             task.cancel()
 

@@ -16,7 +16,7 @@ def test_both_spaces_are_timed() -> None:
 def test_the_papers_seconds_stand_beside_ours() -> None:
     rows = {LABEL: {"best": {"seconds": 0.5, "gap": 0.0}, "e3": {"seconds": 0.25, "gap": 0.0}}}
     result = compare(rows)
-    assert [(each.ours, each.paper) for each in result.comparisons] == [(0.5, 0.87), (0.25, 0.87)]
+    assert [(each.ours, each.paper) for each in result.comparisons] == [(0.25, 0.87), (0.5, 0.87)]
     (picture,) = result.pictures
     assert isinstance(picture, Bars)
     assert picture.paper == {"e3": (0.87,)}

@@ -32,9 +32,9 @@ def test_what_is_lost_is_told_of_the_plan_that_knows_the_truth() -> None:
     assert mistake(0.0, 0.0, 0.0).lost(0.2) is None
 
 
-def test_it_is_told_from_which_error_on_stock_does_more() -> None:
-    assert mistake(1000.0, 900.0, 400.0).below_stock == 1.0
-    assert mistake(1000.0, 900.0, 500.0).below_stock is None
+def test_it_is_told_at_which_errors_stock_does_more() -> None:
+    assert mistake(1000.0, 900.0, 400.0).below_stock == (1.0,)
+    assert mistake(1000.0, 900.0, 500.0).below_stock == ()
 
 
 def test_who_sees_nobody_leave_divides_three_accelerators_wrongly() -> None:

@@ -22,7 +22,7 @@ REPORT_OF_ONE = """\
 - Versions: Python 3.11.9, numpy 2.4, offramp 0.1
 - Date: 2025-01-02
 - Minutes: 1.5 over all studies
-- Computed: the planner's cost model alone
+- Computed: from records, published times and the cost model; nothing is served or simulated
 
 ## All figures
 
