@@ -4,7 +4,7 @@
 
 E3's V100 and BERT-base, SLO 100 ms; of the plans with three stages, all ramps active and replicas in balance, the one
 of the highest rate, under Poisson arrivals at a share of it, seed 0. Sides: *plain*, one ingress without admission;
-*admission*, with it; *ingresses*, eight without it. Each runs in a process of its own, on one core. Minutes: about 6.
+*admission*, with it; *ingresses*, eight without it. Each runs in a process of its own, on one core. Minutes: about 8.
 """
 
 from __future__ import annotations
