@@ -242,6 +242,7 @@ def test_a_simulation_that_is_interrupted_within_its_warm_up_has_no_figures() ->
     assert figures_so_far(interrupted(warm_up_s=3.0)) is None
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_terminal_sees_a_bar_and_ctrl_c_prints_what_there_is(problem: Path) -> None:
     terminal, its_end = pty.openpty()
     arguments = ["simulate", str(problem), "--strategy", "stock", "--arrivals", "uniform:4000", "--duration", "500"]

@@ -93,6 +93,7 @@ async def test_a_result_of_an_earlier_run_is_not_taken_for_a_new_one(tmp_path: P
     assert isinstance(found.outcome, Failed)
 
 
+@pytest.mark.usefixtures("interruptible")
 async def test_a_cancelled_study_is_interrupted_and_waited_for(tmp_path: Path) -> None:
     running = asyncio.create_task(Processes(folder=tmp_path, effort="full", package=PACKAGE).run("fig97_waits"))
     log = tmp_path / "fig97_waits.log"
