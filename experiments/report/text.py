@@ -114,7 +114,7 @@ def _number(value: float | None) -> str:
 def _section(record: Record) -> Iterator[str]:
     about = record.about
     yield f'<a id="{about.name}"></a>\n\n## Figure {about.figure}: {about.title}'
-    yield f"**E3** (section {about.section}): {about.claim}{' ' + about.detail if about.detail else ''}"
+    yield f"**E3** (section {about.section}): {about.claim}.{' ' + about.detail if about.detail else ''}"
     if isinstance(record.outcome, Done):
         yield f"**Here**: {about.how}. Exits: {about.exits}. Hardware: {about.hardware}. Seed {about.seed}."
         yield from _outcome(record, record.outcome)

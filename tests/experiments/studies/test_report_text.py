@@ -35,7 +35,7 @@ REPORT_OF_ONE = """\
 
 ## Figure 99: a study of nothing
 
-**E3** (section 9.9): e3 is up to 1.30 x stock
+**E3** (section 9.9): e3 is up to 1.30 x stock.
 
 **Here**: computed. Exits: none. Hardware: none. Seed 0.
 
