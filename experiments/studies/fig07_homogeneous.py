@@ -7,7 +7,8 @@ Simulated: 16 V100 at E3's speed, Poisson arrivals, 99 % of inputs within 100 ms
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -17,11 +18,18 @@ from experiments.studies.e3_case import LARGEST_BATCH, even_exits, exits_at_once
 from experiments.studies.flat import flat
 from experiments.studies.kit import Bars, Comparison, Effort, Ratios, Study, StudyResult, command, largest_ratios
 from experiments.studies.savings import savings
-from experiments.studies.side_by_side import Row, Rows, document, out_of_order, series_of, simulated, times
-from experiments.studies.sides import Workload, decide, equal_cluster, facing, sst2
+from experiments.studies.side_by_side import (
+    Row,
+    Rows,
+    by_batch_limit,
+    document,
+    out_of_order,
+    series_of,
+    times,
+)
+from experiments.studies.sides import Workload, decide, equal_cluster, sst2
 from optimizer.decision import Strategy
 from optimizer.problem import PlanProblem
-from optimizer.what_if import with_batch_limit
 
 BATCHES = {"full": (1, 2, 4, 8), "quick": (8,)}
 BEYOND = 16
@@ -43,17 +51,6 @@ SEED = 0
 Case = tuple[PlanProblem, Workload]
 
 
-def by_batch_limit(
-    problem: PlanProblem, inputs: Workload, batches: Sequence[int], names: Sequence[Strategy], effort: Effort
-) -> dict[str, Row]:
-    """A row per largest batch."""
-    rows: dict[str, Row] = {}
-    for batch in batches:
-        limited = with_batch_limit(facing(problem, inputs), batch)
-        rows[f"batch {batch}"] = simulated(limited, decide(limited, names), inputs, effort, seed=SEED)
-    return rows
-
-
 def cases(problem: PlanProblem) -> dict[str, Case]:
     """E3's circumstances, one more in each: its exits, V100 that 8 inputs do not fill, its ramps; then other exits."""
     even = even_exits(problem, seed=SEED)
@@ -69,8 +66,9 @@ def cases(problem: PlanProblem) -> dict[str, Case]:
 
 def compare(problem: PlanProblem, inputs: Workload, others: Mapping[str, Case], effort: Effort) -> StudyResult:
     """The figure on `inputs`; at batch 1 and 8, what is left of E3's ratios in every other case."""
-    rows = by_batch_limit(problem, inputs, BATCHES[effort], CONTENDERS[effort], effort)
-    beyond = by_batch_limit(problem, inputs, (BEYOND,), CONTENDERS[effort], effort) if effort == "full" else {}
+    choose = partial(decide, strategies=CONTENDERS[effort])
+    rows = by_batch_limit(problem, inputs, BATCHES[effort], choose, effort, seed=SEED)
+    beyond = by_batch_limit(problem, inputs, (BEYOND,), choose, effort, seed=SEED) if effort == "full" else {}
     case_rows = {name: _case_rows(case) for name, case in others.items()}
     rates = series_of(rows)
     return StudyResult(
@@ -91,7 +89,7 @@ def compare(problem: PlanProblem, inputs: Workload, others: Mapping[str, Case], 
 
 def _case_rows(case: Case) -> dict[str, Row]:
     """In shorter simulations than the figure's own."""
-    return by_batch_limit(*case, (1, LARGEST_BATCH), IN_CASES, "quick")
+    return by_batch_limit(*case, (1, LARGEST_BATCH), partial(decide, strategies=IN_CASES), "quick", seed=SEED)
 
 
 def _comparisons(rows: Rows, of: str) -> tuple[Comparison, ...]:

@@ -20,9 +20,10 @@ from experiments.simulator.goodput import poisson_arrivals
 from experiments.simulator.outcome import Outcome
 from experiments.simulator.scenario import FloatArray
 from experiments.studies.kit import Box, Boxes, Comparison, Effort, Study, StudyResult, command, ratio
-from experiments.studies.offered import WARM_UP_SLOS, serve
+from experiments.studies.offered import serve
 from experiments.studies.sides import (
     E3_SLOWER,
+    WARM_UP_SLOS,
     Workload,
     decide,
     equal_cluster,

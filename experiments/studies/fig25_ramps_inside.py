@@ -7,7 +7,7 @@ Simulated: 16 V100 at E3's speed, Poisson arrivals, 99 % of inputs within 100 ms
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from experiments.e3_plans import ENTROPY, RAMPS_AT_SPLIT_ENDS, RAMPS_CHOSEN
 from experiments.recorded_exits import BERT12_SST2
@@ -22,12 +22,11 @@ from experiments.studies.e3_case import (
     with_ramps_of,
 )
 from experiments.studies.kit import Bars, Comparison, Effort, Study, StudyResult, command
-from experiments.studies.side_by_side import Row, Rows, document, series_of, simulated, times
-from experiments.studies.sides import Workload, equal_cluster, facing, sst2
+from experiments.studies.side_by_side import Row, Rows, by_batch_limit, document, series_of, times
+from experiments.studies.sides import Workload, equal_cluster, sst2
 from optimizer.decision import Decision, Planned
 from optimizer.planner import solve, solve_in
 from optimizer.problem import PlanProblem
-from optimizer.what_if import with_batch_limit
 
 BATCHES = {"full": (1, 2, 4, 8), "quick": (8,)}
 AT_ENDS, CHOSEN = "ramps at split ends", "ramps chosen"
@@ -49,15 +48,6 @@ def variants(problem: PlanProblem) -> dict[str, Decision]:
     }
 
 
-def by_batch_limit(problem: PlanProblem, inputs: Workload, batches: Sequence[int]) -> dict[str, Row]:
-    """A row per largest batch, in short simulations."""
-    rows: dict[str, Row] = {}
-    for batch in batches:
-        limited = with_batch_limit(facing(problem, inputs), batch)
-        rows[f"batch {batch}"] = simulated(limited, variants(limited), inputs, "quick", seed=SEED)
-    return rows
-
-
 def cases(problem: PlanProblem, inputs: Workload) -> dict[str, Case]:
     """E3's ramps, then its exits and V100 that 8 inputs do not fill; then exits of the other extreme."""
     dear, unfilled = with_ramps_of(problem, ramp_share(problem)), like_e3(problem)
@@ -71,8 +61,10 @@ def cases(problem: PlanProblem, inputs: Workload) -> dict[str, Case]:
 
 def compare(problem: PlanProblem, inputs: Workload, others: Mapping[str, Case], effort: Effort) -> StudyResult:
     """The figure on `inputs`; at the largest batch, every other case."""
-    rows = by_batch_limit(problem, inputs, BATCHES[effort])
-    case_rows = {name: by_batch_limit(*case, (LARGEST_BATCH,)) for name, case in others.items()}
+    rows = by_batch_limit(problem, inputs, BATCHES[effort], variants, "quick", seed=SEED)
+    case_rows = {
+        name: by_batch_limit(*case, (LARGEST_BATCH,), variants, "quick", seed=SEED) for name, case in others.items()
+    }
     at_largest = {"recorded": rows, **case_rows}
     return StudyResult(
         comparisons=(

@@ -14,7 +14,7 @@ from experiments.e3_plans import ENTROPY
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.kit import Bars, Comparison, Effort, Lines, Study, StudyResult, command
-from experiments.studies.side_by_side import Row, Rows, document, series_of, simulated, times
+from experiments.studies.side_by_side import Row, Rows, by_batch_limit, document, series_of, simulated, times
 from experiments.studies.sides import Workload, equal_cluster, facing, sst2
 from optimizer.decision import Decision, NoPlan, Planned
 from optimizer.evaluate import evaluate, sought
@@ -54,15 +54,6 @@ def in_turn(problem: PlanProblem, planned: Planned) -> Planned:
     return Planned(strategy="serial", stages=stages, figures=figures, bound=sought(problem, figures), gap=0.0)
 
 
-def by_batch_limit(problem: PlanProblem, inputs: Workload, batches: Sequence[int]) -> dict[str, Row]:
-    """A row per largest batch, in short simulations."""
-    rows: dict[str, Row] = {}
-    for batch in batches:
-        limited = with_batch_limit(facing(problem, inputs), batch)
-        rows[f"batch {batch}"] = simulated(limited, contenders(limited), inputs, "quick", seed=SEED)
-    return rows
-
-
 def by_slo(problem: PlanProblem, inputs: Workload, slos_s: Sequence[float]) -> dict[str, Row]:
     """A row per SLO, batches up to E3's largest."""
     limited = with_batch_limit(facing(problem, inputs), LARGEST_BATCH)
@@ -75,7 +66,7 @@ def by_slo(problem: PlanProblem, inputs: Workload, slos_s: Sequence[float]) -> d
 
 def compare(problem: PlanProblem, inputs: Workload, effort: Effort) -> StudyResult:
     """By batch under the problem's SLO, by SLO at E3's largest batch; with full effort in E3's circumstances too."""
-    at_batch = by_batch_limit(problem, inputs, BATCHES[effort])
+    at_batch = by_batch_limit(problem, inputs, BATCHES[effort], contenders, "quick", seed=SEED)
     under_slo = by_slo(problem, inputs, SLOS_S[effort])
     of_e3: Rows = {}
     if effort == "full":

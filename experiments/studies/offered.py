@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from experiments.simulator.goodput import poisson_arrivals
 from experiments.simulator.outcome import Figures, Outcome
 from experiments.simulator.scenario import FloatArray, Scenario
 from experiments.simulator.simulate import simulate
-from experiments.studies.sides import INPUTS, LEAST_SLOS, Workload, plan_of
+from experiments.studies.sides import Workload, plan_of, poisson_scenario
 from experiments.studies.study import Effort
 from optimizer.decision import Planned
 from optimizer.problem import PlanProblem
-
-WARM_UP_SLOS = 2
-"""Until then the queues are shorter than they will be."""
 
 
 def serve(
@@ -40,18 +36,18 @@ def serve(
         admission=admission,
         warm_up_s=warm_up_s,
     )
-    outcome = simulate(scenario)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    return outcome
+    return _finished(scenario)
 
 
 def serve_poisson(
     problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, effort: Effort, *, seed: int = 0
 ) -> Figures:
     """At a Poisson rate, as long as a trial of `sides.goodput` is, and without admission as there."""
-    slo_s = problem.slo.latency_s
-    warm_up_s = WARM_UP_SLOS * slo_s
-    duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
-    arrivals_s = poisson_arrivals(rate_per_s, duration_s, seed)
-    return serve(problem, planned, inputs, arrivals_s, duration_s, warm_up_s=warm_up_s).figures()
+    return _finished(poisson_scenario(problem, planned, inputs, rate_per_s, effort, seed=seed)).figures()
+
+
+def _finished(scenario: Scenario) -> Outcome:
+    outcome = simulate(scenario)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return outcome

@@ -7,12 +7,13 @@ from itertools import pairwise
 from typing import Any
 
 from experiments.simulator.goodput import PRECISION, Capacity
-from experiments.studies.by_batch import Point
-from experiments.studies.sides import Workload, goodput_of
+from experiments.studies.by_batch import Choose, Point
+from experiments.studies.sides import Workload, facing, goodput_of
 from experiments.studies.study import Effort, ratio
 from optimizer.decision import Decision, NoPlan
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
+from optimizer.what_if import with_batch_limit
 
 Row = Mapping[str, Point]
 """By contender."""
@@ -34,6 +35,17 @@ def simulated(
             known[decision.stages] = goodput_of(problem, decision, inputs, effort, seed=seed)
         row[name] = Point(decision=decision, capacity=known[decision.stages])
     return row
+
+
+def by_batch_limit(
+    problem: PlanProblem, inputs: Workload, batches: Sequence[int], choose: Choose, effort: Effort, *, seed: int = 0
+) -> dict[str, Row]:
+    """A row per largest batch."""
+    rows: dict[str, Row] = {}
+    for batch in batches:
+        limited = with_batch_limit(facing(problem, inputs), batch)
+        rows[f"batch {batch}"] = simulated(limited, choose(limited), inputs, effort, seed=seed)
+    return rows
 
 
 def times(row: Row, one: str, other: str) -> float | None:

@@ -27,6 +27,8 @@ NUM_ROWS = 20_000
 """Inputs of a workload; then they come again."""
 INPUTS = {"full": 60_000, "quick": 12_000}
 """Of one simulation."""
+WARM_UP_SLOS = 2
+"""Until then the queues are shorter than they will be."""
 LEAST_SLOS = 40
 """A simulation is at least so many SLOs long: what cannot be sustained must have the time to show it."""
 
@@ -104,23 +106,28 @@ def goodput(
 
 def goodput_of(problem: PlanProblem, planned: Planned, inputs: Workload, effort: Effort, *, seed: int = 0) -> Capacity:
     """The same of a plan that there is."""
-    figures = planned.figures
-    plan = plan_of(planned.stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s)
-    slo_s = problem.slo.latency_s
 
     def scenario_at(rate_per_s: float) -> Scenario:
-        warm_up_s = 2 * slo_s
-        duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
-        return Scenario(
-            problem=problem,
-            plan=plan,
-            decisions=inputs.decisions,
-            rows_N=inputs.rows_N,
-            arrivals_s=poisson_arrivals(rate_per_s, duration_s, seed),
-            duration_s=duration_s,
-            warm_up_s=warm_up_s,
-            slo_s=slo_s,
-            admission=False,
-        )
+        return poisson_scenario(problem, planned, inputs, rate_per_s, effort, seed=seed)
 
-    return highest_rate(scenario_at, figures.rate_per_s)
+    return highest_rate(scenario_at, planned.figures.rate_per_s)
+
+
+def poisson_scenario(
+    problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, effort: Effort, *, seed: int = 0
+) -> Scenario:
+    """A plan under a Poisson rate, without admission."""
+    slo_s, figures = problem.slo.latency_s, planned.figures
+    warm_up_s = WARM_UP_SLOS * slo_s
+    duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
+    return Scenario(
+        problem=problem,
+        plan=plan_of(planned.stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s),
+        decisions=inputs.decisions,
+        rows_N=inputs.rows_N,
+        arrivals_s=poisson_arrivals(rate_per_s, duration_s, seed),
+        duration_s=duration_s,
+        warm_up_s=warm_up_s,
+        slo_s=slo_s,
+        admission=False,
+    )

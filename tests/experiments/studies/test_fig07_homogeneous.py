@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from experiments.studies.e3_case import exits_at_once
-from experiments.studies.fig07_homogeneous import STUDY, by_batch_limit, cases, compare
-from experiments.studies.side_by_side import times
+from experiments.studies.fig07_homogeneous import STUDY, cases, compare
+from experiments.studies.side_by_side import by_batch_limit, times
+from experiments.studies.sides import decide
 from tests.experiments.studies.small_cases import four_blocks, inputs_at
 
 
@@ -20,7 +23,9 @@ def test_e3s_circumstances_are_added_one_after_the_other() -> None:
 
 
 def test_a_batch_of_one_loses_nothing_by_shrinking() -> None:
-    rows = by_batch_limit(four_blocks(), inputs_at(0.4), (1,), ("stock", "early-exit"), "quick")
+    rows = by_batch_limit(
+        four_blocks(), inputs_at(0.4), (1,), partial(decide, strategies=("stock", "early-exit")), "quick"
+    )
     # The four inputs leave after 1, 2, 3 and 4 blocks: 10 blocks and 9 ramps of a tenth, instead of 16 blocks.
     assert times(rows["batch 1"], "early-exit", "stock") == pytest.approx(16 / 10.9, rel=0.03)
 
