@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.model import EarlyExitModel
+from earlyexit.packed import PackedLinear, pack_linears
+from earlyexit.store import save_model
+from earlyexit.tokenizer import TokenIds
+from earlyexit.train import pack
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call] # torch's
+    reason="this torch has no oneDNN",
+)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_computes_what_the_layer_computed(
+    rows: int, dtype: torch.dtype, apart: float, bias: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(24, 40, bias=bias).to(dtype).requires_grad_(False)
+    values = torch.randn(rows, 24).to(dtype)
+    torch.testing.assert_close(PackedLinear(layer)(values), layer(values), atol=apart, rtol=apart)
+
+
+@torch.inference_mode()
+def test_a_packed_model_gives_the_same_logits_at_every_exit(
+    small_model: EarlyExitModel, encoded: list[TokenIds]
+) -> None:
+    packed = deepcopy(small_model)
+    pack_linears(packed)
+    values, layout = pack(encoded[:5], small_model.device)
+    for end in range(1, small_model.num_blocks + 1):
+        if end == small_model.num_blocks or end - 1 in small_model.ramp_indices:
+            logits = [
+                each.exit_logits(end - 1, each.run_blocks(0, end, values, layout), layout)
+                for each in (small_model, packed)
+            ]
+            torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
+
+
+def test_every_linear_layer_is_packed_and_nothing_else(small_model: EarlyExitModel) -> None:
+    kinds = [type(module) for module in small_model.modules()]
+    packed = deepcopy(small_model)
+    pack_linears(packed)
+    expected = [PackedLinear if kind is nn.Linear else kind for kind in kinds]
+    assert PackedLinear in expected
+    assert [type(module) for module in packed.modules()] == expected
+
+
+def test_a_packed_model_says_that_it_cannot_be_saved(small_model: EarlyExitModel, tmp_path: Path) -> None:
+    packed = deepcopy(small_model)
+    pack_linears(packed)
+    with pytest.raises(ModelFolderError, match="cannot be saved"):
+        save_model(packed, tmp_path)
