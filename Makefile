@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: help setup demo serve test test-fast test-all lint type format bench bench-live report report-quick clean
+.PHONY: help setup demo serve test test-fast test-all lint type format bench bench-gpu bench-live bench-peers peers report report-quick clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +64,24 @@ bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, ada
 	$(BIN)/python -m experiments.live.burst
 	$(BIN)/python -m experiments.live.control_overhead
 	$(BIN)/python -m experiments.live.validation
+
+bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers only (about 10 minutes)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.gpu
+
+peers: .venv-peers/.installed  ## Create .venv-peers, where the servers that Offramp is compared with are installed
+
+.venv-peers/.installed: pyproject.toml experiments/peers/constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --constraint experiments/peers/constraints.txt --editable '.[peers]'
+	@touch $@
+
+bench-peers: $(STAMP) peers  ## Against Ray Serve, LitServe, mosec and BentoML, on OFFRAMP_DATA's texts (about an hour)
+	$(BIN)/python -m experiments.peers bert-base --dtype bfloat16 --batch 16
+	$(BIN)/python -m experiments.peers bert-base --dtype float32 --batch 16 --rounds 3
+	$(BIN)/python -m experiments.peers bert-base --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
+	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16
+	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --inputs 8
+	$(BIN)/python -m experiments.peers long --dtype bfloat16 --batch 16 --rounds 3
 
 report: $(STAMP)  ## Every figure of E3's evaluation again, and experiments/REPORT.md of them (half an hour)
 	$(BIN)/python -m experiments.report --jobs 2

@@ -15,6 +15,7 @@ from earlyexit.piece import Piece
 from earlyexit.policies import ExitPolicy
 from earlyexit.release import Step
 from earlyexit.split import Segment, Split
+from earlyexit.transfer import mark_cuda, to_host, when_computed
 from earlyexit.wire import Answer, Seen
 
 if TYPE_CHECKING:
@@ -49,11 +50,15 @@ class TorchSegments:
         self._model = model
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
-        layout = Layout(piece.lengths_B, self._model.device)
-        hidden_ND = self._model.run_blocks(segment.first, segment.end, piece.values, layout)
-        if segment.ramp is None and segment.end != self._model.num_blocks:
-            return hidden_ND, None
-        return hidden_ND, self._model.exit_logits(segment.end - 1, hidden_ND, layout)
+        return compute(self._model, segment, piece.values, Layout(piece.lengths_B, self._model.device))
+
+
+def compute(model: EarlyExitModel, segment: Segment, values: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    """What `SegmentRunner.run` gives, by the model's own modules."""
+    hidden_ND = model.run_blocks(segment.first, segment.end, values, layout)
+    if segment.ramp is None and segment.end != model.num_blocks:
+        return hidden_ND, None
+    return hidden_ND, model.exit_logits(segment.end - 1, hidden_ND, layout)
 
 
 class Cut:
@@ -90,13 +95,20 @@ class Cut:
         """The same blocks and active ramps, for batches of probes."""
         return Cut(self._model, self.first, self.end, self._ramps, self._policy, probe=True)
 
-    @torch.inference_mode()
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
-        """Run a piece whose next block is `first`; one step per segment, as soon as it is known.
+        """Run a piece whose next block is `first`; one step per segment, as soon as it is known and computed.
 
         The survivors of the last step wait for block `end`; at the model's end there are none.
         """
         assert piece.next_block == self.first
+        steps = self._steps(piece)
+        device = self._model.device
+        if device.type == "cuda" and self._policy.foreknows:  # others read the logits, and so wait for them
+            return when_computed(steps, lambda: mark_cuda(device))
+        return steps
+
+    @torch.inference_mode()
+    def _steps(self, piece: Piece) -> Iterator[Step[Piece]]:
         inside: Piece | None = piece
         answered: set[str] = set()
         for segment in self._segments:
@@ -111,17 +123,20 @@ class Cut:
         after = replace(piece, next_block=segment.end, values=hidden_ND)
         if logits_BC is None:
             return Step(answers=(), survivors=after)
+        if not self._policy.foreknows:
+            logits_BC = to_host(logits_BC)
         if segment.end == self._model.num_blocks:
             return self._conclude(piece, logits_BC)
         assert segment.ramp is not None
         seen = self._look(segment.ramp, logits_BC, piece) if self._probe else ()
         if segment.ramp not in self._ramps:
             return Step(answers=(), survivors=after, seen=seen)
-        verdict = self._policy.decide(segment.ramp, logits_BC, piece.state_BS, piece.sample_ids)
+        state_BS = piece.state_BS.to(logits_BC.device)
+        verdict = self._policy.decide(segment.ramp, logits_BC, state_BS, piece.sample_ids)
         leave_B = verdict.leave_B.tolist()
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
         answers = _answers(piece, left, verdict.label_B, verdict.score_B, segment.ramp)
-        after = replace(after, state_BS=verdict.state_BS)
+        after = replace(after, state_BS=verdict.state_BS.to(piece.state_BS.device))
         if self._probe:
             answered.update(answer.sample_id for answer in answers)
             return Step(answers=answers, survivors=after, seen=seen)

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 
-TYPICAL_TOKENS = 256
-"""Rows that the layout is chosen for; any number can be multiplied with it."""
+TYPICAL_ROWS = 256
+"""What the layout is chosen for; any number of rows can be multiplied with it."""
+LEAST_STEP = 8
+STEPS_PER_OCTAVE = 16
 
 
 class PackedLinear(nn.Module):
@@ -23,12 +25,15 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TYPICAL_TOKENS)
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), TYPICAL_ROWS)
+        self._bias = None if linear.bias is None else linear.bias.detach().clone()
 
     def forward(self, values: Tensor) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(values, self._weight, self._bias, "none", [], "")
-        return result
+        rows = values.shape[0]
+        results: Tensor = torch.ops.mkldnn._linear_pointwise(
+            _filled_up(values), self._weight, self._bias, "none", [], ""
+        )
+        return results[:rows]
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise ModelFolderError("a model with packed linear layers cannot be saved: save it as it was loaded")
@@ -45,3 +50,27 @@ def pack_linears(model: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.device.type == "cpu":
                 setattr(parent, name, PackedLinear(child))
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()  # a view of the weights' file keeps all of it in memory
+
+
+def rows_run(rows: int) -> int:
+    """How many rows are multiplied for so many: a few more, so that the same numbers come again and again.
+
+    oneDNN makes code for every number of rows, in 0.3 ms (bfloat16) or 0.6 ms (float32), and about 0.6 MB for each; it
+    keeps 1024. Packed batches of mixed lengths hardly ever have the same number of rows twice, least of all when they
+    shrink at every ramp.
+    """
+    step = max(LEAST_STEP, 1 << (max(rows, 1).bit_length() - 1) >> STEPS_PER_OCTAVE.bit_length() - 1)
+    return -(-rows // step) * step
+
+
+def _filled_up(values: Tensor) -> Tensor:
+    rows, width = values.shape
+    more = rows_run(rows) - rows
+    if not more:
+        return values
+    filled = values.new_empty(rows + more, width)
+    filled[:rows] = values
+    filled[rows:] = 0
+    return filled

@@ -35,15 +35,21 @@ class Piece:
 
     def select(self, keep: Sequence[int]) -> Piece:
         """The inputs at the given positions, in the given order."""
-        rows = self.rows_of_tokens(keep)
-        index = torch.as_tensor(keep, device=self.state_BS.device)
+        index_K = torch.tensor(keep).to(self.values.device, non_blocking=True)
         return replace(
             self,
             sample_ids=tuple(self.sample_ids[k] for k in keep),
             lengths_B=self.lengths_B[list(keep)],
-            values=self.values[rows],
-            state_BS=self.state_BS[index],
+            values=self._values_of(keep, index_K),
+            state_BS=self.state_BS[index_K],
         )
+
+    def _values_of(self, keep: Sequence[int], index_K: Tensor) -> Tensor:
+        if self.lengths_B.min() < self.lengths_B.max():
+            return self.values[self.rows_of_tokens(keep)]
+        # Of equal lengths an input is one row: a copy of a few long rows, and a few numbers sent to the device.
+        width = self.values.shape[1:]
+        return self.values.reshape(len(self), -1).index_select(0, index_K).view(-1, *width)
 
     def rows_of_tokens(self, keep: Sequence[int]) -> Tensor:
         """Indices into `values` of the tokens of the inputs at the given positions."""
@@ -56,13 +62,15 @@ class Piece:
     def singles(self) -> list[Piece]:
         """One piece per input; views, no copies."""
         values = torch.split(self.values, self.lengths_B.tolist())
+        # Most policies have no state: then one row of nothing does for all.
+        states = torch.split(self.state_BS, 1) if self.state_BS.shape[1] else [self.state_BS[:1]] * len(self)
         return [
-            replace(
-                self,
+            Piece(
                 sample_ids=(sample_id,),
+                next_block=self.next_block,
                 lengths_B=self.lengths_B[k : k + 1],
                 values=values[k],
-                state_BS=self.state_BS[k : k + 1],
+                state_BS=states[k],
             )
             for k, sample_id in enumerate(self.sample_ids)
         ]
@@ -87,10 +95,15 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
     assert all(piece.next_block == first.next_block for piece in pieces)
     if len(pieces) == 1:
         return first
+    sample_ids = tuple(sample_id for piece in pieces for sample_id in piece.sample_ids)
     return Piece(
-        sample_ids=tuple(sample_id for piece in pieces for sample_id in piece.sample_ids),
+        sample_ids=sample_ids,
         next_block=first.next_block,
         lengths_B=np.concatenate([piece.lengths_B for piece in pieces]),
         values=torch.cat([piece.values for piece in pieces]),
-        state_BS=torch.cat([piece.state_BS for piece in pieces]),
+        state_BS=_cat_states([piece.state_BS for piece in pieces], len(sample_ids)),
     )
+
+
+def _cat_states(states: list[Tensor], num_inputs: int) -> Tensor:
+    return torch.cat(states) if states[0].shape[1] else states[0].new_empty(num_inputs, 0)

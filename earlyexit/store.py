@@ -95,4 +95,6 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         model.backbone.to(dtype)
         model.ramps.to(dtype)
         model.head.to(dtype)
+        # Whatever is left of the file's tensors keeps all of it in memory.
+        model.temperatures_E = model.temperatures_E.clone()
     return model.eval()

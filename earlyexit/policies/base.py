@@ -30,12 +30,16 @@ class Verdict:
 class ExitPolicy(ABC):
     """A rule over logits, row by row: an input's verdict depends on its own logits and state only.
 
+    Logits and state come in host memory, whatever device the model is on, and verdicts are read there.
+
     *Independent* policies decide by the logits of one ramp. *Dependent* ones carry a state from ramp to ramp, which
     travels with the input over cuts and hops (E3 section 3.4 tells the two apart).
     """
 
     name: ClassVar[str]
     dependent: ClassVar[bool] = False
+    foreknows: ClassVar[bool] = False
+    """Whether it never reads the logits. They may then be on the model's device, and not computed yet."""
     state_dtype: ClassVar[torch.dtype] = torch.int32
 
     def state_width(self, num_classes: int) -> int:

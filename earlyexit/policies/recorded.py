@@ -32,6 +32,7 @@ class RecordedPolicy(ExitPolicy):
     """Takes scores and answers from records, keyed by sample id, and lets a threshold policy judge the scores."""
 
     name = "recorded"
+    foreknows = True
 
     def __init__(self, answers: RecordedAnswers, judge: ThresholdPolicy) -> None:
         self._answers = answers
@@ -61,12 +62,12 @@ class RecordedPolicy(ExitPolicy):
 
     def look(self, ramp: int, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows, column = self._rows(sample_ids), self._column_of[ramp]
-        score_B = torch.from_numpy(self._answers.scores_NR[rows, column]).to(logits_BC.device)
-        label_B = torch.from_numpy(self._answers.labels_NR[rows, column]).to(logits_BC.device)
+        score_B = torch.from_numpy(self._answers.scores_NR[rows, column])
+        label_B = torch.from_numpy(self._answers.labels_NR[rows, column])
         return score_B, label_B
 
     def conclude(self, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        label_B = torch.from_numpy(self._answers.final_labels_N[self._rows(sample_ids)]).to(logits_BC.device)
+        label_B = torch.from_numpy(self._answers.final_labels_N[self._rows(sample_ids)])
         return label_B, torch.ones_like(label_B, dtype=torch.float32)
 
     def _rows(self, sample_ids: Sequence[str]) -> npt.NDArray[np.int64]:

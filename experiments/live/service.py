@@ -144,12 +144,19 @@ class Service:
 
 
 @contextmanager
-def served(settings: ServeSettings, plan: Plan, *, port: int = 8000, front: HttpFront = "haproxy") -> Iterator[Service]:
+def served(
+    settings: ServeSettings,
+    plan: Plan,
+    *,
+    port: int = 8000,
+    front: HttpFront = "haproxy",
+    metrics_port: int | None = None,
+) -> Iterator[Service]:
     """The service on this machine, ready, its plan in force; everything ends with the block.
 
     A controller that plans takes over from there, one that never does holds the plan.
     """
-    with serving(settings, LocalCluster(port=port, front=front)) as url:
+    with serving(settings, LocalCluster(port=port, front=front, metrics_port=metrics_port)) as url:
         with Client(url) as client:
             client.wait_until_ready(timeout_s=READY_TIMEOUT_S)
         service = Service(url=url, app=settings.app)

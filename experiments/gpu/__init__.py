@@ -1,0 +1,1 @@
+"""The batch engine alone on a GPU: without ray, without a service, with whatever a bare machine with torch has."""

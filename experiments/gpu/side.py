@@ -1,0 +1,125 @@
+"""One side of the comparison: a plan on a live device, fed at once or as inputs arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.clock import Clock
+from earlyexit.device import Answered, Device, Release, Runner
+from earlyexit.engine import Batch, BatchEngine, Member
+from earlyexit.piece import Piece
+from earlyexit.split import Split
+from earlyexit.times import ObservedTimes
+from earlyexit.wire import Answer
+
+FloatArray = npt.NDArray[np.float64]
+
+SHOWN_SPLITS = 6
+"""Of a plan, in a table's last column."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a side runs; its splits hold the whole model."""
+
+    name: str
+    splits: tuple[Split, ...]
+
+    @property
+    def ramps(self) -> tuple[int, ...]:
+        """The active ones."""
+        return tuple(ramp for split in self.splits for ramp in split.ramps)
+
+    def __str__(self) -> str:
+        """Each split's blocks, and how many of its ramps are on; of many splits their number."""
+        if len(self.splits) > SHOWN_SPLITS:
+            return f"{len(self.splits)} splits ({len(self.ramps)})"
+        return " | ".join(f"{split.first}-{split.end - 1} ({len(split.ramps)})" for split in self.splits)
+
+
+@dataclass(slots=True)
+class Log:
+    """What a run gave."""
+
+    answers: list[Answer] = field(default_factory=list)
+    answered_s: list[float] = field(default_factory=list)
+    """On the device's clock, of each answer."""
+    sizes: list[int] = field(default_factory=list)
+    """Members of every batch."""
+
+    @property
+    def mean_batch(self) -> float:
+        return float(np.mean(self.sizes))
+
+
+class Side:
+    """A device under one plan. Every input must be answered, once, as the records have it."""
+
+    def __init__(
+        self, plan: Plan, runner: Runner[Piece], clock: Clock, expected: Mapping[str, tuple[int, int]] | None
+    ) -> None:
+        """`expected`: every known input's exit and label; None where nobody may leave early."""
+        self.plan = plan
+        self.log = Log()
+        self._clock = clock
+        self._expected = expected
+        engine: BatchEngine[Piece] = BatchEngine(plan.splits, ObservedTimes())
+        self._device = Device(engine, runner, clock, self._deliver, self._count)
+
+    def saturate(self, members: Sequence[Member[Piece]]) -> float:
+        """Queue all, run until the last is answered; the seconds that took."""
+        self.log = Log()
+        started_s = self._clock.now_s()
+        self._device.engine.submit(0, members, started_s)
+        self._device.run_until_idle()
+        took_s = self._clock.now_s() - started_s
+        self._check(members)
+        return took_s
+
+    def serve(self, members: Sequence[Member[Piece]], arrival_s_N: FloatArray) -> FloatArray:
+        """Queue each when it arrives, by seconds after the start; latencies (N) from arrival to answer."""
+        self.log = Log()
+        started_s = self._clock.now_s()
+        due_s = (arrival_s_N + started_s).tolist()
+        num_come = 0
+        while len(self.log.answers) < len(members):
+            now_s = self._clock.now_s()
+            first = num_come
+            while num_come < len(due_s) and due_s[num_come] <= now_s:
+                num_come += 1
+            if num_come > first:
+                self._device.engine.submit(0, members[first:num_come], now_s)
+            batch = self._device.start_next()  # nothing to start: look again, asleep an arrival would be missed
+            if isinstance(batch, Batch):
+                self._device.requeue(self._device.run(batch))
+        self._check(members)
+        due_of = {member.sample_id: at_s for member, at_s in zip(members, due_s, strict=True)}
+        answered = zip(self.log.answers, self.log.answered_s, strict=True)
+        return np.array([at_s - due_of[answer.sample_id] for answer, at_s in answered])
+
+    def _deliver(self, releases: list[Release[Piece]]) -> None:
+        now_s = self._clock.now_s()
+        for release in releases:
+            assert isinstance(release, Answered), release
+            self.log.answers.append(release.answer)
+            self.log.answered_s.append(now_s)
+
+    def _count(self, batch: Batch[Piece]) -> None:
+        self.log.sizes.append(len(batch.members))
+
+    def _check(self, members: Sequence[Member[Piece]]) -> None:
+        assert sorted(answer.sample_id for answer in self.log.answers) == sorted(each.sample_id for each in members)
+        if self._expected is None:
+            return
+        for answer in self.log.answers:
+            known = self._expected[answer.sample_id.rpartition("#")[0]]
+            assert (answer.exit, answer.label) == known, (self.plan.name, answer, known)
+
+
+def poisson_arrivals(number: int, rate_per_s: float, rng: np.random.Generator) -> FloatArray:
+    """Seconds of arrivals (N) of a Poisson process, ascending."""
+    return np.cumsum(rng.exponential(1 / rate_per_s, number))

@@ -1,0 +1,138 @@
+"""A model on a device, and the sides that are built on it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from earlyexit.checkpoint import RampOptions, random_model
+from earlyexit.clock import Clock
+from earlyexit.cut import SegmentRunner, TorchSegments
+from earlyexit.engine import Member
+from earlyexit.graphs import GraphSegments, shapes_up_to
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Piece
+from earlyexit.policies import ExitPolicy
+from earlyexit.runner import TorchRunner
+from earlyexit.split import Split
+from earlyexit.wire import WirePiece
+from experiments.gpu.decisions import NEVER, policy_of
+from experiments.gpu.exits import THRESHOLD, Exits
+from experiments.gpu.meter import CudaMeter, HostMeter, Meter, MeteredRunner, MeteredSegments
+from experiments.gpu.options import BenchOptions, ModelSize
+from experiments.gpu.side import Plan, Side
+
+DTYPE = torch.bfloat16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workbench:
+    """What all sides of one model share."""
+
+    size: ModelSize
+    options: BenchOptions
+    exits: Exits
+    """Of a model this deep."""
+    model: EarlyExitModel
+    segments: SegmentRunner
+    clock: Clock
+    rng: np.random.Generator
+
+    def prepare(self, plans: Sequence[Plan]) -> None:
+        """Capture what these plans need, where graphs are used."""
+        if isinstance(self.segments, GraphSegments):
+            self.segments.prepare({segment for plan in plans for split in plan.splits for segment in split.segments()})
+
+    def side(self, plan: Plan, *, leaving: bool = True) -> Side:
+        """A live device under the plan; where inputs are not `leaving`, every ramp is asked in vain."""
+        return Side(plan, self._runner(self.segments, leaving=leaving), self.clock, self._expected(plan, leaving))
+
+    def metered_side(self, plan: Plan) -> tuple[Side, Meter]:
+        """The same with a meter; what it costs to read belongs to no rate."""
+        meter: Meter = CudaMeter() if self.model.device.type == "cuda" else HostMeter(self.clock)
+        runner = self._runner(MeteredSegments(self.segments, meter), leaving=True)
+        return Side(plan, MeteredRunner(runner, meter), self.clock, self._expected(plan, leaving=True)), meter
+
+    def members(self, number: int) -> list[Member[Piece]]:
+        """Inputs of random tokens, all of one length, whose exits are those of the records in random order."""
+        ids = self.exits.sample_ids
+        rows = np.resize(self.rng.permutation(len(ids)), number)
+        vocabulary = self.model.backbone.to_config()["vocab_size"]
+        wire = WirePiece(
+            sample_ids=tuple(f"{ids[row]}#{k}" for k, row in enumerate(rows.tolist())),
+            next_block=0,
+            lengths_B=np.full(number, self.size.length, dtype=np.int32),
+            values=self.rng.integers(0, vocabulary, size=number * self.size.length, dtype=np.int32),
+            state_BS=None,
+        )
+        singles = self.model.from_wire(wire, self._policy(THRESHOLD)).singles()
+        return [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
+
+    def _runner(self, segments: SegmentRunner, *, leaving: bool) -> TorchRunner:
+        return TorchRunner(self.model, self._policy(THRESHOLD if leaving else NEVER), segments)
+
+    def _policy(self, threshold: float) -> ExitPolicy:
+        return policy_of(self.exits.answers, threshold, self.options.decisions)
+
+    def _expected(self, plan: Plan, leaving: bool) -> dict[str, tuple[int, int]]:
+        return self.exits.expected(plan.ramps if leaving else ())
+
+
+def build_workbench(
+    size: ModelSize, options: BenchOptions, exits: Exits, clock: Clock, rng: np.random.Generator
+) -> Workbench:
+    """The model with random weights on its device; DeeBERT's ramps (pooler on the first token) where exits are."""
+    own_exits = exits.on_blocks(size.num_blocks)
+    ramps = RampOptions(style="pooler", pooling="first", at=own_exits.ramps)
+    model = random_model(dict(size.config), name=size.name, ramps=ramps, seed=options.seed)
+    model = model.to(torch.device(options.device), DTYPE).requires_grad_(False)
+    shapes = shapes_up_to(options.batches[-1], size.length)
+    segments = GraphSegments(model, shapes) if options.graphs else TorchSegments(model)
+    return Workbench(
+        size=size,
+        options=options,
+        exits=own_exits,
+        model=model,
+        segments=segments,
+        clock=clock,
+        rng=rng,
+    )
+
+
+def stock(num_blocks: int, batch: int) -> Plan:
+    """The full model, no ramp on."""
+    return Plan(name="stock", splits=(Split(first=0, end=num_blocks, batch=batch),))
+
+
+def early_exit(num_blocks: int, ramps: tuple[int, ...], batch: int) -> Plan:
+    """Every ramp on, batches shrink: E3's early-exit baseline."""
+    return Plan(name="early-exit", splits=(Split(first=0, end=num_blocks, batch=batch, ramps=ramps),))
+
+
+def serial_every_ramp(num_blocks: int, ramps: tuple[int, ...], batch: int) -> Plan:
+    """A cut after every ramp: no batch ever shrinks."""
+    bounds = [0, *(ramp + 1 for ramp in ramps), num_blocks]
+    return Plan(
+        name="serial, every ramp",
+        splits=tuple(
+            Split(first=first, end=end, batch=batch, ramps=() if end == num_blocks else (end - 1,))
+            for first, end in pairwise(bounds)
+        ),
+    )
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Python's collector leaves alone what exists already: tens of thousands of inputs, none of them garbage."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,150 @@
+"""The compute-bound limit: how many inputs the batch engine alone answers, on all cores, nothing around it.
+
+    python -m experiments.peers.limit '<json of LimitOptions>'
+
+is one core's share: no Ray, no HTTP, tokens ready, everything queued at once. `compute_limit` runs one process per
+worker at the same time and adds them up.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from earlyexit.errors import OfframpError
+from experiments.peers.options import Dtype
+from experiments.peers.plans import Machine
+from experiments.peers.workloads import Workload
+from optimizer.plan import Plan
+from optimizer.plan_file import parse_plan, plan_document
+
+ROOT = Path(__file__).parents[2]
+WARM_UP_INPUTS = 64
+
+
+class LimitOptions(BaseModel):
+    """One worker's part."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Path
+    plan: dict[str, Any]
+    texts: Path
+    """One JSON line per input: `text`, and `id` where exits are recorded."""
+    dtype: Dtype
+    threads: int = Field(ge=1)
+    seconds: float = Field(gt=0)
+
+
+def compute_limit(workload: Workload, plan: Plan, dtype: Dtype, machine: Machine, *, seconds: float = 8.0) -> float:
+    """Inputs per second of all workers together."""
+    import json
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
+        keys = workload.keys or tuple(map(str, range(len(workload.texts))))
+        for text, key in zip(workload.texts, keys, strict=False):
+            file.write(json.dumps({"text": text, "id": key}) + "\n")
+        file.flush()
+        options = LimitOptions(
+            model=workload.folder,
+            plan=plan_document(plan),
+            texts=Path(file.name),
+            dtype=dtype,
+            threads=machine.threads,
+            seconds=seconds,
+        )
+        command = [sys.executable, "-m", "experiments.peers.limit", options.model_dump_json()]
+        workers = [
+            subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(machine.workers)
+        ]
+        return _together(workers)
+
+
+def _together(workers: list[subprocess.Popen[str]]) -> float:
+    """All are ready before any starts."""
+    for worker in workers:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    rates = [worker.communicate()[0] for worker in workers]
+    if any(worker.returncode for worker in workers):
+        raise OfframpError("a worker of the compute limit failed; its own words stand above")
+    return sum(map(float, rates))
+
+
+def main() -> None:
+    """Run one worker: ready, wait for the word, run, print inputs per second."""
+    options = LimitOptions.model_validate_json(sys.argv[1])
+    rate_per_s = _measure(options)
+    print(rate_per_s, flush=True)
+
+
+def _measure(options: LimitOptions) -> float:
+    import json
+
+    import numpy as np
+    import torch
+
+    from deployments.stage.build import build_policy
+    from earlyexit.clock import MonotonicClock
+    from earlyexit.engine import Member
+    from earlyexit.packed import pack_linears
+    from earlyexit.piece import Piece
+    from earlyexit.runner import TorchRunner
+    from earlyexit.store import load_model
+    from earlyexit.tokenizer import TextTokenizer
+    from earlyexit.wire import WirePiece
+    from experiments.gpu.side import Plan as Splits
+    from experiments.gpu.side import Side
+
+    torch.set_num_threads(options.threads)
+    model = load_model(options.model, dtype=getattr(torch, options.dtype))
+    pack_linears(model)
+    plan = parse_plan(options.plan)
+    runner = TorchRunner(model, build_policy(plan.policy))
+    clock = MonotonicClock()
+    side = Side(Splits(name="limit", splits=plan.splits), runner, clock, None)
+    rows = [json.loads(line) for line in options.texts.read_text(encoding="utf-8").splitlines()]
+    encoded = TextTokenizer.load(options.model, model.info.max_length).encode(
+        [row["text"] for row in rows], truncate=True
+    )
+    wire = WirePiece(
+        sample_ids=tuple(f"{row['id']}#{index}" for index, row in enumerate(rows)),
+        next_block=0,
+        lengths_B=np.array([len(ids) for ids in encoded], dtype=np.int32),
+        values=np.concatenate(encoded),
+        state_BS=None,
+    )
+
+    def members() -> list[Member[Piece]]:
+        return [Member(sample_id=each.sample_ids[0], payload=each) for each in runner.from_wire(wire).singles()]
+
+    side.saturate(members()[:WARM_UP_INPUTS])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    num_inputs, took_s = 0, 0.0
+    while took_s < options.seconds:
+        some = members()[: _enough(num_inputs, took_s, options.seconds, len(rows))]
+        took_s += side.saturate(some)
+        num_inputs += len(some)
+    return num_inputs / took_s
+
+
+def _enough(num_inputs: int, took_s: float, seconds: float, most: int) -> int:
+    """Inputs that fill about half of the time left: long batches must not make a run far longer than was asked."""
+    if not num_inputs:
+        return min(most, 4 * WARM_UP_INPUTS)
+    return max(WARM_UP_INPUTS, min(most, int(num_inputs / took_s * (seconds - took_s))))
+
+
+if __name__ == "__main__":
+    main()

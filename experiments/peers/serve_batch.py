@@ -1,0 +1,101 @@
+"""Ray Serve with `@serve.batch`: `python -m experiments.peers.serve_batch '<JSON of ServerOptions>'`.
+
+A Ray of its own, which runs beside another one on the same machine, with the throughput switches and the HAProxy that
+Offramp's own service has.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from deployments.serve_control import HAPROXY, HAPROXY_PORTS, THROUGHPUT
+from earlyexit.store import read_card
+from experiments.peers.options import ServerOptions
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+PORTS_BESIDE = 2000
+"""How far the ports inside Serve lie above those of a Ray that runs beside this one with Serve's defaults."""
+REPLICA_PORTS = {
+    "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": 30_000,
+    "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": 31_000,
+    "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": 40_000,
+    "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": 41_000,
+}
+HAPROXY_FILES = {
+    "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": "haproxy.cfg",
+    "RAY_SERVE_HAPROXY_SOCKET_PATH": "admin.sock",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": "",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
+    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
+}
+STOP_AT_ONCE = {
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.1",
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
+}
+OBJECT_STORE_BYTES = 128 * 1024 * 1024
+"""Nothing goes through it."""
+
+
+def application(options: ServerOptions) -> Application:
+    """One deployment, which takes requests and batches them; Serve's switches must have been set before."""
+    from experiments.peers.serve_batch_app import build
+
+    return build(options)
+
+
+def serve_switches(folder: Path) -> dict[str, str]:
+    """Serve's environment; HAProxy keeps its files in `folder`, where no other one looks."""
+    ports = {name: str(port + PORTS_BESIDE) for name, port in (HAPROXY_PORTS | REPLICA_PORTS).items()}
+    files = {name: str(folder / file) for name, file in HAPROXY_FILES.items()}
+    return THROUGHPUT | HAPROXY | STOP_AT_ONCE | ports | files
+
+
+def main(options: ServerOptions) -> None:
+    """Serve until SIGTERM or SIGINT; raises ModelFolderError before anything starts."""
+    read_card(options.model)
+    with TemporaryDirectory(prefix="haproxy-peer-") as folder:
+        os.environ |= serve_switches(Path(folder))
+        _serve(options)
+
+
+def _serve(options: ServerOptions) -> None:
+    import ray
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # after the import, which sets it
+    ray.init(
+        address="local",  # never join the other one
+        num_cpus=options.workers + 1,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+    )
+    try:
+        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=options.port))
+        serve.run(application(options), name="peer", route_prefix="/")
+        _wait_for_the_end()
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
+        ray.shutdown()
+
+
+def _wait_for_the_end() -> None:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # only now: `ray.init` sets a handler that aborts
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
+
+
+if __name__ == "__main__":
+    main(ServerOptions.model_validate_json(sys.argv[1]))

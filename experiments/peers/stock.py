@@ -1,0 +1,166 @@
+"""The compute that all peers share: the full model without ramps, on one batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.bert import BLOCK_NAMES
+from earlyexit.families.encoder import EncoderBackbone, EncoderConfig
+from earlyexit.model import EarlyExitModel
+from earlyexit.packed import pack_linears
+from earlyexit.ramps import Pooling
+from earlyexit.store import load_model
+from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.train import pack
+from experiments.peers.bodies import Prediction
+from experiments.peers.options import ServerOptions
+
+Logits = Callable[[Sequence[TokenIds]], Tensor]
+"""Logits (B, C), float32, of a batch."""
+
+
+class StockModel:
+    """A model and its tokenizer. Texts beyond the model's length are cut."""
+
+    def __init__(self, tokenizer: TextTokenizer, logits: Logits, label_names: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._logits = logits
+        self._label_names = label_names
+
+    @classmethod
+    def load(cls, options: ServerOptions) -> StockModel:
+        """Read the model folder; sets this process' threads. Raises ModelFolderError for what is not to be served."""
+        torch.set_num_threads(options.threads)
+        model = load_model(options.model, dtype=getattr(torch, options.dtype))
+        if options.kernel == "packed":
+            pack_linears(model)
+            logits = packed_logits(model)
+        else:
+            logits = transformers_logits(model)
+        return cls(TextTokenizer.load(options.model, model.info.max_length), logits, model.info.label_names)
+
+    def predict(self, texts: Sequence[str]) -> list[Prediction]:
+        """One prediction per text, all computed as one batch."""
+        return self.predict_encoded(self.encode(texts))
+
+    def encode(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Token ids of every text, for `predict_encoded`."""
+        return self._tokenizer.encode(texts, truncate=True)
+
+    @torch.inference_mode()
+    def predict_encoded(self, encoded: Sequence[TokenIds]) -> list[Prediction]:
+        """`predict` of texts that were encoded before."""
+        score_B, label_B = self._logits(encoded).softmax(-1).max(-1)
+        return [
+            Prediction(label=self._label_names[label], score=score)
+            for label, score in zip(label_B.tolist(), score_B.tolist(), strict=True)
+        ]
+
+
+def packed_logits(model: EarlyExitModel) -> Logits:
+    """Offramp's own modules, without an engine: nothing is spent on padding, nor on laying out weights."""
+    last = model.num_blocks
+
+    def logits(encoded: Sequence[TokenIds]) -> Tensor:
+        values, layout = pack(encoded, model.device)
+        return model.exit_logits(last - 1, model.run_blocks(0, last, values, layout), layout)
+
+    return logits
+
+
+def transformers_logits(model: EarlyExitModel) -> Logits:
+    """The same weights in `transformers`' padded modules; raises ModelFolderError for other families than BERT."""
+    encoder = to_transformers(model)
+    head, temperature = model.head, model.temperatures_E[model.num_blocks - 1]
+
+    def logits(encoded: Sequence[TokenIds]) -> Tensor:
+        ids_BT, mask_BT = pad(encoded)
+        hidden_BTD = encoder(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
+        return head.classify(pool_padded(hidden_BTD, mask_BT, head.pooling)).float() / temperature
+
+    return logits
+
+
+def to_transformers(model: EarlyExitModel) -> Any:
+    """The backbone as a `transformers` BertModel, its weights shared; the inverse of `earlyexit.families.bert`."""
+    from transformers import BertConfig, BertModel
+
+    if model.info.family != "bert" or not isinstance(model.backbone, EncoderBackbone):
+        raise ModelFolderError(
+            f"the transformers kernel serves the bert family, {model.info.name!r} is {model.info.family}; use packed"
+        )
+    with torch.device("meta"):  # no time spent on random weights
+        encoder = BertModel(_bert_config(BertConfig, model.backbone.config), add_pooling_layer=False)
+    weights = _embeddings(model.backbone) | _blocks(model.backbone)
+    encoder.load_state_dict(weights, strict=False, assign=True)
+    length = model.backbone.config.max_length  # its buffers are no weights: they are made anew
+    encoder.embeddings.position_ids = torch.arange(length)[None]
+    encoder.embeddings.token_type_ids = torch.zeros(1, length, dtype=torch.long)
+    left = sorted(name for name, parameter in encoder.named_parameters() if parameter.is_meta)
+    assert not left, left
+    return encoder.eval()
+
+
+def pad(encoded: Sequence[TokenIds]) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, int64 (B, T)."""
+    ids_BT = torch.zeros(len(encoded), max(map(len, encoded)), dtype=torch.long)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, ids in enumerate(encoded):
+        ids_BT[row, : len(ids)] = torch.from_numpy(ids)
+        mask_BT[row, : len(ids)] = 1
+    return ids_BT, mask_BT
+
+
+def pool_padded(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
+    """`earlyexit.ramps.base.pool` of a padded hidden state; (B, D)."""
+    if pooling == "first":
+        return hidden_BTD[:, 0]
+    weight_BT1 = mask_BT[:, :, None].float()
+    means_BD = (hidden_BTD.float() * weight_BT1).sum(1) / weight_BT1.sum(1)
+    return means_BD.to(hidden_BTD.dtype)
+
+
+def _bert_config(config_class: Any, ours: EncoderConfig) -> Any:
+    return config_class(
+        vocab_size=ours.vocab_size,
+        hidden_size=ours.hidden_size,
+        num_hidden_layers=ours.num_blocks,
+        num_attention_heads=ours.num_heads,
+        intermediate_size=ours.intermediate_size,
+        max_position_embeddings=ours.max_length,
+        hidden_act=ours.activation,
+        layer_norm_eps=ours.norm_eps,
+        type_vocab_size=1,
+        attn_implementation="sdpa",
+    )
+
+
+def _embeddings(backbone: EncoderBackbone) -> dict[str, Tensor]:
+    """The token type was folded into the positions when the model was made: here it adds nothing."""
+    ours = backbone.embeddings
+    return {
+        "embeddings.word_embeddings.weight": ours.word.weight,
+        "embeddings.position_embeddings.weight": ours.position.weight,
+        "embeddings.token_type_embeddings.weight": torch.zeros_like(ours.position.weight[:1]),
+        "embeddings.LayerNorm.weight": ours.norm.weight,
+        "embeddings.LayerNorm.bias": ours.norm.bias,
+    }
+
+
+def _blocks(backbone: EncoderBackbone) -> dict[str, Tensor]:
+    weights = {}
+    for index, block in enumerate(backbone.blocks):
+        ours = block.state_dict()
+        at = f"encoder.layer.{index}."
+        for kind in ("weight", "bias"):
+            thirds = ours[f"qkv.{kind}"].chunk(3)
+            for name, third in zip((BLOCK_NAMES.query, BLOCK_NAMES.key, BLOCK_NAMES.value), thirds, strict=True):
+                weights[f"{at}{name}.{kind}"] = third
+            for part in ("attention_out", "attention_norm", "up", "down", "feed_forward_norm"):
+                weights[f"{at}{getattr(BLOCK_NAMES, part)}.{kind}"] = ours[f"{part}.{kind}"]
+    return weights

@@ -1,0 +1,179 @@
+"""What the servers are compared on: a model folder, texts, exits, and the latency that is asked for.
+
+- `clinc150`: CLINC150's test questions on MiniLM-L6, ramps and thresholds as `experiments.clinc150` makes them (budget
+  1 %): exits are really decided by what is really computed. About 11 tokens a text.
+- `bert-base`: a network of BERT-base's size with random weights: the compute is real, the decisions are those recorded
+  of a 12-exit BERT-base on SST-2 dev, at an entropy of 0.4 (E3 section 5). The texts are SST-2 dev's, about 25 tokens;
+  which record goes with which text is arbitrary, because the records' order is not the file's.
+- `long`: news and film reviews of very mixed length (AG News, IMDB; cut at 512 tokens) on MiniLM-L6 with ramps trained
+  here, one label out of four topics and two opinions; budget 1 %.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.store import CARD_FILE
+from experiments import clinc150
+from experiments.data import RUNS, require_data
+from experiments.models import VOCABULARY
+from experiments.recorded_exits import bert12_sst2
+from offramp.calibration import CALIBRATION_FILE, RECORDS_FILE, CalibrateJob, calibrate, read_calibration
+from offramp.progress import progress_bars
+from offramp.protocol import predict_body
+from offramp.training import TrainJob, resolve_backbone, train
+from optimizer.plan import PolicySpec
+from optimizer.thresholds import Guarantee
+from profiles.records import ExitRecords
+
+Name = Literal["clinc150", "bert-base", "long"]
+FOLDER = RUNS / "peers"
+ENTROPY = 0.4
+SST2_DEV = "sst2/dev.tsv"
+AG_NEWS_LEARN, AG_NEWS_TEST, IMDB = "ag_news/alps_dev.tsv", "ag_news/test.csv", "imdb/imdb.csv"
+TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+"""AG News' classes 1 to 4."""
+OPINIONS = {"0": "negative", "1": "positive"}
+LONGEST = 512
+"""Tokens."""
+GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model, its exits, and texts to send."""
+
+    name: Name
+    folder: Path
+    texts: tuple[str, ...]
+    labels: tuple[str, ...] | None
+    """True labels, where answers can be right or wrong."""
+    keys: tuple[str, ...] | None
+    """Names of the inputs, by which recorded exits are looked up."""
+    policy: PolicySpec
+    records: ExitRecords
+    """Of inputs like these: what the planner expects."""
+    truncate: bool = False
+    """Whether texts may be cut to what the model takes."""
+
+    @property
+    def thresholds(self) -> dict[int, float]:
+        """By ramp."""
+        assert isinstance(self.policy.thresholds, dict)
+        return self.policy.thresholds
+
+    def draw(self, inputs_per_request: int, *, num_requests: int, seed: int) -> list[tuple[int, ...]]:
+        """Which texts each request asks about, without order."""
+        rng = np.random.default_rng(seed)
+        rows = rng.integers(0, len(self.texts), size=(num_requests, inputs_per_request))
+        return [tuple(row) for row in rows.tolist()]
+
+    def body(self, rows: Sequence[int]) -> bytes:
+        """The JSON of a request; one text is sent alone."""
+        return json.dumps(self._body(rows)).encode()
+
+    def _body(self, rows: Sequence[int]) -> dict[str, object]:
+        texts = [self.texts[row] for row in rows]
+        ids = None if self.keys is None else [self.keys[row] for row in rows]
+        return predict_body(texts[0] if len(texts) == 1 else texts, truncate=self.truncate, ids=ids)
+
+
+def load_workload(name: Name) -> Workload:
+    """The workload, its model made first where it is missing (minutes); skips, saying so, without its data."""
+    makers: dict[Name, Callable[[], Workload]] = {"clinc150": _clinc150, "bert-base": _bert_base, "long": _long}
+    return makers[name]()
+
+
+def _clinc150() -> Workload:
+    data, folder = require_data(clinc150.DATA), RUNS / "clinc150"
+    if not (folder / CALIBRATION_FILE).is_file():
+        clinc150.run(folder, data)
+    return _calibrated("clinc150", folder, read_labelled(data, part="test"))
+
+
+def _long() -> Workload:
+    folder = FOLDER / "long"
+    learn, validate, test = _long_texts()
+    if not (folder / CALIBRATION_FILE).is_file():
+        job = TrainJob(
+            backbone=resolve_backbone("minilm"),
+            name="long",
+            max_length=LONGEST,
+            source=f"{AG_NEWS_LEARN}, {IMDB}",
+        )
+        with progress_bars() as progress:
+            train(job, learn, folder, progress=progress)
+            calibrate(folder, validate, CalibrateJob(guarantee=GUARANTEE, source=job.source), progress=progress)
+    return _calibrated("long", folder, test, truncate=True)
+
+
+def _bert_base() -> Workload:
+    from earlyexit.checkpoint import copy_tokenizer, random_model
+    from earlyexit.store import save_model
+
+    folder, records = FOLDER / "bert-base", bert12_sst2("entropy")
+    texts = _sst2_texts(require_data(SST2_DEV))
+    if not (folder / CARD_FILE).is_file():
+        sizes = {"vocab_size": VOCABULARY, "max_length": LONGEST}
+        save_model(random_model(sizes, name="bert-base", label_names=("negative", "positive")), folder)
+        copy_tokenizer(resolve_backbone("minilm"), folder)
+    records.save(folder / RECORDS_FILE)
+    thresholds = dict.fromkeys(records.ramps, ENTROPY)
+    policy = PolicySpec(name="recorded", thresholds=thresholds, records=str((folder / RECORDS_FILE).resolve()))
+    return Workload(
+        name="bert-base",
+        folder=folder,
+        texts=texts,
+        labels=None,
+        keys=records.sample_ids,
+        policy=policy,
+        records=records,
+    )
+
+
+def _calibrated(name: Name, folder: Path, test: LabelledTexts, *, truncate: bool = False) -> Workload:
+    return Workload(
+        name=name,
+        folder=folder,
+        texts=test.texts,
+        labels=test.labels,
+        keys=None,
+        policy=read_calibration(folder).policy_spec(),
+        records=ExitRecords.load(folder / RECORDS_FILE),
+        truncate=truncate,
+    )
+
+
+def _sst2_texts(path: Path) -> tuple[str, ...]:
+    """GLUE's files hold bare quotes: no quoting."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return tuple(row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def _long_texts() -> tuple[LabelledTexts, LabelledTexts, LabelledTexts]:
+    """To learn from, to calibrate with, to send: no text is in two of them."""
+    with require_data(AG_NEWS_LEARN).open(newline="", encoding="utf-8") as file:
+        news = [(text, label) for text, label in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    with require_data(AG_NEWS_TEST).open(newline="", encoding="utf-8") as file:
+        test_news = [(f"{title} {text}", TOPICS[int(topic) - 1]) for topic, title, text in csv.reader(file)]
+    with require_data(IMDB).open(newline="", encoding="utf-8") as file:
+        reviews = [(row["reviews"], OPINIONS[row["labels"]]) for row in csv.DictReader(file)]
+    order = np.random.default_rng(0).permutation(len(reviews))
+    reviews = [reviews[k] for k in order]
+    return (
+        _labelled(news[:6000] + reviews[:1000]),
+        _labelled(news[6000:9000] + reviews[1000:1500]),
+        _labelled(test_news[:2000] + reviews[1500:]),
+    )
+
+
+def _labelled(pairs: Sequence[tuple[str, str]]) -> LabelledTexts:
+    return LabelledTexts(texts=tuple(text for text, _ in pairs), labels=tuple(label for _, label in pairs))

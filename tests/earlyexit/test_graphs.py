@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.clock import ManualClock
+from earlyexit.cut import TorchSegments, compute
+from earlyexit.device import Answered, Device, Release
+from earlyexit.engine import BatchEngine, Member
+from earlyexit.errors import PlanError
+from earlyexit.graphs import CapturedSegment, GraphSegments, Shape, StaticSegment, shapes_up_to, static_inputs
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Piece
+from earlyexit.policies import ConfidencePolicy, RecordedAnswers, RecordedPolicy
+from earlyexit.policies.threshold import EntropyPolicy
+from earlyexit.runner import TorchRunner
+from earlyexit.split import Segment, Split
+from earlyexit.times import ObservedTimes
+from earlyexit.wire import WirePiece
+
+LENGTH = 5
+FIRST, WITH_RAMP, LAST = (
+    Segment(first=0, end=1, ramp=None),
+    Segment(first=1, end=2, ramp=1),
+    Segment(first=2, end=4, ramp=None),
+)
+POLICY = ConfidencePolicy(1.1)
+SHAPES = (Shape(num_inputs=2, length=LENGTH), Shape(num_inputs=4, length=LENGTH))
+
+
+class EagerCapture:
+    """Static tensors as a graph has them, but torch computes between them; logs what it captured and replayed."""
+
+    def __init__(self, model: EarlyExitModel) -> None:
+        self.model = model
+        self.captured: list[tuple[Segment, int]] = []
+        self.replayed: list[tuple[Segment, int]] = []
+
+    @torch.inference_mode()
+    def __call__(self, segment: Segment, shape: Shape) -> CapturedSegment:
+        inputs = static_inputs(self.model, segment, shape)
+        hidden_ND, logits_BC = compute(self.model, segment, inputs.values, inputs.layout)
+
+        def replay() -> None:
+            self.replayed.append((segment, shape.num_inputs))
+            new_ND, new_BC = compute(self.model, segment, inputs.values, inputs.layout)
+            hidden_ND.copy_(new_ND)
+            if logits_BC is not None and new_BC is not None:
+                logits_BC.copy_(new_BC)
+
+        self.captured.append((segment, shape.num_inputs))
+        return StaticSegment(replay, shape, inputs, hidden_ND, logits_BC)
+
+
+def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int], *, seed: int = 0) -> Piece:
+    wire = WirePiece(
+        sample_ids=tuple(f"s{k}" for k in range(len(lengths))),
+        next_block=0,
+        lengths_B=np.array(lengths, dtype=np.int32),
+        values=np.random.default_rng(seed).integers(0, 100, sum(lengths), dtype=np.int32),
+        state_BS=None,
+    )
+    piece = model.from_wire(wire, POLICY)
+    if block == 0:
+        return piece
+    (step,) = model.cut(0, block, (), POLICY).run(piece)
+    assert step.survivors is not None
+    return step.survivors
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [
+        pytest.param(1, [1], id="one"),
+        pytest.param(6, [1, 2, 3, 4, 5, 6], id="all of a small batch"),
+        pytest.param(8, [1, 2, 3, 4, 5, 6, 7, 8], id="eight"),
+        pytest.param(18, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 18], id="every fourth, and the batch itself"),
+    ],
+)
+def test_shapes_leave_at_most_three_rows_free(batch: int, sizes: list[int]) -> None:
+    assert shapes_up_to(batch, LENGTH) == tuple(Shape(num_inputs=size, length=LENGTH) for size in sizes)
+
+
+def test_a_shape_of_nothing_is_refused() -> None:
+    with pytest.raises(PlanError, match="at least one input of one token, not 0 of 5"):
+        Shape(num_inputs=0, length=5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "size"),
+    [
+        pytest.param([5], 2, id="fewer inputs than the smallest"),
+        pytest.param([5, 5], 2, id="exactly"),
+        pytest.param([5, 5, 5], 4, id="the next larger"),
+        pytest.param([5] * 5, None, id="more than the largest"),
+        pytest.param([4, 4], None, id="another length"),
+        pytest.param([5, 4], None, id="unequal lengths"),
+    ],
+)
+def test_the_smallest_shape_that_holds_a_piece_is_taken(
+    lengths: list[int], size: int | None, small_model: EarlyExitModel
+) -> None:
+    segments = GraphSegments(small_model, SHAPES, EagerCapture(small_model))
+    expected = None if size is None else Shape(num_inputs=size, length=LENGTH)
+    assert segments.shape_of(np.array(lengths, dtype=np.int32)) == expected
+
+
+def test_the_largest_shape_is_captured_first(small_model: EarlyExitModel) -> None:
+    capture = EagerCapture(small_model)
+    GraphSegments(small_model, SHAPES, capture).prepare([FIRST])
+    assert capture.captured == [(FIRST, 4), (FIRST, 2)]
+
+
+def test_what_is_captured_is_not_captured_again_and_given_up_after_two_other_plans(small_model: EarlyExitModel) -> None:
+    capture = EagerCapture(small_model)
+    segments = GraphSegments(small_model, SHAPES[:1], capture)
+    for wanted in ([FIRST], [FIRST, LAST], [LAST], [LAST]):
+        segments.prepare(wanted)
+    assert capture.captured == [(FIRST, 2), (LAST, 2)]
+    assert [segments.is_ready(each) for each in (FIRST, LAST)] == [True, True]
+    segments.prepare([WITH_RAMP])
+    assert [segments.is_ready(each) for each in (FIRST, LAST, WITH_RAMP)] == [False, True, True]
+
+
+@pytest.mark.parametrize("segment", [FIRST, WITH_RAMP, LAST], ids=["from tokens", "with a ramp", "with the head"])
+@pytest.mark.parametrize("num_inputs", [1, 2, 3, 4])
+def test_a_shape_with_free_rows_gives_what_torch_gives(
+    num_inputs: int, segment: Segment, small_model: EarlyExitModel
+) -> None:
+    segments = GraphSegments(small_model, SHAPES, EagerCapture(small_model))
+    segments.prepare([segment])
+    segments.run(segment, piece_before(small_model, segment.first, [LENGTH] * 4, seed=1))  # leaves its rows behind
+    piece = piece_before(small_model, segment.first, [LENGTH] * num_inputs)
+    hidden_ND, logits_BC = segments.run(segment, piece)
+    with torch.inference_mode():
+        expected_ND, expected_BC = TorchSegments(small_model).run(segment, piece)
+    torch.testing.assert_close(hidden_ND, expected_ND)
+    torch.testing.assert_close(logits_BC, expected_BC)
+
+
+def test_what_a_replay_gave_survives_the_next(small_model: EarlyExitModel) -> None:
+    segments = GraphSegments(small_model, SHAPES, EagerCapture(small_model))
+    segments.prepare([WITH_RAMP])
+    first_ND, first_BC = segments.run(WITH_RAMP, piece_before(small_model, 1, [LENGTH] * 2, seed=1))
+    assert first_BC is not None
+    before = first_ND.clone(), first_BC.clone()
+    second_ND, _ = segments.run(WITH_RAMP, piece_before(small_model, 1, [LENGTH] * 2, seed=2))
+    assert not second_ND.equal(first_ND)
+    assert first_ND.equal(before[0])
+    assert first_BC.equal(before[1])
+
+
+def test_torch_runs_what_no_shape_holds(small_model: EarlyExitModel) -> None:
+    capture = EagerCapture(small_model)
+    segments = GraphSegments(small_model, SHAPES, capture)
+    segments.prepare([LAST])
+    piece = piece_before(small_model, 2, [3, 5])
+    with torch.inference_mode():
+        given = segments.run(LAST, piece)
+        expected = TorchSegments(small_model).run(LAST, piece)
+    torch.testing.assert_close(given, expected)
+    assert capture.replayed == []
+
+
+def answers_of(runner: TorchRunner, splits: Sequence[Split], piece: Piece) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+
+    def deliver(releases: list[Release[Piece]]) -> None:
+        for release in releases:
+            assert isinstance(release, Answered)
+            assert release.answer.sample_id not in found
+            found[release.answer.sample_id] = (release.answer.exit, release.answer.label)
+
+    device = Device(BatchEngine(splits, ObservedTimes()), runner, ManualClock(), deliver)
+    members = [Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles()]
+    device.engine.submit(0, members, 0.0)
+    device.run_until_idle()
+    return found
+
+
+def test_a_device_gives_the_same_answers_with_captured_segments(small_model: EarlyExitModel) -> None:
+    splits = (Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=4, ramps=(2,)))
+    policy = ConfidencePolicy(0.42)
+    piece = piece_before(small_model, 0, [LENGTH] * 23)
+    capture = EagerCapture(small_model)
+    runner = TorchRunner(small_model, policy, GraphSegments(small_model, SHAPES, capture))
+    runner.prepare(splits)
+    answers = answers_of(runner, splits, piece)
+    assert answers == answers_of(TorchRunner(small_model, policy), splits, piece)
+    assert len({place for place, _ in answers.values()}) > 1
+    assert {size for _, size in capture.replayed} == {2, 4}
+
+
+def gpu_model(model: EarlyExitModel) -> EarlyExitModel:
+    return model.to("cuda", torch.bfloat16).requires_grad_(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("segment", [FIRST, WITH_RAMP, LAST], ids=["from tokens", "with a ramp", "with the head"])
+@pytest.mark.parametrize("num_inputs", [1, 2, 3, 4])
+def test_a_cuda_graph_gives_what_torch_gives(num_inputs: int, segment: Segment, small_model: EarlyExitModel) -> None:
+    model = gpu_model(small_model)
+    segments = GraphSegments(model, SHAPES)
+    segments.prepare([FIRST, WITH_RAMP, LAST])
+    for seed in range(3):  # in another order than that of the captures, and over what others left in the pool
+        for other in (LAST, segment, FIRST):
+            segments.run(other, piece_before(model, other.first, [LENGTH] * 4, seed=seed))
+    piece = piece_before(model, segment.first, [LENGTH] * num_inputs)
+    hidden_ND, logits_BC = segments.run(segment, piece)
+    with torch.inference_mode():
+        expected_ND, expected_BC = TorchSegments(model).run(segment, piece)
+    torch.testing.assert_close(hidden_ND, expected_ND, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(logits_BC, expected_BC, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.gpu
+def test_a_gpu_answers_by_the_records_with_graphs_and_lookahead(small_model: EarlyExitModel) -> None:
+    model = gpu_model(small_model)
+    answers = RecordedAnswers(
+        row_of={f"s{k}": k for k in range(23)},
+        ramps=(0, 1, 2),
+        scores_NR=np.array([[k % 4 > 0, k % 4 > 1, k % 4 > 2] for k in range(23)], dtype=np.float32),
+        labels_NR=np.tile([[0, 1, 2]], (23, 1)),
+        final_labels_N=np.full(23, 1),
+    )
+    splits = (Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=4, ramps=(2,)))
+    runner = TorchRunner(model, RecordedPolicy(answers, EntropyPolicy(0.5)), GraphSegments(model, SHAPES))
+    runner.prepare(splits)
+    found = answers_of(runner, splits, piece_before(model, 0, [LENGTH] * 23))
+    assert found == {f"s{k}": (k % 4, [0, 1, 2, 1][k % 4]) for k in range(23)}

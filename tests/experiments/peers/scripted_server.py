@@ -1,0 +1,88 @@
+"""A server on a real socket that does to each request what a script says, in the order in which requests come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+
+Reply = tuple[bytes | None, ...]
+"""What is written, piece by piece; None closes the connection there. An empty one never answers."""
+
+
+def ok(body: str = '{"label": "yes", "score": 1.0}') -> bytes:
+    """A whole answer."""
+    return f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def refusal(status: int) -> bytes:
+    """An answer without a body."""
+    return f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+YES = (ok(),)
+
+
+@dataclass
+class Scripted:
+    """What came in."""
+
+    replies: Iterator[Reply]
+    url: str = ""
+    bodies: list[bytes] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)
+    connections: list[int] = field(default_factory=list)
+    """Which one each request came on."""
+    num_connections: int = 0
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer until the client, or the script, closes."""
+        index = self.num_connections
+        self.num_connections += 1
+        try:
+            while not writer.is_closing():
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                self.heads.append(head)
+                self.connections.append(index)
+                self.bodies.append(await reader.readexactly(length))
+                await _write(writer, next(self.replies))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client has gone
+        finally:
+            writer.close()
+
+
+async def _write(writer: asyncio.StreamWriter, reply: Reply) -> None:
+    for piece in reply:
+        if piece is None:
+            writer.close()
+        else:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)  # the next piece is a packet of its own
+
+
+@asynccontextmanager
+async def scripted(*replies: Reply, then: Reply = YES) -> AsyncIterator[Scripted]:
+    """A server at `url`; after the script every request gets `then`."""
+    state = Scripted(replies=chain(replies, repeat(then)))
+    server = await asyncio.start_server(state.connected, "127.0.0.1", 0)
+    state.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield state
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def times(*times_s: float) -> str:
+    """A file of send times."""
+    return "".join(f"{time_s}\n" for time_s in times_s)
+
+
+def bodies(texts: Sequence[str]) -> str:
+    """A file of bodies."""
+    return "".join(f'{{"inputs": "{text}"}}\n' for text in texts)

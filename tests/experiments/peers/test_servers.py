@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from experiments.peers.options import ServerOptions
+from experiments.peers.processes import PEERS, PEERS_PYTHON, serving
+from experiments.peers.stock import StockModel
+from tests.end_to_end.tiny_service import make_model, some_texts
+
+TEXTS = some_texts(50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PEERS))
+async def test_a_peer_answers_texts_lists_and_bursts_as_the_stock_model_does(name: str, tmp_path: Path) -> None:
+    if not PEERS[name].beside_offramp and not PEERS_PYTHON.is_file():
+        pytest.skip("the peers' environment is missing: `make peers` makes it")
+    make_model(tmp_path)
+    options = ServerOptions(model=tmp_path, workers=2, batch=8, wait_s=0.002, slo_s=30.0, port=free_port())
+    expected = [{"label": each.label, "score": each.score} for each in StockModel.load(options).predict(TEXTS)]
+    with serving(name, options, logs=tmp_path) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60.0) as client:
+            alone = await client.post("/predict", json={"inputs": TEXTS[0], "ids": "a", "timeout_s": 9.0})
+            listed = await client.post("/predict", json={"inputs": TEXTS[:20], "ids": ["a"]})
+            list_of_one = await client.post("/predict", json={"inputs": TEXTS[:1]})
+            burst = await asyncio.gather(*(client.post("/predict", json={"inputs": text}) for text in TEXTS))
+            wrong = await client.post("/predict", json={"inputs": 3})
+        assert server.memory_bytes() > 100_000_000  # torch, at least
+        assert server.cpu_s() > 0
+    check(alone.json(), expected[0])
+    check(listed.json(), {"predictions": expected[:20]})
+    check(list_of_one.json(), {"predictions": expected[:1]})
+    for answer, each in zip(burst, expected, strict=True):
+        check(answer.json(), each)
+    assert wrong.is_client_error
+    assert server.processes() == []
+
+
+def check(document: object, expected: object) -> None:
+    """Equal, but for a score's last digits, which depend on its batch."""
+    labels, scores = split(document)
+    expected_labels, expected_scores = split(expected)
+    assert labels == expected_labels
+    assert scores == pytest.approx(expected_scores, abs=1e-5)
+
+
+def split(document: object) -> tuple[list[str], list[float]]:
+    assert isinstance(document, dict)
+    answers = document.get("predictions", [document])
+    return [each["label"] for each in answers], [each["score"] for each in answers]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

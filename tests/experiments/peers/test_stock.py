@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from earlyexit.checkpoint import RampOptions, random_model
+from earlyexit.errors import ModelFolderError
+from earlyexit.ramps import Pooling
+from earlyexit.record import exit_logits
+from earlyexit.store import load_model, save_model
+from experiments.peers.options import Dtype, Kernel, ServerOptions
+from experiments.peers.stock import StockModel
+from tests.deployments.stage.small_model import SIZES
+from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
+
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
+TEXTS = some_texts(20)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def unsplit_answers(folder: Path) -> tuple[list[str], list[float]]:
+    """Labels and scores of the full model, its inputs one by one, so that nothing is padded or packed."""
+    model, tokenizer = make_model(folder)
+    logits = [exit_logits(model, tokenizer.encode([text]))[NUM_BLOCKS - 1] for text in TEXTS]
+    score_N, label_N = torch.cat(logits).softmax(-1).max(-1)
+    return [LABELS[label] for label in label_N.tolist()], score_N.tolist()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_both_kernels_answer_a_batch_as_the_unsplit_model_answers_its_inputs_one_by_one(
+    tmp_path: Path, kernel: Kernel
+) -> None:
+    labels, scores = unsplit_answers(tmp_path)
+    stock = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel))
+    predictions = stock.predict(TEXTS)
+    assert [each.label for each in predictions] == labels
+    assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_answer_does_not_depend_on_its_batch_mates(tmp_path: Path, kernel: Kernel) -> None:
+    make_model(tmp_path)
+    stock = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel))
+    together = stock.predict(TEXTS)
+    alone = [stock.predict([text])[0] for text in TEXTS]
+    assert [each.label for each in alone] == [each.label for each in together]
+    assert [each.score for each in alone] == pytest.approx([each.score for each in together], abs=1e-5)
+
+
+@pytest.mark.parametrize("pooling", get_args(Pooling))
+def test_the_transformers_kernel_pools_as_the_model_does(tmp_path: Path, pooling: Pooling) -> None:
+    make_model(tmp_path)  # for its tokenizer
+    sizes = SIZES | {"max_length": 12}
+    save_model(random_model(sizes, label_names=LABELS, ramps=RampOptions(pooling=pooling), seed=2), tmp_path)
+    packed, padded = (
+        StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(TEXTS) for kernel in KERNELS
+    )
+    assert [each.label for each in padded] == [each.label for each in packed]
+    assert [each.score for each in padded] == pytest.approx([each.score for each in packed], abs=1e-5)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp_path: Path, kernel: Kernel) -> None:
+    model, tokenizer = make_model(tmp_path)
+    model.temperatures_E[NUM_BLOCKS - 1] = 0.25
+    save_model(model, tmp_path)
+    [expected] = (exit_logits(load_model(tmp_path), tokenizer.encode(["pay my bill"]))[NUM_BLOCKS - 1]).softmax(-1)
+    [prediction] = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(["pay my bill"])
+    assert prediction.score == pytest.approx(float(expected.max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", get_args(Dtype))
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_score_is_a_share_in_either_dtype(tmp_path: Path, kernel: Kernel, dtype: Dtype) -> None:
+    _, scores = unsplit_answers(tmp_path)
+    predictions = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel, dtype=dtype)).predict(TEXTS)
+    assert [each.score for each in predictions] == pytest.approx(scores, abs=1e-5 if dtype == "float32" else 2e-2)
+
+
+def test_texts_beyond_the_models_length_are_cut(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    stock = StockModel.load(ServerOptions(model=tmp_path))
+    twelve_words = " ".join(["rain"] * 12)
+    assert stock.predict([twelve_words + " pay my bill"]) == stock.predict([twelve_words])
+
+
+def test_what_is_encoded_elsewhere_gets_the_same_answers(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    stock = StockModel.load(ServerOptions(model=tmp_path))
+    encoded = [stock.encode([text])[0] for text in TEXTS]
+    assert stock.predict_encoded(encoded) == stock.predict(TEXTS)
+
+
+def test_the_transformers_kernel_says_which_families_it_does_not_serve(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    save_model(random_model(SIZES, family="roberta", label_names=LABELS), tmp_path)
+    with pytest.raises(ModelFolderError, match="serves the bert family, 'random' is roberta; use packed"):
+        StockModel.load(ServerOptions(model=tmp_path, kernel="transformers"))
+
+
+def test_the_compute_needs_neither_ray_nor_offramp_nor_transformers() -> None:
+    code = "import sys; import experiments.peers.stock; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"ray", "offramp", "deployments", "transformers"} & set(loaded)
