@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0, help="of a probe")
     parser.add_argument("--peers", nargs="+", choices=tuple(PEERS), default=list(PEERS))
+    parser.add_argument("--swept", action="store_true", help="the peers' settings are those that the last run found")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every server that was started is ended
@@ -45,6 +46,7 @@ def main() -> None:
         seconds=options.seconds,
         peers=tuple(options.peers),
         port=options.port,
+        sweep_again=not options.swept,
     )
     result = compare(asked)
     print(render(result))

@@ -34,7 +34,7 @@ LIGHT_LOAD = 0.3
 """Of the best peer's goodput: where latency without queues is compared."""
 HEAVY_LOAD = 0.8
 """Of a side's own goodput: where processor time is taken apart, and answers are checked."""
-SWEPT_S = 4.0
+SWEPT_S = 3.0
 SWEPT_SHARE = 0.6
 """Of the requests that the engine alone could answer within the SLO: the workers of a sweep's closed loop."""
 SATURATING = 64
@@ -57,6 +57,8 @@ class Asked:
     peers: tuple[str, ...] = tuple(PEERS)
     port: int = 8000
     seed: int = 0
+    sweep_again: bool = True
+    """False: the settings that the last comparison of this kind found."""
 
     @property
     def result(self) -> Path:
@@ -138,6 +140,9 @@ def _sweeps(
 ) -> dict[str, list[Tried]]:
     batch = max(1, asked.machine.batch_limit // asked.inputs_per_request)
     short = load.model_copy(update={"duration_s": SWEPT_S})
+    if not asked.sweep_again and asked.result.is_file():
+        before = json.loads(asked.result.read_text(encoding="utf-8"))["sweeps"]
+        return {name: [Tried.model_validate(each) for each in before[name]] for name in asked.peers}
     # So many that they wait about as long as the SLO allows: full batches, and a bad setting shows as answers too late.
     in_time = prepared.slo_s * limit_per_s / asked.inputs_per_request
     concurrency = max(2, round(SWEPT_SHARE * in_time))

@@ -15,8 +15,8 @@ from experiments.peers.plans import Machine
 from experiments.peers.processes import PeerProcess, serving
 from experiments.peers.workloads import Workload
 
-KERNELS: tuple[Kernel, ...] = ("packed", "transformers")
-WAITS_S = (0.0, 0.005)
+WAIT_S = 0.005
+"""For a batch to fill, where a server waits at all."""
 
 
 class Tried(BaseModel):
@@ -69,7 +69,8 @@ def settings(
 
     batches = sorted({max(1, batch // 4), batch})
     return [
-        *(option(machine, each, wait_s, "packed") for each in batches for wait_s in WAITS_S),
+        *(option(machine, each, 0.0, "packed") for each in batches),
+        option(machine, batch, WAIT_S, "packed"),
         option(one_model, batch, 0.0, "packed"),
         option(machine, batch, 0.0, "transformers"),
     ]
