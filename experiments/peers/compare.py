@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,8 +38,8 @@ HEAVY_LOAD = 0.8
 SWEPT_S = 3.0
 SWEPT_SHARE = 0.6
 """Of the requests that the engine alone could answer within the SLO: the workers of a sweep's closed loop."""
-SATURATING = 64
-"""Workers of the closed loop whose rate a search starts from."""
+START_SHARE = 0.8
+IDLE_S = 5.0
 NOBODY = -1
 """No process has this id: the service's own processes are found by their mark, and this one is none of them."""
 
@@ -85,7 +86,7 @@ def compare(asked: Asked) -> dict[str, Any]:
         "plans": {name: plan_document(plan) for name, plan in prepared.plans.items()},
         "limit_per_s": limits(workload, prepared, asked),
     }
-    with _load(workload, prepared, asked) as (load, drawn):
+    with load_of(workload, prepared, asked) as (load, drawn):
         swept = _sweeps(workload, prepared, load, asked, result["limit_per_s"]["stock"])
         result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
         _save(asked, result)
@@ -94,7 +95,8 @@ def compare(asked: Asked) -> dict[str, Any]:
                 "offramp": service.memory_bytes(),
                 **{side.name: side.process.memory_bytes() for side in sides if isinstance(side, PeerSide)},
             }
-            comparison = _goodput(sides, prepared, asked, result)
+            result["idle_cores"] = _idle_cores(sides, service)
+            comparison = _goodput(sides, prepared, swept, asked, result)
             _light_load(sides, prepared, comparison, asked, result)
             result["costs"] = _costs(sides, service, comparison, workload, drawn, asked)
             result["answers"] = _answers(sides, comparison, workload, drawn, load)
@@ -113,7 +115,7 @@ def limits(workload: Workload, prepared: Prepared, asked: Asked) -> dict[str, fl
 
 
 @contextmanager
-def _load(
+def load_of(
     workload: Workload, prepared: Prepared, asked: Asked
 ) -> Iterator[tuple[ClientOptions, list[tuple[int, ...]]]]:
     """What is sent, in a file, and which texts each body holds."""
@@ -177,7 +179,7 @@ def _sides(
 
 
 def _goodput(sides: Sequence[Bisected], prepared: Prepared, asked: Asked, result: dict[str, Any]) -> Comparison:
-    starts = {side.name: _start_per_s(side) for side in sides}
+    starts = {side.name: _start_per_s(side, swept, asked, result) for side in sides}
     hunt = Hunt(
         num_rounds=asked.rounds,
         starts_per_s=starts,
@@ -194,10 +196,12 @@ def _goodput(sides: Sequence[Bisected], prepared: Prepared, asked: Asked, result
     return comparison
 
 
-def _start_per_s(side: Bisected) -> float:
-    """Three quarters of what a closed loop gets: near where an open one ends."""
-    result = side.saturate(concurrency=SATURATING)
-    return max(1.0, 0.75 * result.answered_per_s)
+def _start_per_s(side: Bisected, swept: dict[str, list[Tried]], asked: Asked, result: dict[str, Any]) -> float:
+    """Near where the search will end: below the compute-bound limit, or what the sweep got."""
+    if isinstance(side, OfframpSide):
+        return float(START_SHARE * result["limit_per_s"][side.name] / asked.inputs_per_request)
+    best = swept[side.name][0]
+    return max(1.0, START_SHARE * max(best.in_slo_per_s, best.answered_per_s / 2))
 
 
 def _light_load(

@@ -26,12 +26,17 @@ def cpu_s_by_part(server: PeerProcess) -> dict[str, float]:
     seconds: defaultdict[str, float] = defaultdict(float)
     for process in server.processes():
         try:
-            times, words = process.cpu_times(), f"{process.name()} {' '.join(process.cmdline())}"
+            times = process.cpu_times()
+            seconds[part_of(process)] += times.user + times.system
         except psutil.NoSuchProcess:
             continue
-        part = next((name for word, name in PARTS if word in words), REST)
-        seconds[part] += times.user + times.system
     return seconds
+
+
+def part_of(process: psutil.Process) -> str:
+    """Which part of a service a process is; raises NoSuchProcess where it has ended."""
+    words = f"{process.name()} {' '.join(process.cmdline())}"
+    return next((name for word, name in PARTS if word in words), REST)
 
 
 def spent(before: Mapping[str, float], after: Mapping[str, float], num_inputs: int) -> dict[str, float]:

@@ -133,14 +133,14 @@ def _measure(options: LimitOptions) -> float:
     sys.stdin.readline()
     num_inputs, took_s = 0, 0.0
     while took_s < options.seconds:
-        some = members()[: _enough(num_inputs, took_s, options.seconds, len(rows))]
+        some = members()[: enough(num_inputs, took_s, options.seconds, len(rows))]
         took_s += side.saturate(some)
         num_inputs += len(some)
     return num_inputs / took_s
 
 
-def _enough(num_inputs: int, took_s: float, seconds: float, most: int) -> int:
-    """Inputs that fill about half of the time left: long batches must not make a run far longer than was asked."""
+def enough(num_inputs: int, took_s: float, seconds: float, most: int) -> int:
+    """Inputs for the time left; far more than was asked would be a waste, and far fewer no steady state."""
     if not num_inputs:
         return min(most, 4 * WARM_UP_INPUTS)
     return max(WARM_UP_INPUTS, min(most, int(num_inputs / took_s * (seconds - took_s))))

@@ -46,11 +46,6 @@ class OfframpSide:
         self.in_force.change_to(self.plan)
         return run_client(self.load.model_copy(update={"rate_per_s": rate_per_s, "concurrency": None, "seed": seed}))
 
-    def saturate(self, concurrency: int) -> LoadResult:
-        """Send back to back from so many workers."""
-        self.in_force.change_to(self.plan)
-        return run_client(self.load.model_copy(update={"rate_per_s": None, "concurrency": concurrency}))
-
 
 @contextmanager
 def offramp_sides(

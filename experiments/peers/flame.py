@@ -1,0 +1,85 @@
+"""Flame graphs of Offramp's processes under load: which lines take the processor time.
+
+    python -m experiments.peers.flame clinc150 [--rate 500]
+
+Serves the workload by its plan, offers the rate, and samples the ingress and one stage with py-spy (in the extra
+`peers`). Writes runs/peers/flame-*.svg, which a browser opens. Minutes: 2.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import uuid
+from argparse import ArgumentParser
+from pathlib import Path
+from shutil import which
+
+from experiments.peers.compare import NOBODY, Asked, load_of
+from experiments.peers.costs import part_of
+from experiments.peers.offramp_side import offramp_sides
+from experiments.peers.plans import Machine, prepare
+from experiments.peers.processes import MARK, PEERS_PYTHON, PeerProcess
+from experiments.peers.workloads import FOLDER, load_workload
+
+SECONDS = 20.0
+SAMPLES_PER_S = 250
+SAMPLED = ("ingress", "stages")
+
+
+def main() -> None:
+    """Serve, load, sample."""
+    parser = ArgumentParser(prog="python -m experiments.peers.flame", description=__doc__)
+    parser.add_argument("workload", choices=("clinc150", "bert-base", "long"))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--inputs", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=500.0, help="requests per second")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    machine = Machine(batch_limit=options.batch)
+    asked = Asked(
+        workload=options.workload,
+        dtype=options.dtype,
+        inputs_per_request=options.inputs,
+        machine=machine,
+        rounds=1,
+        seconds=SECONDS,
+    )
+    workload = load_workload(options.workload)
+    prepared = prepare(workload, options.dtype, machine)
+    os.environ[MARK] = mark = uuid.uuid4().hex
+    with load_of(workload, prepared, asked) as (load, _):
+        ports = {"port": options.port, "metrics_port": options.port + 1}
+        with offramp_sides(workload, prepared, options.dtype, machine, load, **ports) as sides:
+            side = next(side for side in sides if side.name == "offramp")
+            side.measure(options.rate / 2, seed=1)  # warm, and the plan in force
+            samplers = _start_samplers(PeerProcess(load.url, NOBODY, mark), f"{options.workload}-{options.dtype}")
+            result = side.measure(options.rate, seed=0)
+            for path, sampler in samplers.items():
+                sampler.wait()
+                print(f"{path}")
+            print(f"{result.answered_per_s:.0f} requests/s answered, p50 {(result.p50_s or 0) * 1e3:.1f} ms")
+
+
+def _start_samplers(service: PeerProcess, name: str) -> dict[Path, subprocess.Popen[bytes]]:
+    """One process of each kind; a stage's other replicas do the same."""
+    by_part = {part_of(process): process.pid for process in service.processes()}
+    samplers = {}
+    for part in SAMPLED:
+        path = FOLDER / f"flame-{name}-{part}.svg"
+        command = [_py_spy(), "record", "--output", str(path), "--duration", f"{SECONDS / 2:.0f}"]
+        command += ["--rate", str(SAMPLES_PER_S), "--pid", str(by_part[part])]
+        samplers[path] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return samplers
+
+
+def _py_spy() -> str:
+    found = which("py-spy") or which("py-spy", path=str(PEERS_PYTHON.parent))
+    if found is None:
+        raise SystemExit("py-spy is missing: `make peers` installs it")
+    return found
+
+
+if __name__ == "__main__":
+    main()
