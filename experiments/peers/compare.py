@@ -178,7 +178,21 @@ def _sides(
         yield [*ours, *peers], PeerProcess(f"http://127.0.0.1:{asked.port}", NOBODY, mark)
 
 
-def _goodput(sides: Sequence[Bisected], prepared: Prepared, asked: Asked, result: dict[str, Any]) -> Comparison:
+def _idle_cores(sides: Sequence[Bisected], service: PeerProcess) -> dict[str, float]:
+    """What every server takes of a core while it waits for its turn: it is missing to whoever is measured."""
+    servers = {side.name: side.process for side in sides if isinstance(side, PeerSide)} | {"offramp": service}
+    before = {name: server.cpu_s() for name, server in servers.items()}
+    time.sleep(IDLE_S)
+    return {name: (server.cpu_s() - before[name]) / IDLE_S for name, server in servers.items()}
+
+
+def _goodput(
+    sides: Sequence[Bisected],
+    prepared: Prepared,
+    swept: dict[str, list[Tried]],
+    asked: Asked,
+    result: dict[str, Any],
+) -> Comparison:
     starts = {side.name: _start_per_s(side, swept, asked, result) for side in sides}
     hunt = Hunt(
         num_rounds=asked.rounds,
