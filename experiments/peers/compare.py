@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,7 +22,7 @@ from experiments.peers.offramp_side import OfframpSide, offramp_sides
 from experiments.peers.options import Dtype
 from experiments.peers.peer_side import PeerSide, Tried, peer_side, ports, settings, sweep
 from experiments.peers.plans import Machine, Prepared, prepare
-from experiments.peers.processes import MARK, PEERS, PeerProcess
+from experiments.peers.processes import PEERS, PeerProcess
 from experiments.peers.rounds import Hunt, Journal, at_rate, interleave
 from experiments.peers.workloads import FOLDER, Name, Workload, load_workload
 from offramp.provenance import provenance
@@ -40,8 +38,6 @@ SWEPT_SHARE = 0.6
 """Of the requests that the engine alone could answer within the SLO: the workers of a sweep's closed loop."""
 START_SHARE = 0.8
 IDLE_S = 5.0
-NOBODY = -1
-"""No process has this id: the service's own processes are found by their mark, and this one is none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +86,15 @@ def compare(asked: Asked) -> dict[str, Any]:
         swept = _sweeps(workload, prepared, load, asked, result["limit_per_s"]["stock"])
         result["sweeps"] = {name: [each.model_dump(mode="json") for each in tried] for name, tried in swept.items()}
         _save(asked, result)
-        with _sides(workload, prepared, load, swept, asked) as (sides, service):
-            result["memory_bytes"] = {
-                "offramp": service.memory_bytes(),
-                **{side.name: side.process.memory_bytes() for side in sides if isinstance(side, PeerSide)},
-            }
-            result["idle_cores"] = _idle_cores(sides, service)
+        with _sides(workload, prepared, load, swept, asked) as sides:
+            servers = {"offramp" if isinstance(side, OfframpSide) else side.name: side.process for side in sides}
+            result["memory_bytes"] = {name: server.memory_bytes() for name, server in servers.items()}
+            result["idle_cores"] = _idle_cores(servers)
+            for server in servers.values():
+                server.pause()
             comparison = _goodput(sides, prepared, swept, asked, result)
             _light_load(sides, prepared, comparison, asked, result)
-            result["costs"] = _costs(sides, service, comparison, workload, drawn, asked)
+            result["costs"] = _costs(sides, comparison, workload, drawn, asked)
             result["answers"] = _answers(sides, comparison, workload, drawn, load)
     _save(asked, result)
     return result
@@ -158,10 +154,8 @@ def _sweeps(
 @contextmanager
 def _sides(
     workload: Workload, prepared: Prepared, load: ClientOptions, swept: dict[str, list[Tried]], asked: Asked
-) -> Iterator[tuple[list[Bisected], PeerProcess]]:
-    """All at once: the ones that wait for their turn cost next to nothing, starting anew would cost minutes."""
-    mark = uuid.uuid4().hex
-    os.environ[MARK] = mark
+) -> Iterator[list[Bisected]]:
+    """All at once: starting them anew for every turn would cost minutes."""
     with ExitStack() as stack:
         ours = stack.enter_context(
             offramp_sides(
@@ -175,12 +169,11 @@ def _sides(
             )
         )
         peers = [stack.enter_context(peer_side(name, tried[0].options, load)) for name, tried in swept.items()]
-        yield [*ours, *peers], PeerProcess(f"http://127.0.0.1:{asked.port}", NOBODY, mark)
+        yield [*ours, *peers]
 
 
-def _idle_cores(sides: Sequence[Bisected], service: PeerProcess) -> dict[str, float]:
-    """What every server takes of a core while it waits for its turn: it is missing to whoever is measured."""
-    servers = {side.name: side.process for side in sides if isinstance(side, PeerSide)} | {"offramp": service}
+def _idle_cores(servers: Mapping[str, PeerProcess]) -> dict[str, float]:
+    """What every server takes of a core while nobody asks it anything."""
     before = {name: server.cpu_s() for name, server in servers.items()}
     time.sleep(IDLE_S)
     return {name: (server.cpu_s() - before[name]) / IDLE_S for name, server in servers.items()}
@@ -238,7 +231,6 @@ def _light_load(
 
 def _costs(
     sides: Sequence[Bisected],
-    service: PeerProcess,
     comparison: Comparison,
     workload: Workload,
     drawn: Sequence[tuple[int, ...]],
@@ -250,12 +242,9 @@ def _costs(
         spread = comparison.spread(side.name)
         if spread is None or not spread.median:
             continue
-        server = service if isinstance(side, OfframpSide) else side.process
-        if isinstance(side, OfframpSide):
-            side.in_force.change_to(side.plan)
-        before = cpu_s_by_part(server)
+        before = cpu_s_by_part(side.process)
         result = side.measure(HEAVY_LOAD * spread.median, asked.seed)
-        parts = spent(before, cpu_s_by_part(server), result.num_sent * asked.inputs_per_request)
+        parts = spent(before, cpu_s_by_part(side.process), result.num_sent * asked.inputs_per_request)
         found[side.name] = {"client": result.cpu_per_request_s / asked.inputs_per_request} | (
             parts if isinstance(side, OfframpSide) else {"server": sum(parts.values())}
         )

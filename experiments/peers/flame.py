@@ -8,18 +8,16 @@ Serves the workload by its plan, offers the rate, and samples the ingress and on
 
 from __future__ import annotations
 
-import os
 import subprocess
-import uuid
 from argparse import ArgumentParser
 from pathlib import Path
 from shutil import which
 
-from experiments.peers.compare import NOBODY, Asked, load_of
+from experiments.peers.compare import Asked, load_of
 from experiments.peers.costs import part_of
 from experiments.peers.offramp_side import offramp_sides
 from experiments.peers.plans import Machine, prepare
-from experiments.peers.processes import MARK, PEERS_PYTHON, PeerProcess
+from experiments.peers.processes import PEERS_PYTHON, PeerProcess
 from experiments.peers.workloads import FOLDER, load_workload
 
 SECONDS = 20.0
@@ -48,13 +46,12 @@ def main() -> None:
     )
     workload = load_workload(options.workload)
     prepared = prepare(workload, options.dtype, machine)
-    os.environ[MARK] = mark = uuid.uuid4().hex
     with load_of(workload, prepared, asked) as (load, _):
         ports = {"port": options.port, "metrics_port": options.port + 1}
         with offramp_sides(workload, prepared, options.dtype, machine, load, **ports) as sides:
             side = next(side for side in sides if side.name == "offramp")
             side.measure(options.rate / 2, seed=1)  # warm, and the plan in force
-            samplers = _start_samplers(PeerProcess(load.url, NOBODY, mark), f"{options.workload}-{options.dtype}")
+            samplers = _start_samplers(side.process, f"{options.workload}-{options.dtype}")
             result = side.measure(options.rate, seed=0)
             for path, sampler in samplers.items():
                 sampler.wait()

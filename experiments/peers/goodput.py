@@ -102,6 +102,9 @@ class Search:
     is then tried again: only what failed twice counts as the end, for a machine that others use fails a probe now and
     then. If it passes this time, the search goes on above it. A probe with a late client is repeated once at once; late
     again, it ends the search from above like a failure, but the ending tells.
+
+    Where chance decides a probe, asking failures again but not passes errs upwards, for every server alike: let a probe
+    count a thousand requests or more.
     """
 
     start_per_s: float

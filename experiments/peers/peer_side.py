@@ -41,8 +41,13 @@ class PeerSide:
     """But for rate and seed."""
 
     def measure(self, rate_per_s: float, seed: int) -> LoadResult:
-        """Offer this rate."""
-        return run_client(self.load.model_copy(update={"rate_per_s": rate_per_s, "concurrency": None, "seed": seed}))
+        """Offer this rate; before and after, the server stands still."""
+        self.process.resume()
+        try:
+            changes = {"rate_per_s": rate_per_s, "concurrency": None, "seed": seed}
+            return run_client(self.load.model_copy(update=changes))
+        finally:
+            self.process.pause()
 
     def saturate(self, concurrency: int) -> LoadResult:
         """Send back to back from so many workers."""
@@ -51,7 +56,7 @@ class PeerSide:
 
 @contextmanager
 def peer_side(name: str, options: ServerOptions, load: ClientOptions) -> Iterator[PeerSide]:
-    """The server, until the block ends."""
+    """The server, until the block ends; it runs only while it is measured."""
     with serving(name, options) as process:
         yield PeerSide(name=name, process=process, load=load.model_copy(update={"url": process.url}))
 

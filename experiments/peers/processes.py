@@ -30,6 +30,10 @@ START_S = 120.0
 STOP_S = 20.0
 """How long a server may take to end by itself; Ray takes about 4 s."""
 POLL_S = 0.1
+DRAIN_S = 8.0
+SETTLE_S = 0.25
+IDLE_CORES = 0.4
+"""Below this many cores, a server counts as idle; Ray's and LitServe's processes are never quite."""
 TAIL_CHARS = 3000
 BODY = {"inputs": "ready?"}
 GONE = (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE)
@@ -61,6 +65,7 @@ class PeerProcess:
         self.url = url
         self.pid = pid
         self._mark = mark
+        self._paused: list[psutil.Process] = []
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the server that lives: those with its mark, and whatever descends from them.
@@ -73,6 +78,29 @@ class PeerProcess:
         while grown := {process.pid for process in alive if process.info["ppid"] in family} - family:
             family |= grown
         return [process for process in alive if process.pid in family]
+
+    def pause(self) -> None:
+        """Stop every process where it is, so that it takes nothing from whoever is measured meanwhile.
+
+        What it still works on, it first ends: after an overload that may take seconds.
+        """
+        until_s = time.monotonic() + DRAIN_S
+        before_s = self.cpu_s()
+        while time.monotonic() < until_s:
+            time.sleep(SETTLE_S)
+            now_s = self.cpu_s()
+            if now_s - before_s < IDLE_CORES * SETTLE_S:
+                break
+            before_s = now_s
+        self._paused = self.processes()
+        for process in self._paused:
+            _or(process.suspend, None)
+
+    def resume(self) -> None:
+        """Let those that were stopped go on."""
+        for process in self._paused:
+            _or(process.resume, None)
+        self._paused = []
 
     def memory_bytes(self) -> int:
         """Memory that the processes hold: each its own pages, and its part of those that it shares (PSS)."""
@@ -165,6 +193,7 @@ def _tail(log: Path) -> str:
 
 def _end(server: PeerProcess, process: subprocess.Popen[bytes]) -> None:
     """Ask, wait, and end what is left, by its id."""
+    server.resume()
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_S)
