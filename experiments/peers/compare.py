@@ -165,7 +165,6 @@ def _sides(
                 asked.machine,
                 load,
                 port=asked.port,
-                metrics_port=asked.port + 1,
             )
         )
         peers = [stack.enter_context(peer_side(name, tried[0].options, load)) for name, tried in swept.items()]

@@ -46,17 +46,18 @@ def main() -> None:
     )
     workload = load_workload(options.workload)
     prepared = prepare(workload, options.dtype, machine)
-    with load_of(workload, prepared, asked) as (load, _):
-        ports = {"port": options.port, "metrics_port": options.port + 1}
-        with offramp_sides(workload, prepared, options.dtype, machine, load, **ports) as sides:
-            side = next(side for side in sides if side.name == "offramp")
-            side.measure(options.rate / 2, seed=1)  # warm, and the plan in force
-            samplers = _start_samplers(side.process, f"{options.workload}-{options.dtype}")
-            result = side.measure(options.rate, seed=0)
-            for path, sampler in samplers.items():
-                sampler.wait()
-                print(f"{path}")
-            print(f"{result.answered_per_s:.0f} requests/s answered, p50 {(result.p50_s or 0) * 1e3:.1f} ms")
+    with (
+        load_of(workload, prepared, asked) as (load, _),
+        offramp_sides(workload, prepared, options.dtype, machine, load, port=options.port) as sides,
+    ):
+        side = next(side for side in sides if side.name == "offramp")
+        side.measure(options.rate / 2, seed=1)  # warm, and the plan in force
+        samplers = _start_samplers(side.process, f"{options.workload}-{options.dtype}")
+        result = side.measure(options.rate, seed=0)
+        for path, sampler in samplers.items():
+            sampler.wait()
+            print(f"{path}")
+        print(f"{result.answered_per_s:.0f} requests/s answered, p50 {(result.p50_s or 0) * 1e3:.1f} ms")
 
 
 def _start_samplers(service: PeerProcess, name: str) -> dict[Path, subprocess.Popen[bytes]]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -139,7 +139,7 @@ def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: fl
         _wait_until_ready(server.url, process, name, log, start_s)
         yield server
     finally:
-        _end(server, process)
+        end(server, process)
 
 
 def interpreter(peer: Peer) -> Path:
@@ -191,7 +191,7 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-TAIL_CHARS:]
 
 
-def _end(server: PeerProcess, process: subprocess.Popen[bytes]) -> None:
+def end(server: PeerProcess, process: subprocess.Popen[Any]) -> None:
     """Ask, wait, and end what is left, by its id."""
     server.resume()
     process.terminate()
