@@ -129,7 +129,8 @@ class Admission:
         return second
 
     def _learn(self, second: Second, length_s: float) -> None:
-        self._learn_rate(second, second.answered / length_s)
+        if length_s < MEMORY_S:  # in longer ones nobody asked anything: they say nothing of what could be had
+            self._learn_rate(second, second.answered / length_s)
         self._stride = 1 + second.num_deep // MOST_SAMPLES
         self._ways.append(second.ways)
         for _ in range(min(MEMORY_S, math.floor(length_s) - 1)):  # seconds in which nothing happened

@@ -38,6 +38,8 @@ SWEPT_SHARE = 0.6
 """Of the requests that the engine alone could answer within the SLO: the workers of a sweep's closed loop."""
 START_SHARE = 0.8
 IDLE_S = 5.0
+WARM_UP_S = 2.0
+"""Of every probe: servers come from standing still, Offramp to another plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +127,7 @@ def load_of(
                 bodies=bodies,
                 concurrency=1,
                 duration_s=asked.seconds,
-                warmup_s=1.0 + prepared.slo_s,
+                warmup_s=WARM_UP_S + prepared.slo_s,
                 slo_s=prepared.slo_s,
                 timeout_s=max(2.0, 4 * prepared.slo_s),
             ),

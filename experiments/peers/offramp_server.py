@@ -2,8 +2,9 @@
 
     python -m experiments.peers.offramp_server FILE
 
-The file holds `OfframpOptions`. Says `ready` on its output, then changes to every plan whose name it reads, and says `done`; ends with its input. The
-driver of a Ray dies with its raylet, so the whole of a service can stand still only if its driver does too.
+The file holds `OfframpOptions`. Says `ready` on its output, then changes to every plan whose name it reads, and says
+`done`; ends with its input. The driver of a Ray dies with its raylet, so a service can stand still only if its driver
+does too.
 """
 
 from __future__ import annotations
