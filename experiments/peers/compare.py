@@ -37,6 +37,8 @@ SWEPT_S = 3.0
 SWEPT_SHARE = 0.6
 """Of the requests that the engine alone could answer within the SLO: the workers of a sweep's closed loop."""
 START_SHARE = 0.8
+LIMIT_SHARE = 0.65
+"""Of what a sweep got, and of the compute-bound limit: where a search starts."""
 IDLE_S = 5.0
 WARM_UP_S = 2.0
 """Of every probe: servers come from standing still, Offramp to another plan."""
@@ -207,7 +209,7 @@ def _goodput(
 def _start_per_s(side: Bisected, swept: dict[str, list[Tried]], asked: Asked, result: dict[str, Any]) -> float:
     """Near where the search will end: below the compute-bound limit, or what the sweep got."""
     if isinstance(side, OfframpSide):
-        return float(START_SHARE * result["limit_per_s"][side.name] / asked.inputs_per_request)
+        return float(LIMIT_SHARE * result["limit_per_s"][side.name] / asked.inputs_per_request)
     best = swept[side.name][0]
     return max(1.0, START_SHARE * max(best.in_slo_per_s, best.answered_per_s / 2))
 

@@ -30,6 +30,7 @@ START_S = 120.0
 STOP_S = 20.0
 """How long a server may take to end by itself; Ray takes about 4 s."""
 POLL_S = 0.1
+AWAY_S = 2.0
 DRAIN_S = 8.0
 SETTLE_S = 0.25
 IDLE_CORES = 0.4
@@ -97,9 +98,11 @@ class PeerProcess:
             _or(process.suspend, None)
 
     def resume(self) -> None:
-        """Let those that were stopped go on."""
+        """Let those that were stopped go on, and find that they have been away: Ray misses its heartbeats."""
         for process in self._paused:
             _or(process.resume, None)
+        if self._paused:
+            time.sleep(AWAY_S)
         self._paused = []
 
     def memory_bytes(self) -> int:
