@@ -1,8 +1,9 @@
 """Linear layers whose weights are kept in oneDNN's own layout: how a CPU serves a model that no longer changes.
 
 Torch multiplies float32 matrices by MKL, and lays bfloat16 weights out anew in every call. oneDNN with the layout kept
-is 2.2 to 2.9 times as fast in float32 and 1.1 to 1.7 times in bfloat16, most where batches are small (one core of an
-AMD EPYC with AVX-512, BERT-base's feed-forward layer, 10 to 800 tokens; `python -m experiments.linear_layers`).
+is 2.0 to 2.3 times as fast in float32, and 1.1 to 1.4 times in bfloat16, most where batches are small (one core of an
+AMD EPYC with AVX-512, the feed-forward layers of MiniLM and BERT-base, 10 to 800 tokens;
+`python -m experiments.linear_layers`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from earlyexit.errors import ModelFolderError
 
 TYPICAL_ROWS = 256
 """What the layout is chosen for; any number of rows can be multiplied with it."""
-LEAST_STEP = 8
+LEAST_STEP = 4
 STEPS_PER_OCTAVE = 16
 
 

@@ -21,6 +21,7 @@ from deployments.stage.build import build_policy, build_segments
 from earlyexit.cut import Cut, SegmentRunner, TorchSegments
 from earlyexit.dataset import read_labelled
 from earlyexit.model import EarlyExitModel
+from earlyexit.packed import pack_linears
 from earlyexit.piece import Piece, fuse
 from earlyexit.policies import ExitPolicy
 from earlyexit.split import Segment
@@ -142,7 +143,10 @@ def _cut_run(folder: Path, backend: Literal["torch", "onnx"], dtype: Literal["fl
     model = load_model(folder, dtype=getattr(torch, dtype))
     calibration = read_calibration(folder)
     policy = build_policy(calibration.policy_spec())
-    segments = build_segments(model, backend, folder, torch.get_num_threads()) or TorchSegments(model)
+    segments = build_segments(model, backend, folder, torch.get_num_threads())
+    if segments is None:  # as a replica has it
+        pack_linears(model)
+        segments = TorchSegments(model)
     return CutRun(model, policy, tuple(sorted(calibration.thresholds)), segments)
 
 
