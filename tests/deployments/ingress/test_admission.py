@@ -319,14 +319,14 @@ def test_at_60_percent_load_nothing_is_refused(build: Callable[[], Service]) -> 
     assert service.run(0.0, 10.0).keys() == {"in time"}
 
 
-def test_a_burst_after_idleness_fills_the_buffer_and_nearly_all_that_is_admitted_of_it_is_in_time() -> None:
+def test_a_burst_after_idleness_fills_the_buffer_and_what_is_admitted_of_it_is_in_time() -> None:
     service = balanced()
     service.load(0.3 * service.per_s, 0.0, 5.0)
     for _ in range(1000):
         service.at(6.0, service.arrive)
     outcomes = service.run(6.0, 6.1)
     share = outcomes["in time"] / (service.per_s * SLO_S)
-    assert kept(outcomes) >= 0.94
+    assert kept(outcomes) >= 0.97
     assert 0.65 < share < 1 - SAFETY  # of what could be answered within the SLO, the way through the stages left aside
 
 
