@@ -21,8 +21,8 @@ SAFETY = 0.1
 """Share of the time left that is not counted on. In a steady overload half of it would do; a burst after quiet fills
 batches that were half empty when their time was seen, and with 5 % a twentieth of it came late in simulation."""
 QUANTILE = 0.99
-"""Of the inputs that went deepest, so many took no longer than estimated. Where the way takes most of the SLO this refuses
-too much, and less would let a burst in late: docs/performance.md has both figures."""
+"""Of the inputs that went deepest, so many took no longer than estimated. Where the way takes most of the SLO this
+refuses too much, and less would let a burst in late: docs/performance.md has both figures."""
 MEMORY_S = 4
 """Seconds that the estimate is taken from: once the service has changed, it is wrong no longer than this."""
 GAIN = 0.5
