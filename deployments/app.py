@@ -14,7 +14,7 @@ from cluster.devices import find_device
 from deployments.control.controller import Controller
 from deployments.control.settings import check_control
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.router import FillFirstRouter
+from deployments.ingress.router import AnnouncingRouter
 from deployments.settings import ServeSettings
 from deployments.slots import first_replicas, slot_counts, slot_devices
 from deployments.stage.build import check_emulated
@@ -75,7 +75,7 @@ def _slot(
         num_replicas=replicas,
         max_ongoing_requests=UNLIMITED,
         ray_actor_options=find_device(device).actor_options | ({"label_selector": labels} if labels else {}),
-        request_router_config=RequestRouterConfig(request_router_class=cast(Any, FillFirstRouter)),
+        request_router_config=RequestRouterConfig(request_router_class=cast(Any, AnnouncingRouter)),
         logging_config=logging_config,
         **HEALTH,
     )

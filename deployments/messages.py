@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from earlyexit.engine import Dispatch
 from earlyexit.errors import OfframpError
-from earlyexit.wire import Answer, Seen
+from earlyexit.wire import Answer, Seen, WirePiece
 from optimizer.plan import PolicySpec, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a replica takes calls, and the word by which it knows who may call."""
+
+    host: str
+    port: int
+    word: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +34,7 @@ class Assignment:
 class StageCall:
     """A batch of inputs, or of survivors, for a stage."""
 
-    piece: Any
-    """A WirePiece, or the reference to one in the object store."""
+    piece: WirePiece
     remaining_s: tuple[float, ...]
     """Per input, the seconds left until its deadline; durations, because machines do not share a clock."""
     reserve_s: float
@@ -50,11 +57,7 @@ class Timing:
 class GoingOn:
     """Survivors for the next stage."""
 
-    sample_ids: tuple[str, ...]
-    next_block: int
-    num_tokens: int
-    piece: Any
-    """A WirePiece, or the reference to one in the object store."""
+    piece: WirePiece
     timings: tuple[Timing, ...]
 
 
@@ -77,5 +80,5 @@ class Chunk:
     @property
     def num_inputs(self) -> int:
         """Inputs that this part settles."""
-        survivors = 0 if self.going_on is None else len(self.going_on.sample_ids)
+        survivors = 0 if self.going_on is None else len(self.going_on.timings)
         return len(self.answers) + survivors + len(self.lost)

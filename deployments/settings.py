@@ -100,9 +100,6 @@ class ServeSettings(BaseModel):
     calls_per_replica: int = Field(default=2, ge=1)
     """Calls per replica of the first stage that nothing has come back from yet. The first takes whatever waits; those
     that queue behind it are sent only when full, so that what arrives meanwhile is not spent on small batches."""
-    by_reference_bytes: int = Field(default=1_000_000, ge=0)
-    """Survivors of a call above this go through the object store; below it a message by value over gRPC is 2-3 times
-    cheaper, above it the other way round."""
     access_log: bool = False
     """Log every request, as JSON with its id; costs about 5 % of an ingress."""
     max_attempts: int = Field(default=8, ge=1)

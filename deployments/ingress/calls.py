@@ -16,6 +16,7 @@ from deployments.ingress.outcomes import Outcomes
 from deployments.ingress.probes import ProbeBook
 from deployments.messages import Chunk, GoingOn, StageCall
 from earlyexit.clock import Clock
+from earlyexit.wire import WirePiece
 
 if TYPE_CHECKING:  # it imports ray
     from deployments.ingress.transport import Transport
@@ -51,7 +52,6 @@ class Calls:
         clock: Clock,
         metrics: HopMetrics,
         *,
-        bytes_per_token: int,
         kept_s: float,
         failed: Failed,
     ) -> None:
@@ -62,7 +62,6 @@ class Calls:
         self._probes = probes
         self._clock = clock
         self._metrics = metrics
-        self._bytes_per_token = bytes_per_token
         self._kept_s = kept_s
         self._failed = failed
         self._open: Counter[int] = Counter()  # by epoch
@@ -84,11 +83,8 @@ class Calls:
     async def call(
         self,
         leg: Leg[Transport],
-        piece: Any,
-        sample_ids: Sequence[str],
+        piece: WirePiece,
         *,
-        next_block: int,
-        num_tokens: int,
         probe: bool,
         heard: Callable[[], None] = lambda: None,
     ) -> None:
@@ -96,6 +92,7 @@ class Calls:
 
         `heard` is called with every part of the reply: the first tells that the call's batch has run.
         """
+        sample_ids = piece.sample_ids
         unsettled = set(sample_ids)
         remaining_s = self._remaining_s(sample_ids)
         call = StageCall(
@@ -105,10 +102,9 @@ class Calls:
             assignment=leg.assignment,
             probe=probe,
         )
-        reply_bytes = 0 if self.itinerary.is_last(leg) else num_tokens * self._bytes_per_token
         self._open[leg.epoch] += 1
         try:
-            await self._exchange(leg, call, reply_bytes, leg.batch_at(next_block), unsettled, heard)
+            await self._exchange(leg, call, unsettled, heard)
         except Exception as error:
             requests = self._request_ids(unsettled)
             logger.warning("%s failed under %d inputs of %s: %r", leg.slot, len(unsettled), requests, error)
@@ -119,33 +115,27 @@ class Calls:
             await self._failed(leg.slot, [sample_id for sample_id in sample_ids if sample_id in unsettled])
 
     async def _go_on(self, going_on: GoingOn, *, probe: bool) -> None:
-        if any(self._deadline_s(sample_id) is not None for sample_id in going_on.sample_ids):
-            await self.call(
-                self.itinerary.at(going_on.next_block),
-                going_on.piece,
-                going_on.sample_ids,
-                next_block=going_on.next_block,
-                num_tokens=going_on.num_tokens,
-                probe=probe,
-            )
+        piece = going_on.piece
+        if any(self._deadline_s(sample_id) is not None for sample_id in piece.sample_ids):
+            await self.call(self.itinerary.at(piece.next_block), piece, probe=probe)
 
     async def _exchange(
         self,
         leg: Leg[Transport],
         call: StageCall,
-        reply_bytes: int,
-        batch: int,
         unsettled: set[str],
         heard: Callable[[], None],
     ) -> None:
         started_s = self._clock.now_s()
-        avoided = self.itinerary.avoided
-        chunks = leg.transport.call(call, reply_bytes=reply_bytes, batch=batch, avoided=avoided)
+
+        def take(chunk: Chunk) -> None:
+            self._take(leg, chunk, unsettled, started_s, probe=call.probe)
+            heard()
+
         # A replica that hangs must not hold the call for ever: nobody waits behind the last deadline.
         async with asyncio.timeout(max(0.0, *call.remaining_s) + HANG_S):
-            async for chunk in chunks:
-                self._take(leg, chunk, unsettled, started_s, probe=call.probe)
-                heard()
+            batch = leg.batch_at(call.piece.next_block)
+            await leg.transport.call(call, batch=batch, avoided=self.itinerary.avoided, take=take)
 
     def _take(self, leg: Leg[Transport], chunk: Chunk, unsettled: set[str], started_s: float, *, probe: bool) -> None:
         now_s = self._clock.now_s()
@@ -156,7 +146,7 @@ class Calls:
             leg.learn(now_s - started_s)
         timings = [timing for _, timing in chunk.answers]
         if chunk.going_on is not None:
-            unsettled.difference_update(chunk.going_on.sample_ids)
+            unsettled.difference_update(chunk.going_on.piece.sample_ids)
             self.start(self._go_on(chunk.going_on, probe=probe))
             timings = list(chunk.going_on.timings)
         if timings:

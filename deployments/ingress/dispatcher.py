@@ -52,7 +52,6 @@ class Dispatcher:
         clock: Clock,
         metrics: CallMetrics,
         *,
-        bytes_per_token: int,
         max_queued: int,
         calls_per_replica: int,
         max_attempts: int,
@@ -96,7 +95,6 @@ class Dispatcher:
             self._probes,
             clock,
             metrics,
-            bytes_per_token=bytes_per_token,
             kept_s=0.0 if slo_s is None else slack * slo_s,
             failed=self._again,
         )
@@ -236,9 +234,7 @@ class Dispatcher:
             self._plan_pump()
 
         try:
-            await self._calls.call(
-                leg, piece, piece.sample_ids, next_block=0, num_tokens=len(piece.values), probe=probe, heard=heard_of
-            )
+            await self._calls.call(leg, piece, probe=probe, heard=heard_of)
         finally:
             heard()
         self._plan_pump()  # not when cancelled: nothing starts while an ingress ends

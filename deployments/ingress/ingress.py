@@ -21,9 +21,10 @@ from deployments.ingress.bodies import InferRequest
 from deployments.ingress.controller_link import CONTROLLER, ControllerLink
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.http import build_app
+from deployments.ingress.members import board_of
 from deployments.ingress.probe_shape import probe_shape
 from deployments.ingress.service import InferService
-from deployments.ingress.transport import HandleTransport
+from deployments.ingress.transport import LinkTransport
 from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
@@ -56,19 +57,19 @@ class Ingress:
         self._ready = False
         folder = Path(self._settings.model)
         self.card: ModelCard = read_card(folder)
+        phase = random.random()
+        self._transports = {name: LinkTransport(phase=phase) for name in self._slots}
         self._dispatcher = self._build_dispatcher()
         tokenizer = TextTokenizer.load(folder, self.card.max_length)
         self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock)
 
     def _build_dispatcher(self) -> Dispatcher:
         settings = self._settings
-        item_bytes = {"float32": 4, "bfloat16": 2}[settings.dtype]
         return Dispatcher(
             initial_placement(parse_plan(settings.plan)),
-            {name: HandleTransport(slot, settings.by_reference_bytes) for name, slot in self._slots.items()},
+            self._transports,
             self._clock,
             self._metrics,
-            bytes_per_token=int(self.card.backbone["hidden_size"]) * item_bytes,
             max_queued=settings.max_queued,
             calls_per_replica=settings.calls_per_replica,
             max_attempts=settings.max_attempts,
@@ -87,6 +88,9 @@ class Ingress:
 
     async def _start(self) -> None:
         """Learn the present plan, then wait until its slots are warm."""
+        for name, handle in self._slots.items():
+            handle._init()  # type: ignore[no-untyped-call] # from now on Serve tells what replicas the slot has
+            self._transports[name].follow(board_of(name))
         try:
             await self._pull()
         finally:

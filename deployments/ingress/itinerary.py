@@ -80,10 +80,6 @@ class Itinerary(Generic[W]):
         is_deferred = leg.assignment.dispatch == "deferred"
         return math.inf if is_deferred and not all(expected_s) else sum(expected_s)
 
-    def is_last(self, leg: Leg[W]) -> bool:
-        """Whether no stage comes after it."""
-        return leg.index == len(self.legs) - 1
-
 
 def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: Itinerary[W] | None = None) -> Itinerary[W]:
     """A plan's itinerary, with what the one before it has learnt.

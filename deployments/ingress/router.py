@@ -1,56 +1,35 @@
-"""Serve's request router for stages; the decisions themselves are in `routing.py` and `loads.py`."""
+"""Serve's request router for slots: tells where their replicas are. Calls to stages go there without Serve."""
 
 from __future__ import annotations
 
-import asyncio
 import random
-from functools import partial
 from typing import Any
 
-from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
-from deployments.ingress.loads import Loads
-from deployments.ingress.routing import fill_first, unavoided
+from deployments.ingress import members
+from deployments.messages import Address
 
 
-class FillFirstRouter(FIFOMixin, RequestRouter):
-    """Routes every call by the inputs it carries: `weight`, `batch` and `avoided` are keyword arguments of each call.
+class AnnouncingRouter(FIFOMixin, RequestRouter):
+    """What Serve itself is asked of slots (statistics, preparations) goes to any replica.
 
-    FIFOMixin is needed: without it a replica that has several calls open within one request hangs.
+    FIFOMixin is needed: without it a replica that has several calls open within one request hangs. Serve pickles this
+    class by value, and what it uses by reference.
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
-        self._phase = random.random()
-        self._loads: Loads[ReplicaID] = Loads()
+        self._board = members.board_of(self._deployment_id.name)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        if pending_request is None:
-            return [candidate_replicas]
-        # Without this the router spins when every replica is at capacity.
-        pending_request.routing_context.should_backoff = True
-        weight = pending_request.kwargs.get("weight", 1)
-        batch = pending_request.kwargs.get("batch", 1)
-        avoided = pending_request.kwargs.get("avoided", ())
-        call = pending_request.metadata.internal_request_id
-        self._loads.end(call)  # it was chosen for before, and not taken
-        if avoided:
-            names = [replica.replica_id.unique_id for replica in candidate_replicas]
-            candidate_replicas = [candidate_replicas[index] for index in unavoided(names, avoided)]
-        loads = [self._loads.of(replica.replica_id) for replica in candidate_replicas]
-        ranked = [candidate_replicas[index] for index in fill_first(loads, weight, batch, self._phase)]
-        if ranked:
-            self._loads.begin(call, ranked[0].replica_id, weight)
-            pending_request.future.add_done_callback(partial(self._end_unless_sent, call))
-        return [[replica] for replica in ranked]
+        if pending_request is not None:  # without this the router spins when every replica is at capacity
+            pending_request.routing_context.should_backoff = True
+        return [random.sample(candidate_replicas, len(candidate_replicas))]
 
-    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        self._loads.move(pending_request.metadata.internal_request_id, replica_id)
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        self._loads.end(internal_request_id)
-
-    def _end_unless_sent(self, call: str, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():  # nothing will tell of its end
-            self._loads.end(call)
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        self._board.announce(
+            {replica.replica_id.unique_id: Address(**replica.replica_metadata) for replica in replicas}
+        )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +13,14 @@ from earlyexit.errors import OfframpError
 from earlyexit.wire import Answer, Seen
 
 
+@dataclass(slots=True, eq=False)
 class OpenCall:
-    """A call whose inputs are in the engine; parts of the reply come in from the device's thread."""
+    """A call whose inputs are in the engine."""
 
-    def __init__(self, num_inputs: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.unsettled = num_inputs
-        self.parts: asyncio.Queue[Chunk] = asyncio.Queue()
-        self.loop = loop
+    unsettled: int
+    """Inputs that no part of its reply has settled."""
+    take: Callable[[Chunk], None]
+    """What becomes of the parts."""
 
 
 @dataclass(slots=True)
@@ -71,9 +71,6 @@ def _survivor_chunks(release: GoesOn[Any]) -> list[tuple[OpenCall, Chunk]]:
 
 def _going_on(piece: Payload, members: Sequence[Member[Any]]) -> Chunk:
     going_on = GoingOn(
-        sample_ids=piece.sample_ids,
-        next_block=piece.next_block,
-        num_tokens=int(piece.lengths_B.sum()),
         piece=piece.to_wire(),
         timings=tuple(_timing(member) for member in members),
     )

@@ -17,7 +17,6 @@ from earlyexit.clock import Clock
 from earlyexit.device import Deliver, Device, DeviceThread, OnBatch, Runner, ignore_batch, ignore_death
 from earlyexit.engine import BatchEngine, Member
 from earlyexit.times import ObservedTimes
-from earlyexit.wire import WirePiece
 from optimizer.plan import PolicySpec
 
 NOTHING = -1
@@ -81,11 +80,11 @@ class StageHost:
         self._thread.follow(assignment.stage.splits, assignment.dispatch, self._policy[1])
         self.epoch = assignment.epoch
 
-    def submit(self, wire: WirePiece, call: StageCall, opened: OpenCall) -> None:
+    def submit(self, call: StageCall, opened: OpenCall) -> None:
         """Queue a call's inputs; raises PlanError where no split, followed or of the call's own, holds the block."""
         self.follow(call.assignment)
-        members = self._members(wire, call, opened)
-        self._thread.submit(wire.next_block, members, fallback=call.assignment.stage.splits)
+        members = self._members(call, opened)
+        self._thread.submit(call.piece.next_block, members, fallback=call.assignment.stage.splits)
 
     def forget(self, opened: OpenCall) -> None:
         """Throw out what is queued of a call that nobody waits for any more."""
@@ -140,9 +139,9 @@ class StageHost:
         self._runner.prepare(assignment.stage.splits)
         return policy_for(self._settings, self._device_name, assignment.policy, assignment.stage.splits)
 
-    def _members(self, wire: WirePiece, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
+    def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:
         now_s = self._clock.now_s()
-        singles = self._runner.from_wire(wire).singles()
+        singles = self._runner.from_wire(call.piece).singles()
         return [
             Member(
                 sample_id=single.sample_ids[0],

@@ -1,4 +1,4 @@
-"""A slot's replica: the batch engine behind a streamed call."""
+"""A slot's replica: the batch engine behind a port that ingresses call."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Collection
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any, cast
 
 import ray
 from ray import serve
 
-from deployments.messages import Assignment, Chunk, GoingOn, StageCall
+from deployments.messages import Assignment
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
 from deployments.stage.build import build_runner, starting_policy
-from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import StageHost
 from deployments.stage.metrics import StageMetrics
+from deployments.stage.server import CallServer
 from earlyexit.clock import MonotonicClock
 from earlyexit.device import Release
-from earlyexit.wire import WirePiece
 from optimizer.placement import initial_placement
 from optimizer.plan_file import parse_plan
 
@@ -50,6 +48,7 @@ class StageReplica:
         runner = await asyncio.to_thread(
             build_runner, self._settings, device, policy, clock=clock, rank=0 if rank is None else rank.rank
         )
+        self._server = CallServer(asyncio.get_running_loop())
         self._host = StageHost(
             self._settings,
             device,
@@ -64,24 +63,16 @@ class StageReplica:
         if assignment is not None:
             await self._host.prepare(assignment)
         self._host.start()
+        ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours
+        self._address = await self._server.listen(self._host, ip)
 
-    async def run(
-        self, call: StageCall, *, weight: int, batch: int, avoided: Collection[str] = ()
-    ) -> AsyncIterator[Chunk]:
-        """Run a batch; answers and survivors are streamed as they are ready, by value.
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Serve passes on to every router where this replica takes calls."""
+        return asdict(self._address)
 
-        `weight`, `batch` and `avoided` are read by the router on the sender's side.
-        """
-        async for chunk in self._run(call.piece, call):
-            yield chunk
-
-    async def run_by_reference(
-        self, call: StageCall, *, weight: int, batch: int, avoided: Collection[str] = ()
-    ) -> AsyncIterator[Chunk]:
-        """The same with hidden states in the object store, for pieces too large for gRPC."""
-        wire = await call.piece if isinstance(call.piece, ray.ObjectRef) else call.piece
-        async for chunk in self._run(wire, call):
-            yield chunk if chunk.going_on is None else _by_reference(chunk, chunk.going_on)
+    async def __del__(self) -> None:
+        """Serve's way to end a replica that gets no more work: what it has, it ends."""
+        await self._server.close()
 
     async def prepare(self, assignment: Assignment) -> None:
         """Make ready for a plan that is to come; returns when its first call will find everything warm."""
@@ -100,22 +91,9 @@ class StageReplica:
         """Serve asks every second: a replica without its device thread must be replaced."""
         self._host.check()
 
-    async def _run(self, wire: WirePiece, call: StageCall) -> AsyncIterator[Chunk]:
-        opened = OpenCall(len(call.remaining_s), asyncio.get_running_loop())
-        self._host.submit(wire, call, opened)
-        try:
-            while opened.unsettled:
-                chunk = await opened.parts.get()
-                opened.unsettled -= chunk.num_inputs
-                yield chunk
-        finally:
-            if opened.unsettled:  # the caller is gone: nobody waits for the rest
-                self._host.forget(opened)
-
     def _deliver(self, releases: list[Release[Any]]) -> None:
-        """From the device's thread: put what it released into the replies of the calls it came with."""
-        for opened, chunk in chunks_by_call(releases):
-            opened.loop.call_soon_threadsafe(opened.parts.put_nowait, chunk)
+        """From the device's thread."""
+        self._server.deliver(releases)
         self._metrics.record(releases)
 
     async def _first_assignment(self) -> Assignment | None:
@@ -148,7 +126,3 @@ def _end_replica() -> None:
     """At once: callers then see a dead replica and send their inputs elsewhere, instead of waiting for a mute one."""
     logging.shutdown()
     os._exit(1)
-
-
-def _by_reference(chunk: Chunk, going_on: GoingOn) -> Chunk:
-    return replace(chunk, going_on=replace(going_on, piece=ray.put(going_on.piece)))

@@ -1,0 +1,81 @@
+"""Messages between ingress and replicas as msgpack: typed on both sides, and nothing in them can run code."""
+
+from __future__ import annotations
+
+from typing import Any, get_origin
+
+import msgspec
+import numpy as np
+
+import earlyexit.errors
+from deployments.messages import Chunk, StageCall
+from earlyexit.errors import OfframpError
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """A call begins."""
+
+    serial: int
+    """Names the call on its connection."""
+    call: StageCall
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Nobody waits for a call any more."""
+
+    serial: int
+
+
+class Part(msgspec.Struct, frozen=True, tag="part"):
+    """A part of a call's reply; the one that settles the last of its inputs ends it."""
+
+    serial: int
+    chunk: Chunk
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A call that the replica could not begin."""
+
+    serial: int
+    reason: str
+
+
+def _encode_other(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    if isinstance(value, OfframpError):
+        return type(value).__name__, str(value), getattr(value, "retry_after_s", None)
+    raise NotImplementedError(f"a {type(value).__name__} does not travel")
+
+
+def _decode_other(type_: type, value: Any) -> object:
+    if (get_origin(type_) or type_) is np.ndarray:
+        dtype, shape, raw = value
+        return np.frombuffer(raw, dtype=dtype).reshape(shape)
+    name, message, retry_after_s = value
+    error: type[OfframpError] = getattr(earlyexit.errors, name)
+    return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # those that have one take one
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)
+_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget, dec_hook=_decode_other)
+_FROM_REPLICA = msgspec.msgpack.Decoder(Part | Refused, dec_hook=_decode_other)
+
+MalformedError = msgspec.MsgspecError
+
+
+def encode(message: Begin | Forget | Part | Refused) -> bytes:
+    """A message's bytes; arrays are copied into them."""
+    return _ENCODER.encode(message)
+
+
+def from_ingress(frame: bytes | memoryview) -> Begin | Forget:
+    """What an ingress said; arrays cannot be written to. Raises MalformedError."""
+    message: Begin | Forget = _FROM_INGRESS.decode(frame)
+    return message
+
+
+def from_replica(frame: bytes | memoryview) -> Part | Refused:
+    """What a replica said; arrays cannot be written to. Raises MalformedError."""
+    message: Part | Refused = _FROM_REPLICA.decode(frame)
+    return message

@@ -1,0 +1,143 @@
+"""Where a replica takes calls: a port of its own, beside Serve's, for those who know its word."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from deployments.encoding import Begin, Forget, MalformedError, Part, Refused, encode, from_ingress
+from deployments.frames import LONGEST, Frames
+from deployments.messages import Address, Chunk, StageCall
+from deployments.stage.chunks import OpenCall, chunks_by_call
+from deployments.stage.host import StageHost
+from earlyexit.device import Release
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+WORD_BYTES = 32
+
+
+class CallServer:
+    """A replica's side of its connections with ingresses; on the replica's event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._word = secrets.token_hex(WORD_BYTES)
+        self._connections: set[_Connection] = set()
+        self._open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def listen(self, host: StageHost, ip: str) -> Address:
+        """Take calls at any free port of this address, until `close`; gives what an ingress must know."""
+        server = await self._loop.create_server(lambda: _Connection(self, host).frames, ip, 0)
+        self._server = server
+        return Address(host=ip, port=server.sockets[0].getsockname()[1], word=self._word)
+
+    def deliver(self, releases: list[Release[Any]]) -> None:
+        """From the device's thread: send what it released to whoever called."""
+        self._loop.call_soon_threadsafe(self._send, chunks_by_call(releases))
+
+    async def close(self) -> None:
+        """Take no new connections, and return when every call has its reply."""
+        self._server.close()
+        await self._idle.wait()
+        for connection in tuple(self._connections):
+            connection.frames.close()
+
+    def knows(self, word: memoryview) -> bool:
+        """Whether a connection's first frame is this replica's word."""
+        return hmac.compare_digest(word, self._word.encode())
+
+    def joined(self, connection: _Connection) -> None:
+        """A connection is there."""
+        self._connections.add(connection)
+
+    def left(self, connection: _Connection) -> None:
+        """A connection is gone."""
+        self._connections.discard(connection)
+
+    def count(self, calls: int) -> None:
+        """So many more calls are open, or fewer."""
+        self._open += calls
+        if self._open:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def _send(self, chunks: Sequence[tuple[OpenCall, Chunk]]) -> None:
+        for opened, chunk in chunks:
+            opened.take(chunk)
+
+
+class _Connection:
+    """One ingress."""
+
+    def __init__(self, server: CallServer, host: StageHost) -> None:
+        self.frames = Frames(self._hear_word, self._end, lambda: server.joined(self), longest=2 * WORD_BYTES)
+        self._calls: dict[int, OpenCall] = {}
+        self._server = server
+        self._host = host
+        self._is_known = False
+
+    def _hear_word(self, frame: memoryview) -> None:
+        if self._is_known:
+            self._hear(frame)
+        elif self._server.knows(frame):
+            self._is_known, self.frames.longest = True, LONGEST
+        else:
+            logger.warning("a connection without this replica's word was refused")
+            self.frames.abort()
+
+    def _hear(self, frame: memoryview) -> None:
+        try:
+            message = from_ingress(frame)
+        except MalformedError as error:  # of another version, say: nothing that follows can be trusted
+            logger.warning("a connection said what no ingress says: %s", error)
+            self.frames.abort()
+            return
+        match message:
+            case Begin():
+                self._begin(message.serial, message.call)
+            case Forget():
+                self._forget(message.serial)
+
+    def _begin(self, serial: int, call: StageCall) -> None:
+        opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial))
+        self._server.count(+1)
+        try:
+            self._host.submit(call, opened)
+        except Exception as error:  # whatever it is, the caller must learn of it
+            logger.exception("a call was refused")
+            self._close(serial)
+            self.frames.send(encode(Refused(serial, repr(error))))
+
+    def _reply(self, serial: int, chunk: Chunk) -> None:
+        opened = self._calls.get(serial)
+        if opened is None:  # forgotten, while the device ran it
+            return
+        self.frames.send(encode(Part(serial, chunk)))
+        opened.unsettled -= chunk.num_inputs
+        if not opened.unsettled:
+            self._close(serial)
+
+    def _forget(self, serial: int) -> None:
+        opened = self._close(serial)
+        if opened is not None:  # else its last part was on its way
+            self._host.forget(opened)
+
+    def _close(self, serial: int) -> OpenCall | None:
+        opened = self._calls.pop(serial, None)
+        if opened is not None:
+            self._server.count(-1)
+        return opened
+
+    def _end(self) -> None:
+        for serial in tuple(self._calls):  # nobody waits for the rest
+            self._forget(serial)
+        self._server.left(self)
