@@ -18,7 +18,7 @@ class Frames(asyncio.Protocol):
         self,
         on_frame: Callable[[memoryview], None],
         on_end: Callable[[], None],
-        on_open: Callable[[], None] = lambda: None,
+        on_open: Callable[[asyncio.Transport], None] = lambda _: None,
         *,
         longest: int = LONGEST,
     ) -> None:
@@ -48,7 +48,7 @@ class Frames(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the class
-        self._on_open()
+        self._on_open(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_end()

@@ -29,7 +29,8 @@ THROUGHPUT = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Our own lines are few, warnings and errors: they are written at once, not when a thousand have gathered.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 1024 * 1024),  # 4 MiB would refuse a batch of long texts
+    # Ray runs its workers at 15: whatever else happens on the machine would come before the model.
+    "RAY_worker_niceness": "0",
 }
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 # HAProxy's own pages, beside the port that is served.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 Rank = tuple[bool, int, int, int]
 
@@ -45,11 +45,6 @@ def rank(load: int, weight: int, batch: int) -> Rank:
     whole, started = divmod(load, batch)
     fits = started + weight <= batch
     return (load > 0, whole if fits else whole + 1, -started if fits else 0, load)
-
-
-def unavoided(replicas: Sequence[str], avoided: Collection[str]) -> list[int]:
-    """Indices of the replicas that get work: all but the avoided ones, or all where those are all there is."""
-    return [index for index, name in enumerate(replicas) if name not in avoided] or list(range(len(replicas)))
 
 
 class FillFirst:

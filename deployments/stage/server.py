@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import secrets
-from collections.abc import Sequence
+import threading
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from deployments.frames import LONGEST, Frames
 from deployments.messages import Address, Chunk, StageCall
 from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import StageHost
+from deployments.stage.sender import Sender
 from earlyexit.device import Release
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -29,9 +30,10 @@ class CallServer:
         self._loop = loop
         self._word = secrets.token_hex(WORD_BYTES)
         self._connections: set[_Connection] = set()
+        self._lock = threading.Lock()
         self._open = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Waited for, by whoever ends this."""
 
     async def listen(self, host: StageHost, ip: str) -> Address:
         """Take calls at any free port of this address, until `close`; gives what an ingress must know."""
@@ -41,11 +43,14 @@ class CallServer:
 
     def deliver(self, releases: list[Release[Any]]) -> None:
         """From the device's thread: send what it released to whoever called."""
-        self._loop.call_soon_threadsafe(self._send, chunks_by_call(releases))
+        for opened, chunk in chunks_by_call(releases):
+            opened.take(chunk)
 
     async def close(self) -> None:
         """Take no new connections, and return when every call has its reply."""
         self._server.close()
+        self._idle = asyncio.Event()
+        self.count(0)
         await self._idle.wait()
         for connection in tuple(self._connections):
             connection.frames.close()
@@ -63,27 +68,26 @@ class CallServer:
         self._connections.discard(connection)
 
     def count(self, calls: int) -> None:
-        """So many more calls are open, or fewer."""
-        self._open += calls
-        if self._open:
-            self._idle.clear()
-        else:
-            self._idle.set()
-
-    def _send(self, chunks: Sequence[tuple[OpenCall, Chunk]]) -> None:
-        for opened, chunk in chunks:
-            opened.take(chunk)
+        """So many more calls are open, or fewer; from any thread."""
+        with self._lock:
+            self._open += calls
+            if not self._open and self._idle is not None:
+                self._loop.call_soon_threadsafe(self._idle.set)
 
 
 class _Connection:
-    """One ingress."""
+    """One ingress. Calls begin on the event loop, and end there or in the device's thread."""
 
     def __init__(self, server: CallServer, host: StageHost) -> None:
-        self.frames = Frames(self._hear_word, self._end, lambda: server.joined(self), longest=2 * WORD_BYTES)
+        self.frames = Frames(self._hear_word, self._end, self._open, longest=2 * WORD_BYTES)
         self._calls: dict[int, OpenCall] = {}
         self._server = server
         self._host = host
         self._is_known = False
+
+    def _open(self, transport: asyncio.Transport) -> None:
+        self._sender = Sender(transport, asyncio.get_running_loop())
+        self._server.joined(self)
 
     def _hear_word(self, frame: memoryview) -> None:
         if self._is_known:
@@ -115,13 +119,13 @@ class _Connection:
         except Exception as error:  # whatever it is, the caller must learn of it
             logger.exception("a call was refused")
             self._close(serial)
-            self.frames.send(encode(Refused(serial, repr(error))))
+            self._sender.send(encode(Refused(serial, repr(error))))
 
     def _reply(self, serial: int, chunk: Chunk) -> None:
         opened = self._calls.get(serial)
         if opened is None:  # forgotten, while the device ran it
             return
-        self.frames.send(encode(Part(serial, chunk)))
+        self._sender.send(encode(Part(serial, chunk)))
         opened.unsettled -= chunk.num_inputs
         if not opened.unsettled:
             self._close(serial)
@@ -140,4 +144,5 @@ class _Connection:
     def _end(self) -> None:
         for serial in tuple(self._calls):  # nobody waits for the rest
             self._forget(serial)
+        self._sender.close()
         self._server.left(self)

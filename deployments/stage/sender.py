@@ -1,0 +1,68 @@
+"""The way out of a replica's connection: any thread sends, none waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+
+from deployments.frames import LENGTH_BYTES
+
+
+class Sender:
+    """Sends frames at once, from the device's thread too; what the socket does not take then, the event loop sends.
+
+    To hand every part of a reply to the event loop costs the device's thread more than to send it: both want the
+    interpreter's lock then (docs/performance.md).
+    """
+
+    def __init__(self, transport: asyncio.BaseTransport, loop: asyncio.AbstractEventLoop) -> None:
+        """Of an open connection, whose transport sends nothing itself."""
+        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        self._socket.setblocking(False)
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._backlog = bytearray()
+        self._is_closed = False
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; after the end nothing happens."""
+        with self._lock:
+            if self._is_closed:
+                return
+            had_backlog = bool(self._backlog)
+            self._backlog += len(frame).to_bytes(LENGTH_BYTES, "big")
+            self._backlog += frame
+            if had_backlog:  # the event loop is at it
+                return
+            self._send_some()
+            if self._backlog:
+                self._loop.call_soon_threadsafe(self._watch)
+
+    def close(self) -> None:
+        """The connection has ended; on the event loop."""
+        with self._lock:
+            self._is_closed = True
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+
+    def _send_some(self) -> None:
+        try:
+            sent = self._socket.send(self._backlog)
+        except BlockingIOError:
+            return
+        except OSError:  # the connection is gone, which the event loop is told too: it ends the calls
+            sent = len(self._backlog)
+        del self._backlog[:sent]
+
+    def _watch(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._loop.add_writer(self._socket.fileno(), self._go_on)
+
+    def _go_on(self) -> None:
+        with self._lock:
+            self._send_some()
+            if not self._backlog:
+                self._loop.remove_writer(self._socket.fileno())
