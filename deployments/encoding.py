@@ -9,7 +9,7 @@ import numpy as np
 
 import earlyexit.errors
 from deployments.messages import Chunk, StageCall
-from earlyexit.errors import OfframpError
+from earlyexit.errors import OfframpError, PlanError
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
@@ -53,7 +53,9 @@ def _decode_other(type_: type, value: Any) -> object:
         dtype, shape, raw = value
         return np.frombuffer(raw, dtype=dtype).reshape(shape)
     name, message, retry_after_s = value
-    error: type[OfframpError] = getattr(earlyexit.errors, name)
+    error: type[OfframpError] | None = getattr(earlyexit.errors, name, None)
+    if error is None:
+        raise ValueError(f"there is no {name}")
     return error(message) if retry_after_s is None else error(message, retry_after_s=retry_after_s)  # type: ignore[call-arg] # those that have one take one
 
 
@@ -71,7 +73,10 @@ def encode(message: Begin | Forget | Part | Refused) -> bytes:
 
 def from_ingress(frame: bytes | memoryview) -> Begin | Forget:
     """What an ingress said; arrays cannot be written to. Raises MalformedError."""
-    message: Begin | Forget = _FROM_INGRESS.decode(frame)
+    try:
+        message: Begin | Forget = _FROM_INGRESS.decode(frame)
+    except PlanError as error:  # what a stage or a split says of itself
+        raise MalformedError(str(error)) from error
     return message
 
 

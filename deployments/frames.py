@@ -65,6 +65,7 @@ class Frames(asyncio.Protocol):
             self._wanted = _wanted(view[start:])
             if self._wanted > LENGTH_BYTES + self.longest:
                 self._transport.abort()
+                return
             if len(data) - start < self._wanted:
                 self._partial += view[start:]
                 return

@@ -70,8 +70,7 @@ class Link:
         try:
             await done
         except asyncio.CancelledError:
-            if self._frames is not None:
-                self._frames.send(encode(Forget(serial)))
+            self._forget(serial)
             raise
         finally:
             del self._calls[serial]
@@ -81,6 +80,10 @@ class Link:
         """Close as soon as the calls under way are done; nobody makes new ones."""
         self._is_leaving = True
         self._close_if_left()
+
+    def _forget(self, serial: int) -> None:
+        if self._frames is not None:
+            self._frames.send(encode(Forget(serial)))
 
     def _close_if_left(self) -> None:
         if self._is_leaving and not self._calls:
@@ -138,6 +141,7 @@ class Link:
         except Exception as error:
             logger.exception("a part of a reply could not be taken")
             _fail(call, error)
+            self._forget(message.serial)
             return
         call.unsettled -= message.chunk.num_inputs
         if not call.unsettled and not call.done.done():

@@ -40,6 +40,7 @@ class StageReplica:
         self._settings = ServeSettings.model_validate(settings)
         self._slot = slot
         self._metrics = StageMetrics(slot, device)
+        self._server = CallServer(asyncio.get_running_loop())
         # The event loop answers calls while the device's thread runs Python: 5 ms, the default, is a whole batch.
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()
@@ -48,7 +49,6 @@ class StageReplica:
         runner = await asyncio.to_thread(
             build_runner, self._settings, device, policy, clock=clock, rank=0 if rank is None else rank.rank
         )
-        self._server = CallServer(asyncio.get_running_loop())
         self._host = StageHost(
             self._settings,
             device,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import threading
+from collections.abc import Callable
 
 from deployments.frames import LENGTH_BYTES
 
@@ -25,6 +26,7 @@ class Sender:
         self._lock = threading.Lock()
         self._backlog = bytearray()
         self._is_closed = False
+        self._when_sent: Callable[[], None] | None = None
 
     def send(self, frame: bytes) -> None:
         """Send a frame; after the end nothing happens."""
@@ -39,6 +41,14 @@ class Sender:
             self._send_some()
             if self._backlog:
                 self._loop.call_soon_threadsafe(self._watch)
+
+    def when_sent(self, then: Callable[[], None]) -> None:
+        """Call this once everything is sent; on the event loop."""
+        with self._lock:
+            if self._backlog:
+                self._when_sent = then
+                return
+        then()
 
     def close(self) -> None:
         """The connection has ended; on the event loop."""
@@ -64,5 +74,8 @@ class Sender:
     def _go_on(self) -> None:
         with self._lock:
             self._send_some()
-            if not self._backlog:
-                self._loop.remove_writer(self._socket.fileno())
+            if self._backlog:
+                return
+            self._loop.remove_writer(self._socket.fileno())
+        if self._when_sent is not None:
+            self._when_sent()

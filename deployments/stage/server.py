@@ -29,6 +29,7 @@ class CallServer:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._word = secrets.token_hex(WORD_BYTES)
+        self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
         self._open = 0
@@ -48,12 +49,13 @@ class CallServer:
 
     async def close(self) -> None:
         """Take no new connections, and return when every call has its reply."""
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         self._idle = asyncio.Event()
         self.count(0)
         await self._idle.wait()
         for connection in tuple(self._connections):
-            connection.frames.close()
+            connection.finish()
 
     def knows(self, word: memoryview) -> bool:
         """Whether a connection's first frame is this replica's word."""
@@ -88,6 +90,10 @@ class _Connection:
     def _open(self, transport: asyncio.Transport) -> None:
         self._sender = Sender(transport, asyncio.get_running_loop())
         self._server.joined(self)
+
+    def finish(self) -> None:
+        """End the connection when everything is sent."""
+        self._sender.when_sent(self.frames.close)
 
     def _hear_word(self, frame: memoryview) -> None:
         if self._is_known:

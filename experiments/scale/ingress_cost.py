@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -35,7 +35,7 @@ class RoutingCost:
 
     replicas: int
     ranked_s: float
-    """`fill_first`, which ranks all replicas, as Serve's router wants them."""
+    """`fill_first`, which ranks all replicas."""
     kept_s: float
     """`FillFirst`, which keeps them by load; with the two changes of load that a call brings."""
 
@@ -75,16 +75,17 @@ def _routing_cost(replicas: int) -> RoutingCost:
 class _AnswersAtOnce:
     """A stage that knows every answer."""
 
-    def call(self, call: StageCall, *, reply_bytes: int, batch: int, avoided: frozenset[str]) -> AsyncIterator[Chunk]:
-        return self._reply(call)
-
-    async def _reply(self, call: StageCall) -> AsyncIterator[Chunk]:
+    async def call(
+        self, call: StageCall, *, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+    ) -> None:
         await asyncio.sleep(0)
         timing = Timing(queue_s=0.0, compute_s=0.0)
-        yield Chunk(
-            answers=tuple(
-                (Answer(sample_id=sample_id, label=0, score=1.0, exit=11), timing)
-                for sample_id in call.piece.sample_ids
+        take(
+            Chunk(
+                answers=tuple(
+                    (Answer(sample_id=sample_id, label=0, score=1.0, exit=11), timing)
+                    for sample_id in call.piece.sample_ids
+                )
             )
         )
 
@@ -104,7 +105,6 @@ async def _dispatch_s(batch: int) -> float:
         dict.fromkeys(placed.slots, _AnswersAtOnce()),
         MonotonicClock(),
         _CountsNothing(),
-        bytes_per_token=0,
         max_queued=100_000,
         calls_per_replica=2,
         max_attempts=1,

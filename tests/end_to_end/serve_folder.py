@@ -10,8 +10,6 @@ from deployments.settings import ServeSettings
 from optimizer.plan_file import plan_document, read_plan
 
 MAX_BODY_BYTES = 20_000
-BY_REFERENCE_BYTES = 4_000
-"""A single text's survivors go by value, a list's through the object store: both ways are tested."""
 
 
 def main(folder: Path, port: int) -> None:
@@ -23,7 +21,6 @@ def main(folder: Path, port: int) -> None:
         max_timeout_s=60.0,
         max_inputs_per_request=32,
         max_body_bytes=MAX_BODY_BYTES,
-        by_reference_bytes=BY_REFERENCE_BYTES,
     )
     with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1)) as url:
         print(url, flush=True)  # noqa: T201 # the test waits for it

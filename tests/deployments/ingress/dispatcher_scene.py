@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,6 @@ from optimizer.plan import Plan, Stage
 from profiles.stream import StreamShape
 
 BATCH = 4
-BYTES_PER_TOKEN = 8
 PLAN = Plan(
     stages=(
         Stage(device="cpu", replicas=1, splits=(Split(first=0, end=2, batch=BATCH),)),
@@ -39,16 +38,13 @@ class StageCallLog:
     """A call to a stage, whose reply the test gives part by part."""
 
     call: StageCall
-    reply_bytes: int
     batch: int
     avoided: frozenset[str] = frozenset()
     _parts: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
-        """By value for the first stage; a stand-in for survivors is their ids."""
-        piece = self.call.piece
-        return piece.sample_ids if isinstance(piece, WirePiece) else tuple(piece)
+        return self.call.piece.sample_ids
 
     @property
     def names(self) -> str:
@@ -71,12 +67,9 @@ class StageCallLog:
     def say(self, chunk: Chunk) -> None:
         self._parts.put_nowait(chunk)
 
-    def send_on(self, names: str, *, next_block: int, num_tokens: int = 3) -> None:
-        ids = tuple(self.id_of(name) for name in names)
-        going_on = GoingOn(
-            sample_ids=ids, next_block=next_block, num_tokens=num_tokens, piece=ids, timings=(TIMING,) * len(ids)
-        )
-        self._parts.put_nowait(Chunk(going_on=going_on))
+    def send_on(self, names: str, *, next_block: int) -> None:
+        piece = survivors([self.id_of(name) for name in names], next_block)
+        self._parts.put_nowait(Chunk(going_on=GoingOn(piece=piece, timings=(TIMING,) * len(names))))
 
     def lose(self, name: str, error: OfframpError) -> None:
         self._parts.put_nowait(Chunk(lost=((self.id_of(name), error),)))
@@ -92,11 +85,22 @@ class StageCallLog:
             (Answer(sample_id=self.id_of(name), label=0, score=1.0, exit=exit_block), TIMING) for name in names
         )
 
-    async def reply(self) -> AsyncIterator[Chunk]:
+    async def reply(self, take: Callable[[Chunk], None]) -> None:
         while (part := await self._parts.get()) is not None:
             if isinstance(part, Exception):
                 raise part
-            yield part
+            take(part)
+
+
+def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
+    """One token each, and of its hidden state two numbers."""
+    return WirePiece(
+        sample_ids=tuple(sample_ids),
+        next_block=next_block,
+        lengths_B=np.ones(len(sample_ids), dtype=np.int32),
+        values=np.zeros((len(sample_ids), 2), dtype=np.float32),
+        state_BS=None,
+    )
 
 
 class ManualStage:
@@ -105,9 +109,12 @@ class ManualStage:
     def __init__(self) -> None:
         self.calls: list[StageCallLog] = []
 
-    def call(self, call: StageCall, *, reply_bytes: int, batch: int, avoided: frozenset[str]) -> AsyncIterator[Chunk]:
-        self.calls.append(StageCallLog(call, reply_bytes, batch, avoided))
-        return self.calls[-1].reply()
+    async def call(
+        self, call: StageCall, *, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+    ) -> None:
+        log = StageCallLog(call, batch, avoided)
+        self.calls.append(log)
+        await log.reply(take)
 
     @property
     def names(self) -> list[str]:
@@ -163,7 +170,6 @@ class Scene:
             dict(zip(SLOTS, self.stages, strict=True)),
             self.clock,
             self.metrics,
-            bytes_per_token=BYTES_PER_TOKEN,
             max_queued=self.max_queued,
             calls_per_replica=self.calls_per_replica,
             max_attempts=self.max_attempts,

@@ -7,7 +7,7 @@ import pytest
 
 from deployments.ingress.dispatcher import RETRY_PAUSE_S
 from earlyexit.errors import DeadlineError, ExecutionError, OverloadedError, StageUnavailableError
-from tests.deployments.ingress.dispatcher_scene import BATCH, BYTES_PER_TOKEN, PLAN, Scene, StageCallLog, turns
+from tests.deployments.ingress.dispatcher_scene import BATCH, PLAN, Scene, StageCallLog, turns
 
 # Out
 
@@ -28,7 +28,7 @@ async def test_a_call_says_what_it_carries() -> None:
     assert call.call.piece.lengths_B.tolist() == [2, 2]
     assert (call.call.remaining_s, call.call.assignment.epoch, call.call.probe) == ((6.0, 6.0), 7, False)
     assert (call.call.assignment.stage, call.avoided) == (PLAN.stages[0], frozenset())
-    assert (call.batch, call.reply_bytes) == (BATCH, 4 * BYTES_PER_TOKEN)
+    assert call.batch == BATCH
 
 
 async def test_a_call_carries_no_more_than_a_batch() -> None:
@@ -100,17 +100,17 @@ async def test_an_answer_settles_at_once_while_survivors_go_on() -> None:
     first.answer("b")
     await turns()
     assert scene.answered == "b"
-    first.send_on("ac", next_block=2, num_tokens=5)
+    first.send_on("ac", next_block=2)
     first.end()
     await turns()
     second = scene.stages[1].calls[0]
-    assert (second.names, second.batch, second.reply_bytes) == ("ac", 2, 5 * BYTES_PER_TOKEN)
+    assert (second.names, second.batch) == ("ac", 2)
     second.answer("a", exit_block=3)
     second.send_on("c", next_block=4)
     second.end()
     await turns()
     third = scene.stages[2].calls[0]
-    assert (third.names, third.reply_bytes) == ("c", 0)  # the last stage sends no hidden state back
+    assert third.names == "c"
     third.answer("c", exit_block=5)
     third.end()
     await turns()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.ingress.routing import FillFirst, fill_first, least_to_call, may_call, unavoided
+from deployments.ingress.routing import FillFirst, fill_first, least_to_call, may_call
 
 BATCH = 16
 
@@ -45,19 +45,6 @@ def test_pieces_fill_one_batch_after_the_other_once_nobody_is_idle() -> None:
     for _ in range(9):
         loads[fill_first(loads, 5, BATCH)[0]] += 5
     assert loads == [16, 16, 16]
-
-
-@pytest.mark.parametrize(
-    ("avoided", "left"),
-    [
-        pytest.param((), [0, 1, 2], id="none"),
-        pytest.param(("b",), [0, 2], id="one"),
-        pytest.param(("b", "elsewhere"), [0, 2], id="one-and-one-of-another-stage"),
-        pytest.param(("a", "b", "c"), [0, 1, 2], id="all"),
-    ],
-)
-def test_avoided_replicas_get_work_only_where_there_are_no_others(avoided: tuple[str, ...], left: list[int]) -> None:
-    assert unavoided(["a", "b", "c"], avoided) == left
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Replica:
 
     def deliver(self, releases: list[Release[Any]]) -> None:
         for opened, chunk in chunks_by_call(releases):
-            opened.loop.call_soon_threadsafe(opened.parts.put_nowait, chunk)
+            opened.take(chunk)
 
     def assignment(
         self,
@@ -101,18 +101,23 @@ class Replica:
         call = StageCall(
             piece=wire, remaining_s=(math.inf,) * len(ids), reserve_s=0.0, assignment=assignment, probe=probe
         )
-        opened = OpenCall(len(ids), asyncio.get_running_loop())
-        self.host.submit(wire, call, opened)
+        loop = asyncio.get_running_loop()
+        parts: asyncio.Queue[Chunk] = asyncio.Queue()
+
+        def take(chunk: Chunk) -> None:
+            loop.call_soon_threadsafe(parts.put_nowait, chunk)
+
+        self.host.submit(call, OpenCall(len(ids), take))
         chunks: list[Chunk] = []
         while sum(chunk.num_inputs for chunk in chunks) < len(ids):
-            chunks.append(await asyncio.wait_for(opened.parts.get(), 10))
+            chunks.append(await asyncio.wait_for(parts.get(), 10))
         return chunks
 
     async def told(self, ids: Sequence[str], assignment: Assignment, *, next_block: int = 0) -> tuple[str, str]:
         """Who was answered, and who goes on."""
         chunks = await self.call(ids, assignment, next_block=next_block)
         answered = "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers)
-        return answered, "".join("".join(c.going_on.sample_ids) for c in chunks if c.going_on is not None)
+        return answered, "".join("".join(c.going_on.piece.sample_ids) for c in chunks if c.going_on is not None)
 
 
 @pytest.fixture
@@ -222,7 +227,7 @@ async def test_probes_are_seen_and_answered_and_go_on(replica: Replica) -> None:
         ("a", 1),
         ("d", 1),
     ]
-    assert [chunk.going_on.sample_ids for chunk in chunks if chunk.going_on is not None] == [("a", "d")]
+    assert [chunk.going_on.piece.sample_ids for chunk in chunks if chunk.going_on is not None] == [("a", "d")]
 
 
 async def test_an_unknown_input_costs_its_batch_mates_nothing(replica: Replica) -> None:

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from cluster.emulated import EmulatedPiece
+from deployments.encoding import Begin, Part, Refused, encode
+from deployments.messages import Address
+from deployments.stage.chunks import OpenCall
+from deployments.stage.host import StageHost
+from deployments.stage.server import CallServer
+from earlyexit.device import Answered, GoesOn, Lost, Release
+from earlyexit.engine import Member
+from earlyexit.errors import DeadlineError, PlanError
+from earlyexit.wire import Answer
+from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
+
+
+class Scene:
+    """A server of a fake host, whose device releases what the test says."""
+
+    def __init__(self) -> None:
+        self.host = FakeHost()
+        self.server = CallServer(asyncio.get_running_loop())
+        self.address = Address(host="", port=0, word="")
+        self._callers: list[Caller] = []
+
+    async def listen(self) -> None:
+        self.address = await self.server.listen(cast(StageHost, self.host), LOOPBACK)
+
+    async def caller(self, *first: bytes) -> Caller:
+        """One that is connected, with the server's word unless it begins otherwise."""
+        caller = Caller()
+        await caller.connect(self.address, *first)
+        self._callers.append(caller)
+        return caller
+
+    async def opened(self) -> OpenCall:
+        """The next call that the host was given."""
+        _, opened = await soon(self.host.submitted.get())
+        return opened
+
+    async def release(self, *releases: Release[Any]) -> None:
+        """As the device does: from another thread."""
+        await asyncio.to_thread(self.server.deliver, list(releases))
+
+    async def end(self) -> None:
+        for caller in self._callers:
+            caller.frames.abort()
+            await soon(caller.ended.wait())
+        await soon(self.server.close())
+        await turns()
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    await scene.listen()
+    yield scene
+    await scene.end()
+
+
+def member(sample_id: str, opened: OpenCall) -> Member[EmulatedPiece]:
+    wire = piece_of(sample_id, next_block=2)
+    payload = EmulatedPiece(sample_ids=wire.sample_ids, next_block=2, lengths_B=wire.lengths_B)
+    return Member(sample_id=sample_id, payload=payload, origin=opened, queue_s=0.25, compute_s=0.5)
+
+
+def answers(sample_id: str, opened: OpenCall, *, early: bool = False) -> Answered[EmulatedPiece]:
+    answer = Answer(sample_id=sample_id, label=1, score=0.5, exit=1)
+    return Answered(member=member(sample_id, opened), answer=answer, stays=early)
+
+
+def goes_on(sample_id: str, opened: OpenCall) -> GoesOn[EmulatedPiece]:
+    going = member(sample_id, opened)
+    return GoesOn(members=(going,), piece=going.payload)
+
+
+# Who may call
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        pytest.param(b"x" * 64, id="another"),
+        pytest.param(b"", id="none"),
+        pytest.param(b"short", id="short"),
+        pytest.param(b"x" * 65, id="long"),
+        pytest.param(encode(Begin(1, call_of("a"))), id="a-call"),
+        pytest.param("wörd".encode("latin-1"), id="noise"),
+    ],
+)
+async def test_whoever_does_not_know_the_word_is_not_heard(scene: Scene, word: bytes) -> None:
+    caller = await scene.caller(word, encode(Begin(1, call_of("a"))))
+    await soon(caller.ended.wait())
+    assert (caller.heard.empty(), scene.host.submitted.empty()) == (True, True)
+
+
+async def test_no_two_replicas_have_the_same_word(scene: Scene) -> None:
+    other = Scene()
+    await other.listen()
+    assert other.address.word != scene.address.word
+    assert other.address.port != scene.address.port
+    caller = Caller()
+    await caller.connect(other.address, scene.address.word.encode())
+    await soon(caller.ended.wait())
+    await other.end()
+
+
+async def test_what_no_ingress_says_ends_the_connection_and_forgets_its_calls(scene: Scene) -> None:
+    caller = await scene.caller()
+    caller.begin(1, "a")
+    opened = await scene.opened()
+    caller.frames.send(b"noise")
+    await soon(caller.ended.wait())
+    assert await soon(scene.host.forgotten.get()) is opened
+
+
+# Calls
+
+
+async def test_the_host_gets_a_call_as_it_was_sent(scene: Scene) -> None:
+    caller = await scene.caller()
+    caller.begin(1, "ab")
+    call, opened = await soon(scene.host.submitted.get())
+    sent = call_of("ab")
+    assert (call.piece.sample_ids, call.piece.values.tolist()) == (("a", "b"), [0, 1, 2, 3])
+    assert (call.remaining_s, call.reserve_s, call.assignment) == (sent.remaining_s, 0.0, sent.assignment)
+    assert opened.unsettled == 2
+
+
+async def test_what_the_device_releases_goes_to_whoever_called(scene: Scene) -> None:
+    here, there = await scene.caller(), await scene.caller()
+    here.begin(1, "ab")
+    mine = await scene.opened()
+    there.begin(1, "x")
+    others = await scene.opened()
+    here.begin(2, "c")
+    second = await scene.opened()
+    await scene.release(answers("a", mine), answers("x", others), answers("c", second))
+    await scene.release(answers("b", mine))
+    assert [await here.part(), await here.part(), await here.part()] == [(1, "a"), (2, "c"), (1, "b")]
+    assert await there.part() == (1, "x")
+
+
+async def test_survivors_and_what_is_lost_come_in_parts_too(scene: Scene) -> None:
+    caller = await scene.caller()
+    caller.begin(7, "ab")
+    opened = await scene.opened()
+    await scene.release(goes_on("a", opened), Lost(member=member("b", opened), error=DeadlineError("too late")))
+    lost, going_on = await soon(caller.heard.get()), await soon(caller.heard.get())
+    assert isinstance(lost, Part)
+    assert [(sample_id, str(error)) for sample_id, error in lost.chunk.lost] == [("b", "too late")]
+    assert isinstance(going_on, Part)
+    assert going_on.chunk.going_on is not None
+    assert going_on.chunk.going_on.piece.sample_ids == ("a",)
+
+
+async def test_nothing_is_said_of_a_call_after_the_part_that_settles_its_last_input(scene: Scene) -> None:
+    caller = await scene.caller()
+    caller.begin(1, "a")
+    first = await scene.opened()
+    await scene.release(answers("a", first, early=True))  # which settles nothing
+    await scene.release(answers("a", first))
+    await scene.release(answers("a", first))
+    caller.begin(2, "b")
+    second = await scene.opened()
+    await scene.release(answers("b", second))
+    assert [await caller.part(), await caller.part(), await caller.part()] == [(1, ""), (1, "a"), (2, "b")]
+
+
+async def test_a_call_that_the_host_refuses_is_told_why_and_others_go_on(scene: Scene) -> None:
+    caller = await scene.caller()
+    scene.host.refuses = PlanError("no split holds block 2")
+    caller.begin(1, "a")
+    assert await soon(caller.heard.get()) == Refused(1, "PlanError('no split holds block 2')")
+    scene.host.refuses = None
+    caller.begin(2, "b")
+    await scene.release(answers("b", await scene.opened()))
+    assert await caller.part() == (2, "b")
+
+
+# Forgotten
+
+
+async def test_a_forgotten_call_is_thrown_out_and_nothing_more_is_said_of_it(scene: Scene) -> None:
+    caller = await scene.caller()
+    caller.begin(1, "ab")
+    first = await scene.opened()
+    await scene.release(answers("a", first))
+    assert await caller.part() == (1, "a")
+    caller.forget(1)
+    assert await soon(scene.host.forgotten.get()) is first
+    await scene.release(answers("b", first))  # the device ran it meanwhile
+    caller.begin(2, "c")
+    await scene.release(answers("c", await scene.opened()))
+    assert await caller.part() == (2, "c")
+
+
+async def test_forgetting_what_has_ended_or_never_was_forgets_nothing(scene: Scene) -> None:
+    caller = await scene.caller()
+    caller.begin(1, "a")
+    await scene.release(answers("a", await scene.opened()))
+    assert await caller.part() == (1, "a")
+    caller.forget(1)
+    caller.forget(9)
+    caller.begin(2, "b")
+    await scene.opened()
+    assert scene.host.forgotten.empty()
+
+
+async def test_the_end_of_a_connection_forgets_its_calls_and_nobody_elses(scene: Scene) -> None:
+    here, there = await scene.caller(), await scene.caller()
+    here.begin(1, "a")
+    ended = await scene.opened()
+    await scene.release(answers("a", ended))
+    here.begin(2, "b")
+    here.begin(3, "c")
+    mine = [await scene.opened(), await scene.opened()]
+    there.begin(2, "x")
+    others = await scene.opened()
+    assert await here.part() == (1, "a")
+    here.frames.abort()
+    assert [await soon(scene.host.forgotten.get()), await soon(scene.host.forgotten.get())] == mine
+    await scene.release(answers("b", mine[0]), answers("x", others))
+    assert await there.part() == (2, "x")
+    assert scene.host.forgotten.empty()
+
+
+# The end
+
+
+async def test_a_server_closes_when_every_call_has_its_reply(scene: Scene) -> None:
+    here, there = await scene.caller(), await scene.caller()
+    here.begin(1, "ab")
+    mine = await scene.opened()
+    there.begin(1, "x")
+    others = await scene.opened()
+    closing = asyncio.create_task(scene.server.close())
+    await turns()
+    with pytest.raises(ConnectionError):
+        await scene.caller()
+    await scene.release(answers("a", mine), answers("x", others))
+    assert await here.part() == (1, "a")
+    assert (closing.done(), here.ended.is_set(), there.ended.is_set()) == (False, False, False)
+    await scene.release(answers("b", mine))
+    await soon(closing)
+    assert await here.part() == (1, "b")
+    await soon(here.ended.wait())
+    await soon(there.ended.wait())
+
+
+async def test_a_server_without_calls_closes_at_once(scene: Scene) -> None:
+    caller = await scene.caller()
+    await soon(scene.server.close())
+    await soon(caller.ended.wait())
+
+
+@pytest.mark.parametrize("how", ["forget", "refuse", "leave"])
+async def test_a_closing_server_waits_for_no_call_that_nobody_waits_for(scene: Scene, how: str) -> None:
+    caller = await scene.caller()
+    caller.begin(1, "a")
+    await scene.opened()
+    closing = asyncio.create_task(scene.server.close())
+    if how == "forget":
+        caller.forget(1)
+    elif how == "refuse":
+        scene.host.refuses = PlanError("no split")
+        caller.begin(2, "b")
+        assert await soon(caller.heard.get()) == Refused(2, "PlanError('no split')")
+        caller.forget(1)
+    else:
+        caller.frames.abort()
+    await soon(closing)
+
+
+async def test_a_reply_that_is_longer_than_the_connection_takes_at_once_is_whole_before_the_server_closes(
+    scene: Scene,
+) -> None:
+    caller = await scene.caller()
+    caller.begin(1, "a")
+    opened = await scene.opened()
+    reason = "x" * 20_000_000
+    scene.server.deliver([Lost(member=member("a", opened), error=DeadlineError(reason))])
+    await soon(scene.server.close())
+    part = await soon(caller.heard.get())
+    assert isinstance(part, Part)
+    assert str(part.chunk.lost[0][1]) == reason
+    await soon(caller.ended.wait())

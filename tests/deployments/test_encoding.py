@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import earlyexit.errors
+from deployments.encoding import Begin, Forget, MalformedError, Part, Refused, encode, from_ingress, from_replica
+from deployments.messages import Assignment, Chunk, GoingOn, StageCall, Timing
+from earlyexit.errors import (
+    DeadlineError,
+    ExecutionError,
+    MethodNotAllowedError,
+    OfframpError,
+    StageUnavailableError,
+    UnprocessableInputError,
+)
+from earlyexit.split import Split
+from earlyexit.wire import Answer, Seen, WirePiece
+from optimizer.plan import PolicySpec, Stage
+
+TIMING = Timing(queue_s=0.1, compute_s=1e-9)
+TOKENS = WirePiece(
+    sample_ids=("a#i.1.0", "b#i.2.0"),
+    next_block=0,
+    lengths_B=np.array([2, 3], dtype=np.int32),
+    values=np.array([101, 7, 101, 8, 2**31 - 1], dtype=np.int32),
+    state_BS=None,
+)
+FLOAT32 = WirePiece(
+    sample_ids=("a", "b"),
+    next_block=2,
+    lengths_B=np.array([1, 2], dtype=np.int32),
+    values=np.array([[0.1, -0.0], [math.inf, math.nan], [1e-45, 3e38]], dtype=np.float32),
+    state_BS=np.array([[1.5], [2.5]], dtype=np.float32),
+)
+BFLOAT16 = replace(
+    FLOAT32,
+    values=np.array([[0, 1], [0x7F80, 0xFFFF], [3, 4]], dtype=np.uint16),
+    state_BS=np.array([[1, -2], [3, 4]], dtype=np.int64),
+)
+ASSIGNMENT = Assignment(
+    epoch=3,
+    stage=Stage(
+        device="emulated:V100",
+        replicas=4,
+        splits=(Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=8)),
+    ),
+    policy=None,
+    dispatch="work-conserving",
+)
+CALL = StageCall(piece=TOKENS, remaining_s=(0.25, 1.0), reserve_s=0.125, assignment=ASSIGNMENT)
+CHUNK = Chunk(
+    answers=((Answer(sample_id="a", label=3, score=0.1, exit=1), TIMING),),
+    early=((Answer(sample_id="é", label=0, score=1.0, exit=0), TIMING),),
+    seen=(
+        Seen(sample_id="b", block=1, score=0.75, label=2),
+        Seen(sample_id="b", block=5, score=math.nan, label=1),
+    ),
+    going_on=GoingOn(piece=FLOAT32, timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf))),
+    lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
+)
+
+
+def plain(value: Any) -> Any:
+    """Nothing but tuples, lists and numbers, to be compared whole: types, shapes and bits included."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, OfframpError):
+        return type(value), str(value), vars(value)
+    if isinstance(value, msgspec.Struct):
+        return type(value), [plain(getattr(value, name)) for name in value.__struct_fields__]
+    if dataclasses.is_dataclass(value):
+        return type(value), [plain(getattr(value, each.name)) for each in dataclasses.fields(value)]
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return tuple(plain(each) for each in value)
+    return type(value), "nan" if isinstance(value, float) and math.isnan(value) else value
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(CALL, id="tokens"),
+        pytest.param(replace(CALL, piece=FLOAT32), id="float32"),
+        pytest.param(replace(CALL, piece=BFLOAT16), id="bfloat16"),
+        pytest.param(replace(CALL, piece=replace(TOKENS, values=np.empty(0, dtype=np.int32))), id="recorded"),
+        pytest.param(replace(CALL, piece=replace(FLOAT32, values=np.zeros((0, 5), np.float32))), id="no-rows"),
+        pytest.param(replace(CALL, piece=replace(FLOAT32, values=FLOAT32.values.T)), id="transposed"),
+        pytest.param(replace(CALL, piece=replace(TOKENS, values=TOKENS.values[::2])), id="every-second"),
+        pytest.param(replace(CALL, remaining_s=(math.inf, -1.0), reserve_s=math.inf), id="no-deadline"),
+        pytest.param(replace(CALL, probe=True), id="probe"),
+        pytest.param(replace(CALL, assignment=replace(ASSIGNMENT, dispatch="deferred")), id="deferred"),
+    ],
+)
+def test_a_call_arrives_as_it_was_sent(call: StageCall) -> None:
+    message = Begin(7, call)
+    assert plain(from_ingress(encode(message))) == plain(message)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param(PolicySpec(thresholds=0.4), id="one-threshold"),
+        pytest.param(PolicySpec(name="confidence", thresholds={0: 0.25, 11: 1.0}), id="threshold-per-ramp"),
+        pytest.param(PolicySpec(name="recorded", thresholds={0: 0.25}, records="/there/records.npz"), id="recorded"),
+        pytest.param(PolicySpec(name="patience", patience=2), id="patience"),
+        pytest.param(PolicySpec(name="voting", votes=3), id="voting"),
+        pytest.param(PolicySpec(name="own", own="here.there:rule"), id="own"),
+    ],
+)
+def test_a_policy_arrives_as_it_was_sent(policy: PolicySpec) -> None:
+    message = Begin(1, replace(CALL, assignment=replace(ASSIGNMENT, policy=policy)))
+    assert plain(from_ingress(encode(message))) == plain(message)
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(CHUNK, id="everything"),
+        pytest.param(Chunk(), id="nothing"),
+        pytest.param(Chunk(going_on=GoingOn(piece=BFLOAT16, timings=(TIMING, TIMING))), id="bfloat16"),
+    ],
+)
+def test_a_part_of_a_reply_arrives_as_it_was_sent(chunk: Chunk) -> None:
+    message = Part(2**40, chunk)
+    assert plain(from_replica(encode(message))) == plain(message)
+
+
+def test_what_ends_a_call_early_arrives_as_it_was_sent() -> None:
+    assert from_ingress(encode(Forget(7))) == Forget(7)
+    assert from_replica(encode(Refused(7, "PlanError('no split')"))) == Refused(7, "PlanError('no split')")
+
+
+def errors_that_travel() -> list[type[OfframpError]]:
+    """The whole tree, but for what only an ingress's HTTP knows."""
+    found = [each for name, each in vars(earlyexit.errors).items() if isinstance(each, type) and name[0] != "_"]
+    return [each for each in found if issubclass(each, OfframpError) and each is not MethodNotAllowedError]
+
+
+def error_of(kind: type[Any]) -> OfframpError:
+    """With a message, and with seconds where it carries some."""
+    try:
+        error: OfframpError = kind("why")
+    except TypeError:
+        error = kind("why", retry_after_s=1.5)
+    return error
+
+
+@pytest.mark.parametrize("kind", [pytest.param(each, id=each.__name__) for each in errors_that_travel()])
+def test_every_error_that_a_replica_may_tell_arrives_as_it_was_sent(kind: type[OfframpError]) -> None:
+    message = Part(1, Chunk(lost=(("a", error_of(kind)),)))
+    assert plain(from_replica(encode(message))) == plain(message)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "status"),
+    [
+        (DeadlineError("the deadline could no longer be met"), "the deadline could no longer be met", 504),
+        (
+            ExecutionError("the model failed on this input: ValueError: ü\n"),
+            "the model failed on this input: ValueError: ü\n",
+            500,
+        ),
+        (UnprocessableInputError("too long"), "too long", 422),
+        (StageUnavailableError("gone", retry_after_s=0.5), "gone", 503),
+    ],
+    ids=["deadline", "execution", "unprocessable", "unavailable"],
+)
+def test_an_error_is_the_same_to_its_client(error: OfframpError, said: str, status: int) -> None:
+    message = from_replica(encode(Part(1, Chunk(lost=(("a", error),)))))
+    assert isinstance(message, Part)
+    [(sample_id, told)] = message.chunk.lost
+    assert (sample_id, type(told), str(told), told.http_status) == ("a", type(error), said, status)
+    assert getattr(told, "retry_after_s", None) == getattr(error, "retry_after_s", None)
+
+
+def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
+    message = from_ingress(encode(Begin(1, replace(CALL, piece=FLOAT32))))
+    assert isinstance(message, Begin)
+    piece = message.call.piece
+    assert piece.state_BS is not None
+    assert [array.flags.writeable for array in (piece.lengths_B, piece.values, piece.state_BS)] == [False] * 3
+
+
+def test_a_part_of_a_longer_buffer_is_decoded_in_place() -> None:
+    frame = encode(Begin(1, CALL))
+    view = memoryview(b"xxxxx" + frame)[5:]
+    assert plain(from_ingress(view)) == plain(Begin(1, CALL))
+
+
+def test_what_does_not_travel_is_named() -> None:
+    with pytest.raises(NotImplementedError, match="a complex does not travel"):
+        encode(Refused(1, 1j))  # type: ignore[arg-type] # that is the point
+
+
+def changed(message: Begin | Part, *path: str | int, to: Any) -> bytes:
+    """A message with one thing in it replaced."""
+    document = msgspec.msgpack.decode(encode(message))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return msgspec.msgpack.encode(document)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\xc1noise", id="noise"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="another-protocol"),
+        pytest.param(encode(Begin(1, CALL))[:-1], id="cut-short"),
+        pytest.param(encode(Begin(1, CALL)) + b"\0", id="too-long"),
+        pytest.param(msgspec.msgpack.encode(["begin"]), id="a-list"),
+        pytest.param(msgspec.msgpack.encode({"type": "end", "serial": 1}), id="unknown-kind"),
+        pytest.param(msgspec.msgpack.encode({"type": "forget"}), id="field-missing"),
+        pytest.param(msgspec.msgpack.encode({"type": "forget", "serial": "1"}), id="field-of-another-type"),
+        pytest.param(encode(Part(1, CHUNK)), id="a-replicas-message"),
+        pytest.param(changed(Begin(1, CALL), "call", "remaining_s", to=None), id="no-deadlines"),
+        pytest.param(changed(Begin(1, CALL), "call", "assignment", "dispatch", to="lazy"), id="unknown-dispatch"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=["<i4", [5], b"123"]), id="array-too-short"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=["<i4", [6], b"1234"]), id="other-shape"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=["O", [1], b"12345678"]), id="objects"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=["spam", [1], b"1234"]), id="no-such-dtype"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=5), id="no-array"),
+    ],
+)
+def test_what_no_ingress_says_is_refused(frame: bytes) -> None:
+    with pytest.raises(MalformedError):
+        from_ingress(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\xc1noise", id="noise"),
+        pytest.param(encode(Begin(1, CALL)), id="an-ingresss-message"),
+        pytest.param(encode(Part(1, CHUNK))[:-1], id="cut-short"),
+        pytest.param(changed(Part(1, CHUNK), "chunk", "answers", 0, 0, "label", to="yes"), id="label-of-another-type"),
+        pytest.param(changed(Part(1, CHUNK), "chunk", "lost", 0, 1, to="late"), id="no-error"),
+        pytest.param(changed(Part(1, CHUNK), "chunk", "lost", 0, 1, to=["DeadlineError"]), id="half-an-error"),
+    ],
+)
+def test_what_no_replica_says_is_refused(frame: bytes) -> None:
+    with pytest.raises(MalformedError):
+        from_replica(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pytest.param(changed(Begin(1, CALL), "call", "assignment", "stage", "replicas", to=0), id="no-replicas"),
+        pytest.param(changed(Begin(1, CALL), "call", "assignment", "stage", "splits", 0, "end", to=0), id="no-split"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(frame: bytes) -> None:
+    with pytest.raises(MalformedError):  # PlanError of __post_init__ comes out instead
+        from_ingress(frame)
+
+
+def test_an_error_of_another_version_is_refused() -> None:
+    with pytest.raises(MalformedError):  # AttributeError comes out instead
+        from_replica(changed(Part(1, CHUNK), "chunk", "lost", 0, 1, to=["NoSuchError", "why", None]))

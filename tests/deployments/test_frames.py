@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import combinations
+
+import pytest
+
+from deployments.frames import LENGTH_BYTES, Frames
+from tests.deployments.wire_fakes import LOOPBACK, soon
+
+SAID = [b"", b"a", b"", b"bcd", b"0123456789"]
+
+
+class Stream(asyncio.Transport):
+    """What frames are written to; ends when it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.ended = ""
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.written += b"".join(list_of_data)
+
+    def is_closing(self) -> bool:
+        return bool(self.ended)
+
+    def close(self) -> None:
+        self.ended = "closed"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+
+class End:
+    """One end of a connection, fed by hand; `on_frame` is told of every frame besides."""
+
+    def __init__(self, on_frame: Callable[[bytes], None] = lambda _: None, *, longest: int = 1000) -> None:
+        self.kept: list[memoryview] = []
+        self.stream = Stream()
+        self._on_frame = on_frame
+        self.frames = Frames(self._hear, lambda: None, longest=longest)
+        self.frames.connection_made(self.stream)
+
+    @property
+    def heard(self) -> list[bytes]:
+        return [bytes(frame) for frame in self.kept]
+
+    def feed(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            self.frames.data_received(piece)
+
+    def _hear(self, frame: memoryview) -> None:
+        self.kept.append(frame)
+        self._on_frame(bytes(frame))
+
+
+def stream_of(frames: Iterable[bytes]) -> bytes:
+    """As they are written."""
+    end = End()
+    for frame in frames:
+        end.frames.send(frame)
+    return end.stream.written
+
+
+def test_a_frame_is_its_length_and_its_content() -> None:
+    assert stream_of([b"abc", b""]) == b"\0\0\0\3abc\0\0\0\0"
+
+
+def test_frames_are_the_same_wherever_the_stream_is_cut() -> None:
+    stream = stream_of(SAID)
+    for first, second in combinations(range(len(stream) + 1), 2):
+        end = End()
+        end.feed(*(piece for piece in (stream[:first], stream[first:second], stream[second:]) if piece))
+        assert end.heard == SAID, (first, second)
+
+
+def test_several_frames_may_come_in_one_piece() -> None:
+    end = End()
+    end.feed(stream_of(SAID))
+    assert end.heard == SAID
+
+
+def test_a_stream_may_come_byte_by_byte() -> None:
+    stream, end = stream_of(SAID), End()
+    end.feed(*(stream[k : k + 1] for k in range(len(stream))))
+    assert end.heard == SAID
+
+
+def test_a_frame_is_heard_as_soon_as_it_is_whole() -> None:
+    end = End()
+    end.feed(b"\0\0\0\1")
+    assert end.heard == []
+    end.feed(b"a\0\0")
+    assert end.heard == [b"a"]
+
+
+def test_long_frames_come_in_many_pieces() -> None:
+    said = [bytes(range(256)) * 4096, b"short", b"x" * 300_000]
+    stream, end = stream_of(said), End(longest=1 << 20)
+    end.feed(*(stream[start : start + 65_536] for start in range(0, len(stream), 65_536)))
+    assert end.heard == said
+
+
+def test_what_is_kept_of_a_frame_stays_as_it_was() -> None:
+    stream, end = stream_of([b"first", b"second", b"third"]), End()
+    end.feed(stream[:7], stream[7:12], stream[12:])
+    end.feed(stream_of([b"more"]))
+    assert end.heard == [b"first", b"second", b"third", b"more"]
+    assert all(frame.readonly for frame in end.kept)
+
+
+def test_a_frame_of_the_longest_length_is_heard() -> None:
+    end = End(longest=3)
+    end.feed(b"\0\0\0\3abc")
+    assert (end.heard, end.stream.ended) == ([b"abc"], "")
+
+
+@pytest.mark.parametrize("length", [4, 1 << 31, (1 << 32) - 1], ids=["one-more", "half", "most"])
+def test_a_claimed_length_above_the_limit_ends_the_connection_at_once(length: int) -> None:
+    end = End(longest=3)
+    end.feed(b"\0\0\0\1a" + length.to_bytes(LENGTH_BYTES, "big"))
+    assert (end.heard, end.stream.ended) == ([b"a"], "aborted")
+
+
+def test_the_limit_may_be_another_after_any_frame() -> None:
+    def allow_more(frame: bytes) -> None:
+        end.frames.longest = 5
+
+    end = End(allow_more, longest=1)
+    end.feed(stream_of([b"a", b"bcdef"]))
+    assert (end.heard, end.stream.ended) == ([b"a", b"bcdef"], "")
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+def test_nothing_is_heard_after_the_end(how: str) -> None:
+    def end_at(frame: bytes) -> None:
+        if frame == b"last":
+            getattr(end.frames, how)()
+
+    end = End(end_at)
+    end.feed(stream_of([b"a", b"last", b"b"]), stream_of([b"c"]))
+    assert end.heard == [b"a", b"last"]
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+def test_nothing_is_said_after_the_end(how: str) -> None:
+    end = End()
+    getattr(end.frames, how)()
+    end.frames.send(b"a")
+    assert end.stream.written == b""
+
+
+def test_nothing_happens_before_the_connection_is_there() -> None:
+    frames = Frames(lambda _: None, lambda: None)
+    frames.send(b"a")
+    frames.close()
+    frames.abort()
+
+
+async def test_two_ends_say_everything_before_they_close() -> None:
+    loop = asyncio.get_running_loop()
+    log: list[str] = []
+    both_ended = asyncio.Event()
+
+    def end(name: str) -> None:
+        log.append(f"{name} ends")
+        if {"here ends", "there ends"} <= set(log):
+            both_ended.set()
+
+    there = Frames(lambda frame: log.append(f"there {len(frame)}"), lambda: end("there"))
+    server = await loop.create_server(lambda: there, LOOPBACK, 0)
+    here = Frames(lambda _: None, lambda: end("here"), lambda *_: log.append("here opens"))
+    await loop.create_connection(lambda: here, *server.sockets[0].getsockname())
+    here.send(b"x" * 3_000_000)
+    here.send(b"")
+    here.close()
+    await soon(both_ended.wait())
+    server.close()
+    assert [line for line in log if line.startswith("there")] == ["there 3000000", "there 0", "there ends"]
+    assert [line for line in log if line.startswith("here")] == ["here opens", "here ends"]
+
+
+def test_content_that_comes_along_with_a_length_above_the_limit_is_not_heard() -> None:
+    end = End(longest=3)
+    end.feed(b"\0\0\0\1a\0\0\0\4abcd")
+    assert (end.heard, end.stream.ended) == ([b"a"], "aborted")

@@ -1,0 +1,213 @@
+"""Both ends of the connection between an ingress and a replica, for tests of either: replies are given by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from deployments.encoding import Begin, Forget, Part, Refused, encode, from_ingress, from_replica
+from deployments.frames import Frames
+from deployments.messages import Address, Assignment, Chunk, GoingOn, StageCall, Timing
+from deployments.stage.chunks import OpenCall
+from earlyexit.split import Split
+from earlyexit.wire import Answer, WirePiece
+from optimizer.plan import Stage
+
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+WORD = "the word"
+TIMING = Timing(queue_s=0.25, compute_s=0.5)
+ASSIGNMENT = Assignment(
+    epoch=3,
+    stage=Stage(device="cpu", replicas=2, splits=(Split(first=0, end=2, batch=4),)),
+    policy=None,
+    dispatch="work-conserving",
+)
+
+
+async def soon(awaited: Awaitable[T]) -> T:
+    """What happens within seconds, or never."""
+    return await asyncio.wait_for(awaited, 10.0)
+
+
+async def turns() -> None:
+    """Let every task run until it waits for something outside."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def piece_of(sample_ids: Sequence[str], next_block: int = 0) -> WirePiece:
+    """Two tokens each."""
+    return WirePiece(
+        sample_ids=tuple(sample_ids),
+        next_block=next_block,
+        lengths_B=np.full(len(sample_ids), 2, dtype=np.int32),
+        values=np.arange(2 * len(sample_ids), dtype=np.int32),
+        state_BS=None,
+    )
+
+
+def call_of(sample_ids: Sequence[str]) -> StageCall:
+    """One input per letter, or per id, with time for ever."""
+    return StageCall(
+        piece=piece_of(sample_ids),
+        remaining_s=(math.inf,) * len(sample_ids),
+        reserve_s=0.0,
+        assignment=ASSIGNMENT,
+    )
+
+
+def answered(sample_ids: Sequence[str]) -> Chunk:
+    """A part that answers these."""
+    return Chunk(
+        answers=tuple((Answer(sample_id=sample_id, label=1, score=0.5, exit=1), TIMING) for sample_id in sample_ids)
+    )
+
+
+def going_on(sample_ids: Sequence[str], next_block: int = 2) -> Chunk:
+    """A part with these survivors."""
+    return Chunk(going_on=GoingOn(piece=piece_of(sample_ids, next_block), timings=(TIMING,) * len(sample_ids)))
+
+
+def names(parts: Sequence[Chunk]) -> list[str]:
+    """Who was answered, part by part."""
+    return ["".join(answer.sample_id for answer, _ in part.answers) for part in parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A call that a fake replica heard."""
+
+    replica: str
+    serial: int
+    call: StageCall
+    frames: Frames
+
+    @property
+    def names(self) -> str:
+        return "".join(self.call.piece.sample_ids)
+
+    def say(self, chunk: Chunk) -> None:
+        self.frames.send(encode(Part(self.serial, chunk)))
+
+    def answer(self) -> None:
+        """All of its inputs."""
+        self.say(answered(self.names))
+
+    def refuse(self, reason: str) -> None:
+        self.frames.send(encode(Refused(self.serial, reason)))
+
+
+class FakeReplica:
+    """Keeps the calls it hears, for the test to reply to. Its port is its own at once, and mute until `listen`."""
+
+    def __init__(self, name: str = "r1", *, asked: asyncio.Queue[Asked] | None = None) -> None:
+        """`asked`: where its calls are kept; several replicas may share one."""
+        self.name = name
+        self.words: asyncio.Queue[str] = asyncio.Queue()
+        """The first frame of every connection."""
+        self.asked: asyncio.Queue[Asked] = asyncio.Queue() if asked is None else asked
+        self.forgotten: asyncio.Queue[int] = asyncio.Queue()
+        """Serials."""
+        self.ended: asyncio.Queue[None] = asyncio.Queue()
+        """Of every connection its end."""
+        self._connections: set[Frames] = set()
+        self._server: asyncio.Server | None = None
+        self._socket = socket.socket()
+        self._socket.bind((LOOPBACK, 0))
+        self.address = Address(host=LOOPBACK, port=self._socket.getsockname()[1], word=WORD)
+
+    async def listen(self) -> None:
+        """Take connections."""
+        self._server = await asyncio.get_running_loop().create_server(self._joined, sock=self._socket)
+
+    def say_noise(self) -> None:
+        """To everyone, what no replica says."""
+        for frames in self._connections:
+            frames.send(b"noise")
+
+    def drop(self) -> None:
+        """End every connection at once, and take new ones."""
+        for frames in self._connections:
+            frames.abort()
+
+    def die(self) -> None:
+        """End every connection at once, and take none."""
+        if self._server is not None:
+            self._server.close()
+        self._socket.close()
+        self.drop()
+
+    def _joined(self) -> Frames:
+        first = True
+
+        def hear(frame: memoryview) -> None:
+            nonlocal first
+            if first:
+                first = False
+                self.words.put_nowait(bytes(frame).decode())
+                return
+            match from_ingress(frame):
+                case Begin(serial=serial, call=call):
+                    self.asked.put_nowait(Asked(replica=self.name, serial=serial, call=call, frames=frames))
+                case Forget(serial=serial):
+                    self.forgotten.put_nowait(serial)
+
+        def end() -> None:
+            self._connections.discard(frames)
+            self.ended.put_nowait(None)
+
+        frames = Frames(hear, end, lambda *_: self._connections.add(frames))
+        return frames
+
+
+class FakeHost:
+    """Keeps the calls that are submitted to it."""
+
+    def __init__(self) -> None:
+        self.submitted: asyncio.Queue[tuple[StageCall, OpenCall]] = asyncio.Queue()
+        self.forgotten: asyncio.Queue[OpenCall] = asyncio.Queue()
+        self.refuses: Exception | None = None
+
+    def submit(self, call: StageCall, opened: OpenCall) -> None:
+        if self.refuses is not None:
+            raise self.refuses
+        self.submitted.put_nowait((call, opened))
+
+    def forget(self, opened: OpenCall) -> None:
+        self.forgotten.put_nowait(opened)
+
+
+class Caller:
+    """An ingress's end of a connection, by hand."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[Part | Refused] = asyncio.Queue()
+        self.ended = asyncio.Event()
+        self.frames = Frames(lambda frame: self.heard.put_nowait(from_replica(frame)), self.ended.set)
+
+    async def connect(self, address: Address, *first: bytes) -> None:
+        """`first`: the frames that it begins with; without any, the replica's word."""
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self.frames, address.host, address.port)
+        for frame in first or (address.word.encode(),):
+            self.frames.send(frame)
+
+    def begin(self, serial: int, sample_ids: str) -> None:
+        self.frames.send(encode(Begin(serial, call_of(sample_ids))))
+
+    def forget(self, serial: int) -> None:
+        self.frames.send(encode(Forget(serial)))
+
+    async def part(self) -> tuple[int, str]:
+        """The next part: of which call, and whom it answers."""
+        message = await soon(self.heard.get())
+        assert isinstance(message, Part), message
+        return message.serial, names([message.chunk])[0]
