@@ -78,7 +78,6 @@ class Admission:
         self._planned_per_s = None if rate_per_s is None else rate_per_s / self._num_ingresses
         self._planned_s: float = predicted.get("latency_s") or 0.0
         self._beyond_s: float | None = None
-        self._boldness = 0.0
         self._ways.clear()
 
     @property
