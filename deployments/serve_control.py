@@ -29,9 +29,9 @@ THROUGHPUT = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # Our own lines are few, warnings and errors: they are written at once, not when a thousand have gathered.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
-    # Ray runs its workers at 15: whatever else happens on the machine would come before the model.
-    "RAY_worker_niceness": "0",
 }
+RAYLET = {"RAY_worker_niceness": "0"}
+"""Read where Ray itself starts. Its default of 15 has whatever else happens on the machine come before the model."""
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 # HAProxy's own pages, beside the port that is served.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
@@ -99,10 +99,14 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
 
 
 def _set_environment(cluster: LocalCluster) -> None:
-    switches = THROUGHPUT | {
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
-        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
-    }
+    switches = (
+        THROUGHPUT
+        | RAYLET
+        | {
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
+            "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": str(cluster.drain_s),
+        }
+    )
     if cluster.front == "haproxy":
         switches |= HAPROXY
     for name, value in switches.items():

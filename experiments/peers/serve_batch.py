@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from deployments.serve_control import HAPROXY, HAPROXY_PORTS, THROUGHPUT
+from deployments.serve_control import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from earlyexit.store import read_card
 from experiments.peers.options import ServerOptions
 
@@ -56,7 +56,7 @@ def serve_switches(folder: Path) -> dict[str, str]:
     """Serve's environment; HAProxy keeps its files in `folder`, where no other one looks."""
     ports = {name: str(port + PORTS_BESIDE) for name, port in (HAPROXY_PORTS | REPLICA_PORTS).items()}
     files = {name: str(folder / file) for name, file in HAPROXY_FILES.items()}
-    return THROUGHPUT | HAPROXY | STOP_AT_ONCE | ports | files
+    return THROUGHPUT | RAYLET | HAPROXY | STOP_AT_ONCE | ports | files
 
 
 def main(options: ServerOptions) -> None:

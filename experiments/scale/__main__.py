@@ -70,7 +70,7 @@ def sizes(accelerators: Sequence[int]) -> list[Size]:
 
 
 def _print_costs(routing: Sequence[RoutingCost], dispatch: dict[int, float]) -> None:
-    print("a choice of a replica, microseconds: all ranked (Serve's router), kept by load (the simulator)")
+    print("a choice of a replica, microseconds: all ranked, kept by load (an ingress)")
     for each in routing:
         print(f"  {each.replicas:>6} replicas {each.ranked_s * 1e6:>9.1f} {each.kept_s * 1e6:>8.1f}")
     print("the dispatcher, microseconds per input, without HTTP, tokenizer and network")
