@@ -23,9 +23,10 @@ batches that were half empty when their time was seen, and with 5 % a twentieth 
 QUANTILE = 0.99
 """Of the inputs that went deepest, so many took no longer than estimated."""
 PROOFS = 5
-"""Inputs that had as much ahead of them as the next one, or more, and were in time, as all others were within memory: it
-is begun, whatever the estimate says. That is made of the few that took longest, and where their way takes most of the
+"""An input is begun, whatever the estimate says, if so many had as much ahead of them as it has, or more, while no more
+than `LATE_SHARE` of all were late. The estimate is made of the few that took longest; where their way takes most of the
 SLO it would refuse many for the sake of one: docs/performance.md has figures."""
+LATE_SHARE = 0.01
 MEMORY_S = 4
 """Seconds that the estimate is taken from: once the service has changed, it is wrong no longer than this."""
 GAIN = 0.5
@@ -147,7 +148,8 @@ class Admission:
 
     def _find_proven(self) -> int:
         ways = [way for second in self._ways for way in second]
-        if len(ways) < PROOFS or any(took_s >= self._slo_s for took_s, _ in ways):
+        num_late = sum(took_s >= self._slo_s for took_s, _ in ways)
+        if len(ways) < PROOFS or num_late > LATE_SHARE * len(ways):
             return 0
         return sorted((ahead for _, ahead in ways), reverse=True)[PROOFS - 1]
 
