@@ -20,14 +20,13 @@ from typing import Any
 SAFETY = 0.1
 """Share of the time left that is not counted on. In a steady overload half of it would do; a burst after quiet fills
 batches that were half empty when their time was seen, and with 5 % a twentieth of it came late in simulation."""
-QUANTILE = 0.99, 0.8
-"""Of the inputs that went deepest, so many took no longer than estimated: at no boldness, and at all of it."""
-LATE_SHARE = 0.003
-"""Of the inputs that went deepest, so many may be late within a second before boldness is taken back."""
-BOLDER, SHYER = 0.1, 0.5
-"""What a second in which some were refused and none came late adds to boldness, and what one leaves of it in which
-more than `LATE_SHARE` came late. A refusal for a risk of one in a hundred loses ninety-nine answers for one: who is
-certain of nothing begins shy, and learns by how much too shy it was (docs/performance.md has figures)."""
+QUANTILE = 0.99
+"""Of the inputs that went deepest, so many took no longer than estimated."""
+PROOFS = 5
+"""An input is begun, whatever the estimate says, if so many had as much ahead of them as it has, or more, while no more
+than `LATE_SHARE` of all were late. The estimate is made of the few that took longest; where their way takes most of the
+SLO it would refuse many for the sake of one: docs/performance.md has figures."""
+LATE_SHARE = 0.01
 MEMORY_S = 4
 """Seconds that the estimate is taken from: once the service has changed, it is wrong no longer than this."""
 GAIN = 0.5
@@ -49,7 +48,6 @@ class Second:
     answered: int = 0
     refused: int = 0
     num_deep: int = 0
-    num_late: int = 0
     least_waiting: float = math.inf
     """Of what was noted; infinite where nothing was."""
     least_unanswered: float = math.inf
@@ -65,7 +63,8 @@ class Admission:
         self._slo_s = slo_s
         self._num_ingresses = num_ingresses
         self._efficiency = 1.0
-        self._boldness = 0.0
+        self._proven = 0
+        """Inputs ahead with which others were in time."""
         self._second: Second | None = None
         self._stride = 1
         self._ways: deque[list[tuple[float, int]]] = deque(maxlen=MEMORY_S)
@@ -79,6 +78,7 @@ class Admission:
         self._planned_s: float = predicted.get("latency_s") or 0.0
         self._beyond_s: float | None = None
         self._ways.clear()
+        self._proven = 0
 
     @property
     def capacity_per_s(self) -> float:
@@ -95,6 +95,7 @@ class Admission:
         if (
             math.isinf(capacity_per_s)
             or not unanswered
+            or unanswered <= self._proven
             or (not waiting and unanswered <= FILLING * self._slo_s * capacity_per_s)
         ):
             return 0.0
@@ -102,7 +103,7 @@ class Admission:
             needed_s = (waiting + num_inputs) / capacity_per_s + self._planned_s
         else:
             needed_s = (unanswered + num_inputs) / capacity_per_s + self._beyond_s
-        late_s = max(0.0, needed_s - left_s * (1 - SAFETY * (1 - self._boldness)))
+        late_s = max(0.0, needed_s - left_s * (1 - SAFETY))
         second.refused += num_inputs if late_s else 0
         return late_s
 
@@ -123,7 +124,6 @@ class Admission:
         """
         second = self._at(now_s)
         second.num_deep += 1
-        second.num_late += latency_s >= self._slo_s
         if second.num_deep % self._stride == 0:
             second.ways.append((latency_s, ahead))
 
@@ -142,17 +142,16 @@ class Admission:
         self._ways.append(second.ways)
         for _ in range(min(MEMORY_S, math.floor(length_s) - 1)):  # seconds in which nothing happened
             self._ways.append([])
-        self._learn_boldness(second)
         beyond_s = sorted(took_s - ahead / self.capacity_per_s for ways in self._ways for took_s, ahead in ways)
-        shy, bold = QUANTILE
-        quantile = shy + self._boldness * (bold - shy)
-        self._beyond_s = beyond_s[math.ceil(quantile * len(beyond_s)) - 1] if beyond_s else None
+        self._beyond_s = beyond_s[math.ceil(QUANTILE * len(beyond_s)) - 1] if beyond_s else None
+        self._proven = self._find_proven()
 
-    def _learn_boldness(self, second: Second) -> None:
-        if second.num_late > LATE_SHARE * second.num_deep:
-            self._boldness *= SHYER
-        elif second.refused:
-            self._boldness = min(1.0, self._boldness + BOLDER)
+    def _find_proven(self) -> int:
+        ways = [way for second in self._ways for way in second]
+        num_late = sum(took_s >= self._slo_s for took_s, _ in ways)
+        if len(ways) < PROOFS or num_late > LATE_SHARE * len(ways):
+            return 0
+        return sorted((ahead for _, ahead in ways), reverse=True)[PROOFS - 1]
 
     def _learn_rate(self, second: Second, measured_per_s: float) -> None:
         """More than is expected is believed at once; less only where there was a queue all the time."""
