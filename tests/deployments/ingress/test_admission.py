@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from deployments.ingress.admission import EFFICIENCY, FILLING, SAFETY, Admission
+from deployments.ingress.admission import EFFICIENCY, FILLING, PROOFS, SAFETY, Admission
 
 # The rule, by hand: 100 answers per second, a way of 0.2 s, an SLO of 1 s of which 0.9 s are counted on
 
@@ -356,3 +356,33 @@ def test_a_service_that_recovers_is_full_again_within_seconds() -> None:
     outcomes = service.run(10.0, 16.0)
     assert kept(outcomes) >= 0.99
     assert goodput(service, outcomes, 6.0) >= 0.95
+
+
+def proving(*, took_s: float, late: int = 0) -> Admission:
+    """A second of 100 answers, each with as many ahead as came before it; the last ones late."""
+    admission = known()
+    for ahead in range(100):
+        is_late = ahead >= 100 - late
+        admission.went_deep(1.5 if is_late else took_s, ahead, 0.5)
+    admission.observe(0, 0, 0.5)
+    return admission
+
+
+def test_an_input_is_begun_if_others_with_as_much_ahead_were_in_time_whatever_the_estimate_says() -> None:
+    admission = proving(took_s=0.95)
+    most = 100 - PROOFS
+    assert admission.late_s(1, 1.0, waiting=1, unanswered=most, now_s=2.0) == 0.0
+    assert admission.late_s(1, 1.0, waiting=1, unanswered=most + 1, now_s=2.0) > 0.0
+
+
+@pytest.mark.parametrize(("late", "is_begun"), [(1, True), (2, False)])
+def test_where_more_than_one_in_a_hundred_was_late_only_the_estimate_counts(late: int, *, is_begun: bool) -> None:
+    admission = proving(took_s=0.95, late=late)
+    assert (admission.late_s(1, 1.0, waiting=1, unanswered=90, now_s=2.0) == 0.0) == is_begun
+
+
+def test_a_new_plan_begins_without_proof() -> None:
+    admission = proving(took_s=0.95)
+    assert admission.late_s(1, 1.0, waiting=1, unanswered=90, now_s=2.0) == 0.0
+    admission.follow({"rate_per_s": 100.0, "latency_s": 0.5})
+    assert admission.late_s(1, 1.0, waiting=90, unanswered=90, now_s=2.0) > 0.0
