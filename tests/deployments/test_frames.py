@@ -153,10 +153,12 @@ def test_nothing_is_said_after_the_end(how: str) -> None:
 
 
 def test_nothing_happens_before_the_connection_is_there() -> None:
-    frames = Frames(lambda _: None, lambda: None)
+    told: list[str] = []
+    frames = Frames(lambda _: told.append("frame"), lambda: told.append("end"))
     frames.send(b"a")
     frames.close()
     frames.abort()
+    assert told == []
 
 
 async def test_two_ends_say_everything_before_they_close() -> None:

@@ -249,8 +249,10 @@ async def test_a_link_that_leaves_closes_when_its_calls_are_done(scene: Scene) -
 
 
 async def test_a_link_that_leaves_without_calls_closes_at_once(scene: Scene) -> None:
+    assert scene.link.is_up
     scene.link.leave()
     await soon(scene.replica.ended.get())
+    assert not scene.link.is_up
 
 
 @pytest.mark.parametrize("how", ["died", "given-up"])

@@ -280,6 +280,7 @@ async def test_what_was_announced_before_the_transport_follows_is_known() -> Non
     call = Call(late, "x", ())
     (await slot.asked()).answer()
     await soon(call.task)
+    assert call.names == ["x"]
     await slot.end()
 
 

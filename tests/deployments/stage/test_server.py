@@ -255,8 +255,10 @@ async def test_a_server_closes_when_every_call_has_its_reply(scene: Scene) -> No
 
 async def test_a_server_without_calls_closes_at_once(scene: Scene) -> None:
     caller = await scene.caller()
+    assert not caller.ended.is_set()
     await soon(scene.server.close())
     await soon(caller.ended.wait())
+    assert caller.ended.is_set()
 
 
 @pytest.mark.parametrize("how", ["forget", "refuse", "leave"])
