@@ -9,8 +9,10 @@ Prints one line of JSON, a `LoadResult`. A process of its own: what it costs is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
+import os
 import subprocess
 import sys
 import time
@@ -126,6 +128,7 @@ def main() -> None:
     import uvloop
 
     _allow_connections()
+    _go_first()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(send_load(options))
@@ -192,6 +195,15 @@ def _allow_connections() -> None:
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _go_first() -> None:
+    """Before the servers on the same cores, all of them alike: a client that waits for a core measures the scheduler.
+
+    Without the right to (few but root have it) it takes its turn like anybody; its lateness tells what that cost.
+    """
+    with contextlib.suppress(PermissionError):
+        os.nice(-10)
 
 
 if __name__ == "__main__":
