@@ -1,0 +1,40 @@
+"""A processor's promises that oneDNN would believe, and die of."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from pathlib import Path
+
+CPUINFO = Path("/proc/cpuinfo")
+ISA = "ONEDNN_MAX_CPU_ISA"
+WITHOUT_TILES = "AVX10_1_512"
+"""The most that oneDNN knows below AMX."""
+TILE_LEAF = 0x1D
+"""Of CPUID: how large AMX's tiles are."""
+
+
+def avoid_hidden_tiles(environ: MutableMapping[str, str], cpuinfo: Path = CPUINFO) -> None:
+    """Keep oneDNN from AMX where the virtual machine says that it is there, but not how large its tiles are.
+
+    Some hypervisors do. oneDNN takes the tiles to be empty, and the first bfloat16 product ends the process by SIGILL.
+    It reads the variable when it is first used: call this before. Who set the variable wants it so.
+    """
+    if ISA not in environ and cpuinfo.is_file() and hides_tiles(_first_processor(cpuinfo)):
+        environ[ISA] = WITHOUT_TILES
+
+
+def hides_tiles(fields: dict[str, str]) -> bool:
+    """Whether a processor, as Linux describes it, has AMX and no CPUID leaf of its tiles."""
+    level = fields.get("cpuid level", "")
+    return "amx_tile" in fields.get("flags", "").split() and level.isdigit() and int(level) < TILE_LEAF
+
+
+def _first_processor(cpuinfo: Path) -> dict[str, str]:
+    fields = {}
+    with cpuinfo.open(encoding="utf-8") as lines:
+        for line in lines:
+            name, colon, value = line.partition(":")
+            if not colon:  # an empty line: the next processor, which is the same
+                break
+            fields[name.strip()] = value.strip()
+    return fields
