@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from deployments.reports import BUCKET
 
@@ -12,9 +15,27 @@ SHORTEST_S = 1e-6
 """Below, latencies are one bucket: a clock that stood still has no logarithm."""
 
 
+LATENCY_ENDS_S = (
+    *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
+    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
+    *(10.0, 15.0, 20.0, 30.0, 60.0, math.inf),
+)
+"""Six per decade: a quantile read between two of them is at most a quarter off, most often far less."""
+
+
 def bucket_of(seconds: float) -> int:
     """The latency bucket that a duration falls into."""
     return math.floor(math.log(max(seconds, SHORTEST_S)) * PER_BUCKET)
+
+
+def latencies_within(latencies: Mapping[int, int], ends_s: Sequence[float]) -> list[int]:
+    """Answers by the longest latency that their bucket may hold, at most each of `ends_s`."""
+    between = [0] * len(ends_s)
+    for bucket, count in latencies.items():
+        between[bisect_left(ends_s, BUCKET ** (bucket + 1))] += count
+    return list(accumulate(between))
 
 
 class IngressCounts:

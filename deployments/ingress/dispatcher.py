@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from deployments.ingress.admission import Admission
 from deployments.ingress.calls import HANG_S, Calls, HopMetrics
+from deployments.ingress.counts import IngressCounts
 from deployments.ingress.flights import Flight, FlightBook, Settle, departure
 from deployments.ingress.itinerary import Itinerary, lay_out
 from deployments.ingress.outcomes import OutcomeMetrics, Outcomes
@@ -115,6 +116,14 @@ class Dispatcher:
     @property
     def num_unanswered(self) -> int:
         return self._book.num_unanswered
+
+    @property
+    def num_waiting(self) -> int:
+        return self._book.num_waiting
+
+    @property
+    def counts(self) -> IngressCounts:
+        return self._outcomes.counts
 
     @property
     def oldest_epoch(self) -> int:

@@ -20,6 +20,7 @@ from starlette.routing import Router
 from deployments.ingress.bodies import InferRequest
 from deployments.ingress.controller_link import CONTROLLER, ControllerLink
 from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.flow_metrics import FlowMetrics
 from deployments.ingress.http import build_app
 from deployments.ingress.members import board_of
 from deployments.ingress.probe_shape import probe_shape
@@ -38,6 +39,8 @@ from optimizer.plan_file import parse_plan
 
 READY_PAUSE_S = 1.0
 STATS_TIMEOUT_S = 5.0
+TELL_S = 1.0
+"""How often Ray is told what was counted."""
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -84,6 +87,7 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> Router:
         self._starting = asyncio.get_running_loop().create_task(self._start())
+        self._telling = asyncio.get_running_loop().create_task(self._keep_telling())
         return build_app(self)
 
     async def _start(self) -> None:
@@ -103,6 +107,12 @@ class Ingress:
             else:
                 await asyncio.sleep(READY_PAUSE_S)
         self._ready = True
+
+    async def _keep_telling(self) -> None:
+        metrics = FlowMetrics()
+        while True:
+            await asyncio.sleep(TELL_S)
+            metrics.tell(self._dispatcher)
 
     async def _pull(self) -> None:
         document = None if self._controller is None else await self._controller.current()

@@ -43,6 +43,11 @@ class Outcomes:
         self._counts = IngressCounts(slo_s)
         self._rate = AnswerRate()
 
+    @property
+    def counts(self) -> IngressCounts:
+        """Of all inputs so far."""
+        return self._counts
+
     def retry_after_s(self, now_s: float) -> float:
         """When to come back, for an input that found the book full."""
         if not self._book.num_unanswered:

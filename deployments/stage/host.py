@@ -50,6 +50,11 @@ class StageHost:
         self._thread = DeviceThread(self._device, name=f"device-{device}", on_death=on_death)
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 
+    @property
+    def num_waiting(self) -> int:
+        """Inputs queued in the engine."""
+        return self._device.engine.num_waiting
+
     def start(self) -> None:
         """Begin to take calls."""
         self._thread.start()
@@ -107,7 +112,7 @@ class StageHost:
             pid=os.getpid(),
             device=self._device_name,
             epoch=self.epoch,
-            waiting=engine.num_waiting,
+            waiting=self.num_waiting,
             times=split_times(engine.times_run),
         )
 

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from deployments.metrics import SECONDS, histogram
+from ray.serve.metrics import Counter, Gauge
+
+from deployments.metrics import SECONDS, histogram, tags
+from earlyexit.clock import Clock
 from earlyexit.device import Answered, GoesOn, Release
 from earlyexit.engine import Batch
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
+
+
+class _Ran(NamedTuple):
+    """A batch that ran; not the batch itself, which holds its inputs' hidden states."""
+
+    split: int
+    size: int
+    target: int
+    probe: bool
+    seconds: float
 
 
 class StageMetrics:
@@ -19,7 +34,9 @@ class StageMetrics:
     Ray is told once a second, by the event loop: to tell it of every input cost the device's thread 6 % of its time.
     """
 
-    def __init__(self, slot: str, device: str) -> None:
+    def __init__(self, slot: str, device: str, clock: Clock) -> None:
+        """`clock`: the device's."""
+        self._clock = clock
         self._where = {"slot": slot, "device": device}
         names = tuple(self._where)
         self._queue_s = histogram("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, *names)
@@ -27,10 +44,12 @@ class StageMetrics:
         self._fill = histogram(
             "offramp_batch_fill", "Share of the target batch that was filled", SHARES, *names, "split"
         )
+        self._size = histogram("offramp_batch_size", "Inputs per batch", SIZES, *names, "split")
+        self._busy_s = Counter("offramp_busy_seconds", "Time the device ran batches", tags(*names, "split"))
+        self._waiting = Gauge("offramp_stage_waiting", "Inputs queued in a stage's replica", tags(*names))
         self._spent_s: deque[tuple[float, float]] = deque()
         """Waiting and running, per input."""
-        self._fills: deque[tuple[int, float]] = deque()
-        """By split."""
+        self._ran: deque[_Ran] = deque()
 
     def record(self, releases: list[Release[Any]]) -> None:
         """Count what a device released."""
@@ -44,22 +63,34 @@ class StageMetrics:
                     pass
 
     def batch_finished(self, batch: Batch[Any]) -> None:
-        """Count a batch's fill; probes do not wait to fill one."""
-        if not batch.probe:
-            self._fills.append((batch.split.first, len(batch.members) / batch.split.batch))
+        """Count a batch; on the device's thread, as soon as it has run."""
+        split, seconds = batch.split, self._clock.now_s() - batch.started_s
+        self._ran.append(_Ran(split.first, len(batch.members), split.batch, batch.probe, seconds))
 
-    async def keep_telling(self) -> None:
+    async def keep_telling(self, num_waiting: Callable[[], int]) -> None:
         """Tell Ray once a second, for ever."""
         while True:
             await asyncio.sleep(1.0)
-            self.tell()
+            self.tell(num_waiting())
 
-    def tell(self) -> None:
+    def tell(self, num_waiting: int) -> None:
         """Tell Ray what was counted since the last time."""
+        self._waiting.set(num_waiting, self._where)
         while self._spent_s:
             queue_s, compute_s = self._spent_s.popleft()
             self._queue_s.observe(queue_s, self._where)
             self._compute_s.observe(compute_s, self._where)
-        while self._fills:
-            split, share = self._fills.popleft()
-            self._fill.observe(share, {**self._where, "split": str(split)})
+        self._tell_batches()
+
+    def _tell_batches(self) -> None:
+        busy_s: defaultdict[int, float] = defaultdict(float)
+        while self._ran:
+            ran = self._ran.popleft()
+            busy_s[ran.split] += ran.seconds
+            if not ran.probe:  # probes do not wait to fill a batch
+                where = {**self._where, "split": str(ran.split)}
+                self._fill.observe(ran.size / ran.target, where)
+                self._size.observe(ran.size, where)
+        for split, seconds in busy_s.items():
+            if seconds > 0:  # a counter refuses zero
+                self._busy_s.inc(seconds, {**self._where, "split": str(split)})

@@ -39,11 +39,11 @@ class StageReplica:
     async def __init__(self, settings: dict[str, Any], device: str, slot: str) -> None:  # type: ignore[misc] # Serve awaits it
         self._settings = ServeSettings.model_validate(settings)
         self._slot = slot
-        self._metrics = StageMetrics(slot, device)
         self._server = CallServer(asyncio.get_running_loop())
         # The event loop answers calls while the device's thread runs Python: 5 ms, the default, is a whole batch.
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()
+        self._metrics = StageMetrics(slot, device, clock)
         policy = starting_policy(self._settings)
         rank = serve.get_replica_context().rank
         runner = await asyncio.to_thread(
@@ -63,7 +63,9 @@ class StageReplica:
         if assignment is not None:
             await self._host.prepare(assignment)
         self._host.start()
-        self._telling = asyncio.get_running_loop().create_task(self._metrics.keep_telling())
+        self._telling = asyncio.get_running_loop().create_task(
+            self._metrics.keep_telling(lambda: self._host.num_waiting)
+        )
         ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call] # ray's, not ours
         self._address = await self._server.listen(self._host, ip)
 
@@ -74,7 +76,7 @@ class StageReplica:
     async def __del__(self) -> None:
         """Serve's way to end a replica that gets no more work: what it has, it ends."""
         await self._server.close()
-        self._metrics.tell()
+        self._metrics.tell(self._host.num_waiting)
 
     async def prepare(self, assignment: Assignment) -> None:
         """Make ready for a plan that is to come; returns when its first call will find everything warm."""

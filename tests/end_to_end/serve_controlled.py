@@ -34,7 +34,7 @@ def main(folder: Path, port: int) -> None:
         ),
         probe_share=0.5,
     )
-    with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1)) as url:
+    with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1)) as url:
         print(url, flush=True)  # noqa: T201 # the test waits for it, as for all that follows
         for line in sys.stdin:
             print(json.dumps(put_in_force(json.loads(line))), flush=True)  # noqa: T201

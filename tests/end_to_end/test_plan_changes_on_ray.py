@@ -26,12 +26,14 @@ from tests.end_to_end.tiny_service import (
     some_texts,
     two_stages,
 )
+from tests.metrics_page import check_series, documented_series, once_on_page
 
 pytestmark = pytest.mark.ray
 
 PORT = 8133
 CHANGE_S = 90.0
 PROBES_S = 20.0
+METRICS_S = 40.0
 AGAIN_S = 0.02
 
 
@@ -77,7 +79,8 @@ def plans(first: Plan) -> list[Plan]:
         Stage(device="cpu", replicas=1, splits=(small,)),
         Stage(device="cpu", replicas=2, splits=(Split(first=1, end=4, batch=4, ramps=(1, 2)),)),
     )
-    return [replace(first, stages=stages) for stages in (one_stage, other_stages)] + [first]
+    promised = {"rate_per_s": 100.0}
+    return [replace(first, stages=stages, predicted=promised) for stages in (one_stage, other_stages, first.stages)]
 
 
 def test_plans_change_under_load_and_every_answer_stays_what_it_was(tmp_path: Path) -> None:
@@ -100,7 +103,11 @@ def test_plans_change_under_load_and_every_answer_stays_what_it_was(tmp_path: Pa
                 assert len(load.answers) > before, "answers came during the change"
                 before = len(load.answers)
             described, history = once_probes_are_seen(http), http.get("/plan/history").json()
+            assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
+            wanted = set(documented_series()) - {"ray_offramp_retries_total"}  # no replica has died
+            page = once_on_page(PORT + 1, wanted, METRICS_S)
     assert set(load.statuses) == {200}
+    check_series(page, wanted)
     for index, answer in load.answers:
         service.check(index, answer)
     assert [stage["replicas"] for stage in described["plan"]["stages"]] == [1, 1]

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +28,7 @@ from tests.end_to_end.tiny_service import (
     some_texts,
     two_stages,
 )
+from tests.metrics_page import check_series, once_on_page
 
 pytestmark = pytest.mark.ray
 
@@ -187,20 +187,14 @@ def test_prometheus_gets_the_metrics(service: Service, http: httpx.Client) -> No
         "ray_offramp_queue_seconds_bucket",
         "ray_offramp_compute_seconds_bucket",
         "ray_offramp_batch_fill_bucket",
+        "ray_offramp_drops_total",
+        "ray_offramp_latency_seconds_bucket_total",
     }
-    deadline_s = time.monotonic() + METRICS_S
-    while (missing := wanted - metric_names(PORT + 1)) and time.monotonic() < deadline_s:
-        time.sleep(0.5)  # Ray hands metrics on every few seconds, by its own clock
-    assert not missing
-
-
-def metric_names(port: int) -> set[str]:
-    page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
-    return {line.partition("{")[0] for line in page.splitlines() if not line.startswith("#")}
+    check_series(once_on_page(PORT + 1, wanted, METRICS_S), wanted)
 
 
 async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(service: Service) -> None:
-    """Last in the file: afterwards the stages' counts start anew."""
+    """Late in the file: afterwards the stages' counts start anew."""
     async with httpx.AsyncClient(base_url=service.url, timeout=60.0) as client:
         killed = [replica["pid"] for [replica] in (await client.get("/stats")).json()["stages"]]
         requests = [asyncio.create_task(asked_for_ever(client, service, first)) for first in range(8)]
@@ -212,6 +206,11 @@ async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(service: S
         assert answered == [len(service.texts)] * 8
         [[first], [second]] = (await client.get("/stats")).json()["stages"]
     assert {first["pid"], second["pid"]}.isdisjoint(killed)
+
+
+def test_inputs_that_were_sent_again_are_among_the_metrics(service: Service) -> None:
+    wanted = {"ray_offramp_retries_total"}
+    check_series(once_on_page(PORT + 1, wanted, METRICS_S), wanted)
 
 
 async def one_after_another(client: httpx.AsyncClient, service: Service, first: int) -> int:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from deployments.ingress.counts import IngressCounts, bucket_of
+from deployments.ingress.counts import LATENCY_ENDS_S, IngressCounts, bucket_of, latencies_within
 from deployments.reports import BUCKET
 
 
@@ -32,3 +34,16 @@ def test_exits_are_those_of_the_present_plan() -> None:
     counts.answer(1, 0.1, by_present_plan=False)
     counts.answer(2, 0.1, by_present_plan=True)
     assert (counts.exits, counts.answered) == ({2: 1}, 3)
+
+
+def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were() -> None:
+    counts = IngressCounts(None)
+    for latency_s in (0.004, 0.04, 0.04, 0.0999, 400.0):  # 0.0999 s is in a bucket that ends above 0.1 s
+        counts.answer(1, latency_s, by_present_plan=True)
+    assert latencies_within(counts.latencies, (0.01, 0.05, 0.1, 0.2, math.inf)) == [1, 3, 3, 4, 5]
+
+
+def test_every_latency_has_an_end() -> None:
+    assert (LATENCY_ENDS_S[0], LATENCY_ENDS_S[-1]) == (0.001, math.inf)
+    assert list(LATENCY_ENDS_S) == sorted(set(LATENCY_ENDS_S))
+    assert latencies_within({}, LATENCY_ENDS_S) == [0] * len(LATENCY_ENDS_S)

@@ -1,0 +1,26 @@
+"""Prints name, kind and labels of every instrument that some process of a service makes, as JSON.
+
+A process of its own, because Serve cannot be imported where warnings are errors.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ray.util.metrics import Metric
+
+from deployments.control.metrics import ControlMetrics
+from deployments.ingress.flow_metrics import FlowMetrics
+from deployments.metrics import IngressMetrics
+from deployments.stage.metrics import StageMetrics
+from earlyexit.clock import MonotonicClock
+
+
+def main() -> list[tuple[str, str, tuple[str, ...]]]:
+    owners = [IngressMetrics(), FlowMetrics(), StageMetrics("split-cpu-0", "cpu", MonotonicClock()), ControlMetrics()]
+    instruments = [each for owner in owners for each in vars(owner).values() if isinstance(each, Metric)]
+    return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in instruments]
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))  # noqa: T201 # the test reads it

@@ -1,0 +1,96 @@
+"""What a test must know of metrics: the table that documents them, and a page of Prometheus' text format."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "metrics.md"
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+EVERY_METRIC = "Every metric"
+"""Begins the paragraph that names the labels which Ray and Serve add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documented:
+    """A row of the table."""
+
+    name: str
+    """As on the page; of a histogram without its three suffixes."""
+    kind: str
+    labels: frozenset[str]
+
+    @property
+    def declared(self) -> str:
+        """What the source calls it: Ray puts `ray_` before it, and `_total` behind a counter."""
+        return self.name.removeprefix("ray_").removesuffix("_total" if self.kind == "counter" else "")
+
+    @property
+    def series(self) -> dict[str, frozenset[str]]:
+        """Names on the page, and the labels of each."""
+        if self.kind != "histogram":
+            return {self.name: self.labels}
+        return {
+            f"{self.name}{suffix}": self.labels | ({"le"} if suffix == "_bucket" else set())
+            for suffix in SUFFIXES["histogram"]
+        }
+
+
+def documented() -> list[Documented]:
+    """Every row of docs/metrics.md, in its order."""
+    rows = re.findall(
+        r"^\| `(ray_offramp_\w+)` \| (counter|gauge|histogram) \| ([^|]*) \| [^|]+ \| [^|]+ \| [^|]+ \|$",
+        DOCUMENT.read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    )
+    return [
+        Documented(name=name, kind=kind, labels=frozenset(filter(None, labels.replace("`", "").split(", "))))
+        for name, kind, labels in rows
+    ]
+
+
+def documented_series() -> dict[str, frozenset[str]]:
+    """Labels of our own, by every name that is on the page."""
+    return {name: labels for row in documented() for name, labels in row.series.items()}
+
+
+def added_labels() -> frozenset[str]:
+    """Those that every metric carries besides."""
+    [paragraph] = re.findall(rf"^{EVERY_METRIC}.*?\n\n", DOCUMENT.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return frozenset(re.findall(r"`(\w+)`", paragraph))
+
+
+def labels_on_page(page: str) -> dict[str, set[frozenset[str]]]:
+    """By name, the label sets that its series have; those without labels have an empty one."""
+    found: defaultdict[str, set[frozenset[str]]] = defaultdict(set)
+    for line in page.splitlines():
+        named = re.match(r"(\w+)(?:\{(.*)\})? ", line)
+        if named is not None and not line.startswith("#"):
+            found[named[1]].add(frozenset(re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', named[2] or "")))
+    return dict(found)
+
+
+def once_on_page(port: int, wanted: set[str], patience_s: float) -> dict[str, set[frozenset[str]]]:
+    """Our series on a node's page, by name, with their labels but those that Ray adds; once all `wanted` are there."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        found = labels_on_page(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=20.0).text)
+        if wanted <= set(found) or time.monotonic() > until_s:
+            return {
+                name: {labels - added_labels() for labels in each if labels >= added_labels()}
+                for name, each in found.items()
+                if name.startswith("ray_offramp_")
+            }
+        time.sleep(0.5)  # Ray hands metrics on every few seconds, by its own clock
+
+
+def check_series(found: dict[str, set[frozenset[str]]], wanted: set[str]) -> None:
+    """Whether all `wanted` are there, and everything that is there is documented with exactly its labels."""
+    assert wanted - set(found) == set()
+    expected = documented_series()
+    assert found == {name: {expected.get(name, frozenset({"not documented"}))} for name in found}

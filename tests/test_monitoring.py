@@ -1,0 +1,145 @@
+"""What `examples/monitoring/` asks of the metrics is documented, and in a form that Grafana and Prometheus take."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.metrics_page import added_labels, documented_series
+from tests.promql import Used, uses
+
+MONITORING = Path(__file__).parents[1] / "examples" / "monitoring"
+DASHBOARD: dict[str, Any] = json.loads((MONITORING / "grafana.json").read_text(encoding="utf-8"))
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
+VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+UNITS = {"cps", "reqps", "s", "short", "none", "percentunit"}
+
+each_graph = pytest.mark.parametrize("panel", [pytest.param(panel, id=panel["title"]) for panel in GRAPHS])
+
+
+def expressions() -> Iterator[str]:
+    yield from (target["expr"] for panel in GRAPHS for target in panel["targets"])
+    yield from (annotation["expr"] for annotation in DASHBOARD["annotations"]["list"])
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("up", [("up", set())]),
+        ('sum by (a, b) (rate(x{c=~"$d", e="f(g)"}[5m])) / 2', [("x", {"a", "b", "c", "e"})]),
+        ("max(x) - min by (le) (y{z='1'} )".replace("'", '"'), [("x", set()), ("y", {"le", "z"})]),
+        ("histogram_quantile(0.99, sum by (le) (rate(x[1m])))", [("x", {"le"})]),
+    ],
+    ids=["a name", "grouped and selected", "two", "a quantile"],
+)
+def test_an_expression_says_which_labels_of_which_metrics_it_uses(
+    expression: str, expected: list[tuple[str, set[str]]]
+) -> None:
+    assert uses(expression) == [Used(metric=metric, labels=frozenset(labels)) for metric, labels in expected]
+
+
+@pytest.mark.parametrize("expression", ["", "sum(x", "sum by (x", "x)", "rat(x[1m])", "x y", "x{a=b;}", "1 +"])
+def test_what_is_no_expression_is_refused(expression: str) -> None:
+    with pytest.raises((ValueError, IndexError)):
+        uses(expression)
+
+
+@pytest.mark.parametrize("expression", sorted(set(expressions())))
+def test_every_metric_and_label_of_the_dashboard_is_documented(expression: str) -> None:
+    known = documented_series()
+    for used in uses(expression):
+        assert used.metric in known
+        assert used.labels <= known[used.metric] | added_labels()
+        assert "application" in used.labels, "every panel is of the chosen services"
+
+
+def test_every_documented_metric_is_somewhere_on_the_dashboard() -> None:
+    used = {each.metric for expression in expressions() for each in uses(expression)}
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in used}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in documented_series()} == families
+
+
+@each_graph
+def test_a_panel_has_expressions_a_unit_and_a_description(panel: dict[str, Any]) -> None:
+    assert panel["targets"]
+    assert all(target["expr"] and target["legendFormat"] for target in panel["targets"])
+    assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+    assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]["value"] is None
+
+
+@each_graph
+def test_a_legend_names_labels_that_are_left(panel: dict[str, Any]) -> None:
+    for target in panel["targets"]:
+        named = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+        grouped = {label for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for label in group.split(", ")}
+        assert named == grouped - {"le"}
+
+
+@each_graph
+def test_a_panel_asks_the_chosen_data_source(panel: dict[str, Any]) -> None:
+    for each in (panel, *panel["targets"]):
+        assert each["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+
+
+def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    boxes = [panel["gridPos"] for panel in PANELS]
+    assert all(box["x"] >= 0 and box["x"] + box["w"] <= 24 for box in boxes)
+    assert [pair for pair in combinations(boxes, 2) if overlap(*pair)] == []
+
+
+def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
+    across = one["x"] < other["x"] + other["w"] and other["x"] < one["x"] + one["w"]
+    down = one["y"] < other["y"] + other["h"] and other["y"] < one["y"] + one["h"]
+    return across and down
+
+
+def test_the_rows_are_those_that_an_operator_asks_after() -> None:
+    assert [panel["title"] for panel in PANELS if panel["type"] == "row"] == [
+        "Traffic and goodput",
+        "Latency and where it goes",
+        "Batches and exits",
+        "Plan",
+        "Failures",
+    ]
+
+
+def test_data_source_and_services_are_chosen_on_the_dashboard() -> None:
+    assert (VARIABLES["datasource"]["type"], VARIABLES["datasource"]["query"]) == ("datasource", "prometheus")
+    assert VARIABLES["application"]["definition"] == "label_values(ray_offramp_requests_total, application)"
+    variables = set(re.findall(r"\$\{?(\w+)", json.dumps(DASHBOARD)))
+    assert variables == {*VARIABLES, "__rate_interval", "__all"}
+
+
+def test_prometheus_scrapes_a_fixed_address_and_the_file_that_ray_writes() -> None:
+    config = yaml.safe_load((MONITORING / "prometheus.yaml").read_text(encoding="utf-8"))
+    static, discovered = config["scrape_configs"]
+    assert static["static_configs"] == [{"targets": ["127.0.0.1:9090"]}]
+    assert discovered["file_sd_configs"][0]["files"] == ["/tmp/ray/prom_metrics_service_discovery.json"]
+    for job in config["scrape_configs"]:
+        [kept] = job["metric_relabel_configs"]
+        assert all(re.fullmatch(kept["regex"], name) for name in documented_series())
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's package prometheus, is not here")
+def test_promtool_takes_the_configuration_and_every_expression(tmp_path: Path) -> None:
+    config = subprocess.run(["promtool", "check", "config", MONITORING / "prometheus.yaml"], capture_output=True)
+    assert config.returncode == 0, config.stderr
+    filled = [expression.replace("$__rate_interval", "1m") for expression in sorted(set(expressions()))]
+    rules = [{"record": f"rule_{index}", "expr": expression} for index, expression in enumerate(filled)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yaml"], capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+    assert f"{len(filled)} rules found" in checked.stdout.decode()
