@@ -1,30 +1,31 @@
 """Everything Offramp raises on purpose, in one tree.
 
-OfframpError                        500
-├── InputError                      400  what came from outside is wrong
-│   ├── UnknownModelError           404
-│   ├── UnknownPathError            404
+OfframpError                        500 INTERNAL
+├── InputError                      400 INVALID_ARGUMENT    what came from outside is wrong
+│   ├── UnknownModelError           404 NOT_FOUND
+│   ├── UnknownPathError            404 NOT_FOUND
 │   ├── MethodNotAllowedError       405
-│   ├── PayloadTooLargeError        413
-│   ├── UnprocessableInputError     422  well-formed, but this model cannot take it
-│   ├── PlanError                   422  a plan that contradicts itself or does not fit its model
-│   ├── DataError                   422  training or calibration data that cannot be used
-│   └── ModelFolderError            422  a folder that is not a saved model of a known schema
-├── OverloadedError                 503  more is queued than allowed; carries retry_after_s
-├── AdmissionError                  503  it would be answered too late, so it is not begun; carries retry_after_s
-├── StageUnavailableError           503  no replica took the input in time; carries retry_after_s
-├── ControllerUnavailableError      503  the controller does not answer; carries retry_after_s
-├── DeadlineError                   504  the answer would have come too late
-└── ExecutionError                  500  the model itself failed on this input
+│   ├── PayloadTooLargeError        413 RESOURCE_EXHAUSTED
+│   ├── UnprocessableInputError     422 INVALID_ARGUMENT    well-formed, but this model cannot take it
+│   ├── PlanError                   422                     a plan that contradicts itself or does not fit its model
+│   ├── DataError                   422                     training or calibration data that cannot be used
+│   └── ModelFolderError            422                     a folder that is not a saved model of a known schema
+├── OverloadedError                 503 UNAVAILABLE         more is queued than allowed; carries retry_after_s
+├── AdmissionError                  503 UNAVAILABLE         it would be answered too late, so it is not begun; the same
+├── StageUnavailableError           503 UNAVAILABLE         no replica took the input in time; the same
+├── ControllerUnavailableError      503 UNAVAILABLE         the controller does not answer; the same
+├── DeadlineError                   504 DEADLINE_EXCEEDED   the answer would have come too late
+└── ExecutionError                  500 INTERNAL            the model itself failed on this input
 """
 
 from __future__ import annotations
 
 
 class OfframpError(Exception):
-    """Base of the tree; `http_status` is what an HTTP client is told."""
+    """Base of the tree; `http_status` is what an HTTP client is told, `grpc_status` the name of a gRPC client's."""
 
     http_status: int = 500
+    grpc_status: str = "INTERNAL"
 
     @property
     def kind(self) -> str:
@@ -37,18 +38,21 @@ class InputError(OfframpError):
     """What came from outside is wrong; the message says what was wrong and what is allowed."""
 
     http_status = 400
+    grpc_status = "INVALID_ARGUMENT"
 
 
 class UnknownModelError(InputError):
     """A model or version that is not served here."""
 
     http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class UnknownPathError(InputError):
     """A path that the server does not have."""
 
     http_status = 404
+    grpc_status = "NOT_FOUND"
 
 
 class MethodNotAllowedError(InputError):
@@ -65,6 +69,7 @@ class PayloadTooLargeError(InputError):
     """A request body above the limit."""
 
     http_status = 413
+    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class UnprocessableInputError(InputError):
@@ -93,6 +98,7 @@ class ModelFolderError(InputError):
 
 class _RetryableError(OfframpError):
     http_status = 503
+    grpc_status = "UNAVAILABLE"
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)
@@ -129,6 +135,7 @@ class DeadlineError(OfframpError):
     """The answer would have come after the input's deadline."""
 
     http_status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class ExecutionError(OfframpError):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from earlyexit.errors import InputError
+from deployments.ingress.tensors import packed, unpacked_texts
+from earlyexit.errors import InputError, UnknownModelError
+from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
 
 T = TypeVar("T")
@@ -20,6 +22,10 @@ TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ONE, MANY = "one text", "list of texts"
 OUTPUTS = {"label": "BYTES", "score": "FP32", "exit": "INT32"}
 """What a model answers in the Open Inference Protocol, with its datatypes."""
+VERSION = "1"
+"""Of every model."""
+EXTENSIONS = ("binary_tensor_data", "parameters")
+"""Of the protocol, by Triton's names."""
 
 
 def _one_or_many(inputs: object) -> str | None:
@@ -174,44 +180,91 @@ def parse_v2(body: bytes, json_length: int | None) -> tuple[InferRequest, V2Repl
     parsed = _validate(_V2, body if json_length is None else body[:json_length])
     binary = b"" if json_length is None else body[json_length:]
     tensor = parsed.inputs[0]
-    if tensor.name != "text":
-        raise InputError(f"inputs.0.name: unknown input {tensor.name!r}; the model takes 'text'")
-    if tensor.datatype != "BYTES":
-        raise InputError(f"inputs.0.datatype: {tensor.datatype!r}; 'text' is BYTES")
+    check_input(tensor.name, tensor.datatype)
     texts = _binary_texts(tensor, binary) if "binary_data_size" in tensor.parameters else _json_texts(tensor, binary)
-    _check_shape(tensor.shape, len(texts))
-    request = InferRequest(
-        texts=texts,
-        ids=_ids(parsed.parameters, len(texts)),
-        truncate=_typed(parsed.parameters, "truncate", bool, default=False),
-        timeout_s=_timeout_s(parsed.parameters),
+    asked = None if parsed.outputs is None else [(each.name, each.parameters) for each in parsed.outputs]
+    return v2_request(texts, tensor.shape, parsed.parameters), v2_reply(parsed.id, asked, parsed.parameters)
+
+
+def check_model(card: ModelCard, name: str, version: str) -> None:
+    """Raise UnknownModelError for what is not served."""
+    if name != card.name:
+        raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}")
+    if version != VERSION:
+        raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {VERSION!r}")
+
+
+def check_input(name: str, datatype: str) -> None:
+    """Raise InputError for a tensor that is not the model's input."""
+    if name != "text":
+        raise InputError(f"inputs.0.name: unknown input {name!r}; the model takes 'text'")
+    if datatype != "BYTES":
+        raise InputError(f"inputs.0.datatype: {datatype!r}; 'text' is BYTES")
+
+
+def v2_request(texts: Sequence[str], shape: Sequence[int], parameters: Mapping[str, Any]) -> InferRequest:
+    """The request of a v2 tensor and its parameters, however they came; raises InputError."""
+    _check_texts(texts)
+    _check_shape(shape, len(texts))
+    return InferRequest(
+        texts=tuple(texts),
+        ids=_ids(parameters, len(texts)),
+        truncate=_typed(parameters, "truncate", bool, default=False),
+        timeout_s=_timeout_s(parameters),
     )
-    return request, _reply(parsed)
+
+
+def v2_reply(
+    echoed_id: str | None, asked: Sequence[tuple[str, Mapping[str, Any]]] | None, parameters: Mapping[str, Any]
+) -> V2Reply:
+    """How the answer is wanted: `asked` are outputs with their parameters, None for all; raises InputError."""
+    if asked is None:
+        asked = [(name, {}) for name in OUTPUTS]
+    names = tuple(name for name, _ in asked)
+    unknown = [name for name in names if name not in OUTPUTS]
+    if unknown or not names:
+        raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(OUTPUTS)}")
+    all_binary = _typed(parameters, "binary_data_output", bool, default=False)
+    binary = frozenset(name for name, each in asked if _typed(each, "binary_data", bool, default=all_binary))
+    return V2Reply(id=echoed_id, outputs=names, binary=binary)
+
+
+def v2_columns(answers: Sequence[Answer], labels: Sequence[str]) -> dict[str, list[Any]]:
+    """The model's outputs, by name."""
+    return {
+        "label": [labels[answer.label] for answer in answers],
+        "score": [answer.score for answer in answers],
+        "exit": [answer.exit for answer in answers],
+    }
 
 
 def v2_response(
     answers: Sequence[Answer], labels: Sequence[str], reply: V2Reply, model: str
 ) -> tuple[bytes, int | None]:
     """Body of a v2 answer, and the length of its JSON where bytes follow."""
-    columns: dict[str, list[Any]] = {
-        "label": [labels[a.label] for a in answers],
-        "score": [a.score for a in answers],
-        "exit": [a.exit for a in answers],
-    }
+    columns = v2_columns(answers, labels)
     outputs: list[dict[str, Any]] = []
     tail = b""
     for name in reply.outputs:
         output: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": [len(answers)]}
         if name in reply.binary:
-            packed = _pack(name, columns[name])
-            output["parameters"] = {"binary_data_size": len(packed)}
-            tail += packed
+            data = packed(OUTPUTS[name], columns[name])
+            output["parameters"] = {"binary_data_size": len(data)}
+            tail += data
         else:
             output["data"] = columns[name]
         outputs.append(output)
-    head = {"model_name": model, "model_version": "1", "outputs": outputs} | ({"id": reply.id} if reply.id else {})
+    head = {"model_name": model, "model_version": VERSION, "outputs": outputs} | ({"id": reply.id} if reply.id else {})
     header = to_json(head)
     return (header + tail, len(header)) if tail else (header, None)
+
+
+@cache
+def server_version() -> str:
+    """Offramp's."""
+    from importlib.metadata import version
+
+    return version("offramp")
 
 
 def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
@@ -232,7 +285,7 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in loc if part not in (ONE, MANY))
 
 
-def _json_texts(tensor: V2Input, binary: bytes) -> tuple[str, ...]:
+def _json_texts(tensor: V2Input, binary: bytes) -> list[str]:
     if binary:
         raise InputError("bytes follow the JSON, but inputs.0.parameters has no binary_data_size")
     if tensor.data is None:
@@ -244,34 +297,22 @@ def _json_texts(tensor: V2Input, binary: bytes) -> tuple[str, ...]:
     for index, item in enumerate(flat):
         if not isinstance(item, str):
             raise InputError(f"inputs.0.data.{index}: a string is needed, not {type(item).__name__}")
-    return _nonempty(flat)
+    return flat
 
 
-def _binary_texts(tensor: V2Input, binary: bytes) -> tuple[str, ...]:
+def _binary_texts(tensor: V2Input, binary: bytes) -> list[str]:
     size = tensor.parameters["binary_data_size"]
     if size != len(binary):
         raise InputError(f"inputs.0.parameters.binary_data_size is {size!r}, {len(binary)} bytes follow the JSON")
-    texts: list[str] = []
-    at = 0
-    while at < len(binary):
-        end = at + 4 + (struct.unpack_from("<I", binary, at)[0] if at + 4 <= len(binary) else len(binary))
-        if end > len(binary):
-            raise InputError(f"inputs.0: element {len(texts)} ends beyond the bytes that were sent")
-        try:
-            texts.append(binary[at + 4 : end].decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise InputError(f"inputs.0: element {len(texts)} is not UTF-8 at byte {error.start}") from error
-        at = end
-    return _nonempty(texts)
+    return unpacked_texts(binary)
 
 
-def _nonempty(texts: Sequence[str]) -> tuple[str, ...]:
+def _check_texts(texts: Sequence[str]) -> None:
     if not texts:
         raise InputError("inputs.0: no elements; at least one text is needed")
     for index, text in enumerate(texts):
         if not text:
             raise InputError(f"inputs.0: element {index} is empty")
-    return tuple(texts)
 
 
 def _check_shape(shape: Sequence[int], count: int) -> None:
@@ -281,16 +322,25 @@ def _check_shape(shape: Sequence[int], count: int) -> None:
         )
 
 
-def _ids(parameters: dict[str, Any], count: int) -> tuple[str, ...]:
+def _ids(parameters: Mapping[str, Any], count: int) -> tuple[str, ...]:
     ids = parameters.get("ids")
     if ids is None:
         return ("",) * count
+    if isinstance(ids, str):  # gRPC's parameters are no lists
+        ids = _json_list(ids)
     if not isinstance(ids, list) or len(ids) != count or not all(isinstance(each, str) for each in ids):
         raise InputError(f"parameters.ids: a list of {count} strings is needed")
     return tuple(ids)
 
 
-def _timeout_s(parameters: dict[str, Any]) -> float | None:
+def _json_list(text: str) -> object:
+    try:
+        return from_json(text)
+    except ValueError:
+        return None
+
+
+def _timeout_s(parameters: Mapping[str, Any]) -> float | None:
     # Triton's request parameter counts microseconds; 0 means none.
     microseconds = _typed(parameters, "timeout", int, default=0)
     if microseconds < 0:
@@ -301,29 +351,8 @@ def _timeout_s(parameters: dict[str, Any]) -> float | None:
         return math.inf
 
 
-def _typed(parameters: dict[str, Any], name: str, kind: type[T], *, default: T) -> T:
+def _typed(parameters: Mapping[str, Any], name: str, kind: type[T], *, default: T) -> T:
     value = parameters.get(name, default)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise InputError(f"parameters.{name}: {kind.__name__} is needed, not {type(value).__name__}")
     return value
-
-
-def _reply(body: V2Body) -> V2Reply:
-    asked = [V2Output(name=name) for name in OUTPUTS] if body.outputs is None else body.outputs
-    names = tuple(output.name for output in asked)
-    unknown = [name for name in names if name not in OUTPUTS]
-    if unknown or not names:
-        raise InputError(f"outputs: unknown {unknown}; the model has {', '.join(OUTPUTS)}")
-    all_binary = _typed(body.parameters, "binary_data_output", bool, default=False)
-    binary = frozenset(
-        output.name for output in asked if _typed(output.parameters, "binary_data", bool, default=all_binary)
-    )
-    return V2Reply(id=body.id, outputs=names, binary=binary)
-
-
-def _pack(name: str, column: Sequence[Any]) -> bytes:
-    if name == "label":
-        encoded = [label.encode("utf-8") for label in column]
-        return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
-    code: Literal["f", "i"] = "f" if OUTPUTS[name] == "FP32" else "i"
-    return struct.pack(f"<{len(column)}{code}", *column)

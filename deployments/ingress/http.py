@@ -16,11 +16,15 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from deployments.ingress.bodies import (
+    EXTENSIONS,
     OUTPUTS,
+    VERSION,
     InferRequest,
+    check_model,
     parse_predict,
     parse_v2,
     predict_response,
+    server_version,
     v2_response,
 )
 from deployments.ingress.openapi import SWAGGER_PAGE, openapi_document
@@ -30,7 +34,6 @@ from earlyexit.errors import (
     MethodNotAllowedError,
     OfframpError,
     PayloadTooLargeError,
-    UnknownModelError,
     UnknownPathError,
 )
 from earlyexit.store import ModelCard
@@ -40,7 +43,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 JSON = "application/json"
 HEADER_LENGTH = "inference-header-content-length"
-VERSION = "1"
 MAX_DIGITS = 12
 """Of a length; Python refuses to read numbers of thousands."""
 SOME_PLANS = 20
@@ -113,11 +115,8 @@ class Routes:
 
     async def v2_server(self, request: Request) -> Response:
         """Server metadata."""
-        from importlib.metadata import version
-
-        extensions = ["binary_tensor_data"]
         models = [self._backend.card.name]
-        return _json({"name": "offramp", "version": version("offramp"), "extensions": extensions, "models": models})
+        return _json({"name": "offramp", "version": server_version(), "extensions": EXTENSIONS, "models": models})
 
     async def live(self, request: Request) -> Response:
         """The process answers."""
@@ -154,12 +153,7 @@ class Routes:
         return HTMLResponse(SWAGGER_PAGE)
 
     def _check_model(self, request: Request) -> None:
-        name, version = request.path_params["model"], request.path_params.get("version", VERSION)
-        card = self._backend.card
-        if name != card.name:
-            raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}")
-        if version != VERSION:
-            raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {VERSION!r}")
+        check_model(self._backend.card, request.path_params["model"], request.path_params.get("version", VERSION))
 
 
 def build_app(backend: Backend) -> Router:

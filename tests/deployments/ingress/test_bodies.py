@@ -266,6 +266,7 @@ def tensor_of(**fields: Any) -> bytes:
         pytest.param(
             v2_json(parameters={"truncate": "no"}), "parameters.truncate: bool is needed, not str", id="truncate"
         ),
+        pytest.param(v2_json(parameters={"ids": "a"}), "parameters.ids: a list of 2 strings is needed", id="ids-text"),
         pytest.param(v2_json(parameters={"ids": ["a"]}), "parameters.ids: a list of 2 strings is needed", id="ids-few"),
         pytest.param(
             v2_json(parameters={"ids": [1, 2]}), "parameters.ids: a list of 2 strings is needed", id="ids-type"
