@@ -24,6 +24,7 @@ from deployments.ingress.flow_metrics import FlowMetrics
 from deployments.ingress.http import build_app
 from deployments.ingress.members import board_of
 from deployments.ingress.probe_shape import probe_shape
+from deployments.ingress.rpc.methods import RpcMethods
 from deployments.ingress.service import InferService
 from deployments.ingress.transport import LinkTransport
 from deployments.metrics import IngressMetrics
@@ -46,7 +47,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 @serve.ingress()
-class Ingress:
+class Ingress(RpcMethods):
     """Holds every input until its answer is out. Needs no torch, and no controller once it has a plan."""
 
     def __init__(self, settings: dict[str, Any], *others: DeploymentHandle[Any]) -> None:
@@ -134,6 +135,10 @@ class Ingress:
     @property
     def max_body_bytes(self) -> int:
         return self._settings.max_body_bytes
+
+    @property
+    def max_timeout_s(self) -> float:
+        return self._settings.max_timeout_s
 
     def is_ready(self) -> bool:
         """Whether every slot of a plan was warm once."""

@@ -1,0 +1,191 @@
+"""Every RPC of an ingress: `Rpcs.call` reads it, has it answered, and turns errors into gRPC's statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import grpc
+
+from deployments.ingress.bodies import EXTENSIONS, OUTPUTS, VERSION, InferRequest, check_model, server_version
+from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
+from deployments.ingress.rpc.messages import message_class
+from deployments.ingress.rpc.server import REMAINING_S, SERVICE
+from earlyexit.errors import (
+    AdmissionError,
+    DeadlineError,
+    InputError,
+    OfframpError,
+    PayloadTooLargeError,
+    UnknownModelError,
+)
+from earlyexit.store import ModelCard
+from earlyexit.wire import Answer
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+REQUEST_ID = "x-request-id"
+MOST_DETAILS = 1_000
+"""Characters: gRPC drops what makes its trailers too large, and every byte beyond ASCII takes three there."""
+GONE = 499
+"""Nobody is left to hear of it; as HTTP requests are counted."""
+
+
+class Context(Protocol):
+    """What is used of Serve's context of an RPC."""
+
+    def invocation_metadata(self) -> list[tuple[str, Any]]: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+
+    def set_details(self, details: str) -> None: ...
+
+
+class Backend(Protocol):
+    """What the RPCs need of an ingress."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    @property
+    def max_timeout_s(self) -> float: ...
+
+    async def infer(self, request: InferRequest) -> list[Answer]: ...
+
+    def is_ready(self) -> bool: ...
+
+    def count_request(self, route: str, status: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls, as the metadata says."""
+
+    metadata: Mapping[str, Any]
+    request_id: str
+    remaining_s: float | None
+    """Until the deadline of the call; None where it has none."""
+
+
+Handler = Callable[[Any, Caller], Awaitable[Any]]
+
+
+class Rpcs:
+    """The RPCs of one ingress."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._handlers: dict[str, Handler] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+        }
+
+    async def call(self, name: str, request: bytes, context: Context) -> Any:
+        """The answer's message: an empty one where the status that the context was given says why there is none."""
+        caller = _caller(context)
+        status = 200
+        try:
+            if len(request) > self._backend.max_body_bytes:
+                raise PayloadTooLargeError(f"the message is larger than {self._backend.max_body_bytes} bytes")
+            return await self._handlers[name](read_message(f"{name}Request", request), caller)
+        except OfframpError as error:
+            status = error.http_status
+            if not isinstance(error, (InputError, AdmissionError)):  # refusals come by the thousand; they are counted
+                logger.warning("request %s: %s: %s", caller.request_id, error.kind, error)
+            _fail(context, error, caller.request_id)
+        except asyncio.CancelledError:
+            status = GONE
+            raise
+        except Exception:
+            status = 500
+            logger.exception("request %s: %s", caller.request_id, name)
+            message = "the server failed on this request; its log says why, under the request's id"
+            _fail(context, OfframpError(message), caller.request_id)
+        finally:
+            self._backend.count_request(f"/{SERVICE}/{name}", status)
+        return message_class(f"{name}Response")()
+
+    async def _server_live(self, message: Any, caller: Caller) -> Any:
+        return message_class("ServerLiveResponse")(live=True)
+
+    async def _server_ready(self, message: Any, caller: Caller) -> Any:
+        return message_class("ServerReadyResponse")(ready=self._backend.is_ready())
+
+    async def _model_ready(self, message: Any, caller: Caller) -> Any:
+        """False for models that there are not, as Triton says it."""
+        try:
+            check_model(self._backend.card, message.name, message.version or VERSION)
+        except UnknownModelError:
+            return message_class("ModelReadyResponse")(ready=False)
+        return message_class("ModelReadyResponse")(ready=self._backend.is_ready())
+
+    async def _server_metadata(self, message: Any, caller: Caller) -> Any:
+        return message_class("ServerMetadataResponse")(name="offramp", version=server_version(), extensions=EXTENSIONS)
+
+    async def _model_metadata(self, message: Any, caller: Caller) -> Any:
+        card = self._backend.card
+        check_model(card, message.name, message.version or VERSION)
+        tensor = message_class("TensorMetadata")
+        return message_class("ModelMetadataResponse")(
+            name=card.name,
+            versions=[VERSION],
+            platform="offramp",
+            inputs=[tensor(name="text", datatype="BYTES", shape=[-1])],
+            outputs=[tensor(name=name, datatype=kind, shape=[-1]) for name, kind in OUTPUTS.items()],
+        )
+
+    async def _model_infer(self, message: Any, caller: Caller) -> Any:
+        card = self._backend.card
+        check_model(card, message.model_name, message.model_version or VERSION)
+        request, reply = parse_infer(message)
+        timeout_s = within(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
+        answers = await self._backend.infer(replace(request, request_id=caller.request_id, timeout_s=timeout_s))
+        return infer_response(answers, card.label_names, reply, card.name)
+
+
+def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -> float | None:
+    """A request's timeout, where the call has a deadline too; one that is asked for and too long stays, to be refused.
+
+    Raises DeadlineError where the deadline has passed.
+    """
+    if remaining_s is None:
+        return asked_s
+    if remaining_s <= 0:
+        raise DeadlineError("the deadline of the call has passed")
+    if asked_s is not None and (asked_s > longest_s or asked_s <= remaining_s):
+        return asked_s
+    return min(remaining_s, longest_s)
+
+
+def _caller(context: Context) -> Caller:
+    metadata = dict(context.invocation_metadata())
+    remaining_s = metadata.get(REMAINING_S)
+    request_id = str(metadata.get(REQUEST_ID) or uuid.uuid4().hex)
+    context.set_trailing_metadata([(REQUEST_ID, request_id)])
+    return Caller(
+        metadata=metadata, request_id=request_id, remaining_s=None if remaining_s is None else float(remaining_s)
+    )
+
+
+def _fail(context: Context, error: OfframpError, request_id: str) -> None:
+    """Set rather than raised: Serve would log a traceback of every error, and say INTERNAL for most."""
+    context.set_code(grpc.StatusCode[error.grpc_status])
+    context.set_details(str(error)[:MOST_DETAILS])
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        seconds = str(max(1, math.ceil(retry_after_s)))
+        context.set_trailing_metadata([(REQUEST_ID, request_id), ("retry-after", seconds)])

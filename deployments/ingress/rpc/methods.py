@@ -1,0 +1,39 @@
+"""The methods that Serve calls, each by its RPC's name, on an ingress that has a gRPC port."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve.grpc_util import RayServegRPCContext
+
+    from deployments.ingress.rpc.calls import Rpcs
+
+
+class RpcMethods:
+    """What an ingress inherits; nothing is loaded before the first RPC."""
+
+    @cached_property
+    def _rpcs(self) -> Rpcs:
+        from deployments.ingress.rpc.calls import Rpcs
+
+        return Rpcs(self)  # type: ignore[arg-type] # an ingress, which is a backend
+
+    async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ServerLive", request, grpc_context)
+
+    async def ServerReady(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ServerReady", request, grpc_context)
+
+    async def ModelReady(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ModelReady", request, grpc_context)
+
+    async def ServerMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ServerMetadata", request, grpc_context)
+
+    async def ModelMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ModelMetadata", request, grpc_context)
+
+    async def ModelInfer(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ModelInfer", request, grpc_context)

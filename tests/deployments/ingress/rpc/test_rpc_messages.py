@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from tritonclient.grpc import service_pb2
+
+from deployments.ingress.rpc.messages import FIELDS, ONE_OF, message_class
+
+NESTED = {
+    "TensorMetadata": "ModelMetadataResponse",
+    "InferInputTensor": "ModelInferRequest",
+    "InferRequestedOutputTensor": "ModelInferRequest",
+    "InferOutputTensor": "ModelInferResponse",
+}
+"""Messages that the protocol defines inside others; on the wire that is the same."""
+
+
+def tritons(name: str) -> Any:
+    owner = service_pb2
+    if name in NESTED:
+        owner = getattr(service_pb2, NESTED[name])
+    return getattr(owner, name).DESCRIPTOR
+
+
+def kind_of(field: Any) -> str:
+    if field.message_type is None:
+        names = {value: name for name, value in vars(FieldDescriptor).items() if name.startswith("TYPE_")}
+        kind = names[field.type].removeprefix("TYPE_").lower()
+    elif field.message_type.GetOptions().map_entry:
+        return f"map of {field.message_type.fields_by_name['value'].message_type.name}"
+    else:
+        kind = field.message_type.name
+    return f"repeated {kind}" if field.is_repeated else kind
+
+
+def fields(descriptor: Any) -> Iterator[tuple[int, tuple[str, str]]]:
+    for field in descriptor.fields:
+        yield field.number, (field.name, kind_of(field))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_message_has_the_fields_that_tritons_client_sends(name: str) -> None:
+    assert dict(fields(tritons(name))) == FIELDS[name]
+    assert dict(fields(message_class(name).DESCRIPTOR)) == FIELDS[name]
+
+
+def test_one_value_is_chosen_where_the_protocol_chooses_one() -> None:
+    assert {name: [each.name for each in tritons(name).oneofs] for name in ONE_OF} == {
+        name: [choice] for name, choice in ONE_OF.items()
+    }
+
+
+def test_what_tritons_client_writes_is_read_and_the_other_way_round() -> None:
+    sent = service_pb2.ModelInferRequest(model_name="intents", id="7", raw_input_contents=[b"\x03\0\0\0pay"])
+    sent.inputs.add(name="text", datatype="BYTES", shape=[1, 1])
+    sent.parameters["timeout"].int64_param = 5
+    ours = message_class("ModelInferRequest").FromString(sent.SerializeToString())
+    assert (ours.model_name, ours.inputs[0].shape, ours.parameters["timeout"].int64_param) == ("intents", [1, 1], 5)
+    assert service_pb2.ModelInferRequest.FromString(ours.SerializeToString()) == sent

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from deployments.ingress.rpc.server import REMAINING_S, RPCS, SERVICE, add_inference_service
+
+
+class Echo:
+    """Answers every RPC with its name, what came, and the deadline that its metadata tells."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def answer(request: bytes, context: Any) -> bytes:
+            told = dict(context.invocation_metadata()).get(REMAINING_S, "none")
+            context.set_trailing_metadata((("told", told),))
+            return f"{name} {request.decode()}".encode()
+
+        return answer
+
+
+@asynccontextmanager
+async def channel_to_a_server() -> AsyncIterator[Any]:
+    server = grpc.aio.server()
+    add_inference_service(Echo(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(None)
+
+
+async def ask(channel: Any, name: str, **options: Any) -> tuple[bytes, dict[str, str]]:
+    call = channel.unary_unary(f"/{SERVICE}/{name}")(b"pay", **options)
+    answer = await call
+    return answer, dict(await call.trailing_metadata())
+
+
+async def test_every_rpc_reaches_its_method_as_bytes() -> None:
+    async with channel_to_a_server() as channel:
+        answers = [(await ask(channel, name))[0] for name in RPCS]
+    assert answers == [f"{name} pay".encode() for name in RPCS]
+
+
+async def test_the_deadline_of_a_call_is_told_and_none_where_there_is_none() -> None:
+    async with channel_to_a_server() as channel:
+        _, without = await ask(channel, "ModelInfer")
+        _, with_one = await ask(channel, "ModelInfer", timeout=60.0)
+    assert without["told"] == "none"
+    assert 0 < float(with_one["told"]) < 61  # gRPC sends it rounded up
+
+
+async def test_rpcs_of_the_protocol_that_are_not_there_are_unimplemented() -> None:
+    async with channel_to_a_server() as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(channel, "ModelStreamInfer")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
