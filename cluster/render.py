@@ -14,6 +14,9 @@ from cluster.devices import find_device
 from cluster.inventory import Accelerators, Inventory
 
 BUILDER = "deployments.app:build"
+GRPC_SERVICE = "deployments.ingress.rpc.server:add_inference_service"
+LEAST_MESSAGE_BYTES = 4 * 2**20
+"""Ray Serve's own limit between its processes; what it also sends there is small."""
 ProxyLocation = Literal["HeadOnly", "EveryNode"]
 NODE_LABEL = "offramp/accelerator"
 """Kubernetes' label of a node with accelerators of a type, where the cluster file names no other."""
@@ -49,14 +52,28 @@ def serve_config(
     environment: Mapping[str, str],
     host: str,
     port: int,
+    grpc_port: int | None = None,
     proxy_location: ProxyLocation = "HeadOnly",
 ) -> dict[str, Any]:
     """What `serve deploy` takes, for one application; `args` are its settings as plain data."""
     return {
         "proxy_location": proxy_location,
         "http_options": {"host": host, "port": port},
+        **({} if grpc_port is None else {"grpc_options": grpc_options(grpc_port)}),
         "applications": [application_config(args, name=name, environment=environment)],
     }
+
+
+def grpc_options(port: int) -> dict[str, Any]:
+    """The gRPC port, as Serve takes it."""
+    # Reflection would only give names: the messages are in a descriptor pool of their own.
+    return {"port": port, "grpc_servicer_functions": [GRPC_SERVICE], "enable_reflection": False}
+
+
+def grpc_environment(max_body_bytes: int) -> dict[str, str]:
+    """How large a message Serve takes: somewhat more than the service, so that mostly the service says no."""
+    most = str(max(LEAST_MESSAGE_BYTES, 2 * max_body_bytes))
+    return {"RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": most, "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": most}
 
 
 def application_config(args: Mapping[str, Any], *, name: str, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -85,7 +102,7 @@ def ray_service(name: str, config: Mapping[str, Any], inventory: Inventory, kube
             "serveConfigV2": to_yaml(config),
             "rayClusterConfig": {
                 "rayVersion": kubernetes.ray_version,
-                "headGroupSpec": _head_group(kubernetes, config["http_options"]["port"]),
+                "headGroupSpec": _head_group(kubernetes, _served_ports(config)),
                 "workerGroupSpecs": groups,
             },
         },
@@ -117,12 +134,20 @@ def kubernetes_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _head_group(kubernetes: Kubernetes, port: int) -> dict[str, Any]:
+def _served_ports(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """By these names KubeRay puts them into the service; one of before March 2026 only the first."""
+    ports = [{"containerPort": config["http_options"]["port"], "name": "serve"}]
+    if "grpc_options" in config:
+        ports.append({"containerPort": config["grpc_options"]["port"], "name": "serve-grpc"})
+    return ports
+
+
+def _head_group(kubernetes: Kubernetes, served_ports: list[dict[str, Any]]) -> dict[str, Any]:
     container = _container("ray-head", kubernetes, cpus=2, memory_bytes=kubernetes.pod_memory_bytes)
     container["ports"] = [
         {"containerPort": 6379, "name": "gcs"},
         {"containerPort": 8265, "name": "dashboard"},
-        {"containerPort": port, "name": "serve"},  # by this name KubeRay makes the service
+        *served_ports,
     ]
     return {"rayStartParams": {"dashboard-host": "0.0.0.0"}, "template": _pod(container, kubernetes, {})}
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cluster.devices import find_device
+from cluster.render import grpc_environment, grpc_options
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from earlyexit.errors import OfframpError, PlanError
@@ -35,6 +36,8 @@ RAYLET = {"RAY_worker_niceness": "0"}
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 # HAProxy's own pages, beside the port that is served.
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
+# A proxy behind HAProxy, for as long as no ingress is there.
+HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,9 @@ class LocalCluster:
     host: str = "127.0.0.1"
     """Ignored by HAProxy, which listens on every interface: put a firewall before it."""
     front: HttpFront = "haproxy"
+    grpc_port: int | None = None
+    """Where the Open Inference Protocol is spoken over gRPC; None: not at all. Serve's own proxy takes it on every
+    interface, whatever `host` says."""
     metrics_port: int | None = None
     """Where Prometheus finds the metrics; None for a free port."""
     drain_s: float = 5.0
@@ -53,6 +59,11 @@ class LocalCluster:
     """Where Ray's dashboard takes the controller's scale requests; None for a free port. Without a controller there is
     no dashboard."""
 
+    @property
+    def address(self) -> str:
+        """Where this machine finds what listens."""
+        return "127.0.0.1" if self.host == "0.0.0.0" else self.host
+
 
 @contextmanager
 def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
@@ -60,11 +71,11 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
 
     Raises PlanError or ModelFolderError before anything starts, OfframpError where a port is taken.
     """
-    _set_environment(cluster)
+    _set_environment(cluster, settings.max_body_bytes)
     _check_ports(cluster)
     import ray
     from ray import serve
-    from ray.serve.config import HTTPOptions
+    from ray.serve.config import HTTPOptions, gRPCOptions
 
     from deployments.app import build
 
@@ -85,20 +96,24 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     )
     try:
         _check_resources(settings, ray.cluster_resources())  # type: ignore[no-untyped-call] # ray's, not ours
-        serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host=cluster.host, port=cluster.port))
+        serve.start(
+            proxy_location="HeadOnly",
+            http_options=HTTPOptions(host=cluster.host, port=cluster.port),
+            grpc_options=None if cluster.grpc_port is None else gRPCOptions(**grpc_options(cluster.grpc_port)),
+        )
         try:
             serve.run(
                 application, name=settings.app, route_prefix="/", external_scaler_enabled=settings.control is not None
             )
         except RuntimeError as error:
             raise OfframpError(f"the service did not start; {LOGS} says why: {error}") from error
-        yield f"http://{'127.0.0.1' if cluster.host == '0.0.0.0' else cluster.host}:{cluster.port}"
+        yield f"http://{cluster.address}:{cluster.port}"
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
         ray.shutdown()
 
 
-def _set_environment(cluster: LocalCluster) -> None:
+def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
     switches = (
         THROUGHPUT
         | RAYLET
@@ -109,17 +124,15 @@ def _set_environment(cluster: LocalCluster) -> None:
     )
     if cluster.front == "haproxy":
         switches |= HAPROXY
+    if cluster.grpc_port is not None:
+        switches |= grpc_environment(max_body_bytes)
     for name, value in switches.items():
         os.environ.setdefault(name, value)  # whoever set one wants it so
 
 
 def _check_ports(cluster: LocalCluster) -> None:
     """A process of an earlier run may still hold them: HAProxy outlives a driver that was killed."""
-    ports = [cluster.port]
-    host = "0.0.0.0" if cluster.front == "haproxy" else cluster.host
-    if cluster.front == "haproxy":
-        ports += [int(os.environ.get(name, port)) for name, port in HAPROXY_PORTS.items()]
-    for port in ports:
+    for host, port in _wanted_ports(cluster):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -127,6 +140,18 @@ def _check_ports(cluster: LocalCluster) -> None:
             except OSError as error:
                 hint = "; an haproxy of an earlier run may still be there" if cluster.front == "haproxy" else ""
                 raise OfframpError(f"port {port} of {host} is taken{hint}") from error
+
+
+def _wanted_ports(cluster: LocalCluster) -> list[tuple[str, int]]:
+    """With the addresses that they are taken on."""
+    anywhere = "0.0.0.0"
+    haproxy = cluster.front == "haproxy"
+    beside = (HAPROXY_PORTS | (HAPROXY_GRPC_PORTS if cluster.grpc_port is not None else {})) if haproxy else {}
+    return [
+        (anywhere if haproxy else cluster.host, cluster.port),
+        *[(anywhere, port) for port in [cluster.grpc_port] if port is not None],
+        *[(anywhere, int(os.environ.get(name, port))) for name, port in beside.items()],
+    ]
 
 
 def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSettings:

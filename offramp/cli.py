@@ -16,6 +16,7 @@ from earlyexit.errors import InputError, OfframpError
 from offramp.options import (
     AsJson,
     DataFile,
+    GrpcPort,
     LabelColumn,
     ModelFolder,
     Part,
@@ -153,6 +154,7 @@ def serve(
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU replica.")] = 1,
     max_queued: Annotated[int, typer.Option(min=1, help="Unanswered inputs per ingress before 503.")] = 2000,
     timeout_s: Annotated[float, typer.Option(callback=above_zero, help="Timeout of requests that name none.")] = 30.0,
+    grpc_port: GrpcPort = None,
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the Prometheus metrics; default: a free one.")
     ] = None,
@@ -160,7 +162,7 @@ def serve(
     """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
     if model.is_file():
         given = _given(context)
-        serve_file(model, port=port if "port" in given else None, metrics_port=metrics_port)
+        serve_file(model, port=port if "port" in given else None, grpc_port=grpc_port, metrics_port=metrics_port)
         return
     from deployments.serve_control import LocalCluster
     from offramp.plans import resolve_plan
@@ -178,7 +180,11 @@ def serve(
         default_timeout_s=timeout_s,
     )
     cluster = LocalCluster(
-        port=port, host=host, front=choice("front", front, ("haproxy", "proxy")), metrics_port=metrics_port
+        port=port,
+        host=host,
+        front=choice("front", front, ("haproxy", "proxy")),
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
     )
     serve_until_stopped(settings, cluster)
 
@@ -291,10 +297,10 @@ def _given(context: typer.Context) -> set[str]:
         for name in context.params
         if name != "model" and str(context.get_parameter_source(name)).endswith("COMMANDLINE")
     }
-    refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"port", "metrics_port"})
+    refused = sorted(f"--{name.replace('_', '-')}" for name in given - {"port", "grpc_port", "metrics_port"})
     if refused:
         raise InputError(
-            f"{' and '.join(refused)}: the service file says it; only --port and --metrics-port go with one"
+            f"{' and '.join(refused)}: the service file says it; only --port, --grpc-port, --metrics-port go with one"
         )
     return given
 

@@ -16,6 +16,7 @@ import httpx
 
 from cluster.devices import EMULATED
 from cluster.inventory import Inventory, from_nodes, lacking
+from cluster.render import GRPC_SERVICE
 from earlyexit.clock import Clock
 from earlyexit.errors import InputError, OfframpError
 
@@ -110,7 +111,7 @@ def check_devices(wanted: Mapping[str, int], there: Inventory) -> None:
 def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """What to PUT so that the config's one application runs beside those there are.
 
-    Raises InputError where another application has its route.
+    Raises InputError where another application has its route, or Serve would have to begin anew.
     """
     [application] = config["applications"]
     others = {name: each for name, each in serve["applications"].items() if name != application["name"]}
@@ -119,7 +120,20 @@ def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dic
         raise InputError(
             f"application {taken[0]!r} has route {application['route_prefix']}; first: offramp delete {taken[0]}"
         )
+    _check_grpc(serve.get("grpc_options"), config)
     return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}
+
+
+def _check_grpc(there: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
+    """Raise InputError where gRPC is asked of a Serve that runs without it."""
+    wanted = config.get("grpc_options")
+    if wanted is None or there is None:
+        return
+    if there["port"] != wanted["port"] or GRPC_SERVICE not in there.get("grpc_servicer_functions", []):
+        raise InputError(
+            f"Serve runs without gRPC at port {wanted['port']}, which it takes at its start only: end it first "
+            "(serve shutdown), or leave ingress.grpc_port out"
+        )
 
 
 def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:

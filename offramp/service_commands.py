@@ -115,13 +115,19 @@ def delete(
     print(f"{name} is gone")
 
 
-def serve_file(service: Path, *, port: int | None, metrics_port: int | None) -> None:
+def serve_file(service: Path, *, port: int | None, grpc_port: int | None, metrics_port: int | None) -> None:
     """Start Ray on this machine with a service file's application, until told to stop."""
     from deployments.serve_control import LocalCluster
 
     found = _read(service)
     ingress = found.ingress
-    cluster = LocalCluster(port=port or ingress.port, host=ingress.host, front=ingress.front, metrics_port=metrics_port)
+    cluster = LocalCluster(
+        port=port or ingress.port,
+        host=ingress.host,
+        front=ingress.front,
+        grpc_port=grpc_port or ingress.grpc_port,
+        metrics_port=metrics_port,
+    )
     serve_until_stopped(found.settings, cluster)
 
 
@@ -134,6 +140,8 @@ def serve_until_stopped(settings: ServeSettings, cluster: LocalCluster) -> None:
         with serving(settings, cluster) as url:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
             print(f"serving {read_card(Path(settings.model)).name} at {url}   API: {url}/docs")
+            if cluster.grpc_port is not None:
+                print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
             print(f"try: offramp predict 'a text' --url {url}", flush=True)
             signal.pause()
     except KeyboardInterrupt:
@@ -159,16 +167,24 @@ def _moved(service: Service, at: str | None) -> Service:
 
 def _config(service: Service, *, host: str | None = None, proxy_location: ProxyLocation = "HeadOnly") -> dict[str, Any]:
     from cluster.render import serve_config
-    from deployments.serve_control import THROUGHPUT
 
     return serve_config(
         json.loads(service.settings.model_dump_json()),  # as Serve gives it back: JSON has string keys only
         name=service.name,
-        environment=THROUGHPUT,
+        environment=_environment(service),
         host=host or service.ingress.host,
         port=service.ingress.port,
+        grpc_port=service.ingress.grpc_port,
         proxy_location=proxy_location,
     )
+
+
+def _environment(service: Service) -> dict[str, str]:
+    from cluster.render import grpc_environment
+    from deployments.serve_control import THROUGHPUT
+
+    asked = service.ingress.grpc_port is not None
+    return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if asked else {})
 
 
 def _manifest(path: Path, image: str, claim: str, at: str | None) -> dict[str, Any]:
@@ -176,7 +192,7 @@ def _manifest(path: Path, image: str, claim: str, at: str | None) -> dict[str, A
     from importlib.metadata import version
 
     from cluster.render import MOUNT, Kubernetes, ray_service
-    from deployments.serve_control import HAPROXY, THROUGHPUT
+    from deployments.serve_control import HAPROXY
 
     mount = at or MOUNT
     service = _moved(_read(path), mount)
@@ -185,7 +201,7 @@ def _manifest(path: Path, image: str, claim: str, at: str | None) -> dict[str, A
         ray_version=version("ray"),
         claim=claim,
         mount=mount,
-        environment=THROUGHPUT | (HAPROXY if service.ingress.front == "haproxy" else {}),
+        environment=_environment(service) | (HAPROXY if service.ingress.front == "haproxy" else {}),
     )
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
     return ray_service(service.name, config, service.inventory, kubernetes)

@@ -55,7 +55,7 @@ def _planner() -> Solve:
 
 def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:
     document, scale = parts.document, parts.inventory.time_scale
-    ingress = document.ingress.model_dump(exclude={"replicas", "port", "host", "front"}, exclude_none=True)
+    ingress = document.ingress.model_dump(exclude={"replicas", "port", "grpc_port", "host", "front"}, exclude_none=True)
     if document.ingress.replicas is not None:
         ingress["ingress_replicas"] = document.ingress.replicas
     return ServeSettings(

@@ -105,6 +105,8 @@ class IngressDocument(StrictDocument):
     max_inputs_per_request: int | None = Field(default=None, ge=1)
     access_log: bool | None = None
     port: int = Field(default=8000, ge=1, le=65535)
+    grpc_port: int | None = Field(default=None, ge=1, le=65535)
+    """The Open Inference Protocol over gRPC; None: not at all. With `front: proxy` on every interface."""
     host: str = "127.0.0.1"
     """Ignored by HAProxy, which listens on every interface."""
     front: Literal["haproxy", "proxy"] = "haproxy"

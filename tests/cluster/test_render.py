@@ -9,7 +9,14 @@ import yaml
 
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
-from cluster.render import Kubernetes, kubernetes_name, ray_service, serve_config, to_yaml
+from cluster.render import (
+    Kubernetes,
+    grpc_environment,
+    kubernetes_name,
+    ray_service,
+    serve_config,
+    to_yaml,
+)
 from tests.cluster.kuberay_schema import RayService
 
 ARGS = {"model": "/offramp/model", "plan": {"stages": []}}
@@ -144,6 +151,22 @@ def test_the_head_names_the_port_that_is_served() -> None:
         "dashboard": 8265,
         "serve": 9000,
     }
+
+
+def test_a_grpc_port_is_in_the_config_and_beside_the_other_in_the_manifest() -> None:
+    asked = serve_config(ARGS, name="demo", environment=SWITCHES, host="0.0.0.0", port=8000, grpc_port=9000)
+    assert asked["grpc_options"]["port"] == 9000
+    assert asked["grpc_options"]["grpc_servicer_functions"] == ["deployments.ingress.rpc.server:add_inference_service"]
+    devices = Inventory(devices={"cpu": Accelerators(count=1)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
+    document = ray_service("demo", asked, devices, KUBERNETES)
+    assert RayService.model_validate(document).metadata.name == "demo"
+    ports = container(document["spec"]["rayClusterConfig"]["headGroupSpec"])["ports"]
+    assert {each["name"]: each["containerPort"] for each in ports}.items() >= {("serve", 8000), ("serve-grpc", 9000)}
+
+
+def test_serves_messages_may_be_twice_as_large_as_the_services() -> None:
+    assert set(grpc_environment(20_000).values()) == {str(4 * 2**20)}
+    assert set(grpc_environment(3_000_000).values()) == {"6000000"}
 
 
 def test_names_become_those_that_kubernetes_takes() -> None:

@@ -22,7 +22,8 @@ def main(folder: Path, port: int) -> None:
         max_inputs_per_request=32,
         max_body_bytes=MAX_BODY_BYTES,
     )
-    with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1)) as url:
+    cluster = LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1, grpc_port=port + 2)
+    with serving(settings, cluster) as url:
         print(url, flush=True)  # noqa: T201 # the test waits for it
         sys.stdin.read()
 

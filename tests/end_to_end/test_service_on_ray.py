@@ -33,6 +33,7 @@ from tests.metrics_page import check_series, once_on_page
 pytestmark = pytest.mark.ray
 
 PORT = 8123
+"""Of HTTP; metrics are at the next, gRPC at the one after."""
 METRICS_S = 30.0
 
 
@@ -88,9 +89,7 @@ def test_a_list_is_answered_as_by_the_uncut_model_and_in_order(service: Service,
 
 
 def test_tritons_client_gets_the_same_answers_in_json_and_in_bytes(service: Service) -> None:
-    address = service.url.removeprefix("http://")
-    command = [sys.executable, str(HERE / "ask_with_tritonclient.py"), address, "tiny", json.dumps(service.texts)]
-    result = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
+    result = asked_with("ask_with_tritonclient.py", service, PORT)
     assert [result[key] for key in ("live", "ready", "model_ready", "other_ready")] == [True, True, True, False]
     assert (result["server"]["models"], result["model"]["name"]) == (["tiny"], "tiny")
     for form in ("json", "binary"):
@@ -99,6 +98,34 @@ def test_tritons_client_gets_the_same_answers_in_json_and_in_bytes(service: Serv
     assert result["unknown_model"] == ["404", "unknown model 'other'; served is 'tiny'"]
     assert result["empty_text"] == ["400", "inputs.0: element 0 is empty"]
     assert result["no_time"] == ["504", "no answer within 1e-06 s"]
+
+
+def test_tritons_client_gets_the_same_answers_over_grpc(service: Service) -> None:
+    result = asked_with("ask_with_tritonclient_grpc.py", service, PORT + 2)
+    assert [result[key] for key in ("live", "ready", "model_ready", "other_ready")] == [True, True, True, False]
+    assert (result["server"]["name"], result["model"]["name"]) == ("offramp", "tiny")
+    for index in range(len(service.texts)):
+        service.check(index, {name: result["answers"][name][index] for name in ("label", "score", "exit")})
+    assert result["answers"]["said"] == ["r7", "tiny", "1"]
+    assert result["labels"] == result["answers"]["label"]
+
+
+def test_tritons_client_gets_the_same_refusals_over_grpc_as_statuses(service: Service) -> None:
+    result = asked_with("ask_with_tritonclient_grpc.py", service, PORT + 2)
+    assert result["unknown_model"] == ["StatusCode.NOT_FOUND", "unknown model 'other'; served is 'tiny'"]
+    assert result["empty_text"] == ["StatusCode.INVALID_ARGUMENT", "inputs.0: element 0 is empty"]
+    assert result["too_long"][0] == "StatusCode.INVALID_ARGUMENT"
+    assert result["too_large"] == ["StatusCode.RESOURCE_EXHAUSTED", "the message is larger than 20000 bytes"]
+    assert result["no_time"] == ["StatusCode.DEADLINE_EXCEEDED", "no answer within 1e-06 s"]
+    assert result["no_deadline_left"][0] == "StatusCode.DEADLINE_EXCEEDED"
+    status, details, metadata = result["nothing"]
+    assert (status, details) == ("INVALID_ARGUMENT", "inputs: 0 tensors; one is needed, 'text'")
+    assert metadata["x-request-id"] == "r8"
+
+
+def asked_with(script: str, service: Service, port: int) -> Any:
+    command = [sys.executable, str(HERE / script), f"127.0.0.1:{port}", "tiny", json.dumps(service.texts)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
 
 
 BAD_REQUESTS: list[tuple[dict[str, Any], int]] = [

@@ -153,7 +153,14 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--port", 0), ("--port", 70_000), ("--metrics-port", -1), ("--timeout-s", 0), ("--timeout-s", "nan")],
+    [
+        ("--port", 0),
+        ("--port", 70_000),
+        ("--metrics-port", -1),
+        ("--grpc-port", 0),
+        ("--timeout-s", 0),
+        ("--timeout-s", "nan"),
+    ],
 )
 def test_serving_refuses_numbers_out_of_range(option: str, value: object, tmp_path: Path, capsys: Captured) -> None:
     assert f"Invalid value for '{option}'" in declined(capsys, "serve", tmp_path, option, value)

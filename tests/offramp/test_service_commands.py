@@ -133,6 +133,16 @@ def test_render_prints_a_config_whose_arguments_are_the_settings(service: Path, 
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
 
 
+def test_a_grpc_port_of_the_file_is_rendered_with_what_serve_needs_for_it(service: Path, capsys: Captured) -> None:
+    service.write_text(f"{SERVICE}ingress: {{grpc_port: 9001}}\n", encoding="utf-8")
+    assert run("render", service) == 0
+    document = yaml.safe_load(capsys.readouterr().out)
+    assert document["grpc_options"]["port"] == 9001
+    [application] = document["applications"]
+    switches = application["runtime_env"]["env_vars"]
+    assert switches["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"] == str(4 * 2**20)
+
+
 def test_a_rendered_manifest_is_kuberays_and_finds_everything_on_its_volume(service: Path, tmp_path: Path) -> None:
     out = tmp_path / "rayservice.yaml"
     assert run("render", service, "--kuberay", "--image", "registry/offramp:1", "--out", out) == 0

@@ -130,14 +130,14 @@ def test_settings_the_file_leaves_out_are_the_applications_own(files: Files) -> 
 def test_settings_the_file_names_are_taken(files: Files) -> None:
     service = files.read(
         planner={"strategy": "serial", "period_s": 30, "watch_s": 2, "least_gain": 0.1, "state": "s/x.sqlite"},
-        ingress={"replicas": 2, "max_queued": 7, "port": 9000, "front": "proxy", "access_log": True},
+        ingress={"replicas": 2, "max_queued": 7, "port": 9000, "grpc_port": 9001, "front": "proxy", "access_log": True},
     )
     settings = service.settings
     assert settings.control is not None
     assert (settings.control.strategy, settings.control.period_s, settings.control.watch_s) == ("serial", 30, 2)
     assert settings.control.state == str(files.folder / "s" / "x.sqlite")
     assert (settings.ingress_replicas, settings.max_queued, settings.access_log) == (2, 7, True)
-    assert (service.ingress.port, service.ingress.front) == (9000, "proxy")
+    assert (service.ingress.port, service.ingress.grpc_port, service.ingress.front) == (9000, 9001, "proxy")
 
 
 def test_the_first_plan_leaves_an_accelerator_to_every_idle_slot(files: Files) -> None:
