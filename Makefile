@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: help setup demo serve test test-fast test-all lint type format bench bench-gpu bench-live bench-peers peers report report-quick clean
+.PHONY: help setup demo serve test test-fast test-all browser lint type format bench bench-gpu bench-live bench-peers peers report report-quick clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ setup: $(STAMP)  ## Create .venv and install everything, pinned by constraints.t
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,onnx]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser,demo,dev,onnx]'
 	$(BIN)/offramp plan experiments/problems/bert_base_16_v100.yaml --json >/dev/null  # compiles the planner, once
 	@touch $@
 
@@ -36,6 +36,10 @@ test-fast: $(STAMP)  ## The tests that need no Ray (about a minute)
 
 test-all: $(STAMP)  ## Also the slow ones, over whole data sets
 	$(BIN)/python -m pytest -q -m 'not gpu'
+
+# Tests of the live page take it from there; where it is missing they skip, and say so.
+browser:  ## Install Debian's chromium, as root, where it is missing
+	@test -x /usr/bin/chromium || { apt-get update --quiet && apt-get install --yes --quiet --no-install-recommends chromium; }
 
 lint: $(STAMP)  ## ruff, check and format
 	$(BIN)/ruff check .

@@ -21,6 +21,13 @@ class MonotonicClock:
         return time.monotonic()
 
 
+class WallClock:
+    """Seconds since 1970: what is remembered outlives the process. An adjusted clock makes one window wrong."""
+
+    def now_s(self) -> float:
+        return time.time()
+
+
 class ManualClock:
     """A clock that stands still until it is told to advance."""
 

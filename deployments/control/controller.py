@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from deployments.control.settings import control_policy
 from deployments.messages import Assignment
 from deployments.settings import ServeSettings
 from deployments.slots import slot_counts, slot_devices
-from earlyexit.clock import Clock
+from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import initial_placement, placed_document
@@ -31,13 +30,6 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 POLITE = 5
 """Added to the process's niceness: planning takes no core that serving wants."""
-
-
-class WallClock(Clock):
-    """Seconds since 1970: what is remembered outlives the process. An adjusted clock makes one window wrong."""
-
-    def now_s(self) -> float:
-        return time.time()
 
 
 class Controller:

@@ -105,6 +105,10 @@ class Dispatcher:
         return self._calls.itinerary
 
     @property
+    def name(self) -> str:
+        return self._name
+
+    @property
     def placed(self) -> PlacedPlan:
         return self._itinerary.placed
 
@@ -207,6 +211,11 @@ class Dispatcher:
             self._name, self._itinerary, oldest_epoch=oldest_epoch, now_s=now_s, wall_s=wall_s
         )
         return replace(report, suspended=self._suspended is not None)
+
+    def counts(self, wall_s: float) -> IngressReport:
+        """The same without the probes, which stay for whoever asks for the report."""
+        counts = self._outcomes.counts(self._name, self._itinerary, oldest_epoch=self.oldest_epoch, wall_s=wall_s)
+        return replace(counts, suspended=self._suspended is not None)
 
     def _plan_pump(self) -> None:
         # Not at once: requests that arrive in the same turn of the loop leave in the same call.

@@ -27,6 +27,8 @@ from deployments.ingress.bodies import (
     server_version,
     v2_response,
 )
+from deployments.ingress.dashboard import pages
+from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.openapi import SWAGGER_PAGE, openapi_document
 from earlyexit.errors import (
     AdmissionError,
@@ -69,6 +71,8 @@ class Backend(Protocol):
     async def plan(self) -> dict[str, Any]: ...
 
     async def plan_history(self, limit: int) -> list[dict[str, Any]]: ...
+
+    def watch(self) -> Viewer: ...
 
     def count_request(self, route: str, status: int) -> None: ...
 
@@ -144,6 +148,10 @@ class Routes:
         """The plans so far, newest first."""
         return _json(await self._backend.plan_history(_limit(request)))
 
+    async def events(self, request: Request) -> Response:
+        """The live page's stream."""
+        return pages.watch(request, self._backend.watch)
+
     async def openapi(self, request: Request) -> Response:
         """The API's description."""
         return _json(openapi_document())
@@ -183,6 +191,9 @@ def build_app(backend: Backend) -> Router:
             route("/stats", routes.stats),
             route("/plan", routes.plan),
             route("/plan/history", routes.plan_history),
+            route("/dashboard", pages.page),
+            route("/dashboard/events", routes.events),
+            route("/dashboard/{asset}", pages.asset),
             route("/openapi.json", routes.openapi),
             route("/docs", routes.docs),
         ],

@@ -19,6 +19,10 @@ from starlette.routing import Router
 
 from deployments.ingress.bodies import InferRequest
 from deployments.ingress.controller_link import CONTROLLER, ControllerLink
+from deployments.ingress.dashboard.everyone import Everyone
+from deployments.ingress.dashboard.feed import Feed, Viewer
+from deployments.ingress.dashboard.lookout import Lookout
+from deployments.ingress.dashboard.snapshot import Facts
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.flow_metrics import FlowMetrics
 from deployments.ingress.http import build_app
@@ -30,7 +34,7 @@ from deployments.ingress.transport import LinkTransport
 from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
-from earlyexit.clock import MonotonicClock
+from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import PlanError
 from earlyexit.store import ModelCard, read_card
 from earlyexit.tokenizer import TextTokenizer
@@ -65,6 +69,7 @@ class Ingress(RpcMethods):
         self._transports = {name: LinkTransport(phase=phase) for name in self._slots}
         self._dispatcher = self._build_dispatcher()
         tokenizer = TextTokenizer.load(folder, self.card.max_length)
+        self._feed = self._build_feed()
         self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock)
 
     def _build_dispatcher(self) -> Dispatcher:
@@ -85,6 +90,17 @@ class Ingress(RpcMethods):
             probe_share=settings.probe_share,
             rng=random.Random(),  # another one in every ingress: each picks its own probes
         )
+
+    def _build_feed(self) -> Feed:
+        settings = self._settings
+        facts = Facts(
+            model=self.card.name,
+            num_blocks=self.card.num_blocks,
+            slo_s=settings.slo_s,
+            emulated={device: emulated.time_scale for device, emulated in settings.emulated.items()},
+        )
+        everyone = Everyone(settings.app)
+        return Feed(Lookout(facts, self._dispatcher, everyone.ask, self._controller, WallClock()).event, self._clock)
 
     def __serve_build_asgi_app__(self) -> Router:
         self._starting = asyncio.get_running_loop().create_task(self._start())
@@ -168,6 +184,14 @@ class Ingress(RpcMethods):
     async def report(self) -> IngressReport:
         """Counts so far; probes are handed over with it."""
         return self._dispatcher.report(time.time())
+
+    async def counts(self) -> IngressReport:
+        """The same without the probes, which stay here: whoever only looks takes nothing from the controller."""
+        return self._dispatcher.counts(time.time())
+
+    def watch(self) -> Viewer:
+        """See `Feed.join`."""
+        return self._feed.join()
 
     async def plan(self) -> dict[str, Any]:
         """The plan in force: what the controller says of it or, where there is none, our own.

@@ -53,6 +53,9 @@ def openapi_document() -> dict[str, Any]:
             "/stats": {"get": _plain("What stages and ingress have done since their start")},
             "/plan": {"get": _plain("The plan in force, and why")},
             "/plan/history": {"get": _plain("The plans so far, newest first") | {"parameters": [LIMIT]}},
+            "/dashboard": {"get": _plain("The live page")},
+            "/dashboard/events": {"get": _stream("The live page's stream of events, newest state once a second")},
+            "/dashboard/{asset}": {"parameters": _parameters("asset"), "get": _plain("A file of the live page")},
             "/openapi.json": {"get": _plain("This description")},
             "/docs": {"get": _plain("This description, to read and try")},
         },
@@ -94,3 +97,10 @@ def _operation(summary: str, body: str, answer: dict[str, Any], error_body: str)
 
 def _plain(summary: str) -> dict[str, Any]:
     return {"summary": summary, "responses": {"200": {"description": summary}}}
+
+
+def _stream(summary: str) -> dict[str, Any]:
+    """Server-sent events."""
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    too_many = {"description": "Too many look at the page already; see Retry-After."}
+    return {"summary": summary, "responses": {"200": {"description": summary, "content": content}, "503": too_many}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
 from deployments.ingress.admission import Admission
@@ -104,6 +105,11 @@ class Outcomes:
         self, name: str, itinerary: Itinerary[Any], *, oldest_epoch: int, now_s: float, wall_s: float
     ) -> IngressReport:
         """Everything so far; probes are handed over with it. `now_s` and `wall_s`: this moment, on both clocks."""
+        probes = None if self._probes is None else self._probes.hand_over(wall_s - now_s)
+        return replace(self.counts(name, itinerary, oldest_epoch=oldest_epoch, wall_s=wall_s), probes=probes)
+
+    def counts(self, name: str, itinerary: Itinerary[Any], *, oldest_epoch: int, wall_s: float) -> IngressReport:
+        """Everything so far but the probes, which stay here."""
         counts = self._counts
         return IngressReport(
             name=name,
@@ -118,7 +124,6 @@ class Outcomes:
             exits=dict(counts.exits),
             drops=dict(counts.drops),
             latencies=dict(counts.latencies),
-            probes=None if self._probes is None else self._probes.hand_over(wall_s - now_s),
         )
 
     def _answer(self, chunk: Chunk, itinerary: Itinerary[Any], now_s: float) -> None:

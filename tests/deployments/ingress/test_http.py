@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from deployments.ingress.bodies import InferRequest
+from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.http import build_app
 from earlyexit.errors import (
     AdmissionError,
@@ -58,9 +59,20 @@ ROUTES = [
     ("GET", "/stats"),
     ("GET", "/plan"),
     ("GET", "/plan/history"),
+    ("GET", "/dashboard"),
+    ("GET", "/dashboard/events"),
+    ("GET", "/dashboard/{asset}"),
     ("GET", "/openapi.json"),
     ("GET", "/docs"),
 ]
+
+MEDIA_TYPES = {
+    "/docs": "text/html",
+    "/dashboard": "text/html",
+    "/dashboard/events": "text/event-stream",
+    "/dashboard/{asset}": "text/javascript",
+}
+"""Of what is not JSON."""
 
 
 @dataclass
@@ -96,6 +108,12 @@ class FakeBackend:
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
 
+    def watch(self) -> Viewer:
+        """One that has nothing to see."""
+        viewer = Viewer(0.0, lambda _: None)
+        viewer.end()
+        return viewer
+
     def count_request(self, route: str, status: int) -> None:
         self.counted.append((route, status))
 
@@ -113,7 +131,7 @@ async def client(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def path_of(route: str) -> str:
-    return route.replace("{model}", "intents").replace("{version}", "1")
+    return route.replace("{model}", "intents").replace("{version}", "1").replace("{asset}", "page.js")
 
 
 async def call(client: httpx.AsyncClient, method: str, route: str) -> httpx.Response:
@@ -157,7 +175,7 @@ async def test_every_route_answers_and_is_counted(
     response = await call(client, method, route)
     assert response.status_code == 200
     assert backend.counted == [(route, 200)]
-    assert response.headers["content-type"].startswith("text/html" if route == "/docs" else "application/json")
+    assert response.headers["content-type"].startswith(MEDIA_TYPES.get(route, "application/json"))
 
 
 async def test_a_text_gets_its_answer(client: httpx.AsyncClient, backend: FakeBackend) -> None:

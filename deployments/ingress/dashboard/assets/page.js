@@ -1,0 +1,286 @@
+// Takes the newest state once a second, and draws it.
+
+import { chart, empty, scroll, table, tableOfChart } from "./charts.js";
+import { h, patch } from "./dom.js";
+import { drawPlan, planTable, planWords } from "./plan.js";
+import { clock, count, decimal, gain, ms, percent, plural } from "./words.js";
+
+const SCHEMA = 1;
+const HISTORY_S = 120;
+const STALE_MS = 6000; // the service is asked for up to 4 s
+const AGAIN_MS = [1000, 2000, 4000, 8000];
+const NO_ANSWERS = "No answers in the last 60 s.";
+
+const at = (id) => document.getElementById(id);
+const past = []; // one row per state of the last two minutes
+let source = null;
+let failures = 0;
+let heardMs = 0;
+let newest = null;
+
+// Connection
+
+function connect() {
+  source?.close();
+  if (document.hidden) return; // the service does no work for a page that nobody sees
+  tell(newest ? "reconnecting" : "connecting");
+  source = new EventSource("dashboard/events");
+  source.addEventListener("state", (event) => take(JSON.parse(event.data)));
+  source.addEventListener("trouble", (event) => tell("trouble", JSON.parse(event.data).words));
+  source.onerror = again;
+}
+
+function again() {
+  source.close();
+  source = null;
+  failures += 1;
+  if (failures > 1 || !newest) tell("lost"); // a stream ends now and then, and the next begins at once
+  setTimeout(() => source ?? connect(), AGAIN_MS[Math.min(failures, AGAIN_MS.length) - 1]);
+}
+
+function pause() {
+  if (!document.hidden) {
+    connect();
+    return;
+  }
+  source?.close();
+  source = null;
+}
+
+function take(state) {
+  if (state.schema !== SCHEMA) {
+    location.reload(); // the service was replaced by another version
+    return;
+  }
+  failures = 0;
+  heardMs = performance.now();
+  newest = state;
+  remember(state);
+  tell(state.service.ingresses ? "live" : "silent");
+  at("main").setAttribute("aria-busy", "false");
+  at("main").dataset.serial = state.serial;
+  at("main").dataset.at = state.at_s;
+  draw(state);
+}
+
+function remember(state) {
+  past.push({ at_s: state.at_s, ...state.now });
+  while (past[0].at_s < state.at_s - HISTORY_S || past[0].at_s > state.at_s) past.shift();
+}
+
+const CONNECTIONS = {
+  connecting: () => "Connecting",
+  reconnecting: () => "Reconnecting",
+  live: () => "Live",
+  silent: () => "No ingress answers",
+  stale: () => `No news since ${clock(newest.at_s)}`,
+  lost: () => (newest ? `Disconnected since ${clock(newest.at_s)}; trying again` : "No connection, or too many viewers; trying again"),
+  trouble: (words) => words,
+};
+
+// Spoken by screen readers, so it is written only when it becomes another.
+function tell(connection, ...words) {
+  const text = CONNECTIONS[connection](...words);
+  document.body.dataset.connection = connection;
+  if (at("connection").textContent !== text) at("connection").textContent = text;
+}
+
+// Drawing
+
+function draw(state) {
+  patch(at("model"), state.service.model);
+  document.title = `${state.service.model} – Offramp`;
+  const { ingresses } = state.service;
+  patch(at("facts"), ingresses === 1 ? "1 ingress" : `${count(ingresses)} ingresses`,
+    h("span", { class: "time" }, ` · ${clock(state.at_s)}`));
+  patch(at("notices"), notices(state).map((words) => h("p", { class: "notice" }, words)));
+  drawFigures(state);
+  drawPlan(at("plan"), state.plan);
+  patch(at("plan-of"), planWords(state.plan));
+  const details = at("plan-table");
+  details.ontoggle ??= () => patch(details.querySelector("div"), planTable(newest.plan));
+  if (details.open) details.ontoggle();
+  drawBatches(state);
+  drawExits(state);
+  drawSurvival(state);
+  drawTimes();
+  drawChanges(state);
+  drawDrops(state);
+}
+
+function notices({ service }) {
+  return [
+    service.suspended !== null && `Nothing is served: ${service.suspended}`,
+    service.controller === "silent" && "The controller does not answer. Serving goes on; plans, forecast and agreement are as it said last.",
+  ].filter(Boolean);
+}
+
+function drawFigures({ now, totals, drops, agreement, service }) {
+  const slo = service.slo_s === null ? "no SLO" : `SLO ${ms(service.slo_s)} ms`;
+  const budget = agreement.budget === null ? "no budget" : `budget: at least ${percent(1 - agreement.budget)}`;
+  const probes = agreement.probes === null ? "" : `, ${plural(agreement.probes, "probe")}`;
+  const dropped = drops.reduce((sum, drop) => sum + drop.total, 0);
+  patch(at("figures-of"), now.seconds === null ? "" : `over ${now.seconds.toFixed(0)} s`);
+  patch(at("figures"),
+    figure("goodput", "Goodput", decimal(now.goodput_per_s), "/s", `of ${decimal(now.arrived_per_s)}/s arriving`),
+    figure("p50", "Latency p50", ms(now.p50_s), "ms", slo),
+    figure("p90", "p90", ms(now.p90_s), "ms", ""),
+    figure("p99", "p99", ms(now.p99_s), "ms", now.p99_s > service.slo_s && service.slo_s !== null ? "beyond the SLO" : "",
+      now.p99_s > service.slo_s && service.slo_s !== null),
+    figure("waiting", "Queue", count(now.waiting + now.waiting_in_stages), "",
+      `${count(now.waiting)} here, ${count(now.waiting_in_stages)} in stages`),
+    figure("dropped", "Drops", decimal(drops.reduce((sum, drop) => sum + drop.per_s, 0)), "/s", `${count(dropped)} so far`),
+    figure("agreement", "Agreement", percent(agreement.value, 2).replace(" %", ""), agreement.value === null ? "" : "%",
+      (agreement.within === false ? "below the " : "") + budget + probes, agreement.within === false),
+    figure("answered", "Answers", count(totals.answered), "", `${count(totals.in_slo)} in time`));
+}
+
+function figure(name, title, value, unit, beside, isAlarm = false) {
+  return h("div", { class: isAlarm ? "figure alarm" : "figure", "data-figure": name }, h("dt", {}, title),
+    h("dd", {}, h("b", {}, value), unit && h("span", { class: "unit" }, unit)), h("dd", { class: "quiet" }, beside));
+}
+
+const perBlock = (number) => ({
+  xs: Array.from({ length: number }, (_, block) => (block + 0.5) / number),
+  names: Array.from({ length: number }, (_, block) => `block ${block}`),
+  ticks: Array.from({ length: number }, (_, block) => ({ at: (block + 0.5) / number, text: block }))
+    .filter((_, block) => block % Math.ceil(number / 16) === 0),
+});
+
+function drawBatches({ blocks }) {
+  if (!blocks.some((one) => one.fused !== null)) {
+    empty(at("batches"), NO_ANSWERS, " Batches are those that ran.");
+    return;
+  }
+  const spec = {
+    ...perBlock(blocks.length),
+    label: "Batch size per block, with fusing and without",
+    series: [
+      { name: "target", css: "line target", values: blocks.map((one) => one.target), text: count },
+      { name: "without fusing", css: "line second", values: blocks.map((one) => one.unfused), text: decimal, dots: () => true },
+      { name: "fused", css: "line first", values: blocks.map((one) => one.fused), text: decimal, dots: (block) => blocks[block].is_first },
+    ],
+    yText: count,
+  };
+  chart(at("batches"), spec);
+  tableOfChart(at("batches-table"), "Mean batch size, last 60 s; fused is measured where a split begins", "Block", spec);
+}
+
+function drawExits({ exits }) {
+  if (!exits.some((one) => one.answers)) {
+    empty(at("exits"), NO_ANSWERS, " Try: ", h("code", {}, "offramp predict 'some text'"));
+    return;
+  }
+  const where = (one) => (one.kind === "end" ? "end" : one.block);
+  const spec = {
+    xs: exits.map((_, index) => (index + 0.5) / exits.length),
+    names: exits.map((one) => (one.kind === "end" ? "the model's end" : `${one.kind} ${one.block}`)),
+    ticks: exits.map((one, index) => ({ at: (index + 0.5) / exits.length, text: where(one) })),
+    label: "Share of answers by the ramp they left at",
+    series: [{ name: "answers", css: "bar", isUnnamed: true, values: exits.map((one) => one.share),
+      text: (share) => percent(share), short: (share) => percent(share, 0) }],
+    yText: (share) => percent(share, 0),
+    least: 0.1,
+  };
+  chart(at("exits"), spec);
+  table(at("exits-table"), "Answers of the last 60 s", ["Left at", "Answers", "Share"],
+    exits.map((one, index) => [spec.names[index], count(one.answers), percent(one.share)]));
+}
+
+function drawSurvival({ survival, service }) {
+  const number = service.num_blocks;
+  const all = [
+    { name: "forecast", css: "line second", values: survival.forecast },
+    { name: "seen by probes", css: "line first", values: survival.probes, dots: () => true },
+    { name: "of answers", css: "line third", values: survival.answers },
+  ];
+  const series = all.filter((one) => one.values?.length).map((one) => ({ ...one, text: (share) => percent(share) }));
+  patch(at("survival-of"), survival.forecast ? `forecast: ${survival.how}` : "no forecast without a controller");
+  if (!series.length) {
+    empty(at("survival"), NO_ANSWERS);
+    return;
+  }
+  const spec = {
+    ...perBlock(number),
+    label: "Share of inputs that reach each block, forecast and observed",
+    series,
+    band: survival.low && { name: "interval", low: survival.low, high: survival.high },
+    yText: (share) => percent(share, 0),
+    least: 1,
+  };
+  chart(at("survival"), spec);
+  tableOfChart(at("survival-table"), "Share that reaches the block; of answers: by the active ramps alone", "Block", spec);
+}
+
+function drawTimes() {
+  const rates = [["arriving", "line second", "arrived_per_s"], ["goodput", "line first", "goodput_per_s"]];
+  overTime("rates", "Inputs that arrive and answers in time, per second", rates, (value) => value, decimal);
+  const latencies = [["p99", "line second", "p99_s"], ["p90", "line third", "p90_s"], ["p50", "line first", "p50_s"]];
+  const slo = newest.service.slo_s;
+  const near = past.some((row) => row.p99_s > 0.4 * slo);
+  overTime("latency", "Latency percentiles, milliseconds", latencies, (seconds) => seconds && seconds * 1000, decimal,
+    slo !== null && near ? { value: slo * 1000, text: "SLO" } : undefined);
+  const inside = [["unanswered", "line second", "unanswered"], ["queued in stages", "line third", "waiting_in_stages"],
+    ["waiting here", "line first", "waiting"]];
+  overTime("queue", "Inputs inside the service", inside, (value) => value, count);
+}
+
+function overTime(id, label, lines, value, text, rule) {
+  const last = past.at(-1).at_s;
+  const share = (row) => 1 - (last - row.at_s) / HISTORY_S;
+  const spec = {
+    xs: past.map(share),
+    names: past.map((row) => clock(row.at_s)),
+    ticks: [{ at: 0, text: "−2 min", anchor: "start" }, { at: 0.5, text: "−1 min" }, { at: 1, text: "now", anchor: "end" }],
+    label,
+    series: lines.map(([name, css, key]) => ({ name, css, values: past.map((row) => value(row[key])), text })),
+    yText: count,
+    gap: 5 / HISTORY_S,
+    rule,
+  };
+  chart(at(id), spec);
+  tableOfChart(at(`${id}-table`), label, "Time", spec);
+}
+
+function drawChanges({ changes, service }) {
+  if (!changes.length) {
+    patch(at("changes"), h("p", { class: "empty" }, service.controller === "none"
+      ? "This service has no controller, so its plan stays. A service file has one: offramp serve service.yaml."
+      : "No plan was made yet."));
+    return;
+  }
+  const rows = changes.map((one) => [
+    [h("span", { class: "time" }, clock(one.at_s)), h("small", {}, ` epoch ${one.epoch}`)],
+    [h("span", { class: one.is_present ? "tag present" : "tag" }, one.is_present ? "now" : OUTCOMES[one.outcome]), ` ${one.reason}`],
+    h("span", { class: "words" }, one.words),
+    rateAndGain(one),
+    measured(one),
+  ]);
+  patch(at("changes"), scroll("Last plans, newest first", ["When", "Outcome", "Verdict", "Expected", "Gave"], rows));
+}
+
+const OUTCOMES = { "in force": "taken", proposed: "turned down" };
+
+function rateAndGain(one) {
+  if (one.expected_per_s === null) return "–";
+  return [`${decimal(one.expected_per_s)}/s`, h("small", {}, ` ${gain(one.expected_gain)} in ${ms(one.expected_latency_s)} ms`)];
+}
+
+function measured(one) {
+  if (one.goodput_per_s === null) return one.is_present ? "too early" : "–";
+  return [`${decimal(one.goodput_per_s)}/s`, h("small", {}, ` of ${decimal(one.offered_per_s)}/s offered, ${count(one.dropped)} dropped`)];
+}
+
+function drawDrops({ drops, totals }) {
+  if (!drops.length) {
+    patch(at("drops"), h("p", { class: "empty" }, `None of ${plural(totals.arrived, "input")}.`));
+    return;
+  }
+  patch(at("drops"), scroll("Drops by reason", ["Reason", "Now", "So far"],
+    drops.map((drop) => [drop.reason.replaceAll("_", " "), `${decimal(drop.per_s)}/s`, count(drop.total)])));
+}
+
+document.addEventListener("visibilitychange", pause);
+setInterval(() => newest && source && document.body.dataset.connection === "live"
+  && performance.now() - heardMs > STALE_MS && tell("stale"), 1000);
+connect();

@@ -1,0 +1,74 @@
+// The plan: a card per stage in order, with its blocks, their splits and batches, and a square per replica.
+
+import { scroll } from "./charts.js";
+import { h, patch } from "./dom.js";
+import { blocks, clock, count, decimal, ms, percent, plural } from "./words.js";
+
+export function drawPlan(container, plan) {
+  patch(container, h("ol", { class: "stages" }, plan.stages.map(stageCard)));
+}
+
+export function planWords(plan) {
+  const promised = plan.predicted.rate_per_s === null ? null
+    : `promised ${decimal(plan.predicted.rate_per_s)}/s in ${ms(plan.predicted.latency_s)} ms`;
+  const since = plan.since_s === null ? null : `since ${clock(plan.since_s)}`;
+  const reason = plan.reason === null ? null : `because: ${plan.reason}`;
+  return [`epoch ${plan.epoch}`, plan.policy, plan.dispatch, since, reason, promised].filter(Boolean).join(" · ");
+}
+
+export function planTable(plan) {
+  const rows = plan.stages.flatMap((stage, index) => stage.splits.map((split) => [
+    `stage ${index}, ${blocks(split.first, split.end)}`, device(stage), `${stage.running} of ${stage.wanted}`,
+    split.ramps.join(", ") || "none", count(split.batch), decimal(split.size), percent(split.fill), decimal(split.batches_per_s),
+  ]));
+  const heads = ["Split", "Accelerator", "Replicas", "Ramps", "Batch", "Mean batch", "Fill", "Batches per s"];
+  return [scroll("Splits of the plan, last 60 s", heads, rows), scroll("Replicas", ["Replica", "Stage", "Busy", "Queue", "Node", "Process"],
+    plan.stages.flatMap((stage, index) => stage.replicas.map((one) =>
+      [short(one.name) + (one.rests ? " (rests)" : ""), count(index), percent(one.busy, 0), count(one.waiting), short(one.node), one.pid])))];
+}
+
+const short = (name) => name.slice(-8);
+
+const device = (stage) => (stage.time_scale === null ? stage.device : `${stage.device} (emulated, ${stage.time_scale} × slower)`);
+
+function stageCard(stage, index) {
+  return h("li", { class: "stage", style: { "flex-grow": String(stage.end - stage.first) } },
+    h("div", { class: "stage-head" },
+      h("h3", {}, `Stage ${index}`),
+      h("span", { class: "device" }, stage.device),
+      h("span", { class: stage.running < stage.wanted ? "alarm" : "quiet" }, replicaWords(stage)),
+      h("span", { class: "quiet" }, stage.waiting ? `${count(stage.waiting)} queued` : "no queue")),
+    h("div", { class: "splits" }, stage.splits.map(splitBox)),
+    h("ul", { class: "replicas", "aria-label": `Replicas of stage ${index}` },
+      stage.replicas.map((one, at) => replicaSquare(one, at)),
+      Array.from({ length: Math.max(0, stage.wanted - stage.running) }, () => missing()),
+      stage.running > stage.replicas.length && h("li", { class: "more" }, `and ${plural(stage.running - stage.replicas.length, "more")}`)));
+}
+
+function replicaWords(stage) {
+  return stage.running < stage.wanted ? `${stage.running} of ${plural(stage.wanted, "replica")}` : plural(stage.running, "replica");
+}
+
+function splitBox(split) {
+  const cells = Array.from({ length: split.end - split.first }, (_, at) => split.first + at);
+  return h("div", { class: "split", style: { "flex-grow": String(cells.length) } },
+    h("div", { class: "blocks", role: "img", "aria-label": splitWords(split) },
+      cells.map((block) => h("span", { class: split.ramps.includes(block) ? "block ramp" : "block" }, block))),
+    h("div", { class: "fill", "aria-hidden": "true" }, h("i", { style: { width: `${100 * Math.min(1, split.fill ?? 0)}%` } })),
+    h("div", { class: "batch" }, h("b", {}, decimal(split.size)), ` of ${split.batch}`,
+      h("span", { class: "quiet" }, split.fill === null ? "" : ` ${percent(split.fill, 0)}`)));
+}
+
+function splitWords(split) {
+  const ramps = split.ramps.length ? `active ramps after ${split.ramps.join(", ")}` : "no active ramp";
+  return `${blocks(split.first, split.end)}, ${ramps}`;
+}
+
+function replicaSquare(one, at) {
+  const words = `replica ${at}, ${short(one.name)}: ${percent(one.busy, 0)} busy, ${count(one.waiting)} queued, `
+    + `process ${one.pid} on node ${short(one.node)}${one.rests ? ", rests because it is slow" : ""}`;
+  return h("li", {}, h("button", { type: "button", class: one.rests ? "replica rests" : "replica", "aria-label": words },
+    h("i", { style: { height: `${100 * (one.busy ?? 0)}%` } }), h("span", { class: "tip", "aria-hidden": "true" }, words)));
+}
+
+const missing = () => h("li", {}, h("span", { class: "replica missing", role: "img", "aria-label": "a replica that does not run" }));

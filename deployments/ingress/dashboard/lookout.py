@@ -1,0 +1,125 @@
+"""Looks at the whole service: all ingresses and stages every time, the controller now and then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from pydantic_core import to_json
+
+from deployments.ingress.dashboard.snapshot import ControllerState, Facts, Snapshot, within
+from deployments.ingress.dashboard.state import SHARES_S, page_state
+from earlyexit.clock import Clock
+from earlyexit.errors import ControllerUnavailableError
+from optimizer.placement import PlacedPlan
+
+CONTROLLER_S = 5.0
+"""How often the controller is asked: it looks at the service no more often itself."""
+SOME_CHANGES = 12
+"""Plans of the history that the page shows."""
+MISSED = 2
+"""Looks in a row that do not list an ingress among the running ones, after which it knows that it ends: Serve tells a
+replica nothing of that while it drains."""
+RETRY = b"retry: 2000\n"
+
+AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
+"""What every running replica of a deployment says to a method; None where they could not be asked."""
+
+
+class Controller(Protocol):
+    """What is asked of the controller; `ControllerLink` does."""
+
+    async def describe(self) -> dict[str, Any]: ...
+
+    async def history(self, limit: int) -> list[dict[str, Any]]: ...
+
+
+class Ingress(Protocol):
+    """The ingress that looks, as far as it knows by itself; `Dispatcher` is it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def placed(self) -> PlacedPlan: ...
+
+    @property
+    def suspended(self) -> str | None: ...
+
+    @property
+    def agreement(self) -> float | None: ...
+
+
+class Lookout:
+    """Makes one event of every look; remembers as many looks as rates and shares need."""
+
+    def __init__(
+        self, facts: Facts, ingress: Ingress, ask_all: AskAll, controller: Controller | None, wall: Clock
+    ) -> None:
+        """`wall`: seconds since 1970."""
+        self._facts = facts
+        self._ingress = ingress
+        self._ask_all = ask_all
+        self._controller = controller
+        self._wall = wall
+        self._snapshots: deque[Snapshot] = deque()
+        self._asked_s = -CONTROLLER_S
+        self._said: ControllerState = "none" if controller is None else "silent"
+        self._described: Mapping[str, Any] | None = None
+        self._history: Sequence[Mapping[str, Any]] = ()
+        self._missed = 0
+        self._serial = 0
+
+    async def event(self) -> bytes | None:
+        """The page's state now, as a server-sent event; None when this ingress is to end."""
+        snapshot = await self._look()
+        if snapshot is None:
+            return None
+        self._snapshots.append(snapshot)
+        while len(self._snapshots) > len(within(list(self._snapshots), SHARES_S)):
+            self._snapshots.popleft()
+        self._serial += 1
+        state = page_state(self._facts, list(self._snapshots)) | {"serial": self._serial}
+        return RETRY + b"event: state\ndata: " + to_json(state, inf_nan_mode="null") + b"\n\n"
+
+    async def _look(self) -> Snapshot | None:
+        slots = dict.fromkeys((*self._ingress.placed.slots, *self._ingress.placed.avoided.values()))
+        ingresses, *of_slots = await asyncio.gather(
+            self._ask_all("ingress", "counts"), *(self._ask_all(slot, "report") for slot in slots)
+        )
+        await self._ask_controller()
+        if self._is_ending(ingresses):
+            return None
+        return Snapshot(
+            at_s=self._wall.now_s(),
+            placed=self._ingress.placed,
+            suspended=self._ingress.suspended,
+            ingresses=ingresses or (),
+            replicas=[report for reports in of_slots for report in reports or ()],
+            controller=self._said,
+            described=self._described,
+            history=self._history,
+            agreement=self._ingress.agreement,
+        )
+
+    def _is_ending(self, ingresses: Sequence[Any] | None) -> bool:
+        """Whether the running ingresses are known, and this one is none of them any more."""
+        if ingresses is not None:
+            is_listed = any(report.name == self._ingress.name for report in ingresses)
+            self._missed = 0 if is_listed else self._missed + 1
+        return self._missed >= MISSED
+
+    async def _ask_controller(self) -> None:
+        now_s = self._wall.now_s()
+        if self._controller is None or now_s - self._asked_s < CONTROLLER_S:
+            return
+        self._asked_s = now_s
+        try:
+            self._described, self._history = await asyncio.gather(
+                self._controller.describe(), self._controller.history(SOME_CHANGES)
+            )
+            self._said = "answers"
+        except ControllerUnavailableError:  # the page says so, once, where a log would every few seconds
+            self._said = "silent"

@@ -1,0 +1,136 @@
+"""From snapshots to what the page shows: rates and percentiles are differences of counts. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from deployments.control.intake import Interval, latency_s
+from deployments.ingress.dashboard.changes import changes_state
+from deployments.ingress.dashboard.plan_state import blocks_state, plan_state
+from deployments.ingress.dashboard.snapshot import Facts, Snapshot, between, under_present_plan, within
+
+SCHEMA = 1
+"""Of the state; a page that was loaded from another version is told to load anew."""
+RATES_S = 10.0
+"""Rates and percentiles are those of so many seconds."""
+SHARES_S = 60.0
+"""Exits, survival and batch sizes those of so many, since they need more inputs; the longest that is remembered."""
+SHARES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}
+
+
+def page_state(facts: Facts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+    """Everything that the page draws, as plain data; `snapshots` in order, at least one."""
+    now = snapshots[-1]
+    recent = between(within(snapshots, RATES_S)[0], now)
+    shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
+    survival = observed_survival(shares, facts.num_blocks)
+    return {
+        "schema": SCHEMA,
+        "at_s": now.at_s,
+        "service": _service(facts, now),
+        "now": _now(now, recent),
+        "totals": _totals(now),
+        "drops": _drops(now, recent),
+        "plan": plan_state(facts, under_present_plan(within(snapshots, SHARES_S))),
+        "blocks": blocks_state(under_present_plan(within(snapshots, SHARES_S)), survival),
+        "exits": _exits(facts, now, shares),
+        "survival": _survival(now, survival),
+        "agreement": _agreement(now),
+        "changes": changes_state(now.history, now.described),
+        "events": [] if now.described is None else list(now.described.get("events", [])),
+    }
+
+
+def observed_survival(seen: Interval | None, num_blocks: int) -> list[float] | None:
+    """Per block, the share of answers that went into it, by the ramps that are active; None without answers."""
+    if seen is None or not (total := sum(seen.exits.values())):
+        return None
+    return [sum(count for exit_, count in seen.exits.items() if exit_ >= block) / total for block in range(num_blocks)]
+
+
+def _service(facts: Facts, now: Snapshot) -> dict[str, Any]:
+    return {
+        "model": facts.model,
+        "num_blocks": facts.num_blocks,
+        "slo_s": facts.slo_s,
+        "ingresses": len(now.ingresses),
+        "epoch": now.placed.epoch,
+        "suspended": now.suspended,
+        "controller": now.controller,
+    }
+
+
+def _now(now: Snapshot, seen: Interval | None) -> dict[str, Any]:
+    latencies = {} if seen is None else seen.latencies
+    return {
+        "seconds": None if seen is None else seen.seconds,
+        "arrived_per_s": None if seen is None else seen.arrived / seen.seconds,
+        "answered_per_s": None if seen is None else seen.answered / seen.seconds,
+        "goodput_per_s": None if seen is None else seen.in_slo / seen.seconds,
+        **{name: latency_s(latencies, share) for name, share in SHARES.items()},
+        "unanswered": sum(report.unanswered for report in now.ingresses),
+        "waiting": sum(report.waiting for report in now.ingresses),
+        "waiting_in_stages": sum(report.waiting for report in now.replicas),
+    }
+
+
+def _totals(now: Snapshot) -> dict[str, int]:
+    return {name: sum(getattr(report, name) for report in now.ingresses) for name in ("arrived", "answered", "in_slo")}
+
+
+def _drops(now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
+    """By reason, most frequent first."""
+    totals: Counter[str] = Counter()
+    for report in now.ingresses:
+        totals.update(report.drops)
+    recent = {} if seen is None else seen.drops
+    seconds = 1.0 if seen is None else seen.seconds
+    return [
+        {"reason": reason, "total": total, "per_s": recent.get(reason, 0) / seconds}
+        for reason, total in sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+    ]
+
+
+def _exits(facts: Facts, now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
+    """Every place where inputs may leave: active ramps and the end, and what else answers left after."""
+    exits = {} if seen is None else seen.exits
+    total = sum(exits.values())
+    ramps = set(now.placed.plan.ramps)
+    return [
+        {
+            "block": block,
+            "kind": "ramp" if block in ramps else "end" if block == facts.num_blocks - 1 else "inactive ramp",
+            "answers": exits.get(block, 0),
+            "share": exits.get(block, 0) / total if total else None,
+        }
+        for block in sorted(ramps | set(exits) | {facts.num_blocks - 1})
+    ]
+
+
+def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:
+    """What was forecast and what probes saw is of all ramps, whether active or not; answers know the active ones."""
+    described = now.described or {}
+    forecast = described.get("forecast") or {}
+    observed = described.get("observed") or {}
+    return {
+        "forecast": forecast.get("survival"),
+        "low": forecast.get("survival_low"),
+        "high": forecast.get("survival_high"),
+        "how": forecast.get("how"),
+        "probes": observed.get("survival"),
+        "answers": answers,
+    }
+
+
+def _agreement(now: Snapshot) -> dict[str, Any]:
+    observed = (now.described or {}).get("observed")
+    if observed is None:
+        return {"value": now.agreement, "budget": None, "within": None, "probes": None}
+    return {
+        "value": observed["agreement"],
+        "budget": observed["accuracy_budget"],
+        "within": observed["within_budget"],
+        "probes": observed["probes"],
+    }

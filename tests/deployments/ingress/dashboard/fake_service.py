@@ -1,0 +1,229 @@
+"""A service that is not there, behind the real page: counts grow with the clock, a controller says what it is told.
+
+    python -m tests.deployments.ingress.dashboard.fake_service 8000
+
+serves the page of it, to look at and to draw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+
+from deployments.ingress.counts import bucket_of
+from deployments.ingress.dashboard.feed import Feed, Viewer
+from deployments.ingress.dashboard.lookout import Lookout
+from deployments.ingress.dashboard.snapshot import Facts
+from deployments.ingress.http import build_app
+from deployments.reports import IngressReport, ReplicaReport
+from earlyexit.clock import MonotonicClock, WallClock
+from earlyexit.errors import ControllerUnavailableError
+from earlyexit.split import Split
+from earlyexit.store import ModelCard
+from optimizer.placement import PlacedPlan, initial_placement, placed_document
+from optimizer.plan import Plan, PolicySpec, Stage
+from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
+
+NUM_BLOCKS = 12
+SURVIVAL = (1.0, 0.97, 0.86, 0.71, 0.6, 0.52, 0.44, 0.35, 0.29, 0.25, 0.22, 0.2)
+"""Per block, by the ramps of the plan."""
+STAGES = (
+    Stage(
+        device="emulated:V100",
+        replicas=9,
+        splits=(Split(first=0, end=3, batch=8, ramps=(1, 2)), Split(first=3, end=6, batch=8, ramps=(3, 4, 5))),
+    ),
+    Stage(device="emulated:P100", replicas=4, splits=(Split(first=6, end=12, batch=8, ramps=(6, 7, 8, 9, 10)),)),
+)
+RATE_PER_S = 300.0
+CARD = ModelCard(
+    name="bert-base",
+    family="bert",
+    backbone={},
+    label_names=("bill", "card"),
+    ramp_style="light",
+    pooling="mean",
+    head_style="light",
+    head_pooling="mean",
+    ramps=tuple(range(NUM_BLOCKS - 1)),
+    num_blocks=NUM_BLOCKS,
+    max_length=8,
+    provenance={},
+)
+
+
+def plan(epoch: int) -> PlacedPlan:
+    predicted = {"rate_per_s": 320.0, "latency_s": 0.081, "usd_per_hour": 21.0}
+    policy = PolicySpec(name="entropy", thresholds=0.1)
+    return initial_placement(Plan(stages=STAGES, policy=policy, epoch=epoch, predicted=predicted))
+
+
+@dataclass
+class FakeService:
+    """What the page needs of an ingress and of everybody else; its fields may be changed while it is looked at."""
+
+    has_controller: bool = True
+    controller_answers: bool = True
+    idle: bool = False
+    ingresses_answer: bool = True
+    suspended: str | None = None
+    most_viewers: int = 16
+    placed: PlacedPlan = field(default_factory=lambda: plan(4))
+    name: str = "a"
+    agreement: float | None = None
+    card: ModelCard = CARD
+    max_body_bytes: int = 1000
+    num_looks: int = 0
+    counted: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._clock = MonotonicClock()
+        self._began_s = self._clock.now_s()
+        facts = Facts(model=CARD.name, num_blocks=NUM_BLOCKS, slo_s=0.1, emulated={"emulated:V100": 2.0})
+        lookout = Lookout(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
+        self.feed = Feed(lookout.event, self._clock, most_viewers=self.most_viewers)
+
+    @property
+    def seconds(self) -> float:
+        """Under load; as if it had been for a minute before."""
+        return 0.0 if self.idle else 60.0 + self._clock.now_s() - self._began_s
+
+    @property
+    def answered(self) -> int:
+        return int(RATE_PER_S * self.seconds)
+
+    async def ask_all(self, deployment: str, method: str) -> list[Any] | None:
+        if deployment == "ingress":
+            self.num_looks += 1
+            return [self.counts()] if self.ingresses_answer else None
+        return self.replicas(deployment)
+
+    def counts(self) -> IngressReport:
+        wave = 1 + 0.3 * math.sin(self.seconds / 4)
+        shares = {0.02 * wave: 0.5, 0.05 * wave: 0.4, 0.09 * wave: 0.1}
+        left = [before - after for before, after in zip(SURVIVAL, (*SURVIVAL[1:], 0.0), strict=True)]
+        return ingress(
+            answered=self.answered,
+            arrived=int(self.answered * 1.02),
+            in_slo=int(self.answered * 0.99),
+            epoch=self.placed.epoch,
+            unanswered=0 if self.idle else int(40 * wave),
+            waiting=0 if self.idle else int(6 * wave),
+            exits={block: int(self.answered * share) for block, share in enumerate(left) if share > 0},
+            drops={} if self.idle else {"admission": int(self.seconds * 3), "deadline": int(self.seconds / 5)},
+            latencies={bucket_of(latency_s): int(self.answered * share) for latency_s, share in shares.items()},
+        )
+
+    def replicas(self, slot: str) -> list[ReplicaReport]:
+        stage = self.placed.stage_of[slot]
+        return [
+            replica(
+                f"{slot}#{index}abcdefg",
+                slot,
+                *(
+                    ran(split, int(split.batch * 0.85), int(9 * self.seconds), 0.3 * self.seconds)
+                    for split in stage.splits
+                ),
+                waiting=0 if self.idle else index,
+                device=stage.device,
+                epoch=self.placed.epoch,
+                node="0123456789abcdef",
+                pid=1000 + index,
+            )
+            for index in range(stage.replicas)
+        ]
+
+    async def describe(self) -> dict[str, Any]:
+        if not self.controller_answers:
+            raise ControllerUnavailableError("the controller does not answer", retry_after_s=5.0)
+        return {
+            "epoch": self.placed.epoch,
+            "reason": "period",
+            "in_force_since_s": WallClock().now_s() - 75,
+            "forecast": {
+                "survival": list(SURVIVAL),
+                "survival_low": [max(0.0, share - 0.05 * (block > 0)) for block, share in enumerate(SURVIVAL)],
+                "survival_high": [min(1.0, share + 0.05) for share in SURVIVAL],
+                "how": "ARIMA",
+            },
+            "observed": {
+                "survival": [min(1.0, share * 1.04) for share in SURVIVAL],
+                "seconds": 75.0,
+                "rate_per_s": 306.0,
+                "goodput_per_s": 297.0,
+                "agreement": 0.9931,
+                "accuracy_budget": 0.01,
+                "within_budget": True,
+                "probes": 412,
+                "drops": {"admission": 225, "deadline": 15},
+            },
+            "events": [],
+        }
+
+    async def history(self, limit: int) -> list[dict[str, Any]]:
+        if not self.controller_answers:
+            raise ControllerUnavailableError("the controller does not answer", retry_after_s=5.0)
+        gained = {"seconds": 120.0, "offered_rps": 290.0, "goodput_rps": 251.0, "dropped": 312}
+        now_s = WallClock().now_s()
+        words = "taken: 320/s in 81 ms for 281/s in 79 ms, 14 % more; 3 replicas move, worth 20 s of the next 120 s"
+        older = PlacedPlan(plan=self.placed.plan, slots=self.placed.slots)
+        rows = [
+            ("in force", 4, 75.0, words, None),
+            ("proposed", 3, 195.0, "turned down: 1 % more is not worth it", None),
+        ]
+        rows += [("in force", 3, 315.0, "taken: the first plan", gained)]
+        return [
+            {"epoch": epoch, "at_s": now_s - ago_s, "outcome": outcome, "reason": "period", "words": said}
+            | {"placed": placed_document(older), "gained": measured}
+            for outcome, epoch, ago_s, said, measured in rows
+        ][:limit]
+
+    def watch(self) -> Viewer:
+        return self.feed.join()
+
+    async def infer(self, request: Any) -> Any:
+        raise NotImplementedError("the page asks for no answers")
+
+    def is_ready(self) -> bool:
+        return True
+
+    async def stats(self) -> dict[str, Any]:
+        return {}
+
+    async def plan(self) -> dict[str, Any]:
+        return await self.describe()
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
+        return await self.history(limit)
+
+    def count_request(self, route: str, status: int) -> None:
+        self.counted.append((route, status))
+
+
+@contextmanager
+def served(service: FakeService, port: int) -> Iterator[str]:
+    """On a port of this machine, in a thread."""
+    config = uvicorn.Config(
+        build_app(service), port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=asyncio.run, args=(server.serve(),))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+if __name__ == "__main__":
+    with served(FakeService(), int(sys.argv[1])) as url:
+        input(f"{url}/dashboard\n")

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.ingress.dashboard.feed import Viewer
+from deployments.ingress.dashboard.pages import EventStream, assets
+from deployments.ingress.http import build_app
+from tests.deployments.ingress.dashboard.fake_service import FakeService
+
+MOST_BYTES = 150_000
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService(most_viewers=1)
+
+
+@pytest.fixture
+async def client(service: FakeService) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(build_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+def test_the_whole_page_is_small() -> None:
+    assert sum(len(asset.content) for asset in assets().values()) <= MOST_BYTES
+
+
+def test_the_page_loads_only_files_that_are_served_with_it() -> None:
+    text = "".join(asset.content.decode() for asset in assets().values())
+    loaded = re.findall(r'(?:src|href)="(?:dashboard/)([^"]+)"|from "\./([^"]+)"', text)
+    assert {name for names in loaded for name in names if name} == set(assets()) - {"page.html"}
+    assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}, "a namespace, never loaded"
+
+
+async def test_the_page_and_its_files_may_load_from_nowhere_else(client: httpx.AsyncClient) -> None:
+    for path in ["/dashboard", *(f"/dashboard/{name}" for name in assets() if name != "page.html")]:
+        response = await client.get(path)
+        assert response.status_code == 200, path
+        policy = response.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type"),
+    [
+        ("/dashboard", "text/html"),
+        ("/dashboard/page.js", "text/javascript"),
+        ("/dashboard/page.css", "text/css"),
+        ("/dashboard/icon.svg", "image/svg+xml"),
+    ],
+)
+async def test_files_have_their_media_type(client: httpx.AsyncClient, path: str, media_type: str) -> None:
+    assert (await client.get(path)).headers["content-type"].startswith(media_type)
+
+
+async def test_a_browser_that_has_a_file_is_told_so(client: httpx.AsyncClient) -> None:
+    etag = (await client.get("/dashboard/page.js")).headers["etag"]
+    again = await client.get("/dashboard/page.js", headers={"if-none-match": etag})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    other = await client.get("/dashboard/page.js", headers={"if-none-match": '"another"'})
+    assert other.status_code == 200
+
+
+@pytest.mark.parametrize("name", ["page.html", "nothing.js", "..", "%2e%2e%2fpages.py"])
+async def test_other_files_are_not_there(client: httpx.AsyncClient, name: str) -> None:
+    assert (await client.get(f"/dashboard/{name}")).status_code == 404
+
+
+async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
+    client: httpx.AsyncClient, service: FakeService
+) -> None:
+    response = await client.head("/dashboard/events")
+    assert (response.status_code, service.feed.num_viewers) == (200, 0)
+    assert response.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_a_viewer_too_many_is_told_when_to_come_back(client: httpx.AsyncClient, service: FakeService) -> None:
+    present = service.feed.join()
+    response = await client.get("/dashboard/events")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "10")
+    assert response.json()["error"]["kind"] == "overloaded"
+    present.leave()
+
+
+class Connection:
+    """One ASGI request for the stream; `gone` is set when the client leaves."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.gone = asyncio.Event()
+        self.blocked = False
+        self._is_new = True
+
+    async def receive(self) -> dict[str, Any]:
+        if self._is_new:
+            self._is_new = False
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+        if self.blocked and message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def a_viewer(left: list[Viewer]) -> Viewer:
+    return Viewer(0.0, left.append)
+
+
+async def test_the_stream_may_not_be_gathered_or_kept_on_its_way() -> None:
+    connection, viewer = Connection(), a_viewer([])
+    streaming = asyncio.create_task(EventStream(viewer)({}, connection.receive, connection.send))
+    viewer.offer(b"data: 1\n\n")
+    await settle()
+    headers = dict(connection.sent[0]["headers"])
+    assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
+    assert headers[b"cache-control"] == b"no-store, no-transform"
+    assert headers[b"x-accel-buffering"] == b"no"
+    assert b"content-length" not in headers
+    assert connection.sent[1] == {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}
+    viewer.end()
+    await streaming
+
+
+async def test_when_the_client_leaves_its_viewer_does() -> None:
+    left: list[Viewer] = []
+    connection, viewer = Connection(), a_viewer(left)
+    streaming = asyncio.create_task(EventStream(viewer)({}, connection.receive, connection.send))
+    await settle()
+    connection.gone.set()
+    await asyncio.wait_for(streaming, timeout=5)
+    assert viewer in left
+
+
+async def test_when_the_viewer_is_let_go_the_response_ends_properly() -> None:
+    left: list[Viewer] = []
+    connection, viewer = Connection(), a_viewer(left)
+    viewer.end()
+    await EventStream(viewer)({}, connection.receive, connection.send)
+    assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    assert viewer in left
+
+
+async def test_a_client_that_takes_nothing_is_let_go() -> None:
+    left: list[Viewer] = []
+    connection, viewer = Connection(), a_viewer(left)
+    connection.blocked = True
+    viewer.offer(b"data: 1\n\n")
+    await asyncio.wait_for(EventStream(viewer, stuck_s=0.01)({}, connection.receive, connection.send), timeout=5)
+    assert viewer in left
+
+
+async def test_a_stream_that_is_cancelled_leaves() -> None:
+    left: list[Viewer] = []
+    connection, viewer = Connection(), a_viewer(left)
+    streaming = asyncio.create_task(EventStream(viewer)({}, connection.receive, connection.send))
+    await settle()
+    streaming.cancel()
+    await asyncio.wait([streaming])
+    assert viewer in left
