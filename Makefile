@@ -31,7 +31,7 @@ serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
 test: $(STAMP)  ## Every test: units, and the service end to end on Ray (minutes)
 	$(BIN)/python -m pytest -q -m 'not gpu and not slow'
 
-test-fast: $(STAMP)  ## The tests that need no Ray (about a minute)
+test-fast: $(STAMP)  ## The tests that need neither Ray nor a browser (about a minute)
 	$(BIN)/python -m pytest -q
 
 test-all: $(STAMP)  ## Also the slow ones, over whole data sets

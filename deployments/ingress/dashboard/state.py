@@ -39,7 +39,6 @@ def page_state(facts: Facts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
         "survival": _survival(now, survival),
         "agreement": _agreement(now),
         "changes": changes_state(now.history, now.described),
-        "events": [] if now.described is None else list(now.described.get("events", [])),
     }
 
 

@@ -73,6 +73,8 @@ class FakeService:
     has_controller: bool = True
     controller_answers: bool = True
     idle: bool = False
+    held_s: float | None = None
+    """Counts that stand still, as after so many seconds under load."""
     ingresses_answer: bool = True
     suspended: str | None = None
     most_viewers: int = 16
@@ -94,6 +96,8 @@ class FakeService:
     @property
     def seconds(self) -> float:
         """Under load; as if it had been for a minute before."""
+        if self.held_s is not None:
+            return self.held_s
         return 0.0 if self.idle else 60.0 + self._clock.now_s() - self._began_s
 
     @property
@@ -165,7 +169,6 @@ class FakeService:
                 "probes": 412,
                 "drops": {"admission": 225, "deadline": 15},
             },
-            "events": [],
         }
 
     async def history(self, limit: int) -> list[dict[str, Any]]:

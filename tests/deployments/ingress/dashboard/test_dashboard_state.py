@@ -119,7 +119,6 @@ DESCRIBED: dict[str, Any] = {
         "probes": 400,
         "drops": {},
     },
-    "events": [],
 }
 
 

@@ -1,0 +1,105 @@
+"""A real browser for tests; where there is none they skip, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = Path("/usr/bin/chromium")
+SWITCHES = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+WIDE, NARROW = 1280, 400
+PATIENCE_MS = 15_000
+SERIOUS = {"serious", "critical"}
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Debian's, with a fresh profile."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="there is no playwright: install the extra `browser`"
+    )
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM}: `make browser` installs it, as root")
+    with playwright.sync_playwright() as started:
+        browser: Browser = started.chromium.launch(executable_path=CHROMIUM, args=list(SWITCHES))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Opened:
+    """A page that is open, and what went wrong in it."""
+
+    page: Page
+    troubles: list[str] = field(default_factory=list)
+    """Errors and warnings of the console, errors of the page's own code, and requests that failed."""
+    asked: list[str] = field(default_factory=list)
+    """Every URL that the page asked for."""
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def figure(self, name: str) -> str:
+        """One of the figures on top, without its unit."""
+        return self.text(f"[data-figure={name}] dd b")
+
+    def serial(self) -> int:
+        return int(self.page.locator("#main").get_attribute("data-serial") or 0)
+
+    def wait(self, condition: str, timeout_ms: float = PATIENCE_MS) -> None:
+        """For a condition in the page's own words; polled, because the policy of the page forbids `eval`."""
+        self.page.wait_for_function(f"() => {condition}", timeout=timeout_ms, polling=100)
+
+    def wait_for_connection(self, connection: str) -> None:
+        self.wait(f"document.body.dataset.connection === '{connection}'")
+
+    def wait_for_updates(self, number: int) -> None:
+        self.wait(f"Number(document.getElementById('main').dataset.serial) >= {self.serial() + number}")
+
+    def findings(self) -> list[str]:
+        """What axe finds that is serious or critical."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        found: dict[str, Any] = Axe().run(self.page).response
+        return [
+            f"{each['id']}: {node['html'][:200]}"
+            for each in found["violations"]
+            if each["impact"] in SERIOUS
+            for node in each["nodes"]
+        ]
+
+
+@contextmanager
+def opened(browser: Browser, url: str, *, width: int = WIDE, scheme: Any = "light") -> Iterator[Opened]:
+    """A tab of its own, without anything that other tabs have stored."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    it = Opened(page)
+    page.on("console", lambda message: message.type in ("error", "warning") and it.troubles.append(message.text))
+    page.on("pageerror", lambda error: it.troubles.append(str(error)))
+    page.on("request", lambda request: it.asked.append(request.url))
+    page.goto(url)
+    try:
+        yield it
+    finally:
+        context.close()

@@ -1,0 +1,209 @@
+"""The page itself, in a real browser, on a service that is not there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.chromium import NARROW, WIDE, Opened, chromium, opened
+from tests.deployments.ingress.dashboard.fake_service import FakeService, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.browser
+
+PATIENCE_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def looked_at(browser: Browser, service: FakeService, **options: Any) -> Iterator[Opened]:
+    with served(service, free_port()) as url, opened(browser, f"{url}/dashboard", **options) as page:
+        yield page
+
+
+def soon(condition: Callable[[], bool]) -> bool:
+    until_s = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_the_page_lives_and_asks_nobody_but_the_service(browser: Browser) -> None:
+    service = FakeService()
+    with looked_at(browser, service) as page:
+        page.wait_for_connection("live")
+        page.wait_for_updates(2)
+        assert float(page.figure("goodput")) == pytest.approx(297, abs=5)
+        assert page.figure("agreement") == "99.31"
+        assert page.troubles == []
+        origin = page.asked[0].removesuffix("/dashboard")
+        assert all(asked.startswith(f"{origin}/dashboard") for asked in page.asked)
+
+
+def test_the_figures_are_those_of_the_service(browser: Browser) -> None:
+    with looked_at(browser, FakeService(held_s=100.0)) as page:
+        page.wait_for_updates(2)
+        assert page.figure("answered") == "30,000"
+        assert "29,700 in time" in page.text("[data-figure=answered]")
+        assert "320 so far" in page.text("[data-figure=dropped]")
+        assert page.text("#drops tbody tr:first-child") == "admission\t0.0/s\t300"
+        assert page.text("#plan .stage:first-child .stage-head").split("\n")[:3] == [
+            "Stage 0",
+            "emulated:V100",
+            "9 replicas",
+        ]
+        changes = page.page.locator("#changes tbody tr")
+        assert [row.split("\t")[1] for row in changes.all_inner_texts()] == [
+            "now period",
+            "turned down period",
+            "taken period",
+        ]
+        assert "251/s of 290/s offered, 312 dropped" in changes.nth(2).inner_text()
+
+
+def test_every_chart_has_its_figures_as_a_table(browser: Browser) -> None:
+    with looked_at(browser, FakeService()) as page:
+        page.wait_for_updates(2)
+        rows = {}
+        for name in ("plan", "batches", "exits", "survival", "rates", "latency", "queue"):
+            page.page.locator(f"#{name}-table summary").click()
+            page.page.wait_for_selector(f"#{name}-table tbody tr")
+            rows[name] = page.page.locator(f"#{name}-table table").first.locator("tbody tr").count()
+        assert (rows["plan"], rows["batches"], rows["exits"], rows["survival"]) == (3, 12, 12, 12)
+        assert page.text("#batches-table tbody tr:nth-child(4)") == "block 3\t8\t4.3\t6.0"
+        assert page.findings() == []
+
+
+def test_marks_are_reached_by_keyboard_and_keep_the_focus_while_figures_change(browser: Browser) -> None:
+    with looked_at(browser, FakeService()) as page:
+        page.wait_for_updates(2)
+        page.page.locator("#survival .hit[tabindex='0']").focus()
+        for _ in range(3):
+            page.page.keyboard.press("ArrowLeft")
+        page.wait_for_updates(2)
+        label = page.page.evaluate("document.activeElement.getAttribute('aria-label')")
+        assert label.startswith("block 8: forecast 29.0 %, seen by probes 30.2 %")
+        assert page.text("#survival .tip").startswith("block 8")
+        page.page.keyboard.press("Escape")
+        assert page.page.locator("#survival .tip").count() == 0
+
+
+def test_pointing_at_a_chart_shows_its_figures(browser: Browser) -> None:
+    with looked_at(browser, FakeService()) as page:
+        page.wait_for_updates(2)
+        page.page.locator("#exits .hit").nth(1).hover()
+        assert page.text("#exits .tip").startswith("ramp 1")
+        page.page.locator("#plan .replica").first.hover()
+        assert "busy" in page.text("#plan .replica:hover .tip")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_axe_finds_nothing_serious(browser: Browser, scheme: str, width: int) -> None:
+    with looked_at(browser, FakeService(suspended="too few accelerators"), scheme=scheme, width=width) as page:
+        page.wait_for_updates(2)
+        assert page.findings() == []
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_where_there_is_nothing_yet(browser: Browser, scheme: str) -> None:
+    with looked_at(browser, FakeService(idle=True, has_controller=False), scheme=scheme) as page:
+        page.wait_for_updates(2)
+        assert page.findings() == []
+        assert "No answers in the last 60 s" in page.text("#exits")
+        assert "No answers in the last 60 s" in page.text("#batches")
+        assert "This service has no controller" in page.text("#changes")
+        assert "no forecast without a controller" in page.text("#survival-of")
+        assert page.text("#drops") == "None of 0 inputs."
+        assert page.figure("p99") == "\N{EN DASH}"
+        assert page.troubles == []
+
+
+def test_a_suspended_service_and_a_silent_controller_are_said(browser: Browser) -> None:
+    service = FakeService(suspended="too few accelerators", controller_answers=False)
+    with looked_at(browser, service) as page:
+        page.wait_for_updates(1)
+        assert page.page.locator(".notice").all_inner_texts() == [
+            "Nothing is served: too few accelerators",
+            "The controller does not answer. Serving goes on; plans, forecast and agreement are as it said last.",
+        ]
+        assert page.text("#changes") == "No plan was made yet."
+
+
+def test_a_service_whose_ingresses_do_not_answer_is_said(browser: Browser) -> None:
+    with looked_at(browser, FakeService(ingresses_answer=False)) as page:
+        page.wait_for_connection("silent")
+        assert page.text("#connection") == "No ingress answers"
+
+
+def test_a_lost_connection_is_said_and_comes_back(browser: Browser) -> None:
+    port = free_port()
+    with opened(browser, "about:blank") as page:
+        with served(FakeService(), port) as url:
+            page.page.goto(f"{url}/dashboard")
+            page.wait_for_connection("live")
+        page.wait_for_connection("lost")
+        assert page.text("#connection").startswith("Disconnected since ")
+        assert page.figure("agreement") == "99.31"
+        assert page.findings() == []
+        with served(FakeService(), port):
+            page.wait_for_connection("live")
+            page.wait_for_updates(1)
+
+
+def test_a_viewer_too_many_is_told_so(browser: Browser) -> None:
+    service = FakeService(most_viewers=1)
+    with served(service, free_port()) as url, opened(browser, f"{url}/dashboard") as first:
+        first.wait_for_connection("live")
+        with opened(browser, f"{url}/dashboard") as second:
+            second.wait_for_connection("lost")
+            assert second.text("#connection") == "No connection, or too many viewers; trying again"
+        assert service.feed.num_viewers == 1
+
+
+def test_nobody_is_asked_for_a_page_that_is_closed_or_hidden(browser: Browser) -> None:
+    service = FakeService()
+    with looked_at(browser, service) as page:
+        page.wait_for_connection("live")
+        page.page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+        page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        assert soon(lambda: service.feed.num_viewers == 0)
+        looks = service.num_looks
+        page.page.evaluate("delete document.hidden")
+        page.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        page.wait_for_updates(1)
+        assert service.num_looks > looks
+    assert soon(lambda: service.feed.num_viewers == 0)
+
+
+def test_colours_are_the_systems_until_others_are_chosen(browser: Browser) -> None:
+    dark, light = "rgb(15, 18, 22)", "rgb(246, 247, 248)"
+    with looked_at(browser, FakeService(), scheme="dark") as page:
+        background = "getComputedStyle(document.body).backgroundColor"
+        assert page.page.evaluate(background) == dark
+        page.page.get_by_role("button", name="Colours: auto").click()
+        assert page.page.evaluate(background) == light
+        page.page.reload()
+        assert page.text("#theme") == "Colours: light"
+        assert page.page.evaluate(background) == light
+        page.page.get_by_role("button", name="Colours: light").click()
+        assert page.page.evaluate(background) == dark
