@@ -28,6 +28,7 @@ from offramp.options import (
     integers,
 )
 from offramp.plan_commands import commands as plan_commands
+from offramp.predict_commands import commands as predict_commands
 from offramp.service_commands import commands as service_commands
 from offramp.service_commands import serve_file, serve_until_stopped
 from offramp.simulate_commands import commands as simulate_commands
@@ -190,25 +191,6 @@ def serve(
 
 
 @app.command()
-def predict(
-    texts: Annotated[list[str], typer.Argument(help="Texts to classify.")],
-    url: Url = "http://127.0.0.1:8000",
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Classify texts with a running service."""
-    from offramp.client import Client
-
-    with Client(url) as client:
-        predictions = client.predict_many(texts, truncate=truncate)
-    for text, each in zip(texts, predictions, strict=True):
-        if as_json:
-            print(json.dumps({"text": text, "label": each.label, "score": each.score, "exit": each.exit}))
-        else:
-            print(f"{each.label}  (score {each.score:.3f}, left after block {each.exit})  {text}")
-
-
-@app.command()
 def bench(
     data: Annotated[
         Path, typer.Option("--data", help="Labelled texts as for train, or a .txt with one text per line.")
@@ -275,6 +257,7 @@ def bench(
     _run_bench(config, as_json=as_json)
 
 
+app.add_typer(predict_commands)
 app.add_typer(plan_commands)
 app.add_typer(simulate_commands)
 app.add_typer(service_commands)

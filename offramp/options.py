@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -44,6 +45,11 @@ def choice(name: str, value: str, allowed: tuple[str, ...]) -> Any:
     if value not in allowed:
         raise InputError(f"--{name} {value!r}; allowed: {', '.join(allowed)}")
     return value
+
+
+def completes(allowed: tuple[str, ...]) -> dict[str, Callable[[str], list[str]]]:
+    """What `typer.Option` takes so that a shell completes to one of `allowed`, or to a file where none fits."""
+    return {"autocompletion": lambda incomplete: [each for each in allowed if each.startswith(incomplete)]}
 
 
 def integers(name: str, value: str) -> tuple[int, ...]:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-from earlyexit.train import Progress as Report
+if TYPE_CHECKING:  # a light command that shows progress loads no torch
+    from earlyexit.train import Progress as Report
+
+FIRST_LINE = 1000
 
 
 @contextmanager
@@ -42,6 +49,37 @@ def progress_bars() -> Iterator[Report]:
             bars.update(tasks[what], completed=done)
 
         yield report
+
+
+@contextmanager
+def progress_count(what: str) -> Iterator[Callable[[int], None]]:
+    """A callback (done) that draws on stderr, for work of which nobody knows how much there is."""
+    if not sys.stderr.isatty():
+        yield _count_lines(what)
+        return
+    columns = (TextColumn("{task.description}"), TextColumn("{task.completed:.0f}"), SpinnerColumn(), _Rate())
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done: bars.update(task, completed=done)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> str:
+        """Rows per second since the beginning."""
+        return f"{task.completed / task.elapsed:.1f}/s" if task.elapsed else ""
+
+
+def _count_lines(what: str) -> Callable[[int], None]:
+    """A line whenever twice as much is done as at the last one, a thousand at first."""
+    at = [FIRST_LINE]
+
+    def report(done: int) -> None:
+        if done >= at[0]:
+            print(f"{what:<10} {done:>8}", file=sys.stderr, flush=True)  # noqa: T201 - this is the progress line
+            while done >= at[0]:
+                at[0] *= 2
+
+    return report
 
 
 def _lines() -> Report:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -51,8 +52,11 @@ def dead_url() -> str:
 class Always(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        body = json.dumps({"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"}).encode()
-        self.send_response(200)
+        spoilt = self.path.startswith("/spoilt")
+        answer = {"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"}
+        failure = {"error": {"kind": "unprocessable_input", "message": "no"}, "request_id": "r"}
+        body = json.dumps(failure if spoilt else answer).encode()
+        self.send_response(422 if spoilt else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -229,3 +233,43 @@ def test_a_load_refuses_what_is_wrong(dead_url: str, data: Path, capsys: Capture
     assert "Invalid value for '--rate'" in declined(capsys, *bench, data, "--rate", 0)
     assert "Invalid value for '--slo-ms'" in declined(capsys, *bench, data, "--slo-ms", -1)
     assert "Invalid value for '--seed'" in declined(capsys, *bench, data, "--seed", -1)
+
+
+def test_a_files_texts_are_answered_line_by_line_and_summed_up_on_stderr(
+    tmp_path: Path, answering_url: str, capsys: Captured
+) -> None:
+    (tmp_path / "texts.txt").write_text("pay\nmy bill\n", encoding="utf-8")
+    assert (
+        run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--concurrency", 1, "--url", answering_url) == 0
+    )
+    said = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in said.out.splitlines()] == ["pay", "my bill"]
+    assert json.loads(said.out.splitlines()[0]) == {"text": "pay", "label": "bill", "score": 0.9, "exit": 0}
+    assert re.search(r"^2 rows in .* rows/s, 0 failed; answers by exit 0: 2$", said.err, flags=re.MULTILINE)
+
+
+def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "offramp.cli", "predict", "--out", "out.csv", "--batch", "1", "--url", answering_url],
+        input="pay\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert (tmp_path / "out.csv").read_text() == "text,label,score,exit,error\npay,bill,0.9,0,\n"
+
+
+def test_a_run_in_which_a_text_failed_ends_with_status_1(tmp_path: Path, answering_url: str, capsys: Captured) -> None:
+    (tmp_path / "texts.txt").write_text("pay\nmy bill\n", encoding="utf-8")
+    out = tmp_path / "out.jsonl"
+    url = f"{answering_url}/spoilt"
+    assert run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--out", out, "--url", url) == 1
+    assert capsys.readouterr().err.endswith("offramp: 2 of 2 texts failed; `error` in their rows says why\n")
+    assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
+
+
+@pytest.mark.parametrize("arguments", [("a text", "--data", "a.txt"), ("-", "--data", "a.txt")])
+def test_texts_from_two_places_are_refused(capsys: Captured, arguments: tuple[str, ...]) -> None:
+    assert refused(capsys, "predict", *arguments).startswith("one of these is needed: texts as arguments")

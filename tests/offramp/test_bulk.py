@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from earlyexit.clock import ManualClock
+from earlyexit.errors import DataError, InputError, OfframpError
+from offramp.bulk import BulkJob, Row, Tally, predict_all
+from offramp.client import AsyncClient
+from offramp.row_writer import format_of, row_writer
+from tests.offramp.test_client import failure
+
+
+async def no_sleep(seconds: float) -> None:
+    """The client waits for no time."""
+
+
+def answered(texts: list[str]) -> httpx.Response:
+    """Every text is its own label, and left after as many blocks as it has letters."""
+    return httpx.Response(
+        200, json={"outputs": [{"label": text, "score": 0.5, "exit": len(text)} for text in texts], "request_id": "r"}
+    )
+
+
+class Server:
+    """Answers all but the texts that hold an x, of which one spoils its whole request; keeps what it was sent."""
+
+    def __init__(self, slow: str = "") -> None:
+        self.batches: list[list[str]] = []
+        self._slow = slow
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        texts = json.loads(request.content)["inputs"]
+        self.batches.append(texts)
+        for _ in range(20 if self._slow in texts else 3):  # others get their turn meanwhile
+            await asyncio.sleep(0)
+        if any("x" in text for text in texts):
+            return failure(422, "unprocessable_input", "an x")
+        return answered(texts)
+
+
+async def run(
+    texts: Iterator[str],
+    server: Callable[[httpx.Request], object],
+    *,
+    batch: int = 2,
+    concurrency: int = 2,
+    rows: list[Row] | None = None,
+) -> tuple[list[Row], Tally]:
+    written: list[Row] = [] if rows is None else rows
+    client = AsyncClient(
+        "http://server",
+        transport=httpx.MockTransport(server),  # type: ignore[arg-type] # httpx takes coroutines, its types do not say
+        clock=ManualClock(),
+        rng=random.Random(0),
+        sleep=no_sleep,
+    )
+    async with client:
+        job = BulkJob(batch=batch, concurrency=concurrency)
+        tally = await predict_all(texts, client, job, written.append, clock=ManualClock(), on_rows=lambda _: None)
+    return written, tally
+
+
+async def test_rows_come_in_the_texts_order_although_a_request_is_slow() -> None:
+    texts = ["a", "bb", "c", "dd", "e"]
+    server = Server(slow="a")
+    rows, tally = await run(iter(texts), server)
+    assert [row.text for row in rows] == texts
+    assert [row.prediction.label for row in rows if row.prediction] == texts
+    assert (tally.rows, tally.failed, dict(tally.exits)) == (5, 0, {1: 3, 2: 2})
+    assert sorted(server.batches) == [["a", "bb"], ["c", "dd"], ["e"]]
+
+
+async def test_as_many_requests_as_allowed_are_under_way_and_no_more() -> None:
+    three_at_once, now, most = asyncio.Barrier(3), 0, 0
+
+    async def server(request: httpx.Request) -> httpx.Response:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await three_at_once.wait()
+        now -= 1
+        return answered(json.loads(request.content)["inputs"])
+
+    rows, _ = await run(map(str, range(39)), server, batch=1, concurrency=3)
+    assert (len(rows), most) == (39, 3)
+
+
+async def test_little_more_is_read_than_is_under_way() -> None:
+    taken: list[int] = []
+    most_ahead = 0
+
+    def texts() -> Iterator[str]:
+        for number in range(1000):
+            taken.append(number)
+            yield str(number)
+
+    class Counting(list[Row]):
+        def append(self, row: Row) -> None:
+            nonlocal most_ahead
+            super().append(row)
+            most_ahead = max(most_ahead, len(taken) - len(self))
+
+    rows, _ = await run(texts(), Server(), batch=4, concurrency=2, rows=Counting())
+    assert len(rows) == 1000
+    assert most_ahead <= 4 * (2 * 2 + 2), "the window, the batch being read and the one being written"
+
+
+async def test_a_text_that_fails_says_so_in_its_row_and_the_others_are_answered() -> None:
+    server = Server()
+    rows, tally = await run(iter(["a", "b", "x", "d"]), server, batch=4)
+    assert [row.error for row in rows] == [None, None, "unprocessable_input: an x", None]
+    assert rows[2].to_json() == {"text": "x", "error": "unprocessable_input: an x"}
+    assert rows[3].to_json() == {"text": "d", "label": "d", "score": 0.5, "exit": 1}
+    assert (tally.rows, tally.failed) == (4, 1)
+    assert server.batches == [["a", "b", "x", "d"], ["a", "b"], ["x", "d"], ["x"], ["d"]]
+
+
+async def test_an_overload_is_tried_again_and_then_said_of_its_rows_only() -> None:
+    asked: list[str] = []
+
+    def server(request: httpx.Request) -> httpx.Response:
+        [text] = json.loads(request.content)["inputs"]
+        asked.append(text)
+        overloaded = text == "busy" or (text == "soon" and asked.count("soon") == 1)
+        return failure(503, "overloaded", "queue is full") if overloaded else answered([text])
+
+    rows, tally = await run(iter(["busy", "soon", "a"]), server, batch=1)
+    assert [row.error for row in rows] == ["overloaded: queue is full", None, None]
+    assert (asked.count("busy"), asked.count("soon"), tally.failed) == (4, 2, 1)
+
+
+async def test_a_service_that_is_not_there_ends_the_run_with_the_rows_before_it() -> None:
+    def server(request: httpx.Request) -> httpx.Response:
+        texts = json.loads(request.content)["inputs"]
+        if texts == ["a"]:
+            return answered(texts)
+        raise httpx.ConnectError("refused")
+
+    rows: list[Row] = []
+    with pytest.raises(OfframpError, match="no connection to http://server"):
+        await run(iter("abcdefgh"), server, batch=1, rows=rows)
+    assert [row.text for row in rows] == ["a"]
+
+
+async def test_a_row_that_cannot_be_read_ends_the_run_behind_those_before_it() -> None:
+    def texts() -> Iterator[str]:
+        yield from ("a", "b")
+        raise DataError("t.csv:4: no")
+
+    rows: list[Row] = []
+    with pytest.raises(DataError, match=r"t\.csv:4"):
+        await run(texts(), Server(), batch=1, rows=rows)
+    assert [row.text for row in rows] == ["a", "b"]
+
+
+async def test_no_texts_are_no_requests() -> None:
+    server = Server()
+    rows, tally = await run(iter(()), server)
+    assert (rows, server.batches, tally.rows, tally.rows_per_s) == ([], [], 0, 0.0)
+
+
+def test_the_tally_says_rows_rate_failures_and_exits() -> None:
+    tally = Tally(rows=10, failed=1, seconds=2.0)
+    tally.exits.update([3, 0, 0])
+    assert tally.in_words() == "10 rows in 2.0 s, 5.0 rows/s, 1 failed; answers by exit 0: 2, 3: 1"
+
+
+@pytest.mark.parametrize(
+    ("out", "asked", "form"),
+    [(None, None, "jsonl"), (None, "csv", "csv"), (Path("a.csv"), None, "csv"), (Path("a.jsonl"), "jsonl", "jsonl")],
+)
+def test_the_format_is_the_asked_one_or_the_files(out: Path | None, asked: None, form: str) -> None:
+    assert format_of(out, asked) == form
+
+
+def test_a_format_against_the_files_ending_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--format jsonl: the ending of --out a.csv says csv"):
+        format_of(Path("a.csv"), "jsonl")
+
+
+def test_rows_are_written_as_csv_with_every_column(tmp_path: Path) -> None:
+    with row_writer(tmp_path / "o.csv", "csv") as write:
+        write(Row(text="a, b", error="no"))
+    assert (tmp_path / "o.csv").read_text() == 'text,label,score,exit,error\n"a, b",,,,no\n'
