@@ -38,6 +38,8 @@ HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
 HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
 # A proxy behind HAProxy, for as long as no ingress is there.
 HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
+OBJECT_STORE_BYTES = 512 * 1024 * 1024
+"""Of a Ray started here; it lies in /dev/shm. Calls go past it but for plans and long texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
         address="local",  # never join a cluster that happens to be reachable
         num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),
         resources={name: amount for name, amount in needed.items() if name != "GPU"},
-        object_store_memory=512 * 1024 * 1024,
+        object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
         logging_level=logging.WARNING,
         _metrics_export_port=cluster.metrics_port,

@@ -13,9 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earlyexit.errors import InputError, OfframpError
+from offramp.doctor_commands import commands as doctor_commands
 from offramp.options import (
+    ARRIVALS,
+    BACKENDS,
+    BUILT_IN_PLANS,
+    DEVICE_NAMES,
+    DTYPES,
+    FRONTS,
+    PARTS,
+    POOLINGS,
+    RAMP_STYLES,
+    SCORES,
     AsJson,
+    Backend,
     DataFile,
+    Dtype,
     GrpcPort,
     LabelColumn,
     ModelFolder,
@@ -25,6 +38,7 @@ from offramp.options import (
     Url,
     above_zero,
     choice,
+    completes,
     integers,
 )
 from offramp.plan_commands import commands as plan_commands
@@ -41,7 +55,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Early-exit model serving on Ray Serve.",
 )
@@ -58,8 +71,10 @@ def train(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     part: Part = None,
-    ramp_style: Annotated[str, typer.Option(help="light (pooling and linear) or pooler (DeeBERT's).")] = "light",
-    pooling: Annotated[str, typer.Option(help="mean or first (token).")] = "mean",
+    ramp_style: Annotated[
+        str, typer.Option(help="light (pooling and linear) or pooler (DeeBERT's).", **completes(RAMP_STYLES))
+    ] = "light",
+    pooling: Annotated[str, typer.Option(help="mean or first (token).", **completes(POOLINGS))] = "mean",
     ramps: Annotated[
         str | None, typer.Option(help="Blocks that get a ramp, like 0,2,4; default: all but the last.")
     ] = None,
@@ -76,8 +91,8 @@ def train(
 
     texts = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
     options = RampOptions(
-        style=choice("ramp-style", ramp_style, ("light", "pooler")),
-        pooling=choice("pooling", pooling, ("mean", "first")),
+        style=choice("ramp-style", ramp_style, RAMP_STYLES),
+        pooling=choice("pooling", pooling, POOLINGS),
         at=None if ramps is None else integers("ramps", ramps),
     )
     job = TrainJob(
@@ -103,13 +118,15 @@ def calibrate(
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     part: Part = None,
-    policy: Annotated[str, typer.Option(help="entropy or confidence.")] = "entropy",
+    policy: Annotated[str, typer.Option(help="entropy or confidence.", **completes(SCORES))] = "entropy",
     budget: Annotated[
         float, typer.Option(min=1e-6, help="Largest share answered otherwise than by the full model.")
     ] = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
     test: Annotated[Path | None, typer.Option(help="Labelled texts to report on as well.")] = None,
-    test_part: Annotated[str | None, typer.Option(help="Which list of a CLINC150 test file.")] = None,
+    test_part: Annotated[
+        str | None, typer.Option(help="Which list of a CLINC150 test file.", **completes(PARTS))
+    ] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -122,7 +139,7 @@ def calibrate(
     read = partial(read_labelled, text_column=text_column, label_column=label_column)
     texts = read(data, part=part)
     held_out = None if test is None else _known_texts(model, read(test, part=test_part))
-    score = choice("policy", policy, ("entropy", "confidence"))
+    score = choice("policy", policy, SCORES)
     guarantee = Guarantee(budget=budget, confidence=confidence)
     job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
     with _progress() as progress:
@@ -142,16 +159,20 @@ def serve(
     model: Annotated[
         Path, typer.Argument(help="Model folder, or a service file, which says all but the ports itself.")
     ],
-    plan: Annotated[str, typer.Option(help="Plan file, or built in: stock, early-exit, serial.")] = "serial",
+    plan: Annotated[
+        str, typer.Option(help="Plan file, or built in: stock, early-exit, serial.", **completes(BUILT_IN_PLANS))
+    ] = "serial",
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size of a built-in plan; default: 32.")] = None,
     replicas: Annotated[int | None, typer.Option(min=1, help="Replicas of a built-in plan; default: 1.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device of a built-in plan; default: cpu.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device of a built-in plan; default: cpu.", **completes(DEVICE_NAMES))
+    ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on; HAProxy listens on all.")] = "127.0.0.1",
-    front: Annotated[str, typer.Option(help="haproxy (fast) or proxy (Serve's own).")] = "haproxy",
+    front: Annotated[str, typer.Option(help="haproxy (fast) or proxy (Serve's own).", **completes(FRONTS))] = "haproxy",
     ingress_replicas: Annotated[int, typer.Option(min=1)] = 1,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    backend: Annotated[str, typer.Option(help="torch or onnx.")] = "torch",
+    dtype: Dtype = "float32",
+    backend: Backend = "torch",
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU replica.")] = 1,
     max_queued: Annotated[int, typer.Option(min=1, help="Unanswered inputs per ingress before 503.")] = 2000,
     timeout_s: Annotated[float, typer.Option(callback=above_zero, help="Timeout of requests that name none.")] = 30.0,
@@ -174,8 +195,8 @@ def serve(
         model=str(model.resolve()),
         plan=plan_document(chosen),
         ingress_replicas=ingress_replicas,
-        dtype=choice("dtype", dtype, ("float32", "bfloat16")),
-        backend=choice("backend", backend, ("torch", "onnx")),
+        dtype=choice("dtype", dtype, DTYPES),
+        backend=choice("backend", backend, BACKENDS),
         threads_per_replica=threads,
         max_queued=max_queued,
         default_timeout_s=timeout_s,
@@ -183,7 +204,7 @@ def serve(
     cluster = LocalCluster(
         port=port,
         host=host,
-        front=choice("front", front, ("haproxy", "proxy")),
+        front=choice("front", front, FRONTS),
         grpc_port=grpc_port,
         metrics_port=metrics_port,
     )
@@ -202,7 +223,11 @@ def bench(
         typer.Option(callback=above_zero, help="Open loop: requests per second, sent whatever comes back."),
     ] = None,
     arrivals: Annotated[
-        str, typer.Option(help="poisson or constant; or with --seconds all of the load, like trace:FILE,rate=100.")
+        str,
+        typer.Option(
+            help="poisson or constant; or with --seconds all of the load, like trace:FILE,rate=100.",
+            **completes(ARRIVALS),
+        ),
     ] = "poisson",
     seconds: Annotated[
         float | None, typer.Option(callback=above_zero, help="How long to send an --arrivals that says its rate.")
@@ -245,7 +270,7 @@ def bench(
         labels=labels,
         num_requests=requests or 1000 if send_times_s is None else len(send_times_s),
         rate_rps=rate,
-        arrivals="poisson" if timed else choice("arrivals", arrivals, ("poisson", "constant")),
+        arrivals="poisson" if timed else choice("arrivals", arrivals, ARRIVALS),
         send_times_s=send_times_s,
         concurrency=8 if rate is None and concurrency is None and not timed else concurrency,
         inputs_per_request=inputs_per_request,
@@ -257,6 +282,7 @@ def bench(
     _run_bench(config, as_json=as_json)
 
 
+app.add_typer(doctor_commands)
 app.add_typer(predict_commands)
 app.add_typer(plan_commands)
 app.add_typer(simulate_commands)

@@ -85,12 +85,27 @@ def in_a_folder(name: str, path: Path | None) -> None:
         raise InputError(f"--{name} {path}: may not be written")
 
 
+DTYPES = ("float32", "bfloat16")
+BACKENDS = ("torch", "onnx")
+FRONTS = ("haproxy", "proxy")
+SCORES = ("entropy", "confidence")
+RAMP_STYLES = ("light", "pooler")
+POOLINGS = ("mean", "first")
+ARRIVALS = ("poisson", "constant")
+PARTS = ("train", "val", "test")
+# Those of `optimizer.plan` and `optimizer.decision`, named here too: a shell that completes waits for no planner.
+BUILT_IN_PLANS = ("stock", "early-exit", "serial")
+STRATEGY_NAMES = ("best", "stock", "early-exit", "e3", "serial")
+DEVICE_NAMES = ("cpu", "cuda")
+
+Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]
+Backend = Annotated[str, typer.Option(help="torch or onnx.", **completes(BACKENDS))]
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
 DataFile = Annotated[Path, typer.Option("--data", help="Labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json.")]
 TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
 ProblemFilePath = Annotated[Path, typer.Argument(metavar="PROBLEM", help="Plan problem, YAML or JSON.")]
-Part = Annotated[str | None, typer.Option(help="Which list of a CLINC150 file: train, val, test.")]
+Part = Annotated[str | None, typer.Option(help="Which list of a CLINC150 file: train, val, test.", **completes(PARTS))]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Url = Annotated[str, typer.Option(help="Address of a running service.", callback=http_address)]

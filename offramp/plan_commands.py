@@ -12,12 +12,18 @@ import typer
 
 from earlyexit.errors import InputError
 from offramp.options import (
+    BACKENDS,
+    DTYPES,
+    STRATEGY_NAMES,
     AsJson,
+    Backend,
+    Dtype,
     ModelFolder,
     ProblemFilePath,
     Seed,
     above_zero,
     choice,
+    completes,
     from_zero,
     in_a_folder,
     integers,
@@ -39,8 +45,8 @@ def profile(
     model: ModelFolder,
     out: Annotated[Path, typer.Option(help="Latency profile to write, .json: what a plan problem names.")],
     device: Annotated[str, typer.Option(help="cpu, cuda, or the accelerator type that cuda is here.")] = "cpu",
-    backend: Annotated[str, typer.Option(help="torch or onnx.")] = "torch",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    backend: Backend = "torch",
+    dtype: Dtype = "float32",
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16",
     lengths: Annotated[str, typer.Option(help="Tokens per input.")] = "16,32,64",
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 7,
@@ -59,8 +65,8 @@ def profile(
         raise InputError(f"--out and --jsonl are both {out}; two files are needed")
     job = ProfileJob(
         device=device,
-        backend=choice("backend", backend, ("torch", "onnx")),
-        dtype=choice("dtype", dtype, ("float32", "bfloat16")),
+        backend=choice("backend", backend, BACKENDS),
+        dtype=choice("dtype", dtype, DTYPES),
         batches=integers("batches", batches),
         lengths=integers("lengths", lengths),
         repeats=repeats,
@@ -103,7 +109,9 @@ def forecast(
 @commands.command()
 def plan(
     problem: ProblemFilePath,
-    strategy: Annotated[str, typer.Option(help="best, or a part of it: stock, early-exit, e3, serial.")] = "best",
+    strategy: Annotated[
+        str, typer.Option(help="best, or a part of it: stock, early-exit, e3, serial.", **completes(STRATEGY_NAMES))
+    ] = "best",
     batch_limit: Annotated[int | None, typer.Option(min=1, help="Largest batch size that a plan may use.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of the plan: .svg, .png or .pdf.")] = None,
     out: Annotated[Path | None, typer.Option(help="Plan file for `offramp serve --plan`.")] = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earlyexit.errors import InputError
-from offramp.options import AsJson, ProblemFilePath, Seed, choice
+from offramp.options import STRATEGY_NAMES, AsJson, ProblemFilePath, Seed, choice, completes
 from offramp.plan_commands import NO_PLAN
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ def simulate(
         Path | None, typer.Option(help="Plan file, or what `offramp plan --json` printed; default: the planner's.")
     ] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="Of the planner's plan: best, stock, early-exit, e3, serial; default: best.")
+        str | None,
+        typer.Option(
+            help="Of the planner's plan: best, stock, early-exit, e3, serial; default: best.",
+            **completes(STRATEGY_NAMES),
+        ),
     ] = None,
     duration: Annotated[float, typer.Option(help="Seconds in which requests arrive.")] = 60.0,
     warm_up: Annotated[float, typer.Option(help="Seconds of them, from the start, that are not counted.")] = 1.0,

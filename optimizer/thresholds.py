@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
-from scipy.stats import binom
 
 from earlyexit.errors import DataError
 from profiles.records import ExitOutcome, ExitRecords
@@ -54,6 +52,8 @@ class Guarantee:
 
     def holds(self, disagreements: int, num_inputs: int) -> bool:
         """Whether so few disagreements reject a true rate above the budget (exact binomial tail)."""
+        from scipy.stats import binom  # takes a second, and whoever reads a calibration comes through here
+
         return bool(binom.cdf(disagreements, num_inputs, self.budget) <= 1 - self.confidence)
 
 
@@ -121,6 +121,8 @@ def _fit_risk(design: ExitRecords, column: int) -> RiskModel:
         z_N = parameters[0] * sureness_N + parameters[1]
         # A little ridge keeps the slope finite where the ramp is never wrong.
         return float(np.logaddexp(0, np.where(agrees_N, -z_N, z_N)).sum() + 0.01 * (parameters**2).sum())
+
+    from scipy.optimize import minimize
 
     slope, offset = minimize(loss, np.array([1.0, 0.0]), method="BFGS").x
     return RiskModel(slope=max(float(slope), 1e-3), offset=float(offset), larger_is_surer=design.larger_is_surer)

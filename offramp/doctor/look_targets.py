@@ -1,0 +1,72 @@
+"""What was named on the command line, read by the readers that the service itself uses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from cluster.devices import find_device
+from earlyexit.errors import InputError, ModelFolderError, OfframpError
+from earlyexit.store import WEIGHTS_FILE, read_card
+from earlyexit.tokenizer import TextTokenizer
+from offramp.calibration import CALIBRATION_FILE, RECORDS_FILE, read_calibration
+from offramp.doctor.machine import Target
+
+
+def look_at_target(path: Path) -> Target:
+    """A model folder or a service file; what is wrong with it is its reader's message."""
+    if not path.exists():
+        return Target(path=str(path), kind="neither", problem="no such file or folder")
+    kind: Literal["model", "service"] = "model" if path.is_dir() else "service"
+    try:
+        return _model(path) if kind == "model" else _service(path)
+    except OfframpError as error:
+        return Target(path=str(path), kind=kind, problem=str(error))
+
+
+def _model(folder: Path) -> Target:
+    card = read_card(folder)
+    _check_weights(folder)
+    TextTokenizer.load(folder, card.max_length)
+    calibrated = (folder / CALIBRATION_FILE).is_file()
+    if calibrated:
+        _check_calibration(folder, card.ramps)
+    words = f"{card.name}, {card.family}, {card.num_blocks} blocks, {len(card.label_names)} labels"
+    return Target(path=str(folder), kind="model", calibrated=calibrated, words=words)
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise ModelFolderError where the weights' header cannot be read; the weights themselves stay unread."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / WEIGHTS_FILE, framework="numpy") as weights:
+            weights.keys()
+    except (OSError, SafetensorError) as error:
+        raise ModelFolderError(f"{folder / WEIGHTS_FILE} cannot be read: {error}") from error
+
+
+def _check_calibration(folder: Path, ramps: tuple[int, ...]) -> None:
+    from profiles.records import ExitRecords
+
+    card = read_calibration(folder)
+    records = ExitRecords.load(folder / RECORDS_FILE)
+    if not set(card.thresholds) <= set(ramps) or not set(records.ramps) <= set(ramps):
+        raise InputError(f"{folder / CALIBRATION_FILE} is of another model: its ramps are not {list(ramps)}")
+
+
+def _service(path: Path) -> Target:
+    """With its first plan not made: that may take minutes."""
+    from offramp.service_parts import read_parts
+
+    parts = read_parts(path)
+    counts = parts.inventory.counts
+    gpus = sum(count for name, count in counts.items() if "num_gpus" in find_device(name).actor_options)
+    cluster = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return Target(
+        path=str(path),
+        kind="service",
+        words=f"{parts.document.name}, {parts.card.name} on {cluster}",
+        gpus=gpus,
+        port=parts.document.ingress.port,
+    )
