@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from earlyexit.errors import PlanError
 RAY_ACCELERATORS = ("K80", "P100", "V100", "T4", "A10G", "A100", "A30", "A6000", "L4", "L40S", "H100", "H200", "B200")
 EMULATED = "emulated:"
 """Before the name of an accelerator that is not there: its time is a latency profile's."""
+OWN_NAME = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
+"""It stands in the names of deployments, and in Kubernetes' in small letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,8 @@ class Device:
 def find_device(name: str) -> Device:
     """The accelerator type of that name; raises PlanError with the known names.
 
-    Nodes say how many emulated ones they have by a Ray resource of that name.
+    Nodes say how many emulated ones they have by a Ray resource of that name. An emulated one may have a name of its
+    own: nothing is known of it but what profiles and prices say.
     """
     if name == "cpu":
         return Device(name=name, torch_device="cpu", actor_options={"num_cpus": 1})
@@ -40,7 +44,7 @@ def find_device(name: str) -> Device:
     if name in RAY_ACCELERATORS:
         options = {"num_cpus": 1, "num_gpus": 1, "accelerator_type": name}
         return Device(name=name, torch_device="cuda", actor_options=options)
-    if name.startswith(EMULATED) and name.removeprefix(EMULATED) in ("cpu", *RAY_ACCELERATORS):
+    if name.startswith(EMULATED) and name != "emulated:cuda" and re.fullmatch(OWN_NAME, name.removeprefix(EMULATED)):
         return Device(name=name, torch_device="cpu", actor_options={"num_cpus": 0, "resources": {name: 1}})
-    known = f"cpu, cuda, {', '.join(RAY_ACCELERATORS)}; {EMULATED} before any of them but cuda"
+    known = f"cpu, cuda, {', '.join(RAY_ACCELERATORS)}; {EMULATED} before any but cuda, or a name of your own"
     raise PlanError(f"unknown device {name!r}; known: {known}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families import FAMILIES, find_family
+from earlyexit.families import FAMILIES, find_family, is_own
 from earlyexit.families.base import Backbone, JsonDict, Pretrained
 from earlyexit.model import EarlyExitModel, ModelInfo
 from earlyexit.ramps import Pooling, RampStyle, build_ramp
@@ -29,10 +29,14 @@ class RampOptions:
 
 
 def load_pretrained(source: str) -> tuple[Pretrained, str]:
-    """A checkpoint's network and its family's name; `source` is a local folder or a hub name.
+    """A checkpoint's network and its family's name; `source` is a local folder, a hub name, or `module:function`.
 
     Raises ModelFolderError for what is neither, of an unknown family, or without weights that fit.
     """
+    if is_own(source):
+        from earlyexit.families.own import OwnFamily
+
+        return OwnFamily(source).pretrained(), source
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
@@ -53,8 +57,8 @@ def load_pretrained(source: str) -> tuple[Pretrained, str]:
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
-    """Put the checkpoint's fast tokenizer into a model folder; raises ModelFolderError where there is none."""
-    local = Path(source) / TOKENIZER_FILE
+    """Put a checkpoint's fast tokenizer, or that of a file, into a model folder; raises ModelFolderError."""
+    local = Path(source) if source.endswith(".json") else Path(source) / TOKENIZER_FILE
     if local.is_file():
         shutil.copyfile(local, folder / TOKENIZER_FILE)
         return

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 from earlyexit.errors import DataError
@@ -28,6 +29,23 @@ class LabelledTexts:
     def label_names(self) -> tuple[str, ...]:
         """The distinct labels, sorted."""
         return tuple(sorted(set(self.labels)))
+
+    def divide(self, share: float, seed: int) -> tuple[LabelledTexts, LabelledTexts]:
+        """All but a share of every label's rows, and that share, drawn at random, both in file order.
+
+        A label keeps at least one row in the first.
+        """
+        rng, held = Random(seed), set[int]()
+        for name in self.label_names:
+            rows = [row for row, label in enumerate(self.labels) if label == name]
+            held.update(rng.sample(rows, min(round(len(rows) * share), len(rows) - 1)))
+        return self._rows(row for row in range(len(self)) if row not in held), self._rows(sorted(held))
+
+    def _rows(self, rows: Iterable[int]) -> LabelledTexts:
+        kept = tuple(rows)
+        return LabelledTexts(
+            texts=tuple(self.texts[row] for row in kept), labels=tuple(self.labels[row] for row in kept)
+        )
 
     def label_indices(self, label_names: tuple[str, ...]) -> list[int]:
         """Every label's place in `label_names`; raises DataError for one that is not there."""
@@ -72,6 +90,14 @@ def read_texts(path: Path) -> tuple[str, ...]:
     if not texts:
         raise DataError(f"{path}: no texts")
     return texts
+
+
+def write_labelled(texts: LabelledTexts, path: Path) -> None:
+    """As a CSV file that `read_labelled` reads."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("text", "label"))
+        table.writerows(zip(texts.texts, texts.labels, strict=True))
 
 
 def _first_bad_line(path: Path) -> int:

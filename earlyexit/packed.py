@@ -43,11 +43,13 @@ class PackedLinear(nn.Module):
 def pack_linears(model: nn.Module) -> None:
     """Put packed layers in the place of the model's linear ones; nothing where oneDNN or a CPU is missing.
 
+    Nothing either in a backbone that does more with its layers than call them.
     The model can then be neither trained, moved, exported nor saved. It takes no more memory than before.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
         return
-    for parent in list(model.modules()):
+    left = {inner for each in model.modules() if not getattr(each, "packs_linears", True) for inner in each.modules()}
+    for parent in [each for each in model.modules() if each not in left]:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.device.type == "cpu":
                 setattr(parent, name, PackedLinear(child))

@@ -81,8 +81,9 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     card = read_card(folder)
     fields = card.model_dump(exclude={"schema_version", "backbone", "ramps", "num_blocks"})
     try:
-        with torch.device("meta"):  # no time spent on random weights
-            model = assemble(ModelInfo(**fields), find_family(card.family).build(card.backbone), card.ramps)
+        family = find_family(card.family)
+        with torch.device("meta" if family.lazy_weights else "cpu"):  # no time spent on random weights
+            model = assemble(ModelInfo(**fields), family.build(card.backbone), card.ramps)
     except (KeyError, TypeError) as error:
         raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
     try:

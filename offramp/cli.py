@@ -21,17 +21,11 @@ from offramp.options import (
     DEVICE_NAMES,
     DTYPES,
     FRONTS,
-    PARTS,
-    POOLINGS,
-    RAMP_STYLES,
-    SCORES,
     AsJson,
     Backend,
-    DataFile,
     Dtype,
     GrpcPort,
     LabelColumn,
-    ModelFolder,
     Part,
     Seed,
     TextColumn,
@@ -39,18 +33,16 @@ from offramp.options import (
     above_zero,
     choice,
     completes,
-    integers,
 )
 from offramp.plan_commands import commands as plan_commands
 from offramp.predict_commands import commands as predict_commands
 from offramp.service_commands import commands as service_commands
 from offramp.service_commands import serve_file, serve_until_stopped
 from offramp.simulate_commands import commands as simulate_commands
+from offramp.train_commands import commands as train_commands
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
-    from earlyexit.dataset import LabelledTexts
-    from offramp.calibration import CalibrationCard
     from offramp.load import LoadConfig
 
 app = typer.Typer(
@@ -58,99 +50,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Early-exit model serving on Ray Serve.",
 )
-
-
-@app.command()
-def train(
-    data: DataFile,
-    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
-    backbone: Annotated[
-        str, typer.Option(help="Checkpoint folder or hub name; 'minilm' is the packaged one.")
-    ] = "minilm",
-    name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
-    part: Part = None,
-    ramp_style: Annotated[
-        str, typer.Option(help="light (pooling and linear) or pooler (DeeBERT's).", **completes(RAMP_STYLES))
-    ] = "light",
-    pooling: Annotated[str, typer.Option(help="mean or first (token).", **completes(POOLINGS))] = "mean",
-    ramps: Annotated[
-        str | None, typer.Option(help="Blocks that get a ramp, like 0,2,4; default: all but the last.")
-    ] = None,
-    joint: Annotated[bool, typer.Option("--joint", help="Train the whole model, not only its ramps.")] = False,
-    max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    seed: Seed = 0,
-) -> None:
-    """Train a model's ramps (on a frozen backbone, or --joint with it)."""
-    from earlyexit.checkpoint import RampOptions
-    from earlyexit.dataset import read_labelled
-    from offramp.training import TrainJob, head_in_words, resolve_backbone
-    from offramp.training import train as run_training
-
-    texts = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
-    options = RampOptions(
-        style=choice("ramp-style", ramp_style, RAMP_STYLES),
-        pooling=choice("pooling", pooling, POOLINGS),
-        at=None if ramps is None else integers("ramps", ramps),
-    )
-    job = TrainJob(
-        backbone=resolve_backbone(backbone),
-        name=name or out.resolve().name,
-        ramps=options,
-        joint=joint,
-        max_length=max_length,
-        epochs=epochs,
-        seed=seed,
-        source=str(data),
-    )
-    with _progress() as progress:
-        model = run_training(job, texts, out, progress=progress)
-    print(f"{len(texts)} texts, {model.num_classes} labels, ramps after blocks {list(model.ramp_indices)}: {out}")
-    print(f"head of the full model: {head_in_words(model)}")
-
-
-@app.command()
-def calibrate(
-    model: ModelFolder,
-    data: DataFile,
-    text_column: TextColumn = "text",
-    label_column: LabelColumn = "label",
-    part: Part = None,
-    policy: Annotated[str, typer.Option(help="entropy or confidence.", **completes(SCORES))] = "entropy",
-    budget: Annotated[
-        float, typer.Option(min=1e-6, help="Largest share answered otherwise than by the full model.")
-    ] = 0.01,
-    confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
-    test: Annotated[Path | None, typer.Option(help="Labelled texts to report on as well.")] = None,
-    test_part: Annotated[
-        str | None, typer.Option(help="Which list of a CLINC150 test file.", **completes(PARTS))
-    ] = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Find thresholds that agree with the full model often enough, with stated confidence."""
-    from earlyexit.dataset import read_labelled
-    from offramp.calibration import CalibrateJob, outcome_figures, record_exits
-    from offramp.calibration import calibrate as run_calibration
-    from optimizer.thresholds import Guarantee
-
-    read = partial(read_labelled, text_column=text_column, label_column=label_column)
-    texts = read(data, part=part)
-    held_out = None if test is None else _known_texts(model, read(test, part=test_part))
-    score = choice("policy", policy, SCORES)
-    guarantee = Guarantee(budget=budget, confidence=confidence)
-    job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
-    with _progress() as progress:
-        card, _ = run_calibration(model, texts, job, progress=progress)
-        report: dict[str, Any] = {"thresholds": card.thresholds, "tested": card.tested}
-        if held_out is not None:
-            records = record_exits(
-                model, held_out, card.policy, progress=lambda what, done, total: progress(f"test {what}", done, total)
-            )
-            report["test"] = outcome_figures(records.outcome(card.thresholds))
-    _print_calibration(card, report, as_json=as_json)
 
 
 @app.command()
@@ -282,6 +181,7 @@ def bench(
     _run_bench(config, as_json=as_json)
 
 
+app.add_typer(train_commands)
 app.add_typer(doctor_commands)
 app.add_typer(predict_commands)
 app.add_typer(plan_commands)
@@ -312,14 +212,6 @@ def _given(context: typer.Context) -> set[str]:
             f"{' and '.join(refused)}: the service file says it; only --port, --grpc-port, --metrics-port go with one"
         )
     return given
-
-
-def _known_texts(model: Path, texts: LabelledTexts) -> LabelledTexts:
-    """The texts, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
-    from earlyexit.store import read_card
-
-    texts.label_indices(read_card(model).label_names)
-    return texts
 
 
 def serve_settings(**values: Any) -> ServeSettings:
@@ -374,19 +266,6 @@ def _progress() -> Any:
     from offramp.progress import progress_bars
 
     return progress_bars()
-
-
-def _print_calibration(card: CalibrationCard, report: dict[str, Any], *, as_json: bool) -> None:
-    from rich.console import Console
-
-    from offramp.report_calibration import calibration_tables, no_threshold_text
-
-    if as_json:
-        print(json.dumps(report))
-    else:
-        Console().print(*calibration_tables(card.policy, report))
-    if not card.thresholds:
-        print(no_threshold_text(budget=card.budget, confidence=card.confidence), file=sys.stderr)
 
 
 if __name__ == "__main__":

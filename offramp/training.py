@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
 from earlyexit.errors import DataError, InputError
+from earlyexit.families import is_own
 from earlyexit.store import NAME_PATTERN, save_model
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
@@ -27,11 +28,14 @@ class TrainJob:
     backbone: str
     """Checkpoint folder or hub name."""
     name: str
+    tokenizer: str | None = None
+    """Checkpoint folder, hub name or file; None: the backbone's."""
     ramps: RampOptions = field(default_factory=RampOptions)
     joint: bool = False
     """Train backbone, ramps and head together instead of the ramps on a frozen backbone."""
     max_length: int | None = None
     epochs: int | None = None
+    learning_rate: float | None = None
     seed: int = 0
     source: str = ""
     """Where the texts came from, for the record."""
@@ -42,6 +46,8 @@ class TrainJob:
                 f"a model cannot be named {self.name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or "
                 "digit first; --name gives another than the folder's"
             )
+        if is_own(self.backbone) and self.tokenizer is None:
+            raise InputError(f"{self.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")
 
 
 def train(job: TrainJob, data: LabelledTexts, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
@@ -52,7 +58,7 @@ def train(job: TrainJob, data: LabelledTexts, out: Path, *, progress: Progress =
     if len(data.label_names) < 2:
         where = job.source or "the data"
         raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier needs at least two")
-    _make_folder(out)
+    make_folder(out)
     pretrained, family = load_pretrained(job.backbone)
     options = _options(job, progress)
     model = add_ramps(
@@ -73,7 +79,7 @@ def train(job: TrainJob, data: LabelledTexts, out: Path, *, progress: Progress =
         ),
     )
     forget_calibration(out)
-    copy_tokenizer(job.backbone, out)
+    copy_tokenizer(job.tokenizer or job.backbone, out)
     encoded = TextTokenizer.load(out, model.info.max_length).encode(data.texts, truncate=True)
     learn = train_jointly if job.joint else train_ramps
     learn(model, encoded, data.label_indices(model.info.label_names), options)
@@ -100,7 +106,8 @@ def head_in_words(model: EarlyExitModel) -> str:
     return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
 
 
-def _make_folder(out: Path) -> None:
+def make_folder(out: Path) -> None:
+    """With those above it; raises InputError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -109,4 +116,5 @@ def _make_folder(out: Path) -> None:
 
 def _options(job: TrainJob, progress: Progress) -> TrainOptions:
     options = replace(JOINT_OPTIONS if job.joint else TrainOptions(), seed=job.seed, progress=progress)
-    return options if job.epochs is None else replace(options, epochs=job.epochs)
+    options = options if job.epochs is None else replace(options, epochs=job.epochs)
+    return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)

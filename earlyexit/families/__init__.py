@@ -18,10 +18,24 @@ FAMILIES = {
 }
 
 
+def is_own(name: str) -> bool:
+    """Whether it names a function that makes a network, rather than a family or a checkpoint."""
+    module, colon, function = name.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
 def find_family(name: str) -> Family:
-    """The family of that name, imported now; raises ModelFolderError with the known names."""
+    """The family of that name, or anybody's own by `module:function`, imported now.
+
+    Raises ModelFolderError with the known names.
+    """
+    if is_own(name):
+        from earlyexit.families.own import OwnFamily
+
+        return OwnFamily(name)
     if name not in FAMILIES:
-        raise ModelFolderError(f"unknown model family {name!r}; known: {', '.join(sorted(FAMILIES))}")
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelFolderError(f"unknown model family {name!r}; known: {known}, or your own as module:function")
     module, _, attribute = FAMILIES[name].partition(":")
     family: Family = getattr(import_module(module), attribute)()
     return family

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -19,6 +19,10 @@ class Backbone(nn.Module, ABC):
 
     Blocks must treat every input on its own: an input's values may depend on its own tokens only.
     """
+
+    packs_linears: ClassVar[bool] = True
+    """Whether its linear layers are only called, with two-dimensional values, so that a CPU may keep their weights in
+    another layout."""
 
     num_blocks: int
     hidden_size: int
@@ -61,6 +65,8 @@ class Family(ABC):
     """A way from a `transformers` configuration or checkpoint to a backbone."""
 
     name: str
+    lazy_weights: bool = True
+    """Whether all its tensors come from the saved weights, so that building may leave them out."""
 
     @abstractmethod
     def build(self, config: JsonDict) -> Backbone:

@@ -14,15 +14,25 @@ from earlyexit.errors import PlanError
         ("V100", "cuda", {"num_cpus": 1, "num_gpus": 1, "accelerator_type": "V100"}),
         ("emulated:V100", "cpu", {"num_cpus": 0, "resources": {"emulated:V100": 1}}),
         ("emulated:cpu", "cpu", {"num_cpus": 0, "resources": {"emulated:cpu": 1}}),
+        ("emulated:edge-box", "cpu", {"num_cpus": 0, "resources": {"emulated:edge-box": 1}}),
     ],
-    ids=["cpu", "any GPU", "a GPU type", "an emulated GPU", "an emulated CPU"],
+    ids=[
+        "cpu",
+        "any GPU",
+        "a GPU type",
+        "an emulated GPU",
+        "an emulated CPU",
+        "an emulated one with a name of its own",
+    ],
 )
 def test_a_device_tells_what_torch_and_ray_call_it(name: str, torch_device: str, options: dict[str, object]) -> None:
     device = find_device(name)
     assert (device.name, device.torch_device, device.actor_options) == (name, torch_device, options)
 
 
-@pytest.mark.parametrize("name", ["gpu", "CPU", "v100", "", "emulated:", "emulated:cuda", "emulated:emulated:cpu"])
+@pytest.mark.parametrize(
+    "name", ["gpu", "CPU", "v100", "", "emulated:", "emulated:cuda", "emulated:emulated:cpu", "emulated:-x", "edge-box"]
+)
 def test_an_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(PlanError, match=f"unknown device '{name}'; known: cpu, cuda, .*V100.*H200.*; emulated: before"):
         find_device(name)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from earlyexit.dataset import LabelledTexts, read_labelled, read_texts
+from earlyexit.dataset import LabelledTexts, read_labelled, read_texts, write_labelled
 from earlyexit.errors import DataError
 
 EXPECTED = LabelledTexts(texts=("pay my bill", 'a "b" c'), labels=("bills", "other"))
@@ -141,3 +142,20 @@ def test_labels_that_are_no_names_are_refused(tmp_path: Path, label: str) -> Non
     path.write_text(f'{{"text": "a", "label": "x"}}\n{{"text": "b", "label": {label}}}\n', encoding="utf-8")
     with pytest.raises(DataError, match=":2: "):
         read_labelled(path)
+
+
+def test_a_share_of_every_label_is_divided_off_at_random_but_never_all_of_it() -> None:
+    texts = (*(f"{label}{row}" for label in "ab" for row in range(10)), "c0")
+    whole = LabelledTexts(texts=texts, labels=tuple(text[0] for text in texts))
+    rest, held = whole.divide(0.3, seed=1)
+    assert Counter(rest.labels) == {"a": 7, "b": 7, "c": 1}
+    assert Counter(held.labels) == {"a": 3, "b": 3}
+    assert sorted((*rest.texts, *held.texts)) == sorted(texts)
+    assert whole.divide(0.3, seed=1) == (rest, held)
+    assert whole.divide(0.3, seed=2) != (rest, held)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    texts = LabelledTexts(texts=('he said "no", twice', "b"), labels=("x", "y"))
+    write_labelled(texts, tmp_path / "t.csv")
+    assert read_labelled(tmp_path / "t.csv") == texts

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from offramp.training import TrainJob, train
+from profiles.catalogue import published_profile
+from profiles.latency import LatencyProfile
+from tests.offramp.service_folders import write_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 WORDS = ("[PAD]", "[UNK]", "pay", "my", "bill", "rain", "in", "town", "again")
 
@@ -63,3 +69,29 @@ def model(checkpoint: Path, data: Path, tmp_path: Path) -> Path:
 
     train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), read_labelled(data), tmp_path / "model")
     return tmp_path / "model"
+
+
+@pytest.fixture
+def examples(tmp_path: Path) -> Path:
+    """The folder, in a repository where its commands have run."""
+    shutil.copytree(EXAMPLES, tmp_path / "examples")
+    write_model(tmp_path / "runs/demo/model", num_blocks=6)
+    write_model(tmp_path / "runs/emulated/model", num_blocks=12)
+    known = published_profile("bert-base", "V100").at(128)
+    profile = LatencyProfile(
+        model="demo",
+        num_blocks=6,
+        ramps=(0, 1, 2, 3, 4),
+        device="cpu",
+        backend="torch",
+        dtype="float32",
+        kind="measured",
+        tables={
+            16: type(known)(batches=(1, 2), block_s_NB=known.block_s_NB[:6, :2], ramp_s_EB=known.ramp_s_EB[:5, :2])
+        },
+        provenance={},
+    )
+    profile.save(tmp_path / "runs/demo/latency-cpu.json")
+    write_model(tmp_path / "runs/mine", num_blocks=6)
+    profile.save(tmp_path / "runs/mine/edge-box.json")
+    return tmp_path / "examples"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,7 @@ from optimizer.plan_file import parse_plan
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
-from profiles.catalogue import published_profile
-from profiles.latency import LatencyProfile
 from tests.cluster.kuberay_schema import RayService
-from tests.offramp.service_folders import write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COUNTS = {
@@ -30,30 +26,6 @@ COUNTS = {
     "v100_16": {"emulated:V100": 16},
     "e3_mixed": {"emulated:V100": 6, "emulated:P100": 8, "emulated:K80": 15},
 }
-
-
-@pytest.fixture
-def examples(tmp_path: Path) -> Path:
-    """The folder, in a repository where its commands have run."""
-    shutil.copytree(EXAMPLES, tmp_path / "examples")
-    write_model(tmp_path / "runs/demo/model", num_blocks=6)
-    write_model(tmp_path / "runs/emulated/model", num_blocks=12)
-    known = published_profile("bert-base", "V100").at(128)
-    profile = LatencyProfile(
-        model="demo",
-        num_blocks=6,
-        ramps=(0, 1, 2, 3, 4),
-        device="cpu",
-        backend="torch",
-        dtype="float32",
-        kind="measured",
-        tables={
-            16: type(known)(batches=(1, 2), block_s_NB=known.block_s_NB[:6, :2], ramp_s_EB=known.ramp_s_EB[:5, :2])
-        },
-        provenance={},
-    )
-    profile.save(tmp_path / "runs/demo/latency-cpu.json")
-    return tmp_path / "examples"
 
 
 def quickly(problem: PlanProblem, strategy: Strategy) -> Decision:

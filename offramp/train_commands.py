@@ -1,0 +1,179 @@
+"""The commands that make a model: parses, calls, prints. Registered on the app of `offramp.cli`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from earlyexit.errors import InputError
+from offramp.options import (
+    PARTS,
+    POOLINGS,
+    RAMP_STYLES,
+    SCORES,
+    AsJson,
+    DataFile,
+    LabelColumn,
+    ModelFolder,
+    Part,
+    Seed,
+    TextColumn,
+    above_zero,
+    choice,
+    completes,
+    integers,
+)
+
+if TYPE_CHECKING:
+    from earlyexit.dataset import LabelledTexts
+    from offramp.calibration import CalibrationCard
+
+HELD_OUT_FILE = "held_out.csv"
+
+commands = typer.Typer()
+
+
+@commands.command()
+def train(
+    data: DataFile,
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    backbone: Annotated[
+        str, typer.Option(help="Checkpoint folder or hub name, 'minilm' (packaged), or your own module:function.")
+    ] = "minilm",
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Checkpoint folder, hub name, minilm or tokenizer.json; default: the backbone's.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    part: Part = None,
+    ramp_style: Annotated[
+        str, typer.Option(help="light (pooling and linear) or pooler (DeeBERT's).", **completes(RAMP_STYLES))
+    ] = "light",
+    pooling: Annotated[str, typer.Option(help="mean or first (token).", **completes(POOLINGS))] = "mean",
+    ramps: Annotated[
+        str | None, typer.Option(help="Blocks that get a ramp, like 0,2,4; default: all but the last.")
+    ] = None,
+    joint: Annotated[bool, typer.Option("--joint", help="Train the whole model, not only its ramps.")] = False,
+    max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
+    hold_out: Annotated[
+        float | None, typer.Option(help="Share of each label's rows to keep from training: held_out.csv in --out.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Train a model's ramps (on a frozen backbone, or --joint with it)."""
+    from earlyexit.checkpoint import RampOptions
+    from earlyexit.dataset import read_labelled
+    from offramp.progress import progress_bars
+    from offramp.training import TrainJob, head_in_words, resolve_backbone
+    from offramp.training import train as run_training
+
+    texts = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
+    options = RampOptions(
+        style=choice("ramp-style", ramp_style, RAMP_STYLES),
+        pooling=choice("pooling", pooling, POOLINGS),
+        at=None if ramps is None else integers("ramps", ramps),
+    )
+    job = TrainJob(
+        backbone=resolve_backbone(backbone),
+        tokenizer=None if tokenizer is None else resolve_backbone(tokenizer),
+        name=name or out.resolve().name,
+        ramps=options,
+        joint=joint,
+        max_length=max_length,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        seed=seed,
+        source=str(data),
+    )
+    if hold_out is not None:
+        texts = _hold_out(texts, hold_out, seed, out)
+    with progress_bars() as progress:
+        model = run_training(job, texts, out, progress=progress)
+    print(f"{len(texts)} texts, {model.num_classes} labels, ramps after blocks {list(model.ramp_indices)}: {out}")
+    print(f"head of the full model: {head_in_words(model)}")
+
+
+@commands.command()
+def calibrate(
+    model: ModelFolder,
+    data: DataFile,
+    text_column: TextColumn = "text",
+    label_column: LabelColumn = "label",
+    part: Part = None,
+    policy: Annotated[str, typer.Option(help="entropy or confidence.", **completes(SCORES))] = "entropy",
+    budget: Annotated[
+        float, typer.Option(min=1e-6, help="Largest share answered otherwise than by the full model.")
+    ] = 0.01,
+    confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
+    test: Annotated[Path | None, typer.Option(help="Labelled texts to report on as well.")] = None,
+    test_part: Annotated[
+        str | None, typer.Option(help="Which list of a CLINC150 test file.", **completes(PARTS))
+    ] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Find thresholds that agree with the full model often enough, with stated confidence."""
+    from earlyexit.dataset import read_labelled
+    from offramp.calibration import CalibrateJob, outcome_figures, record_exits
+    from offramp.calibration import calibrate as run_calibration
+    from offramp.progress import progress_bars
+    from optimizer.thresholds import Guarantee
+
+    read = partial(read_labelled, text_column=text_column, label_column=label_column)
+    texts = read(data, part=part)
+    held_out = None if test is None else _known_texts(model, read(test, part=test_part))
+    score = choice("policy", policy, SCORES)
+    guarantee = Guarantee(budget=budget, confidence=confidence)
+    job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
+    with progress_bars() as progress:
+        card, _ = run_calibration(model, texts, job, progress=progress)
+        report: dict[str, Any] = {"thresholds": card.thresholds, "tested": card.tested}
+        if held_out is not None:
+            records = record_exits(
+                model, held_out, card.policy, progress=lambda what, done, total: progress(f"test {what}", done, total)
+            )
+            report["test"] = outcome_figures(records.outcome(card.thresholds))
+    _print_calibration(card, report, as_json=as_json)
+
+
+def _hold_out(texts: LabelledTexts, share: float, seed: int, out: Path) -> LabelledTexts:
+    """The texts to train on; the others are written where calibration and tests find them."""
+    from earlyexit.dataset import write_labelled
+    from offramp.training import make_folder
+
+    if not 0 < share < 1:
+        raise InputError(f"--hold-out {share:g}; a share between 0 and 1 is needed")
+    learned, held = texts.divide(share, seed)
+    make_folder(out)
+    write_labelled(held, out / HELD_OUT_FILE)
+    print(f"{len(held)} of {len(texts)} texts held out: {out / HELD_OUT_FILE}")
+    return learned
+
+
+def _known_texts(model: Path, texts: LabelledTexts) -> LabelledTexts:
+    """The texts, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
+    from earlyexit.store import read_card
+
+    texts.label_indices(read_card(model).label_names)
+    return texts
+
+
+def _print_calibration(card: CalibrationCard, report: dict[str, Any], *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from offramp.report_calibration import calibration_tables, no_threshold_text
+
+    if as_json:
+        print(json.dumps(report))
+    else:
+        Console().print(*calibration_tables(card.policy, report))
+    if not card.thresholds:
+        print(no_threshold_text(budget=card.budget, confidence=card.confidence), file=sys.stderr)

@@ -1,0 +1,170 @@
+"""Networks that are not ours, made here as a user would make them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.errors import ModelFolderError
+from earlyexit.families import find_family, is_own
+from earlyexit.families.own import PaddedBackbone, check_alone
+from earlyexit.layout import Layout
+from earlyexit.packed import PackedLinear, pack_linears
+from earlyexit.policies import ConfidencePolicy
+from earlyexit.store import load_model, save_model
+from earlyexit.wire import WirePiece
+
+HERE = __name__
+WIDTH = 4
+
+
+class Embedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, WIDTH)
+        self.register_buffer("scale", torch.tensor(2.0), persistent=False)
+
+    def forward(self, token_ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        vectors: Tensor = self.words(token_ids_BT) * self.scale
+        return vectors
+
+
+class Mean(nn.Module):
+    """Adds the mean of an input's tokens to each of them."""
+
+    def __init__(self, *, masked: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.masked = masked
+
+    def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        mask_BT1 = mask_BT[:, :, None].float() if self.masked else torch.ones_like(mask_BT)[:, :, None].float()
+        mean_B1D = (hidden_BTD * mask_BT1).sum(1, keepdim=True) / mask_BT1.sum(1, keepdim=True)
+        result: Tensor = self.linear(hidden_BTD) + mean_B1D
+        return result
+
+
+def build(depth: int = 2) -> PaddedBackbone:
+    return padded(*(Mean() for _ in range(depth)))
+
+
+def leaky() -> PaddedBackbone:
+    return padded(Mean(), Mean(masked=False))
+
+
+def wide() -> PaddedBackbone:
+    return padded(nn.Identity(), hidden_size=WIDTH + 1)
+
+
+def padded(*blocks: nn.Module, hidden_size: int = WIDTH) -> PaddedBackbone:
+    return PaddedBackbone(
+        embed=Embedding(), blocks=blocks, hidden_size=hidden_size, max_length=9, config={"depth": len(blocks)}
+    )
+
+
+def text() -> str:
+    return "no network"
+
+
+def run(backbone: PaddedBackbone, token_ids: list[int], lengths: list[int]) -> Tensor:
+    layout = Layout(np.array(lengths, dtype=np.int32))
+    hidden_ND = backbone.embed(torch.tensor(token_ids, dtype=torch.int32), layout)
+    for block in range(backbone.num_blocks):
+        hidden_ND = backbone.run_block(block, hidden_ND, layout)
+    return hidden_ND
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("network:build", True), ("my.nets:make", True), ("bert", False), ("org/model", False), ("C:/models/x", False)],
+)
+def test_a_module_and_a_function_are_told_from_families_and_checkpoints(name: str, own: bool) -> None:
+    assert is_own(name) == own
+
+
+def test_padded_modules_answer_packed_inputs_as_alone() -> None:
+    backbone = build()
+    together = run(backbone, [1, 2, 3, 4, 5], [2, 3])
+    torch.testing.assert_close(together[:2], run(backbone, [1, 2], [2]))
+    torch.testing.assert_close(together[2:], run(backbone, [3, 4, 5], [3]))
+
+
+def test_a_network_that_lets_padding_through_is_refused_by_its_block() -> None:
+    with pytest.raises(ModelFolderError, match=r"block 1 gives an input other values among longer ones than alone"):
+        check_alone(leaky())
+
+
+def test_a_network_of_another_width_than_it_says_is_refused() -> None:
+    with pytest.raises(ModelFolderError, match=r"the embedding gives \[4\] values for a token; 5 are its hidden_size"):
+        check_alone(wide())
+
+
+def test_a_network_is_tried_in_inference_and_left_as_it_was() -> None:
+    backbone = padded(nn.Sequential()).train()
+    backbone.blocks[0] = Dropping()
+    check_alone(backbone)
+    assert backbone.training
+
+
+class Dropping(nn.Module):
+    """Would differ from run to run if it were trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        result: Tensor = self.drop(hidden_BTD)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:build", "network 'no_such_module:build' cannot be imported: .*PYTHONPATH"),
+        (f"{HERE}:gone", "has no attribute 'gone'"),
+        (f"{HERE}:text", "gave str; a Backbone is needed"),
+    ],
+)
+def test_what_is_no_network_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ModelFolderError, match=message):
+        load_pretrained(name)
+
+
+def test_an_unknown_family_is_refused_with_the_way_to_ones_own() -> None:
+    with pytest.raises(ModelFolderError, match=r"unknown model family 'gpt'; known: bert.*, or your own as module:"):
+        find_family("gpt")
+
+
+def test_an_own_model_is_saved_loaded_cut_and_packed_only_where_it_may_be(tmp_path: Path) -> None:
+    assert __name__ in sys.modules
+    torch.manual_seed(0)
+    pretrained, family = load_pretrained(f"{HERE}:build")
+    model = add_ramps(pretrained, name="own", family=family, label_names=("a", "b"), ramps=RampOptions())
+    save_model(model, tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.info.family == f"{HERE}:build"
+    assert float(loaded.backbone.get_buffer("embedding.scale")) == 2.0, "what is not saved is made anew"
+    pack_linears(loaded)
+    assert not any(isinstance(each, PackedLinear) for each in loaded.backbone.modules())
+    assert any(isinstance(each, PackedLinear) for each in loaded.head.modules())
+    policy = ConfidencePolicy(1.1)  # nobody leaves
+    wire = WirePiece(
+        sample_ids=("x", "y"),
+        next_block=0,
+        lengths_B=np.array([2, 3], dtype=np.int32),
+        values=np.array([1, 2, 3, 4, 5], dtype=np.int32),
+        state_BS=None,
+    )
+    whole = list(model.cut(0, 2, (0,), policy).run(model.from_wire(wire, policy)))[-1].answers
+    first = list(loaded.cut(0, 1, (0,), policy).run(loaded.from_wire(wire, policy)))[-1].survivors
+    assert first is not None
+    rest = list(loaded.cut(1, 2, (), policy).run(first))[-1].answers
+    assert [each.label for each in rest] == [each.label for each in whole]
+    assert [each.score for each in rest] == pytest.approx([each.score for each in whole], abs=1e-5)

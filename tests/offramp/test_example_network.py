@@ -1,0 +1,119 @@
+"""The network and the exit logic in examples/own_network, run as a reader runs them, on few rows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deployments.stage.build import build_policy
+from earlyexit.dataset import read_labelled
+from earlyexit.errors import InputError
+from earlyexit.store import load_model, read_card
+from earlyexit.wire import WirePiece
+from offramp.cli import main
+from offramp.service_file import read_service
+from offramp.training import TrainJob
+from optimizer.decision import Decision, Strategy
+from optimizer.plan_file import ModelShape, read_plan
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from tests.offramp.conftest import rows
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NETWORK = EXAMPLES / "own_network"
+
+
+@pytest.fixture
+def network_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PYTHONPATH as the example has it."""
+    monkeypatch.syspath_prepend(str(NETWORK))
+
+
+@pytest.fixture
+def folder(checkpoint: Path, tmp_path: Path, network_path: None) -> Path:
+    """The network, trained for one epoch, with a share of the rows held out."""
+    (tmp_path / "data.csv").write_text(rows(20), encoding="utf-8")
+    out = tmp_path / "words"
+    options = ["--joint", "--epochs", "1", "--learning-rate", "0.003", "--max-length", "32", "--hold-out", "0.3"]
+    named = ["--backbone", "word_network:build", "--tokenizer", str(checkpoint)]
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--data", str(tmp_path / "data.csv"), "--out", str(out), *named, *options])
+    assert ended.value.code == 0
+    return out
+
+
+def test_the_network_is_trained_and_loaded_by_its_name(folder: Path) -> None:
+    card = read_card(folder)
+    assert (card.family, card.num_blocks, card.ramps, card.max_length) == ("word_network:build", 4, (0, 1, 2), 32)
+    assert load_model(folder).backbone.hidden_size == card.backbone["width"]
+    assert len(read_labelled(folder / "held_out.csv")) == 6, "three of ten rows of both labels"
+
+
+def test_the_plan_lets_inputs_out_by_the_examples_own_rule(folder: Path) -> None:
+    model = load_model(folder)
+    plan = read_plan(NETWORK / "plan.yaml", ModelShape(num_blocks=4, ramps=(0, 1, 2)))
+    policy = build_policy(plan.policy)
+    [stage] = plan.stages
+    wire = WirePiece(
+        sample_ids=("x",),
+        next_block=0,
+        lengths_B=np.array([3], dtype=np.int32),
+        values=np.array([2, 3, 4], dtype=np.int32),
+        state_BS=None,
+    )
+    piece, answers = model.from_wire(wire, policy), 0
+    for split in stage.splits:
+        for step in model.cut(split.first, split.end, split.ramps, policy).run(piece):
+            answers += len(step.answers)
+            survivors = step.survivors
+        if survivors is None:
+            break
+        piece = survivors
+    assert answers == 1
+
+
+def test_the_rules_look_at_the_margin_and_at_two_ramps_in_a_row(network_path: None) -> None:
+    from word_exits import margin, twice_sure  # type: ignore[import-not-found] # of a folder that is on no path
+
+    sure, unsure = [9.0, 0.0, 0.0], [1.0, 0.5, 0.0]
+    logits_BC, none_BS = torch.tensor([sure, unsure]), torch.zeros(2, 1)
+    assert margin.decide(0, logits_BC, torch.zeros(2, 0), ("a", "b")).leave_B.tolist() == [True, False]
+    first = twice_sure.decide(0, logits_BC, none_BS, ("a", "b"))
+    assert (first.leave_B.tolist(), first.state_BS.tolist()) == ([False, False], [[1.0], [0.0]])
+    assert twice_sure.decide(1, logits_BC, first.state_BS, ("a", "b")).leave_B.tolist() == [True, False]
+
+
+def test_a_network_without_a_tokenizer_is_refused() -> None:
+    with pytest.raises(InputError, match="word_network:build brings no tokenizer: --tokenizer names one, minilm"):
+        TrainJob(backbone="word_network:build", name="words")
+
+
+def test_the_made_up_csv_has_rows_of_twelve_labels(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "mine.csv"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "own_csv/make_csv.py"), str(path), "5"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=EXAMPLES.parent,
+        env={"PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.stdout == f"60 rows, 12 labels: {path}\n"
+    assert len(read_labelled(path).label_names) == 12
+
+
+def quickly(problem: PlanProblem, strategy: Strategy) -> Decision:
+    return solve(problem, "serial")
+
+
+def test_the_accelerator_of_ones_own_is_planned_with_its_profile_and_price(examples: Path) -> None:
+    service = read_service(examples / "own_accelerator" / "service.yaml", quickly)
+    assert service.inventory.counts == {"emulated:edge-box": 3}
+    assert service.inventory.devices["emulated:edge-box"].usd_per_hour == 0.12
+    assert service.settings.emulated["emulated:edge-box"].decisions == "computed"
+    assert {stage["device"] for stage in service.settings.plan["stages"]} == {"emulated:edge-box"}
