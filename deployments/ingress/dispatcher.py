@@ -212,9 +212,9 @@ class Dispatcher:
         )
         return replace(report, suspended=self._suspended is not None)
 
-    def counts(self, wall_s: float) -> IngressReport:
+    def peek(self, wall_s: float) -> IngressReport:
         """The same without the probes, which stay for whoever asks for the report."""
-        counts = self._outcomes.counts(self._name, self._itinerary, oldest_epoch=self.oldest_epoch, wall_s=wall_s)
+        counts = self._outcomes.peek(self._name, self._itinerary, oldest_epoch=self.oldest_epoch, wall_s=wall_s)
         return replace(counts, suspended=self._suspended is not None)
 
     def _plan_pump(self) -> None:

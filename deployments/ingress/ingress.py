@@ -185,9 +185,9 @@ class Ingress(RpcMethods):
         """Counts so far; probes are handed over with it."""
         return self._dispatcher.report(time.time())
 
-    async def counts(self) -> IngressReport:
+    async def peek(self) -> IngressReport:
         """The same without the probes, which stay here: whoever only looks takes nothing from the controller."""
-        return self._dispatcher.counts(time.time())
+        return self._dispatcher.peek(time.time())
 
     def watch(self) -> Viewer:
         """See `Feed.join`."""

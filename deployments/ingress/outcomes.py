@@ -106,9 +106,9 @@ class Outcomes:
     ) -> IngressReport:
         """Everything so far; probes are handed over with it. `now_s` and `wall_s`: this moment, on both clocks."""
         probes = None if self._probes is None else self._probes.hand_over(wall_s - now_s)
-        return replace(self.counts(name, itinerary, oldest_epoch=oldest_epoch, wall_s=wall_s), probes=probes)
+        return replace(self.peek(name, itinerary, oldest_epoch=oldest_epoch, wall_s=wall_s), probes=probes)
 
-    def counts(self, name: str, itinerary: Itinerary[Any], *, oldest_epoch: int, wall_s: float) -> IngressReport:
+    def peek(self, name: str, itinerary: Itinerary[Any], *, oldest_epoch: int, wall_s: float) -> IngressReport:
         """Everything so far but the probes, which stay here."""
         counts = self._counts
         return IngressReport(

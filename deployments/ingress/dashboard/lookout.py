@@ -87,7 +87,7 @@ class Lookout:
     async def _look(self) -> Snapshot | None:
         slots = dict.fromkeys((*self._ingress.placed.slots, *self._ingress.placed.avoided.values()))
         ingresses, *of_slots = await asyncio.gather(
-            self._ask_all("ingress", "counts"), *(self._ask_all(slot, "report") for slot in slots)
+            self._ask_all("ingress", "peek"), *(self._ask_all(slot, "report") for slot in slots)
         )
         await self._ask_controller()
         if self._is_ending(ingresses):

@@ -60,7 +60,7 @@ async def test_an_event_is_one_state_in_the_form_of_server_sent_events() -> None
 async def test_every_look_asks_all_ingresses_and_the_slots_of_the_plan() -> None:
     scene = Scene(has_controller=False)
     await scene.state()
-    assert scene.asked == ["ingress counts", "split-cpu-0 report", "split-emulated-P100-0 report"]
+    assert scene.asked == ["ingress peek", "split-cpu-0 report", "split-emulated-P100-0 report"]
 
 
 async def test_slots_in_which_replicas_rest_are_asked_too() -> None:
