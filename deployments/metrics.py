@@ -18,7 +18,7 @@ class IngressMetrics:
     """
 
     def __init__(self) -> None:
-        self._requests = Counter("offramp_requests", "HTTP requests, by route and status", tags("route", "status"))
+        self._requests = Counter("offramp_requests", "Requests, by route and status", tags("route", "status"))
         self._answers = Counter("offramp_answers", "Answers, by the block they left after", tags("exit"))
         self._hop_s = histogram("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, "slot")
         self._finished: Tally[tuple[str, int]] = Tally()
@@ -30,7 +30,7 @@ class IngressMetrics:
         self._is_due = False
 
     def request(self, route: str, status: int) -> None:
-        """Count a finished HTTP request."""
+        """Count a finished request; one over gRPC by the status that HTTP has for the same."""
         self._flush_soon()
         self._finished[route, status] += 1
 
