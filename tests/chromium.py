@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Page
 
 CHROMIUM = Path("/usr/bin/chromium")
 SWITCHES = (
@@ -55,6 +55,11 @@ class Opened:
     asked: list[str] = field(default_factory=list)
     """Every URL that the page asked for."""
 
+    def hear(self, message: ConsoleMessage) -> None:
+        """Keep what the console was told."""
+        if message.type in ("error", "warning"):
+            self.troubles.append(message.text)
+
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()
 
@@ -95,7 +100,7 @@ def opened(browser: Browser, url: str, *, width: int = WIDE, scheme: Any = "ligh
     page = context.new_page()
     page.set_default_timeout(PATIENCE_MS)
     it = Opened(page)
-    page.on("console", lambda message: message.type in ("error", "warning") and it.troubles.append(message.text))
+    page.on("console", it.hear)
     page.on("pageerror", lambda error: it.troubles.append(str(error)))
     page.on("request", lambda request: it.asked.append(request.url))
     page.goto(url)

@@ -10,19 +10,12 @@ IN_FORCE = "in force"
 
 def changes_state(history: Sequence[Mapping[str, Any]], described: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """Newest first, as the history is; the plan in force has no figures of its own yet, so those observed are its."""
-    return [_change(row, _before(history, index), described) for index, row in enumerate(history)]
+    return [_change(row, described) for row in history]
 
 
-def _before(history: Sequence[Mapping[str, Any]], index: int) -> Mapping[str, Any] | None:
-    """The plan that was in force until then."""
-    return next((row for row in history[index + 1 :] if row["outcome"] == IN_FORCE), None)
-
-
-def _change(
-    row: Mapping[str, Any], before: Mapping[str, Any] | None, described: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    predicted = _predicted(row)
-    expected = predicted.get("rate_per_s")
+def _change(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What it was expected to gain is in the verdict's words: plans before were predicted for another survival."""
+    predicted = row["placed"].get("plan", {}).get("predicted") or {}
     is_present = row["outcome"] == IN_FORCE and described is not None and described.get("epoch") == row["epoch"]
     gained = _so_far(described) if is_present and row["gained"] is None else _measured(row["gained"])
     return {
@@ -32,16 +25,10 @@ def _change(
         "is_present": is_present,
         "reason": row["reason"],
         "words": row["words"],
-        "expected_per_s": expected,
+        "expected_per_s": predicted.get("rate_per_s"),
         "expected_latency_s": predicted.get("latency_s"),
-        "expected_gain": _gain(expected, None if before is None else _predicted(before).get("rate_per_s")),
         **gained,
     }
-
-
-def _predicted(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    predicted: Mapping[str, Any] = row["placed"].get("plan", {}).get("predicted") or {}
-    return predicted
 
 
 def _measured(gained: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -62,8 +49,3 @@ def _so_far(described: Mapping[str, Any] | None) -> dict[str, Any]:
         "dropped": sum((observed.get("drops") or {}).values()),
         "seconds": observed.get("seconds"),
     }
-
-
-def _gain(now: float | None, before: float | None) -> float | None:
-    """Share by which one rate is above another; None where one is not known."""
-    return now / before - 1 if now is not None and before else None

@@ -105,7 +105,7 @@ function grid(space, spec) {
 function rule(space, { value, text }) {
   const y = space.y(value);
   return h("g", { "aria-hidden": "true" }, h("path", { class: "rule", d: `M${LEFT} ${y}H${space.width - RIGHT}` }),
-    h("text", { x: space.width - RIGHT, y: y - 4, "text-anchor": "end" }, text));
+    h("text", { x: LEFT + 4, y: y - 4 }, text));
 }
 
 function series(space, spec, one) {
@@ -168,12 +168,13 @@ export function table(details, caption, heads, rows) {
   if (details.open) details.fill();
 }
 
+// Roles are said although the elements have them: drawn as cards on a small screen, tables would lose them.
 export function scroll(caption, heads, rows) {
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
-    h("table", {}, h("caption", {}, caption),
-      h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, at) =>
-        at === 0 ? h("th", { scope: "row" }, cell) : h("td", {}, cell)))))));
+    h("table", { role: "table" }, h("caption", {}, caption),
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((head) => h("th", { scope: "col", role: "columnheader" }, head)))),
+      h("tbody", { role: "rowgroup" }, rows.map((row) => h("tr", { role: "row" }, row.map((cell, at) =>
+        at === 0 ? h("th", { scope: "row", role: "rowheader" }, cell) : h("td", { role: "cell", "data-head": heads[at] }, cell)))))));
 }
 
 export function tableOfChart(details, caption, head, spec) {

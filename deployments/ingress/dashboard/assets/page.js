@@ -3,10 +3,11 @@
 import { chart, empty, scroll, table, tableOfChart } from "./charts.js";
 import { h, patch } from "./dom.js";
 import { drawPlan, planTable, planWords } from "./plan.js";
-import { clock, count, decimal, gain, ms, percent, plural } from "./words.js";
+import { clock, count, decimal, ms, percent, plural } from "./words.js";
 
 const SCHEMA = 1;
 const HISTORY_S = 120;
+const STEADY_S = 3;
 const STALE_MS = 6000; // the service is asked for up to 4 s
 const AGAIN_MS = [1000, 2000, 4000, 8000];
 const NO_ANSWERS = "No answers in the last 60 s.";
@@ -63,9 +64,11 @@ function take(state) {
   draw(state);
 }
 
+// The first seconds' rates are those of a second or two, which jump.
 function remember(state) {
+  if (!past.length && state.now.seconds < STEADY_S) return;
   past.push({ at_s: state.at_s, ...state.now });
-  while (past[0].at_s < state.at_s - HISTORY_S || past[0].at_s > state.at_s) past.shift();
+  while (past.length && (past[0].at_s < state.at_s - HISTORY_S || past[0].at_s > state.at_s)) past.shift();
 }
 
 const CONNECTIONS = {
@@ -191,8 +194,8 @@ function drawSurvival({ survival, service }) {
   const number = service.num_blocks;
   const all = [
     { name: "forecast", css: "line second", values: survival.forecast },
-    { name: "seen by probes", css: "line first", values: survival.probes, dots: () => true },
-    { name: "of answers", css: "line third", values: survival.answers },
+    { name: "probes", css: "line first", values: survival.probes, dots: () => true },
+    { name: "answers", css: "line third", values: survival.answers },
   ];
   const series = all.filter((one) => one.values?.length).map((one) => ({ ...one, text: (share) => percent(share) }));
   patch(at("survival-of"), survival.forecast ? `forecast: ${survival.how}` : "no forecast without a controller");
@@ -209,10 +212,14 @@ function drawSurvival({ survival, service }) {
     least: 1,
   };
   chart(at("survival"), spec);
-  tableOfChart(at("survival-table"), "Share that reaches the block; of answers: by the active ramps alone", "Block", spec);
+  tableOfChart(at("survival-table"), "Share that reaches the block; answers: by the active ramps alone", "Block", spec);
 }
 
 function drawTimes() {
+  if (!past.length) {
+    for (const id of ["rates", "latency", "queue"]) empty(at(id), "The first seconds are awaited.");
+    return;
+  }
   const rates = [["arriving", "line second", "arrived_per_s"], ["goodput", "line first", "goodput_per_s"]];
   overTime("rates", "Inputs that arrive and answers in time, per second", rates, (value) => value, decimal);
   const latencies = [["p99", "line second", "p99_s"], ["p90", "line third", "p90_s"], ["p50", "line first", "p50_s"]];
@@ -253,7 +260,7 @@ function drawChanges({ changes, service }) {
     [h("span", { class: "time" }, clock(one.at_s)), h("small", {}, ` epoch ${one.epoch}`)],
     [h("span", { class: one.is_present ? "tag present" : "tag" }, one.is_present ? "now" : OUTCOMES[one.outcome]), ` ${one.reason}`],
     h("span", { class: "words" }, one.words),
-    rateAndGain(one),
+    promised(one),
     measured(one),
   ]);
   patch(at("changes"), scroll("Last plans, newest first", ["When", "Outcome", "Verdict", "Expected", "Gave"], rows));
@@ -261,9 +268,9 @@ function drawChanges({ changes, service }) {
 
 const OUTCOMES = { "in force": "taken", proposed: "turned down" };
 
-function rateAndGain(one) {
+function promised(one) {
   if (one.expected_per_s === null) return "–";
-  return [`${decimal(one.expected_per_s)}/s`, h("small", {}, ` ${gain(one.expected_gain)} in ${ms(one.expected_latency_s)} ms`)];
+  return [`${decimal(one.expected_per_s)}/s`, h("small", {}, ` in ${ms(one.expected_latency_s)} ms`)];
 }
 
 function measured(one) {

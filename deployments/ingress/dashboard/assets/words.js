@@ -19,10 +19,6 @@ export function ms(seconds) {
 
 export const percent = (share, digits = 1) => (known(share) ? `${(share * 100).toFixed(digits)} %` : NONE);
 
-export function gain(share) {
-  return known(share) ? `${share < 0 ? "−" : "+"}${Math.abs(share * 100).toFixed(0)} %` : "";
-}
-
 export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
 
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;

@@ -178,7 +178,7 @@ class FakeService:
         now_s = WallClock().now_s()
         words = "taken: 320/s in 81 ms for 281/s in 79 ms, 14 % more; 3 replicas move, worth 20 s of the next 120 s"
         older = PlacedPlan(plan=self.placed.plan, slots=self.placed.slots)
-        rows = [
+        rows: list[tuple[str, int, float, str, dict[str, float] | None]] = [
             ("in force", 4, 75.0, words, None),
             ("proposed", 3, 195.0, "turned down: 1 % more is not worth it", None),
         ]

@@ -12,11 +12,11 @@ def row(epoch: int, rate_per_s: float | None, *, outcome: str = "in force", **fi
     return {"epoch": epoch, "outcome": outcome, "placed": placed} | others | fields
 
 
-def test_what_was_expected_is_held_against_the_plan_in_force_before() -> None:
-    history = [row(3, 125.0), row(3, 500.0, outcome="proposed"), row(2, 100.0), row(1, None)]
-    changes = changes_state(history, None)
-    assert [change["expected_per_s"] for change in changes] == [125.0, 500.0, 100.0, None]
-    assert [change["expected_gain"] for change in changes] == [0.25, 4.0, None, None]
+def test_what_was_expected_is_what_the_plan_carries() -> None:
+    changes = changes_state([row(3, 125.0), row(3, 500.0, outcome="proposed"), row(1, None)], None)
+    assert [change["expected_per_s"] for change in changes] == [125.0, 500.0, None]
+    assert [change["expected_latency_s"] for change in changes] == [0.05, 0.05, None]
+    assert [change["words"] for change in changes] == ["because"] * 3
 
 
 def test_what_a_plan_gave_is_what_was_measured_until_it_was_replaced() -> None:

@@ -100,7 +100,7 @@ def test_marks_are_reached_by_keyboard_and_keep_the_focus_while_figures_change(b
             page.page.keyboard.press("ArrowLeft")
         page.wait_for_updates(2)
         label = page.page.evaluate("document.activeElement.getAttribute('aria-label')")
-        assert label.startswith("block 8: forecast 29.0 %, seen by probes 30.2 %")
+        assert label.startswith("block 8: forecast 29.0 %, probes 30.2 %")
         assert page.text("#survival .tip").startswith("block 8")
         page.page.keyboard.press("Escape")
         assert page.page.locator("#survival .tip").count() == 0

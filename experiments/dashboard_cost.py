@@ -1,0 +1,135 @@
+"""What the live page costs: latency with nobody looking and with three viewers, in turns.
+
+    python -m experiments.dashboard_cost [--rounds 6] [--rate 200] [--viewers 3]
+
+A model that costs nothing, open loop: whatever a look takes from the ingress shows. Each round has both sides, in
+another order than the one before. The load, the viewers and the service share the machine's cores. Minutes: 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from argparse import ArgumentParser
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from deployments.serve_control import LocalCluster, serving
+from deployments.settings import ServeSettings
+from experiments.models import costless_model
+from experiments.overhead import SLO_S, TEXTS
+from offramp.client import Client
+from offramp.load import LoadConfig, run_load
+from optimizer.plan import stock_plan
+from optimizer.plan_file import plan_document
+
+TARGET = 1.05
+"""Of p99 with viewers over p99 without."""
+SETTLE_S = 2.0
+"""Until the producer runs, or has stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of a round."""
+
+    viewers: int
+    p50_s: float
+    p99_s: float
+    states: int
+    """That all viewers got."""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = ArgumentParser(prog="python -m experiments.dashboard_cost", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of load, per side and round")
+    parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--viewers", type=int, default=3)
+    parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        plan = plan_document(stock_plan(1, batch=32))
+        settings = ServeSettings(model=str(costless_model(Path(folder))), plan=plan, slo_s=None)
+        with serving(settings, LocalCluster(port=options.port, front=options.front)) as url:
+            with Client(url) as client:
+                client.wait_until_ready(timeout_s=60)
+            config = LoadConfig(
+                url=url,
+                texts=TEXTS,
+                num_requests=round(options.rate * options.seconds),
+                rate_rps=options.rate,
+                slo_s=SLO_S,
+            )
+            rounds = asyncio.run(take_turns(config, options.viewers, options.rounds))
+    if options.json:
+        print(json.dumps([[asdict(side) for side in sides] for sides in rounds]))
+        return
+    report(rounds)
+
+
+async def take_turns(config: LoadConfig, viewers: int, rounds: int) -> list[tuple[Side, Side]]:
+    """Rounds of (nobody looks, viewers look), after one that only warms up."""
+    await measure(config, viewers)
+    taken = []
+    for index in range(rounds):
+        order = (0, viewers) if index % 2 == 0 else (viewers, 0)
+        sides = {count: await measure(config, count) for count in order}
+        taken.append((sides[0], sides[viewers]))
+    return taken
+
+
+async def measure(config: LoadConfig, viewers: int) -> Side:
+    """The load, with so many viewers."""
+    async with looking(config.url, viewers) as got:
+        await asyncio.sleep(SETTLE_S)
+        report = await run_load(config)
+        assert not report.errors, report.errors
+        assert report.latency is not None
+        return Side(viewers=viewers, p50_s=report.latency.p50_s, p99_s=report.latency.p99_s, states=sum(got))
+
+
+@asynccontextmanager
+async def looking(url: str, viewers: int) -> AsyncIterator[Sequence[int]]:
+    """So many viewers that read as fast as they can; how many states each has got so far."""
+    got = [0] * viewers
+    async with httpx.AsyncClient(timeout=None) as client:
+        tasks = [asyncio.create_task(_look(client, url, got, index)) for index in range(viewers)]
+        try:
+            yield got
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _look(client: httpx.AsyncClient, url: str, got: list[int], index: int) -> None:
+    async with client.stream("GET", f"{url}/dashboard/events") as response:
+        async for line in response.aiter_lines():
+            got[index] += line.startswith("data: ")
+
+
+def report(rounds: Sequence[tuple[Side, Side]]) -> None:
+    """Medians, and the ratio over the rounds."""
+    for name, sides in (("nobody looks", [each[0] for each in rounds]), ("viewers look", [each[1] for each in rounds])):
+        p50_s, p99_s = median(side.p50_s for side in sides), median(side.p99_s for side in sides)
+        print(f"{name}   p50 {p50_s * 1e3:6.2f} ms   p99 {p99_s * 1e3:6.2f} ms   {sides[0].viewers} viewers")
+    ratios = sorted(looked.p99_s / alone.p99_s for alone, looked in rounds)
+    states = sum(looked.states for _, looked in rounds)
+    print(
+        f"p99 with viewers: {median(ratios):.3f} x (rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)}; "
+        f"target {TARGET}); {states} states sent"
+    )
+
+
+if __name__ == "__main__":
+    main()
