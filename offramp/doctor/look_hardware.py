@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from earlyexit.cpu import ISA, WITHOUT_TILES
 from offramp.doctor.machine import Hardware
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -50,7 +51,10 @@ def _cpu_flags() -> frozenset[str] | None:
         return None
     lines = CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
     found = next((line for line in lines if line.startswith(("flags", "Features"))), None)
-    return None if found is None else frozenset(found.partition(":")[2].split())
+    if found is None:
+        return None
+    hidden = {"amx_bf16"} if os.environ.get(ISA) == WITHOUT_TILES else set()
+    return frozenset(found.partition(":")[2].split()) - hidden
 
 
 def _memory() -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,14 @@ def test_the_made_up_csv_has_rows_of_twelve_labels(tmp_path: Path) -> None:
     )
     assert done.stdout == f"60 rows, 12 labels: {path}\n"
     assert len(read_labelled(path).label_names) == 12
+
+
+def test_the_service_file_in_the_document_is_accepted(examples: Path) -> None:
+    document = (EXAMPLES.parent / "docs" / "running.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"^```yaml\n(.*?)^```", document, flags=re.DOTALL | re.MULTILINE)
+    (examples.parent / "mine.yaml").write_text(text, encoding="utf-8")
+    (examples.parent / "runs/mine/edge-box.json").rename(examples.parent / "runs/mine/cpu.json")
+    assert read_service(examples.parent / "mine.yaml", quickly).inventory.counts == {"cpu": 2}
 
 
 def quickly(problem: PlanProblem, strategy: Strategy) -> Decision:
