@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from threading import Timer
 from typing import IO
 
 import pytest
@@ -18,7 +19,9 @@ import pytest
 KEPT = ("cd ", "export ", "source ")
 """What a shell remembers; it stands before every command behind it."""
 ELIDED = "..."
-START_S = 90.0
+START_S = 180.0
+"""A machine with nothing else to do takes 20."""
+COMMAND_S = 600.0
 STOP_S = 30.0
 
 
@@ -101,6 +104,7 @@ class Reader:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
+            timeout=COMMAND_S,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         return done.stdout
@@ -120,11 +124,16 @@ class Reader:
             start_new_session=True,
         )
         assert self.service.stdout is not None
-        return _until(self.service.stdout, "try: offramp predict")
+        silence = Timer(START_S, os.killpg, (self.service.pid, signal.SIGINT))
+        silence.start()
+        try:
+            return _until(self.service.stdout, "try: offramp predict")
+        finally:
+            silence.cancel()
 
 
 def _until(file: IO[str], wanted: str) -> str:
-    """What is said up to a line; the test's own time limit ends a silence."""
+    """What is said up to a line."""
     said: list[str] = []
     for line in file:
         said.append(line)
