@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from argparse import ArgumentParser
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import httpx
+import psutil
 
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
@@ -42,6 +44,8 @@ class Side:
     viewers: int
     p50_s: float
     p99_s: float
+    ingress_share: float
+    """Of one core, that the ingress took; that hardly depends on what else the machine does."""
     states: int
     """That all viewers got."""
 
@@ -92,10 +96,20 @@ async def measure(config: LoadConfig, viewers: int) -> Side:
     """The load, with so many viewers."""
     async with looking(config.url, viewers) as got:
         await asyncio.sleep(SETTLE_S)
+        async with httpx.AsyncClient() as client:
+            ingress = psutil.Process((await client.get(f"{config.url}/stats")).json()["ingress_pid"])
+        before, began_s = ingress.cpu_times(), time.monotonic()
         report = await run_load(config)
+        after, seconds = ingress.cpu_times(), time.monotonic() - began_s
         assert not report.errors, report.errors
         assert report.latency is not None
-        return Side(viewers=viewers, p50_s=report.latency.p50_s, p99_s=report.latency.p99_s, states=sum(got))
+        return Side(
+            viewers=viewers,
+            p50_s=report.latency.p50_s,
+            p99_s=report.latency.p99_s,
+            ingress_share=(after.user + after.system - before.user - before.system) / seconds,
+            states=sum(got),
+        )
 
 
 @asynccontextmanager
@@ -122,7 +136,11 @@ def report(rounds: Sequence[tuple[Side, Side]]) -> None:
     """Medians, and the ratio over the rounds."""
     for name, sides in (("nobody looks", [each[0] for each in rounds]), ("viewers look", [each[1] for each in rounds])):
         p50_s, p99_s = median(side.p50_s for side in sides), median(side.p99_s for side in sides)
-        print(f"{name}   p50 {p50_s * 1e3:6.2f} ms   p99 {p99_s * 1e3:6.2f} ms   {sides[0].viewers} viewers")
+        share = median(side.ingress_share for side in sides)
+        print(
+            f"{name}   p50 {p50_s * 1e3:6.2f} ms   p99 {p99_s * 1e3:6.2f} ms   ingress {share:.1%} of a core   "
+            f"{sides[0].viewers} viewers"
+        )
     ratios = sorted(looked.p99_s / alone.p99_s for alone, looked in rounds)
     states = sum(looked.states for _, looked in rounds)
     print(
