@@ -15,6 +15,7 @@ from deployments.control.controller import Controller
 from deployments.control.settings import check_control
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.router import AnnouncingRouter
+from deployments.ingress.tracing.hooks import check_tracing
 from deployments.settings import ServeSettings
 from deployments.slots import first_replicas, slot_counts, slot_devices
 from deployments.stage.build import check_emulated
@@ -46,6 +47,7 @@ def build(settings: dict[str, Any]) -> Application:
     plan = parse_plan(checked.plan, shape)
     logging_config = logging_of(checked)
     check_control(checked, shape)
+    check_tracing(checked)
     slots = slot_devices(slot_counts(checked, plan))
     for device in dict.fromkeys(slots.values()):
         check_emulated(checked, device, card)

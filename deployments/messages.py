@@ -43,12 +43,28 @@ class StageCall:
     """What the sender's plan has the stage do."""
     probe: bool = False
     """Whether its inputs are probes: every ramp looks at them, and they go on to the model's end when answered."""
+    traced: tuple[int, ...] = ()
+    """Positions of the inputs whose runs are to be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Where an input's time in a stage went."""
 
+    queue_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRun:
+    """What one split of a stage was to an input, in the order of the splits: a wait, then a batch."""
+
+    first: int
+    end: int
+    batch: int
+    """Inputs of the batch."""
+    target: int
+    """What its batches are fused to."""
     queue_s: float
     compute_s: float
 
@@ -76,6 +92,8 @@ class Chunk:
     """What ramps, and the full model, said of probes."""
     going_on: GoingOn | None = None
     lost: tuple[tuple[str, OfframpError], ...] = ()
+    runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
+    """Of traced inputs among the others, where their `Timing` went."""
 
     @property
     def num_inputs(self) -> int:

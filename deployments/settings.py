@@ -61,6 +61,24 @@ class ControlSettings(BaseModel):
     """Where Ray's dashboard takes scale requests; None: port 8265 of the head."""
 
 
+class TracingSettings(BaseModel):
+    """Traces of requests, sent to an OpenTelemetry collector over OTLP/HTTP.
+
+    What is left out is what the SDK's environment variables (OTEL_...) say, in the ingress's process; headers, which
+    hold secrets, are said there only.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    """The collector, such as http://collector:4318; spans go to /v1/traces of it, or to the path that it names."""
+    ratio: float | None = Field(default=None, ge=0, le=1)
+    """Share of the requests that are traced, of those that come without a trace of their own; None: what
+    OTEL_TRACES_SAMPLER says, else 1 %."""
+    service_name: str | None = None
+    """None: what OTEL_SERVICE_NAME says, else the application's name."""
+
+
 class ServeSettings(BaseModel):
     """Boot-time settings of one application; plain data, so that cluster YAML can carry them."""
 
@@ -102,5 +120,7 @@ class ServeSettings(BaseModel):
     that queue behind it are sent only when full, so that what arrives meanwhile is not spent on small batches."""
     access_log: bool = False
     """Log every request, as JSON with its id; costs about 5 % of an ingress."""
+    tracing: TracingSettings | None = None
+    """None: requests are not traced, and nothing is spent on it."""
     max_attempts: int = Field(default=8, ge=1)
     """Times an input is sent from the start, when replicas die under it, before its owner is told."""

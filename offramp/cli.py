@@ -33,6 +33,7 @@ from offramp.options import (
     above_zero,
     choice,
     completes,
+    tracing_options,
 )
 from offramp.plan_commands import commands as plan_commands
 from offramp.predict_commands import commands as predict_commands
@@ -79,6 +80,12 @@ def serve(
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port of the Prometheus metrics; default: a free one.")
     ] = None,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="OpenTelemetry collector that gets traces, such as http://127.0.0.1:4318.")
+    ] = None,
+    trace_ratio: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Share of requests that are traced; default: 0.01.")
+    ] = None,
 ) -> None:
     """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
     if model.is_file():
@@ -99,6 +106,7 @@ def serve(
         threads_per_replica=threads,
         max_queued=max_queued,
         default_timeout_s=timeout_s,
+        tracing=tracing_options(otlp_endpoint, trace_ratio),
     )
     cluster = LocalCluster(
         port=port,

@@ -112,3 +112,10 @@ Url = Annotated[str, typer.Option(help="Address of a running service.", callback
 GrpcPort = Annotated[
     int | None, typer.Option(min=1, max=65535, help="Port of the Open Inference Protocol over gRPC; default: none.")
 ]
+
+
+def tracing_options(endpoint: str | None, ratio: float | None) -> dict[str, Any] | None:
+    """What `--otlp-endpoint` and `--trace-ratio` ask for; raises InputError for a ratio of nothing."""
+    if endpoint is None and ratio is not None:
+        raise InputError("--trace-ratio is of the requests whose traces go to --otlp-endpoint, which is missing")
+    return None if endpoint is None else {"endpoint": http_address(endpoint), "ratio": ratio}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.devices import find_device
 from cluster.inventory import Inventory
-from deployments.settings import ControlSettings, EmulatedSettings, ServeSettings
+from deployments.settings import ControlSettings, EmulatedSettings, ServeSettings, TracingSettings
 from offramp.planning import Solve
 from offramp.service_parts import ServiceParts, read_parts
 from offramp.service_plan import first_plan, plan_slots, service_problem, stretched
@@ -66,6 +66,7 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={name: _emulated(parts, table) for name, table in parts.tables.items() if find_device(name).emulated},
         control=_control(parts, problem, plan) if document.planner.control else None,
+        tracing=None if document.tracing is None else TracingSettings(**document.tracing.model_dump()),
         probe_share=document.planner.probe_share if document.planner.control else 0.0,
         slo_s=document.slo.latency_s * scale,
         slack=document.slo.slack,

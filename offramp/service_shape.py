@@ -112,6 +112,14 @@ class IngressDocument(StrictDocument):
     front: Literal["haproxy", "proxy"] = "haproxy"
 
 
+class TracingDocument(StrictDocument):
+    """Where traces go; meaning and defaults are those of `deployments.settings.TracingSettings`."""
+
+    endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
+    ratio: float | None = Field(default=None, ge=0, le=1)
+    service_name: str | None = None
+
+
 class ServiceDocument(StrictDocument):
     """A whole service."""
 
@@ -125,3 +133,5 @@ class ServiceDocument(StrictDocument):
     """Inline, or a file relative to the service file's folder."""
     planner: PlannerDocument = Field(default_factory=PlannerDocument)
     ingress: IngressDocument = Field(default_factory=IngressDocument)
+    tracing: TracingDocument | None = None
+    """None: requests are not traced."""

@@ -22,7 +22,7 @@ LATENCY_ENDS_S = (
     *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
     *(10.0, 15.0, 20.0, 30.0, 60.0, math.inf),
 )
-"""Six per decade: a quantile read between two of them is at most a quarter off, most often far less."""
+"""Up to which latencies are told, six per decade."""
 
 
 def bucket_of(seconds: float) -> int:

@@ -44,6 +44,12 @@ class Flight:
         return f"{self.key}#{self.book}.{self.serial}.{self.attempt}"
 
 
+def serial_and_attempt(sample_id: str) -> tuple[int, int]:
+    """Of a flight, from the id that it travels by."""
+    _, serial, attempt = sample_id.rpartition("#")[2].split(".")
+    return int(serial), int(attempt)
+
+
 class FlightBook:
     """Inputs without an answer: those that wait to be sent, and those under way by sample id."""
 

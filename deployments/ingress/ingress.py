@@ -26,10 +26,12 @@ from deployments.ingress.dashboard.snapshot import Facts
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.flow_metrics import FlowMetrics
 from deployments.ingress.http import build_app
+from deployments.ingress.link import Link
 from deployments.ingress.members import board_of
 from deployments.ingress.probe_shape import probe_shape
 from deployments.ingress.rpc.methods import RpcMethods
 from deployments.ingress.service import InferService
+from deployments.ingress.tracing.hooks import start_tracing
 from deployments.ingress.transport import LinkTransport
 from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
@@ -66,11 +68,16 @@ class Ingress(RpcMethods):
         folder = Path(self._settings.model)
         self.card: ModelCard = read_card(folder)
         phase = random.random()
-        self._transports = {name: LinkTransport(phase=phase) for name in self._slots}
+        self._tracing = start_tracing(self._settings, self._clock)
+        self._transports = {
+            name: LinkTransport(phase=phase, link=Link if self._tracing is None else self._tracing.link(name))
+            for name in self._slots
+        }
         self._dispatcher = self._build_dispatcher()
         tokenizer = TextTokenizer.load(folder, self.card.max_length)
         self._feed = self._build_feed()
-        self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock)
+        trace = None if self._tracing is None else self._tracing.follow
+        self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock, trace=trace)
 
     def _build_dispatcher(self) -> Dispatcher:
         settings = self._settings
@@ -105,7 +112,7 @@ class Ingress(RpcMethods):
     def __serve_build_asgi_app__(self) -> Router:
         self._starting = asyncio.get_running_loop().create_task(self._start())
         self._telling = asyncio.get_running_loop().create_task(self._keep_telling())
-        return build_app(self)
+        return build_app(self, None if self._tracing is None else self._tracing.endpoint)
 
     async def _start(self) -> None:
         """Learn the present plan, then wait until its slots are warm."""
@@ -147,6 +154,11 @@ class Ingress(RpcMethods):
             logger.warning("%s is not there yet: %r", slot, error)
             return False
         return True
+
+    async def __del__(self) -> None:
+        """Serve's way to end a replica that gets no more requests."""
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     @property
     def max_body_bytes(self) -> int:

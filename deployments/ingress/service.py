@@ -25,11 +25,21 @@ ABANDONED = "abandoned"
 class InferService:
     """Tokenizes, dispatches, waits; raises what the HTTP layer turns into a status."""
 
-    def __init__(self, tokenizer: TextTokenizer, dispatcher: Dispatcher, settings: ServeSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        dispatcher: Dispatcher,
+        settings: ServeSettings,
+        clock: Clock,
+        *,
+        trace: Callable[[Sequence[Flight]], None] | None = None,
+    ) -> None:
+        """`trace`: told of every request's flights; None where nobody wants to know."""
         self._tokenizer = tokenizer
         self._dispatcher = dispatcher
         self._settings = settings
         self._clock = clock
+        self._trace = trace
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """The answers, in the order of the texts.
@@ -53,6 +63,8 @@ class InferService:
             arrived_s=arrived_s,
             request_id=request.request_id,
         )
+        if self._trace is not None:
+            self._trace(flights)
         outcomes = await self._outcomes(waiter, flights, deadline_s, timeout_s)
         return [outcomes[flight.serial] for flight in flights]
 

@@ -12,6 +12,9 @@ from deployments.ingress.members import Board
 from deployments.ingress.routing import FillFirst
 from deployments.messages import Address, Chunk, StageCall
 
+LinkTo = Callable[[str, Address, Callable[[], None]], Link]
+"""A replica's id, where it takes calls, and what is told when it comes to be up or no longer is."""
+
 
 class Transport(Protocol):
     """One stage, as its callers see it."""
@@ -45,8 +48,9 @@ class LinkTransport:
     Serve's handles do the same at ten times the cost per part of a reply (docs/performance.md).
     """
 
-    def __init__(self, *, phase: float) -> None:
-        """`phase`: where equal replicas are begun with; another one in every ingress."""
+    def __init__(self, *, phase: float, link: LinkTo = Link) -> None:
+        """`phase`: where equal replicas are begun with; another one in every ingress. `link` connects to one."""
+        self._link = link
         self._replicas: dict[str, _Replica] = {}
         self._phase = phase
         self._avoided: frozenset[str] = frozenset()
@@ -86,7 +90,7 @@ class LinkTransport:
         for name in self._replicas.keys() - addresses.keys():
             self._replicas.pop(name).link.leave()
         for name in addresses.keys() - self._replicas.keys():
-            self._replicas[name] = _Replica(Link(name, addresses[name], self._offer))
+            self._replicas[name] = _Replica(self._link(name, addresses[name], self._offer))
         self._offer()
 
     def _offer(self) -> None:

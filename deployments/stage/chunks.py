@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.messages import Chunk, GoingOn, Timing
+from deployments.messages import Chunk, GoingOn, SplitRun, Timing
+from deployments.stage.runs import Begun, split_runs
 from earlyexit.device import Answered, GoesOn, Looked, Payload, Release
 from earlyexit.engine import Member
 from earlyexit.errors import OfframpError
@@ -21,6 +22,8 @@ class OpenCall:
     """Inputs that no part of its reply has settled."""
     take: Callable[[Chunk], None]
     """What becomes of the parts."""
+    begun: dict[str, list[Begun]] | None = None
+    """Of traced inputs, their runs so far; None where the call has none."""
 
 
 @dataclass(slots=True)
@@ -29,9 +32,16 @@ class _Part:
     early: list[tuple[Answer, Timing]] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
     lost: list[tuple[str, OfframpError]] = field(default_factory=list)
+    runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()
 
     def chunk(self) -> Chunk:
-        return Chunk(answers=tuple(self.answers), early=tuple(self.early), seen=tuple(self.seen), lost=tuple(self.lost))
+        return Chunk(
+            answers=tuple(self.answers),
+            early=tuple(self.early),
+            seen=tuple(self.seen),
+            lost=tuple(self.lost),
+            runs=self.runs,
+        )
 
 
 def chunks_by_call(releases: Iterable[Release[Any]]) -> list[tuple[OpenCall, Chunk]]:
@@ -45,11 +55,14 @@ def chunks_by_call(releases: Iterable[Release[Any]]) -> list[tuple[OpenCall, Chu
         if isinstance(release, GoesOn):
             survivors.extend(_survivor_chunks(release))
             continue
-        part = parts.setdefault(_call_of(release.member), _Part())
+        opened = _call_of(release.member)
+        part = parts.setdefault(opened, _Part())
         match release:
             case Answered():
                 said = part.early if release.stays else part.answers
                 said.append((release.answer, _timing(release.member)))
+                if opened.begun is not None:
+                    part.runs += _runs(opened.begun, (release.member,))
             case Looked():
                 part.seen.append(release.seen)
             case _:
@@ -62,19 +75,30 @@ def _survivor_chunks(release: GoesOn[Any]) -> list[tuple[OpenCall, Chunk]]:
     for position, member in enumerate(release.members):
         positions.setdefault(_call_of(member), []).append(position)
     if len(positions) == 1:
-        return [(opened, _going_on(release.piece, release.members)) for opened in positions]
+        return [(opened, _going_on(opened, release.piece, release.members)) for opened in positions]
     return [
-        (opened, _going_on(release.piece.select(mine), [release.members[k] for k in mine]))
+        (opened, _going_on(opened, release.piece.select(mine), [release.members[k] for k in mine]))
         for opened, mine in positions.items()
     ]
 
 
-def _going_on(piece: Payload, members: Sequence[Member[Any]]) -> Chunk:
+def _going_on(opened: OpenCall, piece: Payload, members: Sequence[Member[Any]]) -> Chunk:
     going_on = GoingOn(
         piece=piece.to_wire(),
         timings=tuple(_timing(member) for member in members),
     )
-    return Chunk(going_on=going_on)
+    return Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))
+
+
+def _runs(
+    begun: Mapping[str, Sequence[Begun]], members: Iterable[Member[Any]]
+) -> tuple[tuple[str, tuple[SplitRun, ...]], ...]:
+    """Of those members that are traced."""
+    return tuple(
+        (member.sample_id, split_runs(begun[member.sample_id], member.compute_s))
+        for member in members
+        if member.sample_id in begun
+    )
 
 
 def _call_of(member: Member[Any]) -> OpenCall:

@@ -13,6 +13,7 @@ from deployments.reports import ReplicaReport, split_times
 from deployments.settings import ServeSettings
 from deployments.stage.build import policy_for, warm_up
 from deployments.stage.chunks import OpenCall
+from deployments.stage.watched import WatchedRunner
 from earlyexit.clock import Clock
 from earlyexit.device import Deliver, Device, DeviceThread, OnBatch, Runner, ignore_batch, ignore_death
 from earlyexit.engine import BatchEngine, Member
@@ -46,7 +47,8 @@ class StageHost:
         self._slot = slot
         self._runner = runner
         self._clock = clock
-        self._device: Device[Any] = Device(BatchEngine((), ObservedTimes()), runner, clock, deliver, on_batch)
+        watched = runner if settings.tracing is None else WatchedRunner(runner)
+        self._device: Device[Any] = Device(BatchEngine((), ObservedTimes()), watched, clock, deliver, on_batch)
         self._thread = DeviceThread(self._device, name=f"device-{device}", on_death=on_death)
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 

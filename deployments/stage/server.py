@@ -119,6 +119,8 @@ class _Connection:
 
     def _begin(self, serial: int, call: StageCall) -> None:
         opened = self._calls[serial] = OpenCall(len(call.remaining_s), partial(self._reply, serial))
+        if call.traced:
+            opened.begun = {call.piece.sample_ids[position]: [] for position in call.traced}
         self._server.count(+1)
         try:
             self._host.submit(call, opened)

@@ -1,0 +1,113 @@
+"""Where an ingress that traces differs from one that does not: its endpoints and its links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from deployments.ingress.flights import Flight
+from deployments.ingress.http import Backend, Endpoint, EndpointOf, Handler
+from deployments.ingress.link import Link
+from deployments.ingress.tracing.tracer import Tracer
+from deployments.ingress.transport import LinkTo
+from deployments.messages import Address, Chunk, StageCall
+from deployments.settings import ServeSettings
+from earlyexit.clock import Clock
+from earlyexit.errors import InputError
+
+
+class TracedEndpoint(Endpoint):
+    """Traces the requests that post something: inference."""
+
+    def __init__(self, tracer: Tracer, backend: Backend, path: str, handlers: Mapping[str, Handler]) -> None:
+        super().__init__(backend, path, handlers)
+        self._tracer = tracer
+        self._traced = "POST" in handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._traced:
+            return await super().__call__(scope, receive, send)
+        request = Request(scope, receive)
+        record = self._tracer.begin(self._path, request.headers)
+        if record is None:
+            return await super().__call__(scope, receive, send)
+        status: int | None = None
+        try:
+            response = await self._respond(request)
+            status = response.status_code
+            self._backend.count_request(self._path, status)
+            response.headers.update(self._tracer.headers(record))
+            await response(scope, receive, send)
+        finally:
+            self._tracer.end(record, status, getattr(request.state, "request_id", None))
+        return None
+
+
+class TracedLink(Link):
+    """Notes the calls with inputs of sampled requests."""
+
+    def __init__(
+        self, tracer: Tracer, slot: str, replica: str, address: Address, on_change: Callable[[], None]
+    ) -> None:
+        super().__init__(replica, address, on_change)
+        self._tracer = tracer
+        self._slot = slot
+
+    async def call(self, call: StageCall, take: Callable[[Chunk], None]) -> None:
+        traced = self._tracer.sent(self._slot, self.replica, call)
+        if traced is None:
+            return await super().call(call, take)
+        try:
+            await super().call(traced.call, traced.listening(take))
+        except BaseException as error:  # a call that is cancelled has failed too
+            traced.fail(repr(error))
+            raise
+        return None
+
+
+class Tracing:
+    """What an ingress that traces puts in the place of its own."""
+
+    def __init__(self, tracer: Tracer, close: Callable[[], None]) -> None:
+        """`close` sends what is left; it may block for a moment."""
+        self.tracer = tracer
+        self.close = close
+
+    @property
+    def endpoint(self) -> EndpointOf:
+        """In the place of `Endpoint`."""
+        return partial(TracedEndpoint, self.tracer)
+
+    def link(self, slot: str) -> LinkTo:
+        """In the place of `Link`."""
+        return partial(TracedLink, self.tracer, slot)
+
+    def follow(self, flights: Sequence[Flight]) -> None:
+        """What `InferService` tells."""
+        self.tracer.follow(flights)
+
+
+def start_tracing(settings: ServeSettings, clock: Clock) -> Tracing | None:
+    """None where the settings ask for none, and then OpenTelemetry is not loaded."""
+    if settings.tracing is None:
+        return None
+    from deployments.ingress.tracing.otlp import otlp_exporter
+
+    exporter = otlp_exporter(settings.tracing, settings.app)
+    return Tracing(Tracer(exporter, clock), exporter.close)
+
+
+def check_tracing(settings: ServeSettings) -> None:
+    """Raise InputError where traces are asked for and what sends them is not installed."""
+    if settings.tracing is None:
+        return
+    try:
+        import opentelemetry.exporter.otlp.proto.http  # noqa: F401 # only whether it is there
+    except ImportError as error:
+        raise InputError(
+            "tracing needs OpenTelemetry's exporter over OTLP/HTTP: install Offramp with its extra 'tracing', "
+            f"pip install '.[tracing]' ({error})"
+        ) from error

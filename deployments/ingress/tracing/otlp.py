@@ -1,0 +1,118 @@
+"""Spans to an OpenTelemetry collector, over OTLP/HTTP and on the SDK's thread; imported only where tracing is on."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from deployments.ingress.tracing.spans import Span
+from deployments.settings import TracingSettings
+
+TRACES = "/v1/traces"
+DEFAULT_RATIO = 0.01
+NAMELESS = "unknown_service"
+"""Begins what the SDK calls a service that nobody named."""
+LEAVE_MS = 2000
+"""What an ingress that ends waits for its last spans to go out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A request's span, and how far the wall clock is ahead of the ingress's as it begins."""
+
+    span: trace.Span
+    ahead_s: float
+
+    def ns(self, at_s: float) -> int:
+        """The ingress's time as spans want it."""
+        return round((at_s + self.ahead_s) * 1e9)
+
+
+class OtlpExporter:
+    """Makes the SDK's spans after the fact, from the times that an ingress took."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("offramp")
+        self._context = TraceContextTextMapPropagator()
+
+    def begin(self, route: str, headers: Mapping[str, str], now_s: float) -> Root | None:
+        """The server's span, a child of the caller's where the headers name one; None where it is not sampled."""
+        parent = self._context.extract(headers)
+        wall_ns = time.time_ns()
+        span = self._tracer.start_span(f"POST {route}", parent, SpanKind.SERVER, start_time=wall_ns)
+        if not span.is_recording():
+            return None
+        span.set_attributes({"http.request.method": "POST", "http.route": route})
+        return Root(span, wall_ns / 1e9 - now_s)
+
+    def headers(self, root: Root) -> Mapping[str, str]:
+        """W3C's `traceparent`, and `tracestate` where the caller sent one."""
+        found: dict[str, str] = {}
+        self._context.inject(found, trace.set_span_in_context(root.span))
+        return found
+
+    def end(self, root: Root, spans: Sequence[Span], ended_s: float, attributes: Mapping[str, str | int]) -> None:
+        """Queue the request's spans for the thread that sends them."""
+        root.span.set_attributes(attributes)
+        status = attributes.get("http.response.status_code")
+        if status is None or int(status) >= 500:  # the convention: what the caller did wrong is no error of a server
+            root.span.set_status(StatusCode.ERROR, "nobody took the response" if status is None else None)
+        self._add(spans, root, root.span)
+        root.span.end(root.ns(ended_s))
+
+    def close(self) -> None:
+        """Send what is left, as long as that takes a moment only."""
+        self._provider.force_flush(LEAVE_MS)
+        self._provider.shutdown()
+
+    def _add(self, spans: Sequence[Span], root: Root, parent: trace.Span) -> None:
+        context = trace.set_span_in_context(parent)
+        for each in spans:
+            span = self._tracer.start_span(
+                each.name, context, attributes=each.attributes, start_time=root.ns(each.begin_s)
+            )
+            self._add(each.children, root, span)
+            if each.error is not None:
+                span.set_status(StatusCode.ERROR, each.error)
+            span.end(root.ns(each.end_s))
+
+
+def otlp_exporter(settings: TracingSettings, application: str) -> OtlpExporter:
+    """What the settings say, and the SDK's environment variables of what they leave out."""
+    provider = TracerProvider(sampler=_sampler(settings.ratio), resource=_resource(settings, application))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=_endpoint(settings.endpoint))))
+    return OtlpExporter(provider)
+
+
+def _sampler(ratio: float | None) -> Sampler | None:
+    """By the caller's decision where there is one; None: the environment's."""
+    if ratio is None and "OTEL_TRACES_SAMPLER" in os.environ:
+        return None
+    return ParentBased(TraceIdRatioBased(DEFAULT_RATIO if ratio is None else ratio))
+
+
+def _resource(settings: TracingSettings, application: str) -> Resource:
+    found = Resource.create({} if settings.service_name is None else {SERVICE_NAME: settings.service_name})
+    if str(found.attributes[SERVICE_NAME]).startswith(NAMELESS):
+        return found.merge(Resource({SERVICE_NAME: application}))
+    return found
+
+
+def _endpoint(endpoint: str | None) -> str | None:
+    if endpoint is None:
+        return None
+    path = urlsplit(endpoint).path.rstrip("/")
+    return endpoint if path else endpoint.rstrip("/") + TRACES

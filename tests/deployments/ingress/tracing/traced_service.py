@@ -1,0 +1,220 @@
+"""A whole service without Ray that traces its requests: HTTP, ingress, sockets, two replicas of emulated devices."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from tokenizers import Tokenizer, models
+
+from deployments.ingress.bodies import InferRequest
+from deployments.ingress.dispatcher import Dispatcher
+from deployments.ingress.http import build_app
+from deployments.ingress.link import Link
+from deployments.ingress.members import Board
+from deployments.ingress.service import InferService
+from deployments.ingress.tracing.hooks import Tracing, start_tracing
+from deployments.ingress.transport import LinkTransport
+from deployments.messages import Assignment
+from deployments.settings import ServeSettings
+from deployments.stage.build import build_runner, starting_policy
+from deployments.stage.host import StageHost
+from deployments.stage.server import CallServer
+from earlyexit.clock import MonotonicClock
+from earlyexit.split import Split
+from earlyexit.store import ModelCard, read_card
+from earlyexit.tokenizer import TextTokenizer
+from earlyexit.wire import Answer
+from optimizer.placement import PlacedPlan, initial_placement
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan_file import plan_document
+from profiles.records import ExitRecords
+from tests.deployments.stage.small_model import save_small_model
+
+DEVICE = "emulated:V100"
+BLOCK_S = 0.03
+"""Long beside what Python spends around it, so that five percent of a request mean something."""
+BATCH = 4
+
+
+def plan_of(folder: Path) -> Plan:
+    """Blocks 0 and 1 on one replica, 2 and 3 as two splits on another."""
+    policy = PolicySpec(name="recorded", thresholds=0.5, records=str(folder / "records.npz"))
+    first = (Split(first=0, end=2, batch=BATCH, ramps=(0, 1)),)
+    rest = (Split(first=2, end=3, batch=BATCH, ramps=(2,)), Split(first=3, end=4, batch=BATCH))
+    stages = tuple(Stage(device=DEVICE, replicas=1, splits=splits) for splits in (first, rest))
+    return Plan(stages=stages, policy=policy)
+
+
+def settings_of(folder: Path, **tracing: Any) -> ServeSettings:
+    """Of a model that lets a leave at ramp 0, b at 1, c at 2 and d at the end."""
+    save_small_model(folder)
+    Tokenizer(models.WordLevel({"[UNK]": 0, "pay": 1}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
+    ExitRecords(
+        score="confidence",
+        num_blocks=4,
+        ramps=(0, 1, 2),
+        sample_ids=("a", "b", "c", "d"),
+        scores_NR=np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32),
+        labels_NR=np.zeros((4, 3), dtype=np.int64),
+        final_labels_N=np.zeros(4, dtype=np.int64),
+    ).save(folder / "records.npz")
+    emulated = {"batch": [1, BATCH], "block_s": [[BLOCK_S, BLOCK_S]] * 4, "ramp_s": [[0.0, 0.0]] * 3}
+    return ServeSettings.model_validate(
+        {
+            "model": str(folder),
+            "app": "traced",
+            "plan": plan_document(plan_of(folder)),
+            "emulated": {DEVICE: emulated},
+            "tracing": tracing or None,
+            "max_queued": 100,
+        }
+    )
+
+
+class NoMetrics:
+    """Counts nothing."""
+
+    def answers(self, exits: list[int]) -> None: ...
+    def dropped(self, reason: str, num_inputs: int) -> None: ...
+    def hop(self, slot: str, seconds: float) -> None: ...
+    def retried(self, slot: str, num_inputs: int) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Backend:
+    """What the routes need, and no more."""
+
+    card: ModelCard
+    service: InferService
+    max_body_bytes: int = 100_000
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        return await self.service.infer(request)
+
+    def is_ready(self) -> bool:
+        return True
+
+    async def stats(self) -> dict[str, Any]:
+        return {}
+
+    async def plan(self) -> dict[str, Any]:
+        return {}
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
+        return []
+
+    def count_request(self, route: str, status: int) -> None: ...
+
+
+class Stopwatch:
+    """What an HTTP server sees of an application: how long every response took, until it was sent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.latencies_s: list[float] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin_s = time.monotonic()
+
+        async def sent(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body", False):
+                self.latencies_s.append(time.monotonic() - begin_s)
+
+        await self._app(scope, receive, sent)
+
+
+@dataclass(slots=True, kw_only=True)
+class Traced:
+    """A running service."""
+
+    http: httpx.AsyncClient
+    boards: dict[str, Board]
+    addresses: dict[str, Any]
+    tracing: Tracing | None
+    latencies_s: list[float]
+    """Of every request so far."""
+
+    async def ask(self, *ids: str, **more: Any) -> httpx.Response:
+        """For the answers of these inputs."""
+        body = {"inputs": ["pay"] * len(ids), "ids": list(ids), **more.pop("body", {})}
+        return await self.http.post("/predict", json=body, **more)
+
+    async def send_spans(self) -> None:
+        """Everything that is not sent yet; afterwards there is no more."""
+        assert self.tracing is not None
+        await asyncio.to_thread(self.tracing.close)
+
+
+@asynccontextmanager
+async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
+    clock = MonotonicClock()
+    placed = initial_placement(plan_from(settings))
+    tracing = start_tracing(settings, clock)
+    async with AsyncExitStack() as stack:
+        addresses = {slot: await _replica(settings, placed, slot, stack) for slot in placed.slots}
+        boards = {slot: Board() for slot in placed.slots}
+        transports = {
+            slot: LinkTransport(phase=0.0, link=Link if tracing is None else tracing.link(slot))
+            for slot in placed.slots
+        }
+        for slot, transport in transports.items():
+            transport.follow(boards[slot])
+            boards[slot].announce({f"{slot}-r": addresses[slot]})
+        dispatcher = Dispatcher(
+            placed,
+            transports,
+            clock,
+            NoMetrics(),
+            max_queued=settings.max_queued,
+            calls_per_replica=2,
+            max_attempts=8,
+            name="i",
+            rng=random.Random(0),
+        )
+        tokenizer = TextTokenizer.load(Path(settings.model), 8)
+        service = InferService(
+            tokenizer, dispatcher, settings, clock, trace=None if tracing is None else tracing.follow
+        )
+        backend = Backend(card=read_card(Path(settings.model)), service=service)
+        watched = Stopwatch(build_app(backend, None if tracing is None else tracing.endpoint))
+        transport_to_app = httpx.ASGITransport(app=watched)
+        async with httpx.AsyncClient(transport=transport_to_app, base_url="http://traced", timeout=20.0) as http:
+            yield Traced(
+                http=http,
+                boards=boards,
+                addresses=addresses,
+                tracing=tracing,
+                latencies_s=watched.latencies_s,
+            )
+        for board in boards.values():
+            board.announce({})
+        await asyncio.sleep(0)
+
+
+def plan_from(settings: ServeSettings) -> Plan:
+    return plan_of(Path(settings.model))
+
+
+async def _replica(settings: ServeSettings, placed: PlacedPlan, slot: str, stack: AsyncExitStack) -> Any:
+    clock = MonotonicClock()
+    server = CallServer(asyncio.get_running_loop())
+    runner = build_runner(settings, DEVICE, starting_policy(settings), clock=clock)
+    host = StageHost(settings, DEVICE, slot, runner, clock, server.deliver)
+    plan = placed.plan
+    stage = placed.stage_of[slot]
+    await host.prepare(Assignment(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch))
+    host.start()
+    stack.push_async_callback(asyncio.to_thread, host.stop)
+    stack.push_async_callback(server.close)
+    return await server.listen(host, "127.0.0.1")

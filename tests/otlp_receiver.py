@@ -1,0 +1,139 @@
+"""A collector of OpenTelemetry's for tests: it keeps the spans that it is sent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from gzip import decompress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+ERROR = 2
+"""Of a span's status, as the protocol numbers it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A span that was sent, and those inside it in the order of their begin."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    parent_id: str
+    trace_state: str
+    begin_s: float
+    seconds: float
+    attributes: dict[str, Any]
+    failed: bool
+    said: str
+    service: str
+    children: list[Received] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        return [child.name for child in self.children]
+
+    def named(self, name: str) -> list[Received]:
+        """Those inside with that name, at any depth."""
+        below = [found for child in self.children for found in child.named(name)]
+        return [child for child in self.children if child.name == name] + below
+
+
+class Receiver:
+    """Takes what an OTLP/HTTP exporter sends."""
+
+    def __init__(self, port: int = 0) -> None:
+        self._spans: list[Received] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: set[str] = set()
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @contextmanager
+    def running(self) -> Iterator[Receiver]:
+        thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+    def requests(self) -> list[Received]:
+        """The root of every trace so far, with what lies inside; in the order of their begin."""
+        with self._lock:
+            spans = sorted(self._spans, key=lambda span: span.begin_s)
+        inside: defaultdict[str, list[Received]] = defaultdict(list)
+        for span in spans:
+            span.children.clear()
+            inside[span.parent_id].append(span)
+        for span in spans:
+            span.children.extend(inside[span.span_id])
+        known = {span.span_id for span in spans}
+        return [span for span in spans if span.parent_id not in known]
+
+    def wait_for(self, count: int, patience_s: float) -> list[Received]:
+        """At least so many traces, if they come in time; what there is else."""
+        until_s = time.monotonic() + patience_s
+        while len(found := self.requests()) < count and time.monotonic() < until_s:
+            time.sleep(0.1)  # another process sends them
+        return found
+
+    def _take(self, body: bytes) -> None:
+        request = ExportTraceServiceRequest.FromString(body)
+        with self._lock:
+            for resource in request.resource_spans:
+                service = str(_attributes(resource.resource.attributes)["service.name"])
+                for scope in resource.scope_spans:
+                    self._spans.extend(_received(span, service) for span in scope.spans)
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.paths.add(self.path)
+                receiver.headers.append({name.lower(): value for name, value in self.headers.items()})
+                receiver._take(decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
+                self.send_response(200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 # the base class calls it so
+                pass
+
+        return Handler
+
+
+def _received(span: Any, service: str) -> Received:
+    return Received(
+        name=span.name,
+        trace_id=span.trace_id.hex(),
+        span_id=span.span_id.hex(),
+        parent_id=span.parent_span_id.hex(),
+        trace_state=span.trace_state,
+        begin_s=span.start_time_unix_nano / 1e9,
+        seconds=(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
+        attributes=_attributes(span.attributes),
+        failed=span.status.code == ERROR,
+        said=span.status.message,
+        service=service,
+    )
+
+
+def _attributes(pairs: Any) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: AnyValue) -> Any:
+    return getattr(value, str(value.WhichOneof("value")))
