@@ -33,6 +33,7 @@ from offramp.options import (
     above_zero,
     choice,
     completes,
+    optional_http_address,
     tracing_options,
 )
 from offramp.plan_commands import commands as plan_commands
@@ -81,7 +82,7 @@ def serve(
         int | None, typer.Option(min=1, max=65535, help="Port of the Prometheus metrics; default: a free one.")
     ] = None,
     otlp_endpoint: Annotated[
-        str | None, typer.Option(help="OpenTelemetry collector that gets traces, such as http://127.0.0.1:4318.")
+        str | None, typer.Option(callback=optional_http_address, help="OpenTelemetry collector, for traces.")
     ] = None,
     trace_ratio: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of requests that are traced; default: 0.01.")

@@ -40,6 +40,11 @@ def http_address(url: str) -> str:
     return url
 
 
+def optional_http_address(url: str | None) -> str | None:
+    """Check an option's value, as typer's callback."""
+    return None if url is None else http_address(url)
+
+
 def choice(name: str, value: str, allowed: tuple[str, ...]) -> Any:
     """The value of `--name`, one of `allowed`; raises InputError for another."""
     if value not in allowed:
@@ -118,4 +123,4 @@ def tracing_options(endpoint: str | None, ratio: float | None) -> dict[str, Any]
     """What `--otlp-endpoint` and `--trace-ratio` ask for; raises InputError for a ratio of nothing."""
     if endpoint is None and ratio is not None:
         raise InputError("--trace-ratio is of the requests whose traces go to --otlp-endpoint, which is missing")
-    return None if endpoint is None else {"endpoint": http_address(endpoint), "ratio": ratio}
+    return None if endpoint is None else {"endpoint": endpoint, "ratio": ratio}

@@ -12,7 +12,7 @@ import pytest
 
 import earlyexit.errors
 from deployments.encoding import Begin, Forget, MalformedError, Part, Refused, encode, from_ingress, from_replica
-from deployments.messages import Assignment, Chunk, GoingOn, StageCall, Timing
+from deployments.messages import Assignment, Chunk, GoingOn, SplitRun, StageCall, Timing
 from earlyexit.errors import (
     DeadlineError,
     ExecutionError,
@@ -65,6 +65,7 @@ CHUNK = Chunk(
     ),
     going_on=GoingOn(piece=FLOAT32, timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf))),
     lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
+    runs=(("a", (SplitRun(first=0, end=2, batch=3, target=4, queue_s=0.25, compute_s=0.5),)), ("é", ())),
 )
 
 
@@ -97,6 +98,7 @@ def plain(value: Any) -> Any:
         pytest.param(replace(CALL, piece=replace(TOKENS, values=TOKENS.values[::2])), id="every-second"),
         pytest.param(replace(CALL, remaining_s=(math.inf, -1.0), reserve_s=math.inf), id="no-deadline"),
         pytest.param(replace(CALL, probe=True), id="probe"),
+        pytest.param(replace(CALL, traced=(1,)), id="traced"),
         pytest.param(replace(CALL, assignment=replace(ASSIGNMENT, dispatch="deferred")), id="deferred"),
     ],
 )

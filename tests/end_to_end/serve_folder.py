@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from deployments.serve_control import LocalCluster, serving
-from deployments.settings import ServeSettings
+from deployments.settings import ServeSettings, TracingSettings
 from optimizer.plan_file import plan_document, read_plan
 
 MAX_BODY_BYTES = 20_000
@@ -21,6 +21,7 @@ def main(folder: Path, port: int) -> None:
         max_timeout_s=60.0,
         max_inputs_per_request=32,
         max_body_bytes=MAX_BODY_BYTES,
+        tracing=TracingSettings(endpoint=f"http://127.0.0.1:{port + 2}", ratio=0.0),  # those whose caller asks for it
     )
     cluster = LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1, grpc_port=port + 2)
     with serving(settings, cluster) as url:

@@ -29,12 +29,15 @@ from tests.end_to_end.tiny_service import (
     two_stages,
 )
 from tests.metrics_page import check_series, once_on_page
+from tests.otlp_receiver import Receiver
 
 pytestmark = pytest.mark.ray
 
 PORT = 8123
 """Of HTTP; metrics are at the next, gRPC at the one after."""
 METRICS_S = 30.0
+TRACES_S = 20.0
+TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +221,23 @@ def test_prometheus_gets_the_metrics(service: Service, http: httpx.Client) -> No
         "ray_offramp_latency_seconds_bucket_total",
     }
     check_series(once_on_page(PORT + 1, wanted, METRICS_S), wanted)
+
+
+def test_a_request_with_a_trace_is_told_to_the_collector(service: Service, http: httpx.Client) -> None:
+    deepest = max(range(len(service.texts)), key=lambda index: service.answers[index].exit)
+    headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "x-request-id": "r-9"}
+    with Receiver(PORT + 2).running() as receiver:
+        response = http.post("/predict", json={"inputs": service.texts[deepest]}, headers=headers)
+        [root] = receiver.wait_for(1, TRACES_S)
+    assert response.headers["traceparent"] == f"00-{TRACE}-{root.span_id}-01"
+    assert (root.trace_id, root.attributes["offramp.request_id"]) == (TRACE, "r-9")
+    assert root.names == ["prepare", "input", "reply"]
+    stages = [span for each in root.named("input") for span in each.children if span.name != "queue"]
+    assert [span.attributes["offramp.slot"] for span in stages] == ["split-cpu-0", "split-cpu-1"]
+    assert stages[-1].names == ["hop", "stage queue", "split 2 to 2", "stage queue", "split 3 to 3", "hop"]
+    [each] = root.named("input")
+    assert sum(span.seconds for span in root.children) == pytest.approx(root.seconds, rel=0.01)
+    assert sum(span.seconds for span in each.children) == pytest.approx(each.seconds, rel=0.01)
 
 
 async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(service: Service) -> None:

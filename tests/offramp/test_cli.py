@@ -153,6 +153,8 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
     for option, value in (("--dtype", "int8"), ("--backend", "jax"), ("--front", "nginx")):
         said = refused(capsys, "serve", model, "--plan", "stock", option, value)
         assert said.startswith(f"{option} {value!r}; allowed: ")
+    ratio_of_nothing = refused(capsys, "serve", model, "--plan", "stock", "--trace-ratio", 0.5)
+    assert "--otlp-endpoint, which is missing" in ratio_of_nothing
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,8 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
         ("--grpc-port", 0),
         ("--timeout-s", 0),
         ("--timeout-s", "nan"),
+        ("--otlp-endpoint", "collector"),
+        ("--trace-ratio", 1.5),
     ],
 )
 def test_serving_refuses_numbers_out_of_range(option: str, value: object, tmp_path: Path, capsys: Captured) -> None:

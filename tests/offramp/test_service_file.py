@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.settings import ServeSettings
+from deployments.settings import ServeSettings, TracingSettings
 from earlyexit.errors import InputError
 from offramp.service_file import Service, read_service
 from optimizer.plan_file import parse_plan, write_plan
@@ -125,14 +125,17 @@ def test_settings_the_file_leaves_out_are_the_applications_own(files: Files) -> 
     assert settings.control.period_s == 120
     assert settings.probe_share == 0.02
     assert settings.control.state == str(files.folder / "demo.sqlite")
+    assert settings.tracing is None
 
 
 def test_settings_the_file_names_are_taken(files: Files) -> None:
     service = files.read(
         planner={"strategy": "serial", "period_s": 30, "watch_s": 2, "least_gain": 0.1, "state": "s/x.sqlite"},
         ingress={"replicas": 2, "max_queued": 7, "port": 9000, "grpc_port": 9001, "front": "proxy", "access_log": True},
+        tracing={"endpoint": "http://collector:4318", "ratio": 0.1},
     )
     settings = service.settings
+    assert settings.tracing == TracingSettings(endpoint="http://collector:4318", ratio=0.1)
     assert settings.control is not None
     assert (settings.control.strategy, settings.control.period_s, settings.control.watch_s) == ("serial", 30, 2)
     assert settings.control.state == str(files.folder / "s" / "x.sqlite")

@@ -45,9 +45,7 @@ class Tracer:
         """A request arrives; None where it is not sampled. What follows in this task belongs to it."""
         now_s = self._clock.now_s()
         root = self._exporter.begin(route, headers, now_s)
-        if root is None:
-            return None
-        record = RequestRecord(root=root, began_s=now_s)
+        record = None if root is None else RequestRecord(root=root, began_s=now_s)
         _REQUEST.set(record)
         return record
 

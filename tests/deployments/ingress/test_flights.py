@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from deployments.ingress.flights import LONGEST_RETRY_S, AnswerRate, Flight, FlightBook, departure
+from deployments.ingress.flights import (
+    LONGEST_RETRY_S,
+    AnswerRate,
+    Flight,
+    FlightBook,
+    departure,
+    serial_and_attempt,
+)
 from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError
 from earlyexit.tokenizer import TokenIds
 from earlyexit.wire import Answer
@@ -220,3 +227,12 @@ def test_a_request_that_could_never_fit_is_not_told_to_come_back() -> None:
     book, owner = FlightBook(max_queued=2, name="i"), Owner()
     with pytest.raises(InputError, match="3 inputs in one request; at most 2 wait here at a time"):
         admit(book, owner, "abc")
+
+
+@pytest.mark.parametrize("key", ["", "a", "x#1.2", "a.b"])
+def test_a_sample_id_tells_serial_and_attempt_whatever_the_callers_id_holds(key: str) -> None:
+    owner, book = Owner(), FlightBook(10, "i")
+    book.admit([("first", tokens(1)), (key, tokens(1))], 1.0, owner.settle, arrived_s=0.0, retry_after_s=1.0)
+    _, flight = book.depart(2, 0)
+    book.send_again([flight.sample_id])
+    assert serial_and_attempt(flight.sample_id) == (2, 1)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from cluster.emulated import EmulatedPiece
-from deployments.messages import Chunk, Timing
+from deployments.messages import Chunk, SplitRun, Timing
 from deployments.stage.chunks import OpenCall, chunks_by_call
+from deployments.stage.runs import Begun
 from earlyexit.device import Answered, GoesOn, Looked, Lost
 from earlyexit.engine import Member
 from earlyexit.errors import DeadlineError
@@ -105,3 +106,21 @@ def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call(one: Op
     )
     assert (chunk.seen, chunk.num_inputs) == ((seen,), 1)
     assert survivors(last)[0] == ("b",)
+
+
+def test_traced_inputs_come_with_their_runs(one: OpenCall, other: OpenCall) -> None:
+    begun = Begun(first=0, end=2, batch=3, target=4, queue_s=1.0, compute_s=0.5)
+    run = SplitRun(first=0, end=2, batch=3, target=4, queue_s=1.0, compute_s=1.5)
+    one.begun = {"b": [begun], "c": [begun]}
+    chunks = chunks_by_call(
+        [
+            Answered(member=member("a", one), answer=answer("a")),
+            Answered(member=member("b", one), answer=answer("b")),
+            goes_on(member("c", one), member("d", other)),
+        ]
+    )
+    assert [(opened is one, chunk.runs) for opened, chunk in chunks] == [
+        (True, (("b", (run,)),)),
+        (True, (("c", (run,)),)),
+        (False, ()),
+    ]

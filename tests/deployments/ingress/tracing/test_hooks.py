@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.ingress.tracing.hooks import check_tracing, start_tracing
+from deployments.settings import ServeSettings, TracingSettings
+from earlyexit.clock import ManualClock
+
+ROOT = Path(__file__).parents[4]
+UNTRACED = ServeSettings(model="m", plan={})
+TRACED = UNTRACED.model_copy(update={"tracing": TracingSettings()})
+
+
+def test_what_traces_is_there_where_it_is_asked_for() -> None:
+    check_tracing(TRACED)
+    check_tracing(UNTRACED)
+    assert start_tracing(UNTRACED, ManualClock()) is None
+
+
+def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['opentelemetry.exporter'] = None\n"
+        "from deployments.ingress.tracing.hooks import check_tracing\n"
+        "from deployments.settings import ServeSettings, TracingSettings\n"
+        "check_tracing(ServeSettings(model='m', plan={}))\n"
+        "check_tracing(ServeSettings(model='m', plan={}, tracing=TracingSettings()))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert said.returncode == 1
+    assert "InputError: tracing needs OpenTelemetry's exporter over OTLP/HTTP" in said.stderr
+    assert "pip install '.[tracing]'" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("endpoint", "collector:4318"), ("endpoint", "http://"), ("ratio", 1.1), ("headers", {})]
+)
+def test_settings_that_cannot_be_are_refused(field: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=field):
+        TracingSettings.model_validate({field: value})

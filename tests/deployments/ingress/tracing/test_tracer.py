@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from deployments.ingress.flights import Flight
+from deployments.ingress.tracing.record import Visit
+from deployments.ingress.tracing.spans import Span
+from deployments.ingress.tracing.tracer import Tracer
+from deployments.messages import Chunk, SplitRun
+from earlyexit.clock import ManualClock
+from earlyexit.errors import DeadlineError
+from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on
+
+FIRST, SECOND = "a#i.1.0", "b#i.2.0"
+RUN = SplitRun(first=0, end=2, batch=2, target=4, queue_s=0.25, compute_s=0.5)
+
+
+@dataclass
+class FakeExporter:
+    """Keeps what it is told; samples what is posted to /predict."""
+
+    ended: list[tuple[str, list[str], float, dict[str, str | int]]] = field(default_factory=list)
+
+    def begin(self, route: str, headers: Mapping[str, str], now_s: float) -> Any | None:
+        return f"root at {now_s:g}" if route == "/predict" else None
+
+    def headers(self, root: Any) -> Mapping[str, str]:
+        return {"traceparent": str(root)}
+
+    def end(self, root: Any, spans: Sequence[Span], ended_s: float, attributes: Mapping[str, str | int]) -> None:
+        self.ended.append((str(root), [span.name for span in spans], ended_s, dict(attributes)))
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.clock = ManualClock(100.0)
+        self.exporter = FakeExporter()
+        self.tracer = Tracer(self.exporter, self.clock)
+
+    def follow(self, *serials: int) -> None:
+        self.tracer.follow([self.flight(serial) for serial in serials])
+
+    def flight(self, serial: int) -> Flight:
+        tokens = np.zeros(2, dtype=np.int32)
+        return Flight(
+            key="",
+            request_id="r",
+            book="i",
+            serial=serial,
+            token_ids=tokens,
+            arrived_s=0.0,
+            ahead=0,
+            deadline_s=1.0,
+            settle=lambda flight, outcome: None,
+        )
+
+
+def test_a_sampled_request_is_told_with_what_became_of_it() -> None:
+    scene = Scene()
+    record = scene.tracer.begin("/predict", {})
+    assert record is not None
+    scene.follow(1, 2)
+    scene.clock.advance(2.0)
+    assert scene.tracer.headers(record) == {"traceparent": "root at 100"}
+    scene.tracer.end(record, 200, "r-1")
+    attributes = {"offramp.inputs": 2, "offramp.request_id": "r-1", "http.response.status_code": 200}
+    assert scene.exporter.ended == [("root at 100", ["prepare", "input", "input", "reply"], 102.0, attributes)]
+
+
+def test_what_is_not_sampled_leaves_nothing_behind() -> None:
+    scene = Scene()
+    scene.tracer.begin("/predict", {})
+    assert scene.tracer.begin("/other", {}) is None
+    scene.follow(1)
+    assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
+
+
+def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
+    scene = Scene()
+    scene.tracer.begin("/predict", {})
+    scene.follow(2)
+    call = call_of([FIRST, SECOND])
+    traced = scene.tracer.sent("slot", "r1", call)
+    assert traced is not None
+    assert traced.call == replace(call, traced=(1,))
+
+
+def visits_of(*chunks: Chunk, reason: str | None = None) -> list[Visit]:
+    """What is noted of input a, a second before every part of the reply."""
+    scene = Scene()
+    record = scene.tracer.begin("/predict", {})
+    assert record is not None
+    scene.follow(1)
+    traced = scene.tracer.sent("slot", "r1", call_of([FIRST, SECOND]))
+    assert traced is not None
+    heard: list[Chunk] = []
+    take = traced.listening(heard.append)
+    for chunk in chunks:
+        scene.clock.advance(1.0)
+        take(chunk)
+    if reason is not None:
+        traced.fail(reason)
+    assert heard == list(chunks)
+    return record.inputs[0].visits
+
+
+def test_an_answer_ends_a_visit_with_its_exit_times_and_runs() -> None:
+    [visit] = visits_of(answered([SECOND]), replace(answered([FIRST]), runs=((FIRST, (RUN,)),)))
+    assert (visit.ended_s, visit.exit, visit.timing, visit.runs, visit.error) == (102.0, 1, TIMING, (RUN,), None)
+    assert (visit.sent.replica, visit.sent.attempt, visit.sent.call_inputs, visit.sent.at_s) == ("r1", 0, 2, 100.0)
+
+
+def test_a_survivor_ends_a_visit_without_an_exit() -> None:
+    [visit] = visits_of(going_on([FIRST, SECOND]))
+    assert (visit.ended_s, visit.exit, visit.timing, visit.error) == (101.0, None, TIMING, None)
+
+
+def test_a_probes_early_answer_is_its_answer() -> None:
+    [visit] = visits_of(Chunk(early=answered([FIRST]).answers), going_on([FIRST, SECOND]))
+    assert (visit.ended_s, visit.exit) == (101.0, 1)
+
+
+def test_a_loss_and_a_failure_say_why() -> None:
+    [dropped] = visits_of(Chunk(lost=((FIRST, DeadlineError("too late")),)))
+    [died] = visits_of(answered([SECOND]), reason="the replica died")
+    assert (dropped.error, died.error) == ("deadline: too late", "the replica died")
+
+
+def test_an_input_of_a_request_that_has_ended_is_not_noted_any_more() -> None:
+    scene = Scene()
+    record = scene.tracer.begin("/predict", {})
+    assert record is not None
+    scene.follow(1)
+    scene.tracer.end(record, None, None)
+    assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
+    assert scene.exporter.ended[0][3] == {"offramp.inputs": 1}
