@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
+from deployments.keys import read_keys
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from earlyexit.errors import OfframpError, PlanError
@@ -48,7 +49,7 @@ class LocalCluster:
 
     port: int = 8000
     host: str = "127.0.0.1"
-    """Ignored by HAProxy, which listens on every interface: put a firewall before it."""
+    """What the service listens on, and every ingress's own port."""
     front: HttpFront = "haproxy"
     grpc_port: int | None = None
     """Where the Open Inference Protocol is spoken over gRPC; None: not at all. Serve's own proxy takes it on every
@@ -71,8 +72,11 @@ class LocalCluster:
 def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     """Start Ray and the application on this machine; gives its URL, and ends everything cleanly.
 
-    Raises PlanError or ModelFolderError before anything starts, OfframpError where a port is taken.
+    Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read,
+    OfframpError where a port is taken.
     """
+    if settings.access is not None:
+        read_keys(settings.access)  # the ingress would say the same, but only to Serve's log
     _set_environment(cluster, settings.max_body_bytes)
     _check_ports(cluster)
     import ray
@@ -150,7 +154,7 @@ def _wanted_ports(cluster: LocalCluster) -> list[tuple[str, int]]:
     haproxy = cluster.front == "haproxy"
     beside = (HAPROXY_PORTS | (HAPROXY_GRPC_PORTS if cluster.grpc_port is not None else {})) if haproxy else {}
     return [
-        (anywhere if haproxy else cluster.host, cluster.port),
+        (cluster.host, cluster.port),
         *[(anywhere, port) for port in [cluster.grpc_port] if port is not None],
         *[(anywhere, int(os.environ.get(name, port))) for name, port in beside.items()],
     ]

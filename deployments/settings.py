@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from deployments.access import AccessSettings
 from optimizer.decision import Strategy
 
 
@@ -124,3 +125,5 @@ class ServeSettings(BaseModel):
     """None: requests are not traced, and nothing is spent on it."""
     max_attempts: int = Field(default=8, ge=1)
     """Times an input is sent from the start, when replicas die under it, before its owner is told."""
+    access: AccessSettings | None = None
+    """Keys, rates and origins; None: open to all who reach it."""

@@ -2,6 +2,7 @@
 
 OfframpError                        500 INTERNAL
 ├── InputError                      400 INVALID_ARGUMENT    what came from outside is wrong
+│   ├── UnauthorizedError           401 UNAUTHENTICATED     no key, or none that is known here; carries scheme
 │   ├── UnknownModelError           404 NOT_FOUND
 │   ├── UnknownPathError            404 NOT_FOUND
 │   ├── MethodNotAllowedError       405
@@ -10,6 +11,7 @@ OfframpError                        500 INTERNAL
 │   ├── PlanError                   422                     a plan that contradicts itself or does not fit its model
 │   ├── DataError                   422                     training or calibration data that cannot be used
 │   └── ModelFolderError            422                     a folder that is not a saved model of a known schema
+├── RateLimitError                  429 RESOURCE_EXHAUSTED  more than this caller may send; carries retry_after_s
 ├── OverloadedError                 503 UNAVAILABLE         more is queued than allowed; carries retry_after_s
 ├── AdmissionError                  503 UNAVAILABLE         it would be answered too late, so it is not begun; the same
 ├── StageUnavailableError           503 UNAVAILABLE         no replica took the input in time; the same
@@ -33,12 +35,29 @@ class OfframpError(Exception):
         name = type(self).__name__.removesuffix("Error")
         return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
+    @property
+    def log_text(self) -> str:
+        """What a log may say of it: nothing of what the caller sent."""
+        return str(self)
+
 
 class InputError(OfframpError):
     """What came from outside is wrong; the message says what was wrong and what is allowed."""
 
     http_status = 400
     grpc_status = "INVALID_ARGUMENT"
+
+
+class UnauthorizedError(InputError):
+    """A request without a key, or with one that is not known here; its message never quotes what was sent."""
+
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+
+    def __init__(self, message: str, *, scheme: str = "Bearer") -> None:
+        """`scheme`: what the answer's WWW-Authenticate asks for."""
+        super().__init__(message)
+        self.scheme = scheme
 
 
 class UnknownModelError(InputError):
@@ -115,6 +134,13 @@ def _rebuild_retryable(cls: type[_RetryableError], message: str, retry_after_s: 
     return cls(message, retry_after_s=retry_after_s)
 
 
+class RateLimitError(_RetryableError):
+    """More requests, or inputs, than the caller may send in this time."""
+
+    http_status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class OverloadedError(_RetryableError):
     """More inputs are queued than allowed."""
 
@@ -139,4 +165,9 @@ class DeadlineError(OfframpError):
 
 
 class ExecutionError(OfframpError):
-    """The model itself failed on this input."""
+    """The model itself failed on this input: `the model failed on this input: KeyError: and its own words`."""
+
+    @property
+    def log_text(self) -> str:
+        """Without the model's own words: they may quote the input."""
+        return ": ".join(str(self).split(": ")[:2])

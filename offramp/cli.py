@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earlyexit.errors import InputError, OfframpError
+from offramp.credentials import find_api_key
 from offramp.doctor_commands import commands as doctor_commands
 from offramp.options import (
     ARRIVALS,
@@ -21,6 +22,7 @@ from offramp.options import (
     DEVICE_NAMES,
     DTYPES,
     FRONTS,
+    ApiKeyFile,
     AsJson,
     Backend,
     Dtype,
@@ -69,7 +71,7 @@ def serve(
         str | None, typer.Option(help="Device of a built-in plan; default: cpu.", **completes(DEVICE_NAMES))
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    host: Annotated[str, typer.Option(help="Address to listen on; HAProxy listens on all.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     front: Annotated[str, typer.Option(help="haproxy (fast) or proxy (Serve's own).", **completes(FRONTS))] = "haproxy",
     ingress_replicas: Annotated[int, typer.Option(min=1)] = 1,
     dtype: Dtype = "float32",
@@ -87,6 +89,12 @@ def serve(
     trace_ratio: Annotated[
         float | None, typer.Option(min=0, max=1, help="Share of requests that are traced; default: 0.01.")
     ] = None,
+    api_keys: Annotated[
+        Path | None, typer.Option(help="File of API keys, name:key or key per line; default: $OFFRAMP_API_KEYS.")
+    ] = None,
+    rate_limit: Annotated[
+        float | None, typer.Option(callback=above_zero, help="Requests per second that one key, or all, may send.")
+    ] = None,
 ) -> None:
     """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
     if model.is_file():
@@ -94,6 +102,7 @@ def serve(
         serve_file(model, port=port if "port" in given else None, grpc_port=grpc_port, metrics_port=metrics_port)
         return
     from deployments.serve_control import LocalCluster
+    from offramp.access import access_settings
     from offramp.plans import resolve_plan
     from optimizer.plan_file import plan_document
 
@@ -108,6 +117,7 @@ def serve(
         max_queued=max_queued,
         default_timeout_s=timeout_s,
         tracing=tracing_options(otlp_endpoint, trace_ratio),
+        access=access_settings(api_keys, rate_limit),
     )
     cluster = LocalCluster(
         port=port,
@@ -151,6 +161,7 @@ def bench(
         float, typer.Option(callback=above_zero, help="For a whole request, retries included.")
     ] = 30.0,
     retries: Annotated[int, typer.Option(min=0)] = 0,
+    api_key_file: ApiKeyFile = None,
     text_column: TextColumn = "text",
     label_column: LabelColumn = "label",
     part: Part = None,
@@ -187,7 +198,7 @@ def bench(
         retries=retries,
         seed=seed,
     )
-    _run_bench(config, as_json=as_json)
+    _run_bench(config, find_api_key(api_key_file), as_json=as_json)
 
 
 app.add_typer(train_commands)
@@ -253,7 +264,7 @@ def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float
     return times_s
 
 
-def _run_bench(config: LoadConfig, *, as_json: bool) -> None:
+def _run_bench(config: LoadConfig, api_key: str | None, *, as_json: bool) -> None:
     import asyncio
 
     from rich.console import Console
@@ -262,7 +273,7 @@ def _run_bench(config: LoadConfig, *, as_json: bool) -> None:
     from offramp.report import render
 
     with _progress() as progress:
-        report = asyncio.run(run_load(config, partial(progress, "requests")))
+        report = asyncio.run(run_load(config, partial(progress, "requests"), api_key=api_key))
     if as_json:
         print(json.dumps(report.to_json()))
     else:

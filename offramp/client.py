@@ -12,6 +12,7 @@ from typing import Any, Self
 import httpx
 
 from earlyexit.clock import Clock, MonotonicClock
+from offramp.credentials import key_header
 from offramp.flows import LIVE_PATH, READY_PATH, Flow, Flows, Send, T
 from offramp.protocol import NoReply, Prediction, Reply, read_reply
 
@@ -25,7 +26,8 @@ class Client:
 
     Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call, its
     attempts and the waits between them; a server that stalls within an attempt (connect, send, receive) can stretch
-    it. A prediction may be computed twice when an attempt is repeated.
+    it. A prediction may be computed twice when an attempt is repeated. `api_key` is sent with every request: over plain
+    http whoever is on the way can read it.
     """
 
     def __init__(
@@ -35,12 +37,13 @@ class Client:
         max_attempts: int = 4,
         transport: httpx.BaseTransport | None = None,
         *,
+        api_key: str | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._flows = _flows(timeout_s, max_attempts, clock, rng)
-        self._http = httpx.Client(base_url=url, transport=transport)
+        self._http = httpx.Client(base_url=url, transport=transport, headers=key_header(api_key))
         self._sleep = sleep
 
     def __enter__(self) -> Self:
@@ -116,12 +119,13 @@ class AsyncClient:
         max_attempts: int = 4,
         transport: httpx.AsyncBaseTransport | None = None,
         *,
+        api_key: str | None = None,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._flows = _flows(timeout_s, max_attempts, clock, rng)
-        self._http = httpx.AsyncClient(base_url=url, transport=transport)
+        self._http = httpx.AsyncClient(base_url=url, transport=transport, headers=key_header(api_key))
         self._sleep = sleep
 
     async def __aenter__(self) -> Self:

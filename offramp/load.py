@@ -15,6 +15,7 @@ import aiohttp
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
+from offramp.credentials import key_header
 from offramp.generator import Generator, OnRecord, Post
 from offramp.processes import Poisson, Uniform
 from offramp.protocol import PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
@@ -30,10 +31,12 @@ OnProgress = Callable[[int, int], object]
 """Called with the number of requests done and the number of all, after each."""
 
 
-async def run_load(config: LoadConfig, on_progress: OnProgress | None = None) -> LoadReport:
+async def run_load(
+    config: LoadConfig, on_progress: OnProgress | None = None, *, api_key: str | None = None
+) -> LoadReport:
     """Warm up, measure, report. Requests that fail are counted in the report, not raised."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=connector, headers=key_header(api_key)) as session:
         generator = Generator(
             config=config, post=post_to(session, config.url), rng=random.Random(config.seed), clock=MonotonicClock()
         )

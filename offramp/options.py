@@ -113,6 +113,9 @@ ProblemFilePath = Annotated[Path, typer.Argument(metavar="PROBLEM", help="Plan p
 Part = Annotated[str | None, typer.Option(help="Which list of a CLINC150 file: train, val, test.", **completes(PARTS))]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option("--api-key-file", help="File with the service's API key; default: $OFFRAMP_API_KEY.")
+]
 Url = Annotated[str, typer.Option(help="Address of a running service.", callback=http_address)]
 GrpcPort = Annotated[
     int | None, typer.Option(min=1, max=65535, help="Port of the Open Inference Protocol over gRPC; default: none.")

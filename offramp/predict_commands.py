@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earlyexit.errors import InputError, OfframpError
-from offramp.options import AsJson, Part, TextColumn, Url, above_zero, choice, completes, in_a_folder
+from offramp.credentials import find_api_key
+from offramp.options import ApiKeyFile, AsJson, Part, TextColumn, Url, above_zero, choice, completes, in_a_folder
 
 if TYPE_CHECKING:
     from offramp.bulk import BulkJob, Tally
@@ -46,6 +47,7 @@ def predict(
     ] = 30.0,
     url: Url = "http://127.0.0.1:8000",
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    api_key_file: ApiKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Classify texts with a running service: arguments, a file's or a pipe's. Exit status 1 if a text failed."""
@@ -53,8 +55,9 @@ def predict(
     piped = given == [STDIN] or (not given and data is None and not sys.stdin.isatty())
     if (data is not None) + (bool(given) and not piped) + piped != 1:
         raise InputError("one of these is needed: texts as arguments, --data FILE, or - for standard input")
+    api_key = find_api_key(api_key_file)
     if given and not piped:
-        _predict_few(given, url=url, timeout_s=timeout_s, truncate=truncate, as_json=as_json)
+        _predict_few(given, url=url, timeout_s=timeout_s, api_key=api_key, truncate=truncate, as_json=as_json)
         return
     from offramp.bulk import BulkJob
     from offramp.row_writer import format_of
@@ -63,17 +66,25 @@ def predict(
     asked = None if form is None else choice("format", form, FORMATS)
     job = BulkJob(batch=batch, concurrency=concurrency, truncate=truncate)
     tally = _predict_many(
-        _texts(data, text_column, part), job, out, format_of(out, asked), url=url, timeout_s=timeout_s
+        _texts(data, text_column, part),
+        job,
+        out,
+        format_of(out, asked),
+        url=url,
+        timeout_s=timeout_s,
+        api_key=api_key,
     )
     print(tally.in_words(), file=sys.stderr)
     if tally.failed:
         raise OfframpError(f"{tally.failed} of {tally.rows} texts failed; `error` in their rows says why")
 
 
-def _predict_few(texts: Sequence[str], *, url: str, timeout_s: float, truncate: bool, as_json: bool) -> None:
+def _predict_few(
+    texts: Sequence[str], *, url: str, timeout_s: float, api_key: str | None, truncate: bool, as_json: bool
+) -> None:
     from offramp.client import Client
 
-    with Client(url, timeout_s) as client:
+    with Client(url, timeout_s, api_key=api_key) as client:
         predictions = client.predict_many(texts, truncate=truncate)
     for text, each in zip(texts, predictions, strict=True):
         if as_json:
@@ -91,7 +102,14 @@ def _texts(data: Path | None, text_column: str, part: str | None) -> Iterator[st
 
 
 def _predict_many(
-    texts: Iterator[str], job: BulkJob, out: Path | None, form: Format, *, url: str, timeout_s: float
+    texts: Iterator[str],
+    job: BulkJob,
+    out: Path | None,
+    form: Format,
+    *,
+    url: str,
+    timeout_s: float,
+    api_key: str | None,
 ) -> Tally:
     import asyncio
 
@@ -102,7 +120,7 @@ def _predict_many(
     from offramp.row_writer import row_writer
 
     async def run() -> Tally:
-        async with AsyncClient(url, timeout_s) as client:
+        async with AsyncClient(url, timeout_s, api_key=api_key) as client:
             return await predict_all(texts, client, job, write, clock=MonotonicClock(), on_rows=on_rows)
 
     with row_writer(out, form) as write, progress_count("texts") as on_rows:

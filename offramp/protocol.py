@@ -17,7 +17,9 @@ from earlyexit.errors import (
     OverloadedError,
     PayloadTooLargeError,
     PlanError,
+    RateLimitError,
     StageUnavailableError,
+    UnauthorizedError,
     UnknownModelError,
     UnprocessableInputError,
 )
@@ -33,6 +35,7 @@ LONGEST_BACKOFF_S = 2.0
 """About the time in which a killed replica is replaced; waiting longer gains nothing."""
 
 ERRORS_BY_KIND: dict[str, type[OfframpError]] = {
+    "unauthorized": UnauthorizedError,
     "unknown_model": UnknownModelError,
     "payload_too_large": PayloadTooLargeError,
     "unprocessable_input": UnprocessableInputError,
@@ -43,6 +46,7 @@ ERRORS_BY_KIND: dict[str, type[OfframpError]] = {
     "execution": ExecutionError,
 }
 _ERRORS_BY_STATUS: dict[int, type[OfframpError]] = {
+    401: UnauthorizedError,
     404: UnknownModelError,
     413: PayloadTooLargeError,
     422: UnprocessableInputError,
@@ -140,6 +144,8 @@ def error_of(outcome: Outcome) -> OfframpError:
     if isinstance(outcome, NoReply):
         return DeadlineError(outcome.message) if outcome.kind == "timeout" else OfframpError(outcome.message)
     kind, message = _kind_and_message(outcome)
+    if outcome.status == RateLimitError.http_status:
+        return RateLimitError(message, retry_after_s=outcome.retry_after_s or 0.0)
     if outcome.status == OverloadedError.http_status:
         busy = StageUnavailableError if kind == "stage_unavailable" else OverloadedError
         return busy(message, retry_after_s=outcome.retry_after_s or 0.0)
@@ -152,7 +158,8 @@ def _is_transient(outcome: Outcome) -> bool:
         return outcome.kind == "connection"
     # HAProxy, as Serve sets it up, says 500 in plain text where it has no ingress; ours answers in JSON, always.
     from_the_proxy = outcome.status == 500 and not isinstance(outcome.payload, dict)
-    return outcome.status in RETRIED_STATUSES or from_the_proxy
+    is_told_when = outcome.status == RateLimitError.http_status and outcome.retry_after_s is not None
+    return outcome.status in RETRIED_STATUSES or from_the_proxy or is_told_when
 
 
 def _kind_and_message(reply: Reply) -> tuple[str, str]:

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import typer
 
 from earlyexit.errors import InputError
-from offramp.options import AsJson, above_zero, http_address, in_a_folder
+from offramp.credentials import find_api_key, key_header
+from offramp.options import ApiKeyFile, AsJson, above_zero, http_address, in_a_folder
 
 if TYPE_CHECKING:
     from cluster.render import ProxyLocation
@@ -81,6 +82,7 @@ def status(
     url: Annotated[
         str | None, typer.Option(help="The service, for its plan; default: Serve's port beside the dashboard.")
     ] = None,
+    api_key_file: ApiKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a Ray cluster serves: applications, deployments, replicas, and the plan in force."""
@@ -88,7 +90,8 @@ def status(
 
     with _dashboard(address) as dashboard:
         serve = dashboard.serve()
-    plan = _plan_of(url or service_url(address, serve)) if serve["applications"] else None
+    headers = key_header(find_api_key(api_key_file))
+    plan = _plan_of(url or service_url(address, serve), headers) if serve["applications"] else None
     found = {"applications": applications_document(serve), "plan": plan}
     if as_json:
         print(json.dumps(found))
@@ -118,9 +121,11 @@ def delete(
 def serve_file(service: Path, *, port: int | None, grpc_port: int | None, metrics_port: int | None) -> None:
     """Start Ray on this machine with a service file's application, until told to stop."""
     from deployments.serve_control import LocalCluster
+    from offramp.access import with_environment
 
     found = _read(service)
     ingress = found.ingress
+    settings = found.settings.model_copy(update={"access": with_environment(found.settings.access)})
     cluster = LocalCluster(
         port=port or ingress.port,
         host=ingress.host,
@@ -128,13 +133,14 @@ def serve_file(service: Path, *, port: int | None, grpc_port: int | None, metric
         grpc_port=grpc_port or ingress.grpc_port,
         metrics_port=metrics_port,
     )
-    serve_until_stopped(found.settings, cluster)
+    serve_until_stopped(settings, cluster)
 
 
 def serve_until_stopped(settings: ServeSettings, cluster: LocalCluster) -> None:
     """Serve on this machine until Ctrl-C or SIGTERM."""
     from deployments.serve_control import serving
     from earlyexit.store import read_card
+    from offramp.access import exposure_notes
 
     try:
         with serving(settings, cluster) as url:
@@ -143,6 +149,10 @@ def serve_until_stopped(settings: ServeSettings, cluster: LocalCluster) -> None:
             if cluster.grpc_port is not None:
                 print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
             print(f"try: offramp predict 'a text' --url {url}", flush=True)
+            for note in exposure_notes(
+                cluster.host, cluster.front, has_keys=settings.access is not None and settings.access.has_keys
+            ):
+                print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
             signal.pause()
     except KeyboardInterrupt:
         print("stopped")
@@ -233,12 +243,12 @@ def service_url(address: str, serve: dict[str, Any]) -> str:
     return f"{parts.scheme}://{host}:{port}"
 
 
-def _plan_of(url: str) -> dict[str, Any] | None:
+def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
     """What the service says of its plan; None, and a line of why, where it says nothing."""
     import httpx
 
     try:
-        response = httpx.get(f"{url}/plan", timeout=10.0)
+        response = httpx.get(f"{url}/plan", headers=headers, timeout=10.0)
         response.raise_for_status()
         found: dict[str, Any] = response.json()
     except (httpx.HTTPError, ValueError) as error:

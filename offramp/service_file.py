@@ -9,9 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from cluster.devices import find_device
 from cluster.inventory import Inventory
+from deployments.access import AccessSettings
 from deployments.settings import ControlSettings, EmulatedSettings, ServeSettings, TracingSettings
+from earlyexit.errors import InputError
 from offramp.planning import Solve
 from offramp.service_parts import ServiceParts, read_parts
 from offramp.service_plan import first_plan, plan_slots, service_problem, stretched
@@ -73,8 +77,22 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         dtype=document.model.dtype,
         backend=document.model.backend,
         threads_per_replica=document.model.threads_per_replica,
+        access=_access(parts),
         **ingress,
     )
+
+
+def _access(parts: ServiceParts) -> AccessSettings | None:
+    if parts.document.access is None:
+        return None
+    said = parts.document.access.model_dump()
+    if said["keys_file"] is not None:
+        said["keys_file"] = str((parts.base / said["keys_file"]).resolve())
+    try:
+        return AccessSettings(**said)
+    except ValidationError as error:
+        with parts.source.said_at(("access",)):
+            raise InputError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
 
 
 def _emulated(parts: ServiceParts, table: LatencyTable) -> EmulatedSettings:

@@ -12,15 +12,19 @@ MODEL = "model"
 
 
 def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:
-    """The settings of nodes that find everything in one folder: `model/`, other exit records beside it, the state."""
+    """The settings of nodes that find everything in one folder: `model/`; beside it other exit records, state, keys."""
     model = Path(settings.model)
     control = settings.control
     if control is not None:
         state = str(folder / Path(control.state).name)
         policy = _moved_policy(control.policy, model, folder)
         control = control.model_copy(update={"state": state, "policy": policy})
+    access = settings.access
+    if access is not None and access.keys_file is not None:
+        access = access.model_copy(update={"keys_file": str(folder / Path(access.keys_file).name)})
     plan = {**settings.plan, "policy": _moved_policy(settings.plan["policy"], model, folder)}
-    return settings.model_copy(update={"model": str(folder / MODEL), "plan": plan, "control": control})
+    moved = {"model": str(folder / MODEL), "plan": plan, "control": control, "access": access}
+    return settings.model_copy(update=moved)
 
 
 def _moved_policy(policy: Mapping[str, Any] | None, model: Path, folder: PurePosixPath) -> dict[str, Any] | None:

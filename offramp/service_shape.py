@@ -108,7 +108,7 @@ class IngressDocument(StrictDocument):
     grpc_port: int | None = Field(default=None, ge=1, le=65535)
     """The Open Inference Protocol over gRPC; None: not at all. With `front: proxy` on every interface."""
     host: str = "127.0.0.1"
-    """Ignored by HAProxy, which listens on every interface."""
+    """Address to listen on; on a cluster, where HAProxy asks ingresses of other nodes, 0.0.0.0."""
     front: Literal["haproxy", "proxy"] = "haproxy"
 
 
@@ -118,6 +118,18 @@ class TracingDocument(StrictDocument):
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
     ratio: float | None = Field(default=None, ge=0, le=1)
     service_name: str | None = None
+
+
+class AccessDocument(StrictDocument):
+    """Who may use it, and how much; meaning and defaults are those of `deployments.access.AccessSettings`."""
+
+    keys_file: str | None = None
+    """Relative to the service file's folder."""
+    keys_env: str | None = Field(default=None, min_length=1)
+    rate_per_s: float | None = Field(default=None, gt=0)
+    rate_of: Literal["requests", "inputs"] = "requests"
+    burst: float | None = Field(default=None, gt=0)
+    cors_origins: list[str] = Field(default_factory=list)
 
 
 class ServiceDocument(StrictDocument):
@@ -135,3 +147,5 @@ class ServiceDocument(StrictDocument):
     ingress: IngressDocument = Field(default_factory=IngressDocument)
     tracing: TracingDocument | None = None
     """None: requests are not traced."""
+    access: AccessDocument | None = None
+    """None: open to all who reach it."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from pydantic_core import to_json
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from deployments.ingress.bodies import (
     EXTENSIONS,
@@ -27,21 +29,27 @@ from deployments.ingress.bodies import (
     server_version,
     v2_response,
 )
+from deployments.ingress.cross_origin import cross_origin
 from deployments.ingress.dashboard import pages
 from deployments.ingress.dashboard.feed import Viewer
+from deployments.ingress.gate import Gate
 from deployments.ingress.openapi import SWAGGER_PAGE, openapi_document
+from deployments.quiet import WithoutWords
 from earlyexit.errors import (
     AdmissionError,
     InputError,
     MethodNotAllowedError,
     OfframpError,
     PayloadTooLargeError,
+    RateLimitError,
+    UnauthorizedError,
     UnknownPathError,
 )
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
+logger.addFilter(WithoutWords())
 
 JSON = "application/json"
 HEADER_LENGTH = "inference-header-content-length"
@@ -50,6 +58,10 @@ MAX_DIGITS = 12
 SOME_PLANS = 20
 """Of the history, unless the caller wants another number."""
 MOST_PLANS = 1000
+CALLER = "offramp.caller"
+"""Of an ASGI scope: whom the gate let in."""
+REFUSALS = (InputError, AdmissionError, RateLimitError)
+"""They come by the thousand, and are counted, not logged."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -83,13 +95,16 @@ EndpointOf = Callable[[Backend, str, Mapping[str, Handler]], ASGIApp]
 class Routes:
     """Handlers over a backend."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, gate: Gate | None) -> None:
         self._backend = backend
+        self._gate = gate
 
     async def predict(self, request: Request) -> Response:
         """One text or a list of texts to labels."""
         body = await _read(request, self._backend.max_body_bytes)
         infer_request, many = parse_predict(body)
+        if self._gate is not None:
+            self._gate.charge(request.scope[CALLER], len(infer_request.texts))
         answers = await self._backend.infer(replace(infer_request, request_id=_request_id(request)))
         labels = self._backend.card.label_names
         return Response(predict_response(answers, labels, _request_id(request), many=many), media_type=JSON)
@@ -99,6 +114,8 @@ class Routes:
         self._check_model(request)
         body = await _read(request, self._backend.max_body_bytes)
         infer_request, reply = parse_v2(body, _json_length(request))
+        if self._gate is not None:
+            self._gate.charge(request.scope[CALLER], len(infer_request.texts))
         answers = await self._backend.infer(replace(infer_request, request_id=_request_id(request)))
         card = self._backend.card
         content, json_length = v2_response(answers, card.label_names, reply, card.name)
@@ -157,7 +174,8 @@ class Routes:
 
     async def openapi(self, request: Request) -> Response:
         """The API's description."""
-        return _json(openapi_document())
+        has_keys = self._gate is not None and self._gate.ring is not None
+        return _json(openapi_document(keys=has_keys, model=self._backend.card.name))
 
     async def docs(self, request: Request) -> Response:
         """The same, to read and try."""
@@ -167,13 +185,24 @@ class Routes:
         check_model(self._backend.card, request.path_params["model"], request.path_params.get("version", VERSION))
 
 
-def build_app(backend: Backend, endpoint: EndpointOf | None = None) -> Router:
-    """The ASGI application over a backend; `endpoint` makes another of a path's handlers than `Endpoint`.
+def build_app(
+    backend: Backend,
+    gate: Gate | None = None,
+    cors_origins: Sequence[str] = (),
+    endpoint: EndpointOf | None = None,
+) -> Router:
+    """The ASGI application over a backend; what is off costs nothing.
 
-    Starlette's router without its application: the middlewares around it do what `Endpoint` does, at 6 % of an ingress.
+    `endpoint` makes another of a path's handlers than `Endpoint`. Starlette's router without its application: the
+    middlewares around it do what `Endpoint` does, at 6 % of an ingress.
     """
-    routes = Routes(backend)
+    routes = Routes(backend, gate)
     endpoint = endpoint or Endpoint
+    before: list[Middleware] = []
+    if cors_origins:
+        before.append(cross_origin(cors_origins))
+    if gate is not None:
+        before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
 
     def route(path: str, handler: Handler, method: str = "GET") -> Route:
         return Route(path, endpoint(backend, path, {method: handler}))
@@ -202,8 +231,40 @@ def build_app(backend: Backend, endpoint: EndpointOf | None = None) -> Router:
             route("/docs", routes.docs),
         ],
         redirect_slashes=False,
-        default=Endpoint(backend, "unknown", {}),
+        default=_unknown(Endpoint(backend, "unknown", {})),
+        middleware=before,
     )
+
+
+def _unknown(endpoint: Endpoint) -> ASGIApp:
+    """Where no route is: a 404, and for a web socket, which none of ours is, a handshake that fails."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await (WebSocketClose() if scope["type"] == "websocket" else endpoint)(scope, receive, send)
+
+    return answer
+
+
+class Gatekeeper:
+    """Stands before every route, those of tomorrow too, and lets through whom the gate admits."""
+
+    def __init__(self, app: ASGIApp, backend: Backend, gate: Gate) -> None:
+        self._app = app
+        self._backend = backend
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request; what is refused is counted under the route `access`."""
+        if scope["type"] != "lifespan":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            try:
+                scope[CALLER] = self._gate.admit(scope.get("method", "GET"), path, _authorization(scope))
+            except (UnauthorizedError, RateLimitError) as error:
+                self._backend.count_request("access", error.http_status)
+                refusal = WebSocketClose() if scope["type"] == "websocket" else _error(Request(scope), error)
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 class Endpoint:
@@ -225,8 +286,8 @@ class Endpoint:
         try:
             return await self._handler(request)(request)
         except OfframpError as error:
-            if not isinstance(error, (InputError, AdmissionError)):  # refusals come by the thousand; they are counted
-                logger.warning("request %s: %s: %s", _request_id(request), error.kind, error)
+            if not isinstance(error, REFUSALS):
+                logger.warning("request %s: %s: %s", _request_id(request), error.kind, error.log_text)
             return _error(request, error)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody is left to read it
@@ -248,15 +309,25 @@ class Endpoint:
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
+    for name, value in request.scope["headers"]:  # what is refused is not read
+        if name == b"content-length" and (len(value) > MAX_DIGITS or int(value) > max_bytes):
+            raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
+        if name == b"content-encoding" and value != b"identity":
+            encoding = value.decode("latin-1")
+            raise InputError(f"content-encoding {encoding!r}; only plain bodies are taken")
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > max_bytes:
             raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise InputError(f"content-encoding {encoding!r}; only plain bodies are taken")
     return bytes(body)
+
+
+def _authorization(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return str(value, "latin-1")
+    return None
 
 
 def _request_id(request: Request) -> str:
@@ -291,6 +362,8 @@ def _error(request: Request, error: OfframpError) -> Response:
     response = _json(_error_body(request, error.kind, str(error)), status=error.http_status)
     if isinstance(error, MethodNotAllowedError):
         response.headers["allow"] = ", ".join(error.allowed)
+    if isinstance(error, UnauthorizedError):
+        response.headers["www-authenticate"] = error.scheme
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         response.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))

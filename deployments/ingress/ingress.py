@@ -25,6 +25,7 @@ from deployments.ingress.dashboard.lookout import Lookout
 from deployments.ingress.dashboard.snapshot import Facts
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.flow_metrics import FlowMetrics
+from deployments.ingress.gate import gate_of
 from deployments.ingress.http import build_app
 from deployments.ingress.link import Link
 from deployments.ingress.members import board_of
@@ -61,6 +62,7 @@ class Ingress(RpcMethods):
         self._settings = ServeSettings.model_validate(settings)
         self._slots = {slot.deployment_name: slot for slot in others if slot.deployment_name != CONTROLLER}
         self._clock = MonotonicClock()
+        self._gate = gate_of(self._settings.access, self._clock, self._settings.ingress_replicas)
         self._metrics = IngressMetrics()
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
         self._started = asyncio.Event()
@@ -110,9 +112,13 @@ class Ingress(RpcMethods):
         return Feed(Lookout(facts, self._dispatcher, everyone.ask, self._controller, WallClock()).event, self._clock)
 
     def __serve_build_asgi_app__(self) -> Router:
-        self._starting = asyncio.get_running_loop().create_task(self._start())
-        self._telling = asyncio.get_running_loop().create_task(self._keep_telling())
-        return build_app(self, None if self._tracing is None else self._tracing.endpoint)
+        loop, access = asyncio.get_running_loop(), self._settings.access
+        self._starting = loop.create_task(self._start())
+        if self._gate is not None and self._gate.ring is not None:
+            self._watching = loop.create_task(self._gate.ring.watch())
+        self._telling = loop.create_task(self._keep_telling())
+        origins = () if access is None else access.cors_origins
+        return build_app(self, self._gate, origins, None if self._tracing is None else self._tracing.endpoint)
 
     async def _start(self) -> None:
         """Learn the present plan, then wait until its slots are warm."""

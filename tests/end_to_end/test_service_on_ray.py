@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from earlyexit.errors import InputError, UnprocessableInputError
+from experiments.fuzz import fuzz
 from offramp import AsyncClient, Client
 from optimizer.plan_file import write_plan
 from tests.end_to_end.tiny_service import (
@@ -206,6 +207,14 @@ def split_inputs(http: httpx.Client) -> list[int]:
 
 def test_the_description_is_served(http: httpx.Client) -> None:
     assert "/predict" in http.get("/openapi.json").json()["paths"]
+
+
+def test_the_service_answers_as_its_description_says(service: Service) -> None:
+    """The quick form of `python -m experiments.fuzz`."""
+    findings = fuzz(service.url, num_cases=200)
+    assert findings.problems == []
+    assert findings.num_cases >= 200
+    assert {200, 400, 404} <= set(findings.statuses)
 
 
 def test_prometheus_gets_the_metrics(service: Service, http: httpx.Client) -> None:

@@ -14,6 +14,8 @@ from earlyexit.errors import (
     InputError,
     OfframpError,
     OverloadedError,
+    RateLimitError,
+    UnauthorizedError,
     UnprocessableInputError,
 )
 from offramp.client import AsyncClient, Client, Prediction
@@ -279,3 +281,44 @@ async def test_the_asynchronous_client_says_the_same() -> None:
         await client.wait_until_ready(1.0)
     assert server.request_ids[:2] == ["mine", "mine"]
     assert sleeper.waits_s == [0.05]
+
+
+# Keys and rates
+
+
+def test_the_key_is_sent_with_every_request_and_never_shown() -> None:
+    server = Script(httpx.Response(200, json={"label": "bill", "score": 0.9, "exit": 1, "request_id": "r"}))
+    client = Client("http://server", transport=httpx.MockTransport(server), api_key="alice-0123456789")
+    client.predict("x")
+    assert server.requests[0].headers["authorization"] == "Bearer alice-0123456789"
+    assert "alice-0123456789" not in repr(vars(client))
+
+
+@pytest.mark.parametrize("key", ["", " ", "é" * 16, "a\r\nX-Evil: 1"])
+def test_a_key_that_no_header_can_carry_is_refused_without_quoting_it(key: str) -> None:
+    with pytest.raises(InputError, match="the API key is empty or holds what no HTTP header can"):
+        Client("http://server", api_key=key)
+
+
+def test_a_wrong_key_is_an_error_of_its_own_and_sent_once() -> None:
+    body = {"error": {"kind": "unauthorized", "message": "the API key is not known here"}, "request_id": "r"}
+    server = Script(httpx.Response(401, json=body))
+    with pytest.raises(UnauthorizedError, match="the API key is not known here"):
+        client_of(server)[0].predict("x")
+    assert len(server.requests) == 1
+
+
+def test_too_many_requests_are_sent_again_after_the_time_that_the_server_says() -> None:
+    body = {"error": {"kind": "rate_limit", "message": "too many requests"}, "request_id": "r"}
+    good = httpx.Response(200, json={"label": "bill", "score": 0.9, "exit": 1, "request_id": "r"})
+    client, sleeper = client_of(Script(httpx.Response(429, json=body, headers={"Retry-After": "3"}), good))
+    assert client.predict("x").label == "bill"
+    assert sleeper.waits_s == [3.05]
+
+
+def test_too_many_requests_to_the_end_are_an_error_of_their_own() -> None:
+    body = {"error": {"kind": "rate_limit", "message": "too many requests"}, "request_id": "r"}
+    server = Script(httpx.Response(429, json=body, headers={"Retry-After": "100"}))
+    with pytest.raises(RateLimitError, match="too many requests") as refusal:
+        client_of(server)[0].predict("x")
+    assert refusal.value.retry_after_s == 100.0

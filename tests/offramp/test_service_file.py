@@ -411,3 +411,18 @@ def test_replicas_run_on_nodes_with_the_labels_of_their_accelerators(files: File
     service = files.read(cluster={"devices": {"cpu": cpu}, "link": {"bandwidth_bytes_per_s": 1e6}})
     assert service.settings.node_labels == {"cpu": {"tier": "fast"}}
     assert files.read().settings.node_labels == {}
+
+
+def test_who_may_use_it_is_said_in_the_file(files: Files) -> None:
+    access = files.read(
+        access={"keys_file": "keys", "rate_per_s": 5.0, "cors_origins": ["https://a.org"]}
+    ).settings.access
+    assert access is not None
+    assert access.keys_file == str(files.folder / "keys")
+    assert (access.rate_per_s, access.rate_of, access.cors_origins) == (5.0, "requests", ("https://a.org",))
+    assert files.read().settings.access is None
+
+
+def test_access_that_contradicts_itself_is_refused_with_its_line(files: Files) -> None:
+    line, words = files.refused(access={"keys_file": "keys", "keys_env": "KEYS"})
+    assert (line, words) == (files.line_of("keys_file:"), "keys_file and keys_env exclude each other: give one of them")

@@ -13,21 +13,25 @@ from typing import Any, Protocol
 import grpc
 
 from deployments.ingress.bodies import EXTENSIONS, OUTPUTS, VERSION, InferRequest, check_model, server_version
+from deployments.ingress.gate import EVERYBODY, Gate
 from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
 from deployments.ingress.rpc.server import REMAINING_S, SERVICE
+from deployments.quiet import WithoutWords
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
     InputError,
     OfframpError,
     PayloadTooLargeError,
+    RateLimitError,
     UnknownModelError,
 )
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
+logger.addFilter(WithoutWords())
 
 REQUEST_ID = "x-request-id"
 MOST_DETAILS = 1_000
@@ -75,6 +79,8 @@ class Caller:
     request_id: str
     remaining_s: float | None
     """Until the deadline of the call; None where it has none."""
+    owner: str = EVERYBODY
+    """Of the key, where there are keys."""
 
 
 Handler = Callable[[Any, Caller], Awaitable[Any]]
@@ -83,8 +89,9 @@ Handler = Callable[[Any, Caller], Awaitable[Any]]
 class Rpcs:
     """The RPCs of one ingress."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, gate: Gate | None = None) -> None:
         self._backend = backend
+        self._gate = gate
         self._handlers: dict[str, Handler] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -99,13 +106,16 @@ class Rpcs:
         caller = _caller(context)
         status = 200
         try:
+            if self._gate is not None:
+                owner = self._gate.admit("POST", f"/{SERVICE}/{name}", caller.metadata.get("authorization"))
+                caller = replace(caller, owner=owner)
             if len(request) > self._backend.max_body_bytes:
                 raise PayloadTooLargeError(f"the message is larger than {self._backend.max_body_bytes} bytes")
             return await self._handlers[name](read_message(f"{name}Request", request), caller)
         except OfframpError as error:
             status = error.http_status
-            if not isinstance(error, (InputError, AdmissionError)):  # refusals come by the thousand; they are counted
-                logger.warning("request %s: %s: %s", caller.request_id, error.kind, error)
+            if not isinstance(error, (InputError, AdmissionError, RateLimitError)):  # they come by the thousand
+                logger.warning("request %s: %s: %s", caller.request_id, error.kind, error.log_text)
             _fail(context, error, caller.request_id)
         except asyncio.CancelledError:
             status = GONE
@@ -152,6 +162,8 @@ class Rpcs:
         card = self._backend.card
         check_model(card, message.model_name, message.model_version or VERSION)
         request, reply = parse_infer(message)
+        if self._gate is not None:
+            self._gate.charge(caller.owner, len(request.texts))
         timeout_s = within(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
         answers = await self._backend.infer(replace(request, request_id=caller.request_id, timeout_s=timeout_s))
         return infer_response(answers, card.label_names, reply, card.name)

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext
 
+    from deployments.ingress.gate import Gate
     from deployments.ingress.rpc.calls import Rpcs
 
 
 class RpcMethods:
     """What an ingress inherits; nothing is loaded before the first RPC."""
 
+    _gate: Gate | None
+
     @cached_property
     def _rpcs(self) -> Rpcs:
         from deployments.ingress.rpc.calls import Rpcs
 
-        return Rpcs(self)  # type: ignore[arg-type] # an ingress, which is a backend
+        return Rpcs(self, self._gate)  # type: ignore[arg-type] # an ingress, which is a backend
 
     async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
         return await self._rpcs.call("ServerLive", request, grpc_context)

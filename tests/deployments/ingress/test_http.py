@@ -535,3 +535,42 @@ async def test_refusals_that_come_by_the_thousand_are_counted_and_not_logged(
         await client.post("/predict", json={"inputs": "pay"})
     assert len(caplog.records) == num_records
     assert backend.counted == [("/predict", 503)]
+
+
+# What is refused unread
+
+
+@pytest.mark.parametrize("length", [str(MAX_BODY_BYTES + 1), "9" * 5000], ids=["one-more", "huge"])
+async def test_a_body_that_says_it_is_too_large_is_refused_unread(backend: FakeBackend, length: str) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("it was read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", length.encode())]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers, "query_string": b""}
+    await asyncio.wait_for(build_app(backend)(scope | {"root_path": ""}, receive, send), timeout=5)
+    assert sent[0]["status"] == 413
+    assert backend.counted == [("/predict", 413)]
+
+
+async def test_what_an_unexpected_error_says_is_not_in_the_log(
+    client: httpx.AsyncClient, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.failure = ValueError("the caller's own text")
+    await client.post("/predict", json={"inputs": "pay"})
+    assert "the caller's own text" not in caplog.text
+    assert "ValueError (its message is left out: it may quote the request)" in caplog.text
+
+
+async def test_what_the_model_says_of_an_input_goes_to_its_caller_and_not_into_the_log(
+    client: httpx.AsyncClient, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.failure = ExecutionError("the model failed on this input: KeyError: 'my name'")
+    response = await client.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": "r-1"})
+    assert predict_error(response)[2] == "the model failed on this input: KeyError: 'my name'"
+    [record] = caplog.records
+    assert record.getMessage() == "request r-1: execution: the model failed on this input: KeyError"

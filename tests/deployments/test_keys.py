@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.access import AccessSettings
+from deployments.keys import parse_keys, read_keys
+from earlyexit.errors import InputError
+
+ALICE, BOB = "alice-0123456789", "Bob._~+/0123456="
+
+
+def test_owners_are_known_by_their_keys() -> None:
+    keys = parse_keys(f"# who may ask\nalice:{ALICE}\n\n  bob:{BOB}  # since May\n", "keys")
+    assert len(keys) == 2
+    assert (keys.owner(ALICE), keys.owner(BOB)) == ("alice", "bob")
+
+
+@pytest.mark.parametrize("token", ["", "alice", f"alice:{ALICE}", ALICE[:-1], ALICE + "0", ALICE.upper(), "é\ud800"])
+def test_what_is_not_the_whole_key_is_nobodys(token: str) -> None:
+    assert parse_keys(f"alice:{ALICE}", "keys").owner(token) is None
+
+
+def test_a_key_without_a_name_is_called_by_its_hash_never_by_itself() -> None:
+    owner = parse_keys(ALICE, "keys").owner(ALICE)
+    assert owner is not None
+    assert (len(owner), ALICE in owner) == (16, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "keys: no key; one `name:key` or `key` per line is needed"),
+        ("# nobody\n", "keys: no key; one `name:key` or `key` per line is needed"),
+        (f"{ALICE}\nsecret", "keys:2: the key has 6 characters; at least 16 are needed"),
+        ("secret secret secret", "keys:1: a key of letters, digits and ._~+/- is needed"),
+        ("alice:", "keys:1: a key of letters, digits and ._~+/- is needed"),
+        (f"a b:{ALICE}", "keys:1: before the colon a name of 1 to 64 letters, digits and ._- is needed"),
+        (f":{ALICE}", "keys:1: before the colon a name of 1 to 64 letters, digits and ._- is needed"),
+    ],
+)
+def test_a_malformed_line_is_told_by_its_number_and_not_quoted(text: str, message: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        parse_keys(text, "keys")
+    assert str(refusal.value) == message
+    assert "secret" not in str(refusal.value)
+
+
+def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"alice:{ALICE}\n")
+    path.chmod(0o640)
+    keys = read_keys(AccessSettings(keys_file=str(path)))
+    assert keys is not None
+    assert keys.owner(ALICE) == "alice"
+
+
+def test_a_file_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"alice:{ALICE}\n")
+    path.chmod(0o644)
+    with pytest.raises(InputError, match=f"{path}: everybody on this machine may read it; try: chmod 600 {path}"):
+        read_keys(AccessSettings(keys_file=str(path)))
+
+
+def test_a_file_that_is_missing_or_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    with pytest.raises(InputError, match="keys: No such file or directory"):
+        read_keys(AccessSettings(keys_file=str(path)))
+    path.write_bytes(b"alice:\xff")
+    path.chmod(0o600)
+    with pytest.raises(InputError, match="keys: not UTF-8 at byte 6"):
+        read_keys(AccessSettings(keys_file=str(path)))
+
+
+def test_keys_come_from_a_variable_separated_by_commas_or_lines() -> None:
+    keys = read_keys(AccessSettings(keys_env="KEYS"), {"KEYS": f"alice:{ALICE},bob:{BOB}\n"})
+    assert keys is not None
+    assert (keys.owner(ALICE), keys.owner(BOB)) == ("alice", "bob")
+    with pytest.raises(InputError, match="the environment variable KEYS, which should hold API keys, is not set"):
+        read_keys(AccessSettings(keys_env="KEYS"), {})
+
+
+def test_settings_that_point_to_no_keys_have_none() -> None:
+    assert read_keys(AccessSettings(rate_per_s=5.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"keys_file": "a", "keys_env": "B"}, "keys_file and keys_env exclude each other"),
+        ({"burst": 3.0}, "a burst goes with rate_per_s"),
+        ({"cors_origins": ["example.org"]}, "'example.org' is no origin like https://example.org"),
+        ({"cors_origins": ["https://example.org/"]}, "is no origin like"),
+        ({"rate_per_s": 0.0}, "greater than 0"),
+    ],
+)
+def test_settings_that_contradict_themselves_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AccessSettings.model_validate(fields)

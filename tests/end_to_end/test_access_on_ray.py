@@ -1,0 +1,145 @@
+"""A service behind keys, and what its logs hold afterwards: nothing that a caller sent."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from earlyexit.errors import RateLimitError, UnauthorizedError
+from offramp import Client
+from optimizer.plan_file import write_plan
+from tests.end_to_end.tiny_service import Running, make_model, running, two_stages
+
+pytestmark = pytest.mark.ray
+
+PORT = 8240
+ALICE, BOB, CAROL = "alice-marker-7f3a9c", "bob-marker-51d0e2", "carol-marker-c44b1"
+TEXT = "zebra-marker-text"
+MARKER = b"marker"
+RELOAD_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("protected")
+    make_model(folder)
+    write_plan(two_stages({0: 0.5, 1: 0.5, 2: 0.5}), folder / "plan.yaml")
+    write_keys(folder, f"alice:{ALICE}", f"bob:{BOB}")
+    return folder
+
+
+def write_keys(folder: Path, *lines: str) -> None:
+    fresh = folder / "keys.new"
+    fresh.write_text("\n".join(lines), encoding="utf-8")
+    fresh.chmod(0o600)
+    fresh.replace(folder / "keys")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Running]:
+    with running(folder, script="serve_protected.py", port=PORT) as process:
+        yield process
+
+
+@pytest.fixture
+def http(service: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, timeout=20.0) as client:
+        yield client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def basic(key: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"me:{key}".encode()).decode()}
+
+
+def test_only_health_is_open(http: httpx.Client) -> None:
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        assert http.get(path).status_code == 200
+    for path in ("/v2", "/v2/models/tiny", "/stats", "/plan", "/plan/history", "/openapi.json", "/docs", "/nothing"):
+        refused = http.get(path)
+        assert (refused.status_code, "error" in refused.json()) == (401, True)
+
+
+def test_a_client_is_told_that_its_key_is_wrong_and_one_with_a_right_one_is_answered(service: Running) -> None:
+    for key in (None, "x" * 20):
+        with Client(service.url, api_key=key) as client, pytest.raises(UnauthorizedError, match="API key"):
+            client.predict("pay")
+    with Client(service.url, api_key=ALICE) as client:
+        assert client.predict("pay my bill").label
+
+
+def test_a_browser_reads_the_pages_with_the_key_as_password(http: httpx.Client) -> None:
+    assert http.get("/docs").headers["www-authenticate"].startswith("Basic ")
+    assert http.get("/docs", headers=basic(ALICE)).status_code == 200
+
+
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(service: Running) -> None:
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20.0) as connection:
+        head = f"POST /predict HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ALICE}\r\nContent-Length: 99999999\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+
+def test_another_sites_page_may_ask_where_it_is_named(http: httpx.Client) -> None:
+    asked = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    response = http.options("/predict", headers=asked)
+    assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "https://example.org")
+
+
+def test_keys_are_read_again_when_their_file_changes(folder: Path, http: httpx.Client) -> None:
+    write_keys(folder, f"alice:{ALICE}", f"bob:{BOB}", f"carol:{CAROL}")
+    until_s = time.monotonic() + RELOAD_S
+    while (status := http.get("/v2", headers=bearer(CAROL)).status_code) == 401 and time.monotonic() < until_s:
+        time.sleep(0.2)
+    assert status == 200
+
+
+MARKED: list[tuple[str, str, dict[str, Any], int]] = [
+    ("POST", "/predict", {"json": {"inputs": TEXT}}, 200),
+    ("POST", "/predict", {"json": {"inputs": TEXT, "ids": [TEXT, TEXT]}}, 400),
+    ("POST", "/predict", {"json": {"inputs": TEXT, TEXT: 1}}, 400),
+    ("POST", "/predict", {"content": b'{"inputs": "' + TEXT.encode()}, 400),
+    ("POST", "/predict", {"content": TEXT, "headers": {"Content-Encoding": TEXT}}, 400),
+    ("POST", "/predict", {"json": {"inputs": TEXT * 1200}}, 413),
+    ("POST", "/predict", {"json": {"inputs": f"{TEXT} " * 13}}, 422),
+    ("POST", "/predict", {"json": {"inputs": TEXT, "timeout_s": 1e-6}}, 504),
+    ("POST", f"/v2/models/{TEXT}/infer", {"json": {}}, 404),
+    ("POST", "/v2/models/tiny/infer", {"json": {"inputs": [{"name": TEXT, "shape": [1], "datatype": "BYTES"}]}}, 400),
+    ("POST", "/v2/models/tiny/infer", {"content": TEXT, "headers": {"Inference-Header-Content-Length": TEXT}}, 400),
+    ("GET", f"/v2/models/{TEXT}", {}, 404),
+    ("GET", f"/{TEXT}", {}, 404),
+    ("GET", f"/predict?{TEXT}={TEXT}", {}, 405),
+    ("GET", f"/plan/history?limit={TEXT}", {}, 400),
+]
+
+
+def test_nothing_that_callers_send_is_in_the_logs(service: Running, folder: Path, http: httpx.Client) -> None:
+    """Last in the file: every way to fail, with a mark in whatever a caller can write; then all that was logged."""
+    http.headers.update(bearer(BOB))
+    for method, path, arguments, status in MARKED:
+        response = http.request(method, path, **arguments)
+        assert (response.status_code, path) == (status, path), response.text
+    for headers in (bearer(f"{TEXT}-no-key"), basic(f"{TEXT}-no-key"), {"Authorization": f"Digest {TEXT}"}):
+        assert http.post("/predict", json={"inputs": TEXT}, headers=headers).status_code == 401
+    statuses = [http.post("/predict", json={"inputs": TEXT}).status_code for _ in range(30)]
+    assert set(statuses) == {200, 429}
+    refused = http.post("/predict", json={"inputs": TEXT})
+    assert (refused.status_code, refused.json()["error"]["kind"]) == (429, "rate_limit")
+    assert 1 <= int(refused.headers["retry-after"]) <= 10
+    with Client(service.url, api_key=BOB, max_attempts=1) as client, pytest.raises(RateLimitError, match="too many"):
+        client.predict(TEXT)
+    logs = Path(service.ask("where are the logs?", folder / "service.log", 20.0))
+    found = [path for path in [*logs.rglob("*"), folder / "service.log"] if path.is_file()]
+    assert any("ingress" in path.name and path.stat().st_size for path in found), "an ingress logs that keys changed"
+    assert [path.name for path in found if MARKER in path.read_bytes()] == []
