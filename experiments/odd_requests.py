@@ -144,7 +144,9 @@ def send_odd(url: str, model: str, odd: Odd, headers: Mapping[str, str], patienc
             if None in odd.allowed:
                 connection.shutdown(socket.SHUT_WR)  # more would be waited for
             return _status(connection)
-        except (ConnectionError, BrokenPipeError):
+        except TimeoutError:
+            raise
+        except OSError:  # reset, or closed before all was sent
             return None
 
 
