@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenizers import Tokenizer, models
 
 from deployments.ingress.bodies import InferRequest
+from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.http import build_app
 from deployments.ingress.link import Link
@@ -112,6 +113,9 @@ class Backend:
 
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         return []
+
+    def watch(self) -> Viewer:
+        raise AssertionError("nobody looks at the live page here")
 
     def count_request(self, route: str, status: int) -> None: ...
 
