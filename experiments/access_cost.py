@@ -19,6 +19,7 @@ from starlette.types import Scope
 
 from deployments.access import AccessSettings
 from deployments.ingress.bodies import InferRequest
+from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.gate import gate_of
 from deployments.ingress.http import build_app
 from earlyexit.clock import MonotonicClock
@@ -69,6 +70,10 @@ class NoBackend:
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         """None."""
         return []
+
+    def watch(self) -> Viewer:
+        """Nobody looks."""
+        raise NotImplementedError
 
     def count_request(self, route: str, status: int) -> None:
         """Not counted."""

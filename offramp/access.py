@@ -33,13 +33,17 @@ def with_environment(
     return found.model_copy(update={"keys_env": KEYS_VARIABLE})
 
 
-def exposure_notes(host: str, front: str, *, has_keys: bool, environment: Mapping[str, str] = os.environ) -> list[str]:
+def exposure_notes(
+    host: str, front: str, *, has_keys: bool, has_grpc: bool = False, environment: Mapping[str, str] = os.environ
+) -> list[str]:
     """What of a service can be reached further than its `host` says, or by more than one would think."""
     notes = []
     if host not in LOOPBACK and not has_keys:
         notes.append(f"listening on {host} without API keys: whoever reaches it may use it (--api-keys)")
     if front == "haproxy":
         notes.append("HAProxy's statistics and metrics pages listen on every interface, whatever --host says")
+    if has_grpc:
+        notes.append("gRPC listens on every interface, whatever --host says")
     if environment.get("RAY_AUTH_MODE", "").lower() == "disabled":
         notes.append("Ray's own ports listen on every interface, and RAY_AUTH_MODE=disabled opens them to all")
     return notes

@@ -149,9 +149,9 @@ def serve_until_stopped(settings: ServeSettings, cluster: LocalCluster) -> None:
             if cluster.grpc_port is not None:
                 print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
             print(f"try: offramp predict 'a text' --url {url}", flush=True)
-            for note in exposure_notes(
-                cluster.host, cluster.front, has_keys=settings.access is not None and settings.access.has_keys
-            ):
+            keys = settings.access is not None and settings.access.has_keys
+            with_grpc = cluster.grpc_port is not None
+            for note in exposure_notes(cluster.host, cluster.front, has_keys=keys, has_grpc=with_grpc):
                 print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
             signal.pause()
     except KeyboardInterrupt:

@@ -68,7 +68,7 @@ async def test_every_route_but_health_is_behind_the_keys(client: httpx.AsyncClie
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/dashboard/events", "/v2/health", "/v2/health/live/", "//v2/health/live"]
+    "path", ["/nothing", "/dashboard/nothing.js", "/v2/health", "/v2/health/live/", "//v2/health/live"]
 )
 async def test_what_is_not_listed_as_open_is_behind_the_keys_even_where_nothing_is(
     client: httpx.AsyncClient, path: str
