@@ -191,7 +191,7 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
             tokenizer, dispatcher, settings, clock, trace=None if tracing is None else tracing.follow
         )
         backend = Backend(card=read_card(Path(settings.model)), service=service)
-        watched = Stopwatch(build_app(backend, None if tracing is None else tracing.endpoint))
+        watched = Stopwatch(build_app(backend, endpoint=None if tracing is None else tracing.endpoint))
         transport_to_app = httpx.ASGITransport(app=watched)
         async with httpx.AsyncClient(transport=transport_to_app, base_url="http://traced", timeout=20.0) as http:
             yield Traced(
