@@ -31,7 +31,7 @@ from earlyexit.wire import WirePiece
 from optimizer.plan import Plan, PolicySpec, Stage
 
 HERE = Path(__file__).parent
-START_S = 50.0
+START_S = 120.0
 STOP_S = 20.0
 WORDS = ("[UNK]", "pay", "my", "bill", "card", "lost", "when", "is", "the", "rain", "coming", "to", "town")
 LABELS = ("bill", "card", "weather")
