@@ -21,7 +21,7 @@ def main(folder: Path, port: int) -> None:
         max_timeout_s=60.0,
         max_inputs_per_request=32,
         max_body_bytes=MAX_BODY_BYTES,
-        tracing=TracingSettings(endpoint=f"http://127.0.0.1:{port + 2}", ratio=0.0),  # those whose caller asks for it
+        tracing=TracingSettings(endpoint=f"http://127.0.0.1:{port + 3}", ratio=0.0),  # those whose caller asks for it
     )
     cluster = LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1, grpc_port=port + 2)
     with serving(settings, cluster) as url:

@@ -235,7 +235,7 @@ def test_prometheus_gets_the_metrics(service: Service, http: httpx.Client) -> No
 def test_a_request_with_a_trace_is_told_to_the_collector(service: Service, http: httpx.Client) -> None:
     deepest = max(range(len(service.texts)), key=lambda index: service.answers[index].exit)
     headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "x-request-id": "r-9"}
-    with Receiver(PORT + 2).running() as receiver:
+    with Receiver(PORT + 3).running() as receiver:
         response = http.post("/predict", json={"inputs": service.texts[deepest]}, headers=headers)
         [root] = receiver.wait_for(1, TRACES_S)
     assert response.headers["traceparent"] == f"00-{TRACE}-{root.span_id}-01"
