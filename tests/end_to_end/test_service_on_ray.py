@@ -219,6 +219,7 @@ def test_the_service_answers_as_its_description_says(service: Service) -> None:
 
 def test_prometheus_gets_the_metrics(service: Service, http: httpx.Client) -> None:
     http.post("/predict", json={"inputs": service.texts}).raise_for_status()
+    assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
     wanted = {
         "ray_offramp_requests_total",
         "ray_offramp_answers_total",
