@@ -80,7 +80,7 @@ def application_config(args: Mapping[str, Any], *, name: str, environment: Mappi
     """The application's part of Serve's config."""
     return {
         "name": name,
-        "route_prefix": "/",
+        "route_prefix": args.get("route_prefix", "/"),
         "import_path": BUILDER,
         "args": dict(args),
         "runtime_env": {"env_vars": dict(environment)},

@@ -32,6 +32,8 @@ THROUGHPUT = {
     # Our own lines are few, warnings and errors: they are written at once, not when a thousand have gathered.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
 }
+ROOM = 3
+"""Services of the first one's size that a local Ray has room for, where versions may be loaded beside it."""
 RAYLET = {"RAY_worker_niceness": "0"}
 """Read where Ray itself starts. Its default of 15 has whatever else happens on the machine come before the model."""
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
@@ -109,7 +111,10 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
         )
         try:
             serve.run(
-                application, name=settings.app, route_prefix="/", external_scaler_enabled=settings.control is not None
+                application,
+                name=settings.app,
+                route_prefix=settings.route_prefix,
+                external_scaler_enabled=settings.control is not None,
             )
         except RuntimeError as error:
             raise OfframpError(f"the service did not start; {LOGS} says why: {error}") from error
@@ -161,22 +166,32 @@ def _wanted_ports(cluster: LocalCluster) -> list[tuple[str, int]]:
 
 
 def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSettings:
-    """The controller is told where the dashboard will be, so its port is chosen first, and that all share its cores."""
+    """Whoever asks the dashboard is told where it will be, so its port is chosen first.
+
+    The controller is told as well that all share its cores.
+    """
+    if not _needs_dashboard(settings):
+        return settings
+    url = f"http://{DASHBOARD_HOST}:{cluster.dashboard_port or _free_port()}"
+    repository = settings.repository.model_copy(update={"dashboard_url": url})
+    settings = settings.model_copy(update={"repository": repository})
     if settings.control is None:
         return settings
-    port = cluster.dashboard_port or _free_port()
     # A Python process that starts takes a core for a second or two: on one machine half of them may.
     starts_at_once = settings.control.starts_at_once or max(1, (os.cpu_count() or 1) // 2)
-    control = settings.control.model_copy(
-        update={"dashboard_url": f"http://{DASHBOARD_HOST}:{port}", "starts_at_once": starts_at_once}
-    )
+    control = settings.control.model_copy(update={"dashboard_url": url, "starts_at_once": starts_at_once})
     return settings.model_copy(update={"control": control})
 
 
+def _needs_dashboard(settings: ServeSettings) -> bool:
+    return settings.control is not None or settings.repository.control == "explicit"
+
+
 def _dashboard_options(settings: ServeSettings) -> dict[str, Any]:
-    if settings.control is None or settings.control.dashboard_url is None:
+    url = settings.repository.dashboard_url
+    if url is None or not _needs_dashboard(settings):
         return {"include_dashboard": False}
-    port = int(settings.control.dashboard_url.rpartition(":")[2])
+    port = int(url.rpartition(":")[2])
     return {"include_dashboard": True, "dashboard_host": DASHBOARD_HOST, "dashboard_port": port}
 
 
@@ -224,4 +239,5 @@ def _resources_needed(settings: ServeSettings) -> dict[str, float]:
         for name, amount in asked.items():
             needed[name] += count * amount
     beside = settings.ingress_replicas + (settings.control is not None)
-    return {**needed, "CPU": needed["CPU"] + beside}
+    services = ROOM if settings.repository.control == "explicit" else 1
+    return {name: services * amount for name, amount in {**needed, "CPU": needed["CPU"] + beside}.items()}

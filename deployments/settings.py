@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.access import AccessSettings
+from earlyexit.store import NAME_PATTERN
 from optimizer.decision import Strategy
 
 
@@ -80,6 +81,19 @@ class TracingSettings(BaseModel):
     """None: what OTEL_SERVICE_NAME says, else the application's name."""
 
 
+class RepositorySettings(BaseModel):
+    """What may be done with versions by HTTP."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    control: Literal["none", "explicit"] = "none"
+    """Explicit: whoever reaches the service may load and unload versions, and say which one answers."""
+    folder: str | None = None
+    """Versions that can be loaded by name: settings of each in `<model>/<version>/settings.json`."""
+    dashboard_url: str | None = None
+    """Where Ray's dashboard takes applications; None: port 8265 of the head."""
+
+
 class ServeSettings(BaseModel):
     """Boot-time settings of one application; plain data, so that cluster YAML can carry them."""
 
@@ -91,6 +105,11 @@ class ServeSettings(BaseModel):
     """The plan to begin with: a document as of `optimizer.plan_file`."""
     app: str = "offramp"
     """The Serve application's name."""
+    route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")
+    """What the service's paths begin with; one application of a cluster has each."""
+    version: str = Field(default="1", pattern=NAME_PATTERN)
+    """Of the model: what tells this application from others of the same model."""
+    repository: RepositorySettings = RepositorySettings()
     slots: dict[str, int] = Field(default_factory=dict)
     """Slots per accelerator type; of those that are missing as many as the plan's stages need."""
     emulated: dict[str, EmulatedSettings] = Field(default_factory=dict)

@@ -5,6 +5,7 @@ OfframpError                        500 INTERNAL
 │   ├── UnauthorizedError           401 UNAUTHENTICATED     no key, or none that is known here; carries scheme
 │   ├── UnknownModelError           404 NOT_FOUND
 │   ├── UnknownPathError            404 NOT_FOUND
+│   ├── ControlRefusedError         403                     an operator's order, at a service that takes none by HTTP
 │   ├── MethodNotAllowedError       405
 │   ├── PayloadTooLargeError        413 RESOURCE_EXHAUSTED
 │   ├── UnprocessableInputError     422 INVALID_ARGUMENT    well-formed, but this model cannot take it
@@ -16,6 +17,7 @@ OfframpError                        500 INTERNAL
 ├── AdmissionError                  503 UNAVAILABLE         it would be answered too late, so it is not begun; the same
 ├── StageUnavailableError           503 UNAVAILABLE         no replica took the input in time; the same
 ├── ControllerUnavailableError      503 UNAVAILABLE         the controller does not answer; the same
+├── VersionUnavailableError         503 UNAVAILABLE         another version of the model cannot be reached; the same
 ├── DeadlineError                   504 DEADLINE_EXCEEDED   the answer would have come too late
 └── ExecutionError                  500 INTERNAL            the model itself failed on this input
 """
@@ -72,6 +74,12 @@ class UnknownPathError(InputError):
 
     http_status = 404
     grpc_status = "NOT_FOUND"
+
+
+class ControlRefusedError(InputError):
+    """An operator's order, at a service whose settings allow none by HTTP."""
+
+    http_status = 403
 
 
 class MethodNotAllowedError(InputError):
@@ -155,6 +163,10 @@ class StageUnavailableError(_RetryableError):
 
 class ControllerUnavailableError(_RetryableError):
     """The controller does not answer; requests are served without it."""
+
+
+class VersionUnavailableError(_RetryableError):
+    """Another version of the model cannot be reached."""
 
 
 class DeadlineError(OfframpError):

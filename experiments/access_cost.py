@@ -49,7 +49,20 @@ class NoBackend:
     """Answers at once."""
 
     card = CARD
+    version = "1"
     max_body_bytes = 1_000_000
+
+    @property
+    def versions(self) -> NoBackend:
+        """It knows of its own."""
+        return self
+
+    async def names(self) -> list[str]:
+        """Ours alone."""
+        return [self.version]
+
+    def choose(self, request_id: str) -> None:
+        """Nobody else."""
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         """Nothing is computed."""

@@ -44,6 +44,7 @@ from offramp.service_commands import commands as service_commands
 from offramp.service_commands import serve_file, serve_until_stopped
 from offramp.simulate_commands import commands as simulate_commands
 from offramp.train_commands import commands as train_commands
+from offramp.version_commands import commands as version_commands
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
@@ -207,6 +208,7 @@ app.add_typer(predict_commands)
 app.add_typer(plan_commands)
 app.add_typer(simulate_commands)
 app.add_typer(service_commands)
+app.add_typer(version_commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

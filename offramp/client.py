@@ -15,6 +15,7 @@ from earlyexit.clock import Clock, MonotonicClock
 from offramp.credentials import key_header
 from offramp.flows import LIVE_PATH, READY_PATH, Flow, Flows, Send, T
 from offramp.protocol import NoReply, Prediction, Reply, read_reply
+from offramp.version_flows import Row, VersionFlows
 
 __all__ = ["AsyncClient", "Client", "Prediction"]
 
@@ -43,6 +44,7 @@ class Client:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._flows = _flows(timeout_s, max_attempts, clock, rng)
+        self._versions = VersionFlows(flows=self._flows)
         self._http = httpx.Client(base_url=url, transport=transport, headers=key_header(api_key))
         self._sleep = sleep
 
@@ -87,6 +89,34 @@ class Client:
         """Ask what the server knows of the model `name`, or about the one it serves."""
         return self._run(self._flows.metadata(name))
 
+    def versions(self) -> list[Row]:
+        """Every model and version on the server's cluster, and its state."""
+        return self._run(self._versions.index())
+
+    def canary(self) -> dict[str, Any]:
+        """The default version and the canary, side by side."""
+        return self._run(self._versions.canary())
+
+    def set_canary(self, version: str, *, share: float, compare_share: float = 0.0) -> dict[str, Any]:
+        """Let a version answer a share of the requests that name none; ask both for `compare_share` of them."""
+        return self._run(self._versions.set_canary(version, share, compare_share))
+
+    def end_canary(self) -> dict[str, Any]:
+        """Let the default version answer all requests that name none."""
+        return self._run(self._versions.end_canary())
+
+    def promote(self, version: str) -> dict[str, Any]:
+        """Make a version the default one."""
+        return self._run(self._versions.promote(version))
+
+    def load(self, model: str, version: str, *, settings: str | None = None, timeout_s: float = 600.0) -> None:
+        """Start a version, by its settings as JSON or from the server's folder, and wait until it is ready."""
+        self._run(self._versions.load(model, version, settings, timeout_s))
+
+    def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
+        """End a version, and wait until it is gone."""
+        self._run(self._versions.unload(model, version, timeout_s))
+
     def wait_until_ready(self, timeout_s: float) -> None:
         """Return as soon as the server is ready; raises DeadlineError after `timeout_s`."""
         self._run(self._flows.wait_until_ready(timeout_s))
@@ -125,6 +155,7 @@ class AsyncClient:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._flows = _flows(timeout_s, max_attempts, clock, rng)
+        self._versions = VersionFlows(flows=self._flows)
         self._http = httpx.AsyncClient(base_url=url, transport=transport, headers=key_header(api_key))
         self._sleep = sleep
 
@@ -164,6 +195,27 @@ class AsyncClient:
 
     async def metadata(self, name: str | None = None) -> dict[str, Any]:
         return await self._run(self._flows.metadata(name))
+
+    async def versions(self) -> list[Row]:
+        return await self._run(self._versions.index())
+
+    async def canary(self) -> dict[str, Any]:
+        return await self._run(self._versions.canary())
+
+    async def set_canary(self, version: str, *, share: float, compare_share: float = 0.0) -> dict[str, Any]:
+        return await self._run(self._versions.set_canary(version, share, compare_share))
+
+    async def end_canary(self) -> dict[str, Any]:
+        return await self._run(self._versions.end_canary())
+
+    async def promote(self, version: str) -> dict[str, Any]:
+        return await self._run(self._versions.promote(version))
+
+    async def load(self, model: str, version: str, *, settings: str | None = None, timeout_s: float = 600.0) -> None:
+        await self._run(self._versions.load(model, version, settings, timeout_s))
+
+    async def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
+        await self._run(self._versions.unload(model, version, timeout_s))
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         await self._run(self._flows.wait_until_ready(timeout_s))

@@ -1,13 +1,9 @@
-"""A service on a Ray cluster, through the REST API of its dashboard: put there, watched, taken away.
-
-A PUT replaces the whole set of applications, so the others are sent back with it as they were submitted. Serve does
-nothing to a deployment whose config has not changed: what was scaled since stays scaled (tried with 2.60).
-"""
+"""A service on a Ray cluster, through the REST API of its dashboard: put there, watched, taken away."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +11,11 @@ from typing import Any
 import httpx
 
 from cluster.devices import EMULATED
-from cluster.inventory import Inventory, from_nodes, lacking
-from cluster.render import GRPC_SERVICE
+from cluster.inventory import Inventory, from_nodes
+from deployments.applications import APPLICATIONS
 from earlyexit.clock import Clock
 from earlyexit.errors import InputError, OfframpError
 
-APPLICATIONS = "/api/serve/applications/"
 NODES = "/api/v0/nodes"
 POLL_S = 1.0
 Sleep = Callable[[float], None]
@@ -93,69 +88,6 @@ def token_header(environment: Mapping[str, str]) -> dict[str, str]:
     if not token or not token.isascii() or not token.isprintable():  # httpx would print it as it complains
         raise InputError("RAY_AUTH_MODE is token, and the token is empty or holds what no HTTP header can")
     return {"Authorization": f"Bearer {token}"}
-
-
-def check_devices(wanted: Mapping[str, int], there: Inventory) -> None:
-    """Raise InputError where the cluster has fewer accelerators than the service file says."""
-    missing = lacking(wanted, there)
-    if missing:
-        each = (f"{name}: {wanted[name]} in the file, {wanted[name] - count} there" for name, count in missing.items())
-        hint = (
-            f"; nodes say how many emulated ones they have: ray start --resources '{{\"{EMULATED}V100\": 16}}'"
-            if any(name.startswith(EMULATED) for name in missing)
-            else ""
-        )
-        raise InputError(f"the cluster lacks accelerators ({'; '.join(each)}){hint}")
-
-
-def with_application(serve: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """What to PUT so that the config's one application runs beside those there are.
-
-    Raises InputError where another application has its route, or Serve would have to begin anew.
-    """
-    [application] = config["applications"]
-    others = {name: each for name, each in serve["applications"].items() if name != application["name"]}
-    taken = [name for name, each in others.items() if each.get("route_prefix") == application["route_prefix"]]
-    if taken:
-        raise InputError(
-            f"application {taken[0]!r} has route {application['route_prefix']}; first: offramp delete {taken[0]}"
-        )
-    _check_grpc(serve.get("grpc_options"), config)
-    return {**config, **_options(serve), "applications": [*_kept(others.values()), application]}
-
-
-def _check_grpc(there: Mapping[str, Any] | None, config: Mapping[str, Any]) -> None:
-    """Raise InputError where gRPC is asked of a Serve that runs without it."""
-    wanted = config.get("grpc_options")
-    if wanted is None or there is None:
-        return
-    if there["port"] != wanted["port"] or GRPC_SERVICE not in there.get("grpc_servicer_functions", []):
-        raise InputError(
-            f"Serve runs without gRPC at port {wanted['port']}, which it takes at its start only: end it first "
-            "(serve shutdown), or leave ingress.grpc_port out"
-        )
-
-
-def without_application(serve: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What to PUT so that one application ends; raises InputError where there is none of that name."""
-    applications = serve["applications"]
-    if name not in applications:
-        raise InputError(f"no application {name!r}; there are: {', '.join(applications) or 'none'}")
-    if applications[name].get("deployed_app_config") is None:
-        raise InputError(f"application {name!r} was not deployed by a config; whoever started it ends it")
-    return {**_options(serve), "applications": _kept(each for key, each in applications.items() if key != name)}
-
-
-def _options(serve: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a Serve that runs: they cannot change while it does."""
-    names = ("proxy_location", "http_options", "grpc_options", "target_capacity")
-    return {name: serve[name] for name in names if serve.get(name) is not None}
-
-
-def _kept(applications: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """As they were submitted; those started by hand were not, and a PUT leaves them alone."""
-    submitted = (each.get("deployed_app_config") for each in applications)
-    return [config for config in submitted if config is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

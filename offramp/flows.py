@@ -43,12 +43,16 @@ class Send:
     path: str
     request_id: str
     body: dict[str, object] | None = None
+    tells_timeout: bool = True
+    """Whether the body says how long we shall wait."""
     after_s: float = 0.0
     timeout_s: float
 
     def arguments(self) -> dict[str, Any]:
-        """Spell it for `httpx.Client.request`; a body tells the server how long we shall wait."""
-        body = None if self.body is None else self.body | {"timeout_s": self.timeout_s}
+        """Spell it for `httpx.Client.request`."""
+        body = self.body
+        if body is not None and self.tells_timeout:
+            body = body | {"timeout_s": self.timeout_s}
         headers = {REQUEST_ID_HEADER: self.request_id}
         return {"method": self.method, "url": self.path, "json": body, "headers": headers, "timeout": self.timeout_s}
 
@@ -90,10 +94,21 @@ class Flows:
 
     def metadata(self, name: str | None) -> Flow[dict[str, Any]]:
         if name is None:
-            server = yield from self._exchange("GET", "/v2", _new_id(), self.timeout_s)
-            name = _served_model(server)
+            name = yield from self.served_model()
         model = yield from self._exchange("GET", f"/v2/models/{name}", _new_id(), self.timeout_s)
         return dict(model)
+
+    def order(
+        self, method: str, path: str, body: dict[str, object] | None = None, *, after_s: float = 0.0
+    ) -> Flow[Any]:
+        """What the server answers to an order of an operator, which may be given twice."""
+        limit_s = self.timeout_s
+        return (yield from self._exchange(method, path, _new_id(), limit_s, body, after_s=after_s, tells_timeout=False))
+
+    def served_model(self) -> Flow[str]:
+        """The name of the model that the server is for."""
+        server = yield from self._exchange("GET", "/v2", _new_id(), self.timeout_s)
+        return _served_model(server)
 
     def wait_until_ready(self, timeout_s: float) -> Flow[None]:
         until_s, after_s = self.clock.now_s() + timeout_s, 0.0
@@ -113,11 +128,19 @@ class Flows:
         return read_predictions(payload, num_inputs=num_inputs, request_id=request_id)
 
     def _exchange(
-        self, method: str, path: str, request_id: str, timeout_s: float, body: dict[str, object] | None = None
+        self,
+        method: str,
+        path: str,
+        request_id: str,
+        timeout_s: float,
+        body: dict[str, object] | None = None,
+        *,
+        after_s: float = 0.0,
+        tells_timeout: bool = True,
     ) -> Flow[Any]:
         """Send, again where that may help, always under the same id; the answer's JSON, or the error it means."""
-        left_s, wait_s, attempt = timeout_s, 0.0, 0
-        until_s = self.clock.now_s() + timeout_s
+        left_s, wait_s, attempt = after_s + timeout_s, after_s, 0
+        until_s = self.clock.now_s() + after_s + timeout_s
         while True:
             attempt += 1
             outcome = yield Send(
@@ -125,6 +148,7 @@ class Flows:
                 path=path,
                 request_id=request_id,
                 body=body,
+                tells_timeout=tells_timeout,
                 after_s=wait_s,
                 timeout_s=left_s - wait_s,
             )

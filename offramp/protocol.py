@@ -166,6 +166,8 @@ def _kind_and_message(reply: Reply) -> tuple[str, str]:
     match reply.payload:
         case {"error": {"kind": str(kind), "message": str(message)}}:
             return kind, message
+        case {"error": str(message)}:  # below /v2
+            return "", message
     return "", f"HTTP {reply.status} from the server: {reply.payload!s:.200}"
 
 

@@ -43,15 +43,22 @@ def render(
     kuberay: Annotated[bool, typer.Option("--kuberay", help="A RayService instead of a Serve config.")] = False,
     image: Annotated[str, typer.Option(help="For --kuberay: image with Ray and this repository.")] = "offramp",
     claim: Annotated[str, typer.Option(help="For --kuberay: volume claim that all pods mount.")] = "offramp",
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Only the settings, as a repository's folder keeps them.")
+    ] = False,
     at: At = None,
     out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
 ) -> None:
-    """Write what `serve deploy` takes, or KubeRay's manifest, for a service file."""
+    """Write what `serve deploy` takes, KubeRay's manifest, or the settings, for a service file."""
     from cluster.render import to_yaml
 
     in_a_folder("out", out)
-    document = _manifest(service, image, claim, at) if kuberay else _config(_moved(_read(service), at))
-    text = to_yaml(document)
+    if kuberay and settings:
+        raise InputError("--kuberay and --settings are two things: give one of them")
+    if settings:
+        text = moved(_read(service), at).settings.model_dump_json(indent=2) + "\n"
+    else:
+        text = to_yaml(_manifest(service, image, claim, at) if kuberay else _config(moved(_read(service), at)))
     if out is None:
         print(text, end="")
     else:
@@ -66,12 +73,14 @@ def deploy(
     timeout_s: Patience = 600.0,
 ) -> None:
     """Put a service on a running Ray cluster, beside whatever else it serves, and wait until it runs."""
-    from offramp.deploying import check_devices, wait_until_running, with_application
+    from deployments.applications import check_devices, claimed, with_application
+    from offramp.deploying import wait_until_running
 
-    found = _moved(_read(service), at)
+    found = moved(_read(service), at)
     with _dashboard(address) as dashboard:
-        check_devices(found.inventory.counts, dashboard.inventory())
-        dashboard.put(with_application(dashboard.serve(), _config(found)))
+        serve = dashboard.serve()
+        check_devices(found.inventory.counts, dashboard.inventory(), claimed(serve, found.name))
+        dashboard.put(with_application(serve, _config(found)))
         wait_until_running(dashboard, found.name, _waiting(timeout_s))
         print(f"{found.name} runs; offramp status --address {address}")
 
@@ -110,7 +119,8 @@ def delete(
     timeout_s: Patience = 600.0,
 ) -> None:
     """End one application of a Ray cluster; the others stay."""
-    from offramp.deploying import wait_until_gone, without_application
+    from deployments.applications import without_application
+    from offramp.deploying import wait_until_gone
 
     with _dashboard(address) as dashboard:
         dashboard.put(without_application(dashboard.serve(), name))
@@ -164,7 +174,8 @@ def _read(service: Path) -> Service:
     return read_service(service)
 
 
-def _moved(service: Service, at: str | None) -> Service:
+def moved(service: Service, at: str | None) -> Service:
+    """A service whose nodes find its files in another folder; raises InputError for a relative one."""
     from offramp.service_paths import at_folder
 
     if at is None:
@@ -205,7 +216,7 @@ def _manifest(path: Path, image: str, claim: str, at: str | None) -> dict[str, A
     from deployments.serve_control import HAPROXY
 
     mount = at or MOUNT
-    service = _moved(_read(path), mount)
+    service = moved(_read(path), mount)
     kubernetes = Kubernetes(
         image=image,
         ray_version=version("ray"),

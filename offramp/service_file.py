@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from cluster.devices import find_device
 from cluster.inventory import Inventory
 from deployments.access import AccessSettings
-from deployments.settings import ControlSettings, EmulatedSettings, ServeSettings, TracingSettings
+from deployments.settings import ControlSettings, EmulatedSettings, RepositorySettings, ServeSettings, TracingSettings
 from earlyexit.errors import InputError
 from offramp.planning import Solve
 from offramp.service_parts import ServiceParts, read_parts
@@ -59,13 +59,17 @@ def _planner() -> Solve:
 
 def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:
     document, scale = parts.document, parts.inventory.time_scale
-    ingress = document.ingress.model_dump(exclude={"replicas", "port", "grpc_port", "host", "front"}, exclude_none=True)
+    said_elsewhere = {"replicas", "port", "grpc_port", "host", "front", "route_prefix"}
+    ingress = document.ingress.model_dump(exclude=said_elsewhere, exclude_none=True)
     if document.ingress.replicas is not None:
         ingress["ingress_replicas"] = document.ingress.replicas
     return ServeSettings(
         model=str(parts.model),
         plan=plan_document(plan),
         app=document.name,
+        version=document.model.version,
+        route_prefix=document.ingress.route_prefix or _route_prefix(parts.card.name, document.model.version),
+        repository=RepositorySettings(**document.repository.model_dump()),
         slots=plan_slots(parts, plan),
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={name: _emulated(parts, table) for name, table in parts.tables.items() if find_device(name).emulated},
@@ -93,6 +97,10 @@ def _access(parts: ServiceParts) -> AccessSettings | None:
     except ValidationError as error:
         with parts.source.said_at(("access",)):
             raise InputError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+
+
+def _route_prefix(model: str, version: str) -> str:
+    return "/" if version == "1" else f"/v2/models/{model}/versions/{version}"
 
 
 def _emulated(parts: ServiceParts, table: LatencyTable) -> EmulatedSettings:

@@ -26,6 +26,8 @@ class ModelDocument(StrictDocument):
 
     folder: str
     """As `offramp train` and `offramp calibrate` leave it; relative to the service file's folder."""
+    version: str = Field(default="1", pattern=NAME_PATTERN)
+    """Of the model; services of other versions have other names."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     backend: Literal["torch", "onnx"] = "torch"
     threads_per_replica: int = Field(default=1, ge=1)
@@ -110,6 +112,17 @@ class IngressDocument(StrictDocument):
     host: str = "127.0.0.1"
     """Address to listen on; on a cluster, where HAProxy asks ingresses of other nodes, 0.0.0.0."""
     front: Literal["haproxy", "proxy"] = "haproxy"
+    route_prefix: str | None = Field(default=None, pattern=r"^/(.*[^/])?$")
+    """What all its paths begin with; None: `/` for version 1, its place below the model's name for others."""
+
+
+class RepositoryDocument(StrictDocument):
+    """Which versions of the model there are, and who decides on them."""
+
+    control: Literal["none", "explicit"] = "none"
+    """Explicit: by HTTP, whoever reaches the service."""
+    folder: str | None = None
+    """As the nodes find it: versions that can be loaded by name."""
 
 
 class TracingDocument(StrictDocument):
@@ -149,3 +162,4 @@ class ServiceDocument(StrictDocument):
     """None: requests are not traced."""
     access: AccessDocument | None = None
     """None: open to all who reach it."""
+    repository: RepositoryDocument = Field(default_factory=RepositoryDocument)

@@ -13,11 +13,13 @@ from deployments.control.metrics import ControlMetrics
 from deployments.ingress.flow_metrics import FlowMetrics
 from deployments.metrics import IngressMetrics
 from deployments.stage.metrics import StageMetrics
+from deployments.versions.metrics import VersionMetrics
 from earlyexit.clock import MonotonicClock
 
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
-    owners = [IngressMetrics(), FlowMetrics(), StageMetrics("split-cpu-0", "cpu", MonotonicClock()), ControlMetrics()]
+    stage = StageMetrics("split-cpu-0", "cpu", MonotonicClock())
+    owners = [IngressMetrics(), FlowMetrics(), stage, ControlMetrics(), VersionMetrics()]
     instruments = [each for owner in owners for each in vars(owner).values() if isinstance(each, Metric)]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in instruments]
 

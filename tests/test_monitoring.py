@@ -113,6 +113,7 @@ def test_the_rows_are_those_that_an_operator_asks_after() -> None:
         "Batches and exits",
         "Plan",
         "Failures",
+        "Versions",
     ]
 
 

@@ -158,7 +158,7 @@ def test_the_table_of_routes_is_that_of_the_description() -> None:
     routes = {
         (method.lower(), path)
         for span in spans(section(read(README), "API"))
-        for method, path in re.findall(r"^(GET|POST) (/\S*)$", span)
+        for method, path in re.findall(r"^(GET|POST|PUT|DELETE) (/\S*)$", span)
     }
     described = {
         (method, path)

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import ray
 from ray import serve
 from ray.exceptions import RayError
@@ -15,6 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.control.fleet import Fleet
+from deployments.dashboard import Dashboard
 from deployments.messages import Assignment
 from deployments.reports import IngressReport, ReplicaReport
 from deployments.slots import has_labels, room
@@ -26,8 +26,6 @@ REPORT_S = 5.0
 PREPARE_S = 60.0
 """A replica may compile or load what the plan needs."""
 FOLLOW_S = 10.0
-HTTP_S = 10.0
-DASHBOARD_PORT = 8265
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -47,19 +45,16 @@ class RayFleet(Fleet):
         self._app = app
         self._slots = slots
         self._devices = devices
-        self._dashboard_url = dashboard_url
+        self._dashboard = Dashboard(dashboard_url)
         self._node_labels = node_labels
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 
     async def scale(self, slot: str, replicas: int) -> None:
-        url = f"{self._dashboard()}/api/v1/applications/{self._app}/deployments/{slot}/scale"
-        async with httpx.AsyncClient(timeout=HTTP_S, trust_env=False) as client:
-            try:
-                response = await client.post(url, json={"target_num_replicas": replicas}, headers=_token_headers())
-            except httpx.HTTPError as error:
-                raise OfframpError(f"Ray's dashboard at {self._dashboard()} cannot be reached: {error!r}") from error
-        if response.status_code != httpx.codes.OK:
-            raise OfframpError(f"{slot} was not scaled to {replicas}: {response.status_code} {response.text[:500]}")
+        path = f"/api/v1/applications/{self._app}/deployments/{slot}/scale"
+        try:
+            await self._dashboard.ask("POST", path, {"target_num_replicas": replicas})
+        except OfframpError as error:
+            raise OfframpError(f"{slot} was not scaled to {replicas}: {error}") from error
 
     async def running(self) -> dict[str, int]:
         status = await asyncio.to_thread(serve.status)
@@ -126,17 +121,3 @@ class RayFleet(Fleet):
             return list(await handle.broadcast(method, *arguments).results_async(timeout_s=timeout_s))
         except DeploymentUnavailableError:
             return []
-
-    def _dashboard(self) -> str:
-        """Where Ray's dashboard is: told, or on the head, which the address of its GCS names."""
-        if self._dashboard_url is None:
-            head = ray.get_runtime_context().gcs_address.rpartition(":")[0]
-            self._dashboard_url = f"http://{head}:{DASHBOARD_PORT}"
-        return self._dashboard_url.rstrip("/")
-
-
-def _token_headers() -> dict[str, str]:
-    """Where Ray asks for its token, the one that this process was given."""
-    from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
-
-    return dict(get_auth_headers_if_auth_enabled({}))

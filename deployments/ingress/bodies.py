@@ -22,9 +22,7 @@ TimeoutSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ONE, MANY = "one text", "list of texts"
 OUTPUTS = {"label": "BYTES", "score": "FP32", "exit": "INT32"}
 """What a model answers in the Open Inference Protocol, with its datatypes."""
-VERSION = "1"
-"""Of every model."""
-EXTENSIONS = ("binary_tensor_data", "parameters")
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
 """Of the protocol, by Triton's names."""
 
 
@@ -158,7 +156,7 @@ _V2 = TypeAdapter(V2Body)
 
 def parse_predict(body: bytes) -> tuple[InferRequest, bool]:
     """The request, and whether it was a list; raises InputError."""
-    parsed = _validate(_PREDICT, body)
+    parsed = validated(_PREDICT, body)
     many = isinstance(parsed.inputs, list)
     texts = tuple(parsed.inputs) if isinstance(parsed.inputs, list) else (parsed.inputs,)
     if parsed.ids is not None and len(parsed.ids) != len(texts):
@@ -177,7 +175,7 @@ def parse_v2(body: bytes, json_length: int | None) -> tuple[InferRequest, V2Repl
     """A v2 request, its tensor in the JSON or in bytes behind the first `json_length`; raises InputError."""
     if json_length is not None and not 0 <= json_length <= len(body):
         raise InputError(f"Inference-Header-Content-Length is {json_length}, the body has {len(body)} bytes")
-    parsed = _validate(_V2, body if json_length is None else body[:json_length])
+    parsed = validated(_V2, body if json_length is None else body[:json_length])
     binary = b"" if json_length is None else body[json_length:]
     tensor = parsed.inputs[0]
     check_input(tensor.name, tensor.datatype)
@@ -186,12 +184,12 @@ def parse_v2(body: bytes, json_length: int | None) -> tuple[InferRequest, V2Repl
     return v2_request(texts, tensor.shape, parsed.parameters), v2_reply(parsed.id, asked, parsed.parameters)
 
 
-def check_model(card: ModelCard, name: str, version: str) -> None:
+def check_model(card: ModelCard, name: str, version: str, served: str) -> None:
     """Raise UnknownModelError for what is not served."""
     if name != card.name:
         raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}")
-    if version != VERSION:
-        raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {VERSION!r}")
+    if version != served:
+        raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {served!r}")
 
 
 def check_input(name: str, datatype: str) -> None:
@@ -239,7 +237,7 @@ def v2_columns(answers: Sequence[Answer], labels: Sequence[str]) -> dict[str, li
 
 
 def v2_response(
-    answers: Sequence[Answer], labels: Sequence[str], reply: V2Reply, model: str
+    answers: Sequence[Answer], labels: Sequence[str], reply: V2Reply, model: str, version: str = "1"
 ) -> tuple[bytes, int | None]:
     """Body of a v2 answer, and the length of its JSON where bytes follow."""
     columns = v2_columns(answers, labels)
@@ -254,7 +252,7 @@ def v2_response(
         else:
             output["data"] = columns[name]
         outputs.append(output)
-    head = {"model_name": model, "model_version": VERSION, "outputs": outputs} | ({"id": reply.id} if reply.id else {})
+    head = {"model_name": model, "model_version": version, "outputs": outputs} | ({"id": reply.id} if reply.id else {})
     header = to_json(head)
     return (header + tail, len(header)) if tail else (header, None)
 
@@ -267,7 +265,8 @@ def server_version() -> str:
     return version("offramp")
 
 
-def _validate(adapter: TypeAdapter[T], body: bytes) -> T:
+def validated(adapter: TypeAdapter[T], body: bytes) -> T:
+    """A body as its type has it; raises InputError that names the field."""
     try:
         return adapter.validate_json(body)
     except ValidationError as error:

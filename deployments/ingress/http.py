@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,8 +20,6 @@ from starlette.websockets import WebSocketClose
 from deployments.ingress.bodies import (
     EXTENSIONS,
     OUTPUTS,
-    VERSION,
-    InferRequest,
     check_model,
     parse_predict,
     parse_v2,
@@ -35,6 +33,7 @@ from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.gate import Gate
 from deployments.ingress.openapi import SWAGGER_PAGE, openapi_document
 from deployments.quiet import WithoutWords
+from deployments.versions.served import Chooser, Names, Served
 from earlyexit.errors import (
     AdmissionError,
     InputError,
@@ -45,8 +44,6 @@ from earlyexit.errors import (
     UnauthorizedError,
     UnknownPathError,
 )
-from earlyexit.store import ModelCard
-from earlyexit.wire import Answer
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(WithoutWords())
@@ -65,16 +62,16 @@ REFUSALS = (InputError, AdmissionError, RateLimitError)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Backend(Protocol):
+class Backend(Served, Protocol):
     """What the routes need of an ingress."""
-
-    @property
-    def card(self) -> ModelCard: ...
 
     @property
     def max_body_bytes(self) -> int: ...
 
-    async def infer(self, request: InferRequest) -> list[Answer]: ...
+    @property
+    def versions(self) -> Names: ...
+
+    def choose(self, request_id: str) -> Chooser | None: ...
 
     def is_ready(self) -> bool: ...
 
@@ -101,24 +98,36 @@ class Routes:
 
     async def predict(self, request: Request) -> Response:
         """One text or a list of texts to labels."""
-        body = await _read(request, self._backend.max_body_bytes)
+        body = await read_body(request, self._backend.max_body_bytes)
         infer_request, many = parse_predict(body)
         if self._gate is not None:
             self._gate.charge(request.scope[CALLER], len(infer_request.texts))
-        answers = await self._backend.infer(replace(infer_request, request_id=_request_id(request)))
-        labels = self._backend.card.label_names
+        infer_request = replace(infer_request, request_id=_request_id(request))
+        chosen = self._backend.choose(infer_request.request_id)
+        served: Served = self._backend
+        if chosen is None:
+            answers = await served.infer(infer_request)
+        else:
+            served, answers = await chosen.answer(infer_request)
+        labels = served.card.label_names
         return Response(predict_response(answers, labels, _request_id(request), many=many), media_type=JSON)
 
     async def v2_infer(self, request: Request) -> Response:
         """Open Inference Protocol, tensors in JSON or in the binary extension."""
         self._check_model(request)
-        body = await _read(request, self._backend.max_body_bytes)
+        body = await read_body(request, self._backend.max_body_bytes)
         infer_request, reply = parse_v2(body, _json_length(request))
         if self._gate is not None:
             self._gate.charge(request.scope[CALLER], len(infer_request.texts))
-        answers = await self._backend.infer(replace(infer_request, request_id=_request_id(request)))
-        card = self._backend.card
-        content, json_length = v2_response(answers, card.label_names, reply, card.name)
+        infer_request = replace(infer_request, request_id=_request_id(request))
+        chosen = None if "version" in request.path_params else self._backend.choose(infer_request.request_id)
+        served: Served = self._backend
+        if chosen is None:
+            answers = await served.infer(infer_request)
+        else:
+            served, answers = await chosen.answer(infer_request)
+        card = served.card
+        content, json_length = v2_response(answers, card.label_names, reply, card.name, served.version)
         if json_length is None:
             return Response(content, media_type=JSON)
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
@@ -130,7 +139,7 @@ class Routes:
         return _json(
             {
                 "name": card.name,
-                "versions": [VERSION],
+                "versions": await self._backend.versions.names(),
                 "platform": "offramp",
                 "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
                 "outputs": [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS.items()],
@@ -182,7 +191,10 @@ class Routes:
         return HTMLResponse(SWAGGER_PAGE)
 
     def _check_model(self, request: Request) -> None:
-        check_model(self._backend.card, request.path_params["model"], request.path_params.get("version", VERSION))
+        served = self._backend.version
+        check_model(
+            self._backend.card, request.path_params["model"], request.path_params.get("version", served), served
+        )
 
 
 def build_app(
@@ -190,11 +202,13 @@ def build_app(
     gate: Gate | None = None,
     cors_origins: Sequence[str] = (),
     endpoint: EndpointOf | None = None,
+    more: Iterable[tuple[str, Mapping[str, Handler]]] = (),
 ) -> Router:
     """The ASGI application over a backend; what is off costs nothing.
 
-    `endpoint` makes another of a path's handlers than `Endpoint`. Starlette's router without its application: the
-    middlewares around it do what `Endpoint` does, at 6 % of an ingress.
+    `more` are further paths, with their handlers by method. `endpoint` makes another of a path's handlers than
+    `Endpoint`. Starlette's router without its application: the middlewares around it do what `Endpoint` does, at 6 % of
+    an ingress.
     """
     routes = Routes(backend, gate)
     endpoint = endpoint or Endpoint
@@ -209,7 +223,7 @@ def build_app(
 
     model = "/v2/models/{model}"
     version = model + "/versions/{version}"
-    return Router(
+    router = Router(
         routes=[
             route("/predict", routes.predict, "POST"),
             route(model + "/infer", routes.v2_infer, "POST"),
@@ -229,11 +243,25 @@ def build_app(
             route("/dashboard/{asset}", pages.asset),
             route("/openapi.json", routes.openapi),
             route("/docs", routes.docs),
+            *(Route(path, endpoint(backend, path, handlers)) for path, handlers in more),
         ],
         redirect_slashes=False,
         default=_unknown(Endpoint(backend, "unknown", {})),
         middleware=before,
     )
+    router.default = FromTheRoot(router)
+    return router
+
+
+class FromTheRoot:
+    """Below a route prefix a path may be meant from the root: `/v2/models/{model}/versions/{version}/infer`."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = Router(router.routes, redirect_slashes=False, default=router.default)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request that matches nothing below the prefix."""
+        await self._router({**scope, "root_path": ""}, receive, send)
 
 
 def _unknown(endpoint: Endpoint) -> ASGIApp:
@@ -308,7 +336,8 @@ class Endpoint:
         raise MethodNotAllowedError(message, allowed=allowed)
 
 
-async def _read(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body; raises PayloadTooLargeError, and InputError for a compressed one."""
     for name, value in request.scope["headers"]:  # what is refused is not read
         if name == b"content-length" and (len(value) > MAX_DIGITS or int(value) > max_bytes):
             raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
@@ -371,6 +400,7 @@ def _error(request: Request, error: OfframpError) -> Response:
 
 
 def _error_body(request: Request, kind: str, message: str) -> dict[str, object]:
-    if request.url.path.startswith("/v2"):  # the protocol's errors are a string
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    if path.startswith("/v2"):  # the protocol's errors are a string
         return {"error": message}
     return {"error": {"kind": kind, "message": message}, "request_id": _request_id(request)}

@@ -37,8 +37,16 @@ from deployments.ingress.transport import LinkTransport
 from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
+from deployments.versions.http import version_paths
+from deployments.versions.metrics import VersionMetrics
+from deployments.versions.other import RayIngressLink
+from deployments.versions.repository import RayCluster, Repository
+from deployments.versions.served import VersionFacts
+from deployments.versions.store import RayStore
+from deployments.versions.tally import Tally
+from deployments.versions.versions import Versions
 from earlyexit.clock import MonotonicClock, WallClock
-from earlyexit.errors import PlanError
+from earlyexit.errors import OfframpError, PlanError
 from earlyexit.store import ModelCard, read_card
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
@@ -80,6 +88,11 @@ class Ingress(RpcMethods):
         self._feed = self._build_feed()
         trace = None if self._tracing is None else self._tracing.follow
         self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock, trace=trace)
+        self.version = self._settings.version
+        store, repository = RayStore(), self._settings.repository
+        self.versions = Versions(self, self._settings, store, RayIngressLink, self._clock, VersionMetrics().show)
+        self._repository = Repository(self.versions, store, RayCluster(repository.dashboard_url), repository.folder)
+        self.choose = self.versions.choose
 
     def _build_dispatcher(self) -> Dispatcher:
         settings = self._settings
@@ -117,8 +130,10 @@ class Ingress(RpcMethods):
         if self._gate is not None and self._gate.ring is not None:
             self._watching = loop.create_task(self._gate.ring.watch())
         self._telling = loop.create_task(self._keep_telling())
+        self._looking = loop.create_task(self.versions.run())
         origins = () if access is None else access.cors_origins
-        return build_app(self, self._gate, origins, None if self._tracing is None else self._tracing.endpoint)
+        paths = version_paths(self.versions, self._repository, self.card.name, self.max_body_bytes)
+        return build_app(self, self._gate, origins, None if self._tracing is None else self._tracing.endpoint, paths)
 
     async def _start(self) -> None:
         """Learn the present plan, then wait until its slots are warm."""
@@ -183,6 +198,21 @@ class Ingress(RpcMethods):
         if not self._started.is_set():  # the settings' plan may be long past, its slots empty
             await self._started.wait()
         return await self._service.infer(request)
+
+    async def answer(self, request: InferRequest) -> list[Answer] | OfframpError:
+        """Another version's ingress asks; an error is a value, so that it arrives as what it is."""
+        try:
+            return await self.infer(request)
+        except OfframpError as error:
+            return error
+
+    async def facts(self) -> VersionFacts:
+        """For the ingresses of other versions."""
+        return VersionFacts(card=self.card, version=self.version, agreement=self._dispatcher.agreement)
+
+    async def tally(self) -> Tally:
+        """What this ingress has counted of default and canary."""
+        return self.versions.tally
 
     def count_request(self, route: str, status: int) -> None:
         """Count a finished request."""

@@ -11,6 +11,8 @@ from pydantic.json_schema import models_json_schema
 
 from deployments.ingress.answer_shapes import Live, Ready, V2Answer, V2Model, V2Server
 from deployments.ingress.bodies import ErrorBody, PredictBody, PredictMany, PredictOne, V2Body, V2Error
+from deployments.versions.orders import IndexBody, LoadBody
+from deployments.versions.traffic import Canary, DefaultVersion
 
 SWAGGER_PAGE = """<!doctype html>
 <html><head><title>Offramp</title>
@@ -25,9 +27,11 @@ BODIES: tuple[type[BaseModel], ...] = (
     *(PredictBody, PredictOne, PredictMany, ErrorBody),
     *(V2Body, V2Answer, V2Model, V2Server, V2Error, Live, Ready),
 )
+ORDERS: tuple[type[BaseModel], ...] = (IndexBody, LoadBody, Canary, DefaultVersion)
 ERRORS = {
     "400": "The request is malformed, or asks for what is not allowed.",
     "401": "No API key, or none that is known here.",
+    "403": "The service's settings allow no such orders by HTTP.",
     "404": "No such model or version.",
     "405": "A path asked with a method that it does not take.",
     "413": "The body is too large.",
@@ -74,12 +78,13 @@ FILES = ("text/css", "text/javascript", "text/html", "image/svg+xml")
 
 
 @cache
-def openapi_document(*, keys: bool = False, model: str | None = None) -> dict[str, Any]:
+def openapi_document(*, keys: bool = False, model: str | None = None, version: str = "1") -> dict[str, Any]:
     """OpenAPI 3.1, of a service with API keys or without, and of one model or any."""
     _, schemas = models_json_schema(
-        [(body, "validation") for body in BODIES], ref_template="#/components/schemas/{model}"
+        [(body, "validation") for body in (*BODIES, *ORDERS)], ref_template="#/components/schemas/{model}"
     )
     named = _parameter("model", None if model is None else [model])
+    versions = [version]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
@@ -90,10 +95,11 @@ def openapi_document(*, keys: bool = False, model: str | None = None) -> dict[st
                 )
             },
             **_model_paths("/v2/models/{model}", [named]),
-            **_model_paths("/v2/models/{model}/versions/{version}", [named, _parameter("version", ["1"])]),
+            **_model_paths("/v2/models/{model}/versions/{version}", [named, _parameter("version", versions)]),
             "/v2": {"get": _plain("Server metadata", _reference(V2Server), v2=True)},
             "/v2/health/live": {"get": _health("Whether the process answers", Live)},
             "/v2/health/ready": {"get": _health("Whether every stage is warm", Ready)},
+            **_version_paths(named),
             "/stats": {"get": _plain("What stages and ingress have done since their start")},
             "/plan": {"get": _plain("The plan in force, and why", errors=("503",))},
             "/plan/history": {
@@ -128,6 +134,31 @@ def _model_paths(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
 def _parameter(name: str, allowed: list[str] | None) -> dict[str, Any]:
     values = {} if allowed is None else {"enum": allowed}
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"} | values}
+
+
+def _version_paths(named: dict[str, Any]) -> dict[str, Any]:
+    compared = "Default version and canary, side by side"
+    model, any_model = [named], [_parameter("model", None)]
+    seen = {"get": _plain(compared, OBJECT, ("404",), v2=True)}
+    return {
+        "/v2/repository/index": {"post": _order("Every version on the cluster, and its state", IndexBody)},
+        "/v2/repository/models/{model}/load": {"parameters": any_model, "post": _order("Load a version", LoadBody)},
+        "/v2/repository/models/{model}/unload": {"parameters": any_model, "post": _order("Unload a version", LoadBody)},
+        "/v2/models/{model}/canary": {
+            "parameters": model,
+            **seen,
+            "put": _order("Let a version answer a share", Canary),
+            "delete": _plain("Let the default version answer all", OBJECT, ("403", "404", "503"), v2=True),
+        },
+        "/v2/models/{model}/default": {
+            "parameters": model,
+            "put": _order("Let a version be the default", DefaultVersion),
+        },
+    }
+
+
+def _order(summary: str, body: type[BaseModel]) -> dict[str, Any]:
+    return _operation(summary, body, {}, v2=True)
 
 
 def _operation(summary: str, body: type[BaseModel], answer: dict[str, Any], *, v2: bool = False) -> dict[str, Any]:

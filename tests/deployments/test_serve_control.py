@@ -50,6 +50,13 @@ def test_a_controller_is_told_where_its_dashboard_will_be() -> None:
     }
 
 
+def test_who_may_load_versions_is_told_of_a_dashboard_and_has_room_for_them() -> None:
+    told = _with_dashboard(settings(repository={"control": "explicit"}), LocalCluster(dashboard_port=8299))
+    assert (told.control, told.repository.dashboard_url) == (None, "http://127.0.0.1:8299")
+    assert _dashboard_options(told)["dashboard_port"] == 8299
+    assert _resources_needed(told)["CPU"] == 3 * (2 + 1)
+
+
 def test_all_accelerators_of_the_problem_are_made_room_for() -> None:
     assert _resources_needed(settings(control=True))["CPU"] == 4 + 1 + 1
     needed = _resources_needed(settings("emulated:V100", control=True))

@@ -84,7 +84,7 @@ def some_texts(count: int) -> tuple[str, ...]:
     return tuple(" ".join(rng.choice(WORDS[1:], size=rng.integers(1, MAX_LENGTH))) for _ in range(count))
 
 
-def make_model(folder: Path) -> tuple[EarlyExitModel, TextTokenizer]:
+def make_model(folder: Path, *, seed: int = 3) -> tuple[EarlyExitModel, TextTokenizer]:
     sizes = {
         "vocab_size": len(WORDS),
         "hidden_size": 32,
@@ -93,7 +93,7 @@ def make_model(folder: Path) -> tuple[EarlyExitModel, TextTokenizer]:
         "intermediate_size": 64,
         "max_length": MAX_LENGTH,
     }
-    model = random_model(sizes, name="tiny", label_names=LABELS, seed=3)
+    model = random_model(sizes, name="tiny", label_names=LABELS, seed=seed)
     save_model(model, folder)
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -117,6 +117,12 @@ def two_stages(thresholds: dict[int, float]) -> Plan:
     rest = (Split(first=2, end=3, batch=4, ramps=(2,)), Split(first=3, end=4, batch=4))
     stages = tuple(Stage(device="cpu", replicas=1, splits=splits) for splits in ((first,), rest))
     return Plan(stages=stages, policy=PolicySpec(name="entropy", thresholds=thresholds))
+
+
+def one_stage(thresholds: dict[int, float]) -> Plan:
+    split = Split(first=0, end=NUM_BLOCKS, batch=8, ramps=RAMPS)
+    stage = Stage(device="cpu", replicas=1, splits=(split,))
+    return Plan(stages=(stage,), policy=PolicySpec(name="entropy", thresholds=thresholds))
 
 
 def answer_alone(model: EarlyExitModel, tokenizer: TextTokenizer, text: str, thresholds: dict[int, float]) -> Expected:

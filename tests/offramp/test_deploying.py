@@ -7,8 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.catalogue import ClusterLink
-from cluster.inventory import Accelerators, Inventory
 from cluster.render import serve_config
 from earlyexit.clock import ManualClock
 from earlyexit.errors import InputError, OfframpError
@@ -16,12 +14,9 @@ from offramp.deploying import (
     Dashboard,
     Waiting,
     applications_document,
-    check_devices,
     token_header,
     wait_until_gone,
     wait_until_running,
-    with_application,
-    without_application,
 )
 
 NODE = {
@@ -93,85 +88,8 @@ class Patience:
         self.waiting = Waiting(clock=clock, sleep=clock.advance, tell=self.said.append, limit_s=limit_s)
 
 
-def test_an_application_is_put_beside_those_that_are_there() -> None:
-    before = serving(application("other"))
-    put = with_application(before, config(x=1))
-    assert put["applications"] == [
-        before["applications"]["other"]["deployed_app_config"],
-        config(x=1)["applications"][0],
-    ]
-
-
-def test_options_of_a_serve_that_runs_stay_as_they_are() -> None:
-    put = with_application(serving(), config())
-    assert put["http_options"] == {"host": "127.0.0.1", "port": 8000}
-    assert "grpc_options" not in put
-
-
-def test_a_serve_that_does_not_run_yet_gets_the_services_options() -> None:
-    put = with_application({"proxy_location": None, "http_options": None, "applications": {}}, config())
-    assert put == config()
-
-
-def test_grpc_is_not_asked_of_a_serve_that_runs_without_it() -> None:
-    wanted = serve_config({}, name="demo", environment={}, host="0.0.0.0", port=8000, grpc_port=9000)
-    without = serving() | {"grpc_options": {"port": 9000, "grpc_servicer_functions": []}}
-    with pytest.raises(InputError, match="Serve runs without gRPC at port 9000, which it takes at its start only"):
-        with_application(without, wanted)
-    assert (
-        with_application(serving() | {"grpc_options": wanted["grpc_options"]}, wanted)["grpc_options"]["port"] == 9000
-    )
-    assert with_application(serving(), wanted)["grpc_options"] == wanted["grpc_options"]
-
-
-def test_an_application_of_the_same_name_is_replaced() -> None:
-    put = with_application(serving(application("demo", route="/")), config(x=2))
-    assert [each["args"] for each in put["applications"]] == [{"x": 2}]
-
-
-def test_an_application_started_by_hand_is_left_alone() -> None:
-    by_hand = application("hand") | {"deployed_app_config": None}
-    assert len(with_application(serving(by_hand), config())["applications"]) == 1
-
-
-def test_a_route_that_is_taken_is_refused() -> None:
-    with pytest.raises(InputError, match="application 'other' has route /; first: offramp delete other"):
-        with_application(serving(application("other", route="/")), config())
-
-
-def test_without_an_application_the_others_stay() -> None:
-    put = without_application(serving(application("a"), application("b")), "a")
-    assert [each["name"] for each in put["applications"]] == ["b"]
-
-
-@pytest.mark.parametrize(
-    ("serve", "words"),
-    [
-        pytest.param(serving(application("a")), "no application 'demo'; there are: a", id="another"),
-        pytest.param(serving(), "no application 'demo'; there are: none", id="none"),
-        pytest.param(
-            serving(application("demo") | {"deployed_app_config": None}), "was not deployed by a config", id="by hand"
-        ),
-    ],
-)
-def test_only_an_application_that_is_there_can_be_deleted(serve: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        without_application(serve, "demo")
-
-
 def test_the_inventory_is_that_of_the_nodes_alive() -> None:
     assert dashboard(FakeRay(serving())).inventory().counts == {"cpu": 4, "emulated:V100": 2}
-
-
-def test_missing_accelerators_are_refused_with_what_is_there() -> None:
-    there = Inventory(devices={"V100": Accelerators(count=4)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
-    check_devices({"V100": 4}, there)
-    with pytest.raises(
-        InputError, match=r"lacks accelerators \(V100: 6 in the file, 4 there; T4: 1 in the file, 0 there\)$"
-    ):
-        check_devices({"V100": 6, "T4": 1}, there)
-    with pytest.raises(InputError, match="ray start --resources"):
-        check_devices({"emulated:V100": 1}, there)
 
 
 def test_waiting_tells_every_news_once_and_ends_when_the_application_runs() -> None:

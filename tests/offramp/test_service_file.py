@@ -84,6 +84,22 @@ def test_exits_come_from_the_models_calibration(files: Files) -> None:
     assert settings.control.accuracy_budget == 0.01
 
 
+def test_version_1_is_at_the_root_and_others_in_their_place_unless_the_file_says_otherwise(files: Files) -> None:
+    model = {"folder": "model", "latency": {"cpu": TABLE}}
+    plain, second = files.read().settings, files.read(model=model | {"version": "2"}).settings
+    assert (plain.version, plain.route_prefix, plain.repository.control) == ("1", "/", "none")
+    assert (second.version, second.route_prefix) == ("2", "/v2/models/m/versions/2")
+    said = files.read(
+        model=model | {"version": "2"}, ingress={"route_prefix": "/b"}, repository={"control": "explicit"}
+    )
+    assert (said.settings.route_prefix, said.settings.repository.control) == ("/b", "explicit")
+
+
+def test_a_route_prefix_that_serve_would_not_take_is_refused(files: Files) -> None:
+    _, words = files.refused(ingress={"route_prefix": "b/"})
+    assert "route_prefix" in words
+
+
 def test_the_problem_has_the_survival_of_the_exit_records(files: Files) -> None:
     problem = problem_of(files.read())
     assert problem.survival_N == (1.0, 0.5, 0.25)

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 import grpc
 
-from deployments.ingress.bodies import EXTENSIONS, OUTPUTS, VERSION, InferRequest, check_model, server_version
+from deployments.ingress.bodies import EXTENSIONS, OUTPUTS, check_model, server_version
 from deployments.ingress.gate import EVERYBODY, Gate
 from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
 from deployments.ingress.rpc.server import REMAINING_S, SERVICE
 from deployments.quiet import WithoutWords
+from deployments.versions.served import Chooser, Names, Served
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
@@ -27,8 +28,6 @@ from earlyexit.errors import (
     RateLimitError,
     UnknownModelError,
 )
-from earlyexit.store import ModelCard
-from earlyexit.wire import Answer
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 logger.addFilter(WithoutWords())
@@ -52,19 +51,19 @@ class Context(Protocol):
     def set_details(self, details: str) -> None: ...
 
 
-class Backend(Protocol):
+class Backend(Served, Protocol):
     """What the RPCs need of an ingress."""
 
     @property
-    def card(self) -> ModelCard: ...
+    def versions(self) -> Names: ...
+
+    def choose(self, request_id: str) -> Chooser | None: ...
 
     @property
     def max_body_bytes(self) -> int: ...
 
     @property
     def max_timeout_s(self) -> float: ...
-
-    async def infer(self, request: InferRequest) -> list[Answer]: ...
 
     def is_ready(self) -> bool: ...
 
@@ -138,7 +137,9 @@ class Rpcs:
     async def _model_ready(self, message: Any, caller: Caller) -> Any:
         """False for models that there are not, as Triton says it."""
         try:
-            check_model(self._backend.card, message.name, message.version or VERSION)
+            check_model(
+                self._backend.card, message.name, message.version or self._backend.version, self._backend.version
+            )
         except UnknownModelError:
             return message_class("ModelReadyResponse")(ready=False)
         return message_class("ModelReadyResponse")(ready=self._backend.is_ready())
@@ -148,11 +149,11 @@ class Rpcs:
 
     async def _model_metadata(self, message: Any, caller: Caller) -> Any:
         card = self._backend.card
-        check_model(card, message.name, message.version or VERSION)
+        check_model(card, message.name, message.version or self._backend.version, self._backend.version)
         tensor = message_class("TensorMetadata")
         return message_class("ModelMetadataResponse")(
             name=card.name,
-            versions=[VERSION],
+            versions=await self._backend.versions.names(),
             platform="offramp",
             inputs=[tensor(name="text", datatype="BYTES", shape=[-1])],
             outputs=[tensor(name=name, datatype=kind, shape=[-1]) for name, kind in OUTPUTS.items()],
@@ -160,13 +161,19 @@ class Rpcs:
 
     async def _model_infer(self, message: Any, caller: Caller) -> Any:
         card = self._backend.card
-        check_model(card, message.model_name, message.model_version or VERSION)
+        check_model(card, message.model_name, message.model_version or self._backend.version, self._backend.version)
         request, reply = parse_infer(message)
         if self._gate is not None:
             self._gate.charge(caller.owner, len(request.texts))
         timeout_s = within(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
-        answers = await self._backend.infer(replace(request, request_id=caller.request_id, timeout_s=timeout_s))
-        return infer_response(answers, card.label_names, reply, card.name)
+        request = replace(request, request_id=caller.request_id, timeout_s=timeout_s)
+        chosen = None if message.model_version else self._backend.choose(request.request_id)
+        served: Served = self._backend
+        if chosen is None:
+            answers = await served.infer(request)
+        else:
+            served, answers = await chosen.answer(request)
+        return infer_response(answers, served.card.label_names, reply, card.name, served.version)
 
 
 def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -> float | None:

@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError
 
 from deployments.ingress.bodies import (
     OUTPUTS,
-    VERSION,
     InferRequest,
     V2Reply,
     check_input,
@@ -45,10 +44,10 @@ def parse_infer(message: Any) -> tuple[InferRequest, V2Reply]:
     return request, v2_reply(message.id or None, asked or None, parameters)
 
 
-def infer_response(answers: Sequence[Answer], labels: Sequence[str], reply: V2Reply, model: str) -> Any:
+def infer_response(answers: Sequence[Answer], labels: Sequence[str], reply: V2Reply, model: str, version: str) -> Any:
     """A ModelInferResponse; its tensors are bytes, as Triton sends them."""
     columns = v2_columns(answers, labels)
-    response = message_class("ModelInferResponse")(model_name=model, model_version=VERSION, id=reply.id or "")
+    response = message_class("ModelInferResponse")(model_name=model, model_version=version, id=reply.id or "")
     for name in reply.outputs:
         response.outputs.add(name=name, datatype=OUTPUTS[name], shape=[len(answers)])
         response.raw_output_contents.append(packed(OUTPUTS[name], columns[name]))

@@ -12,6 +12,7 @@ from deployments.ingress.gate import EVERYBODY, Gate, gate_of
 from deployments.ingress.http import build_app
 from deployments.ingress.key_ring import KeyRing
 from deployments.ingress.rates import Limit, RateLimits
+from deployments.versions.http import version_paths
 from earlyexit.clock import ManualClock
 from tests.deployments.ingress.test_http import ROUTES, V2_BODY, V2_INFER, FakeBackend, call, path_of
 
@@ -46,7 +47,8 @@ def backend() -> FakeBackend:
 
 
 def client_of(backend: FakeBackend, gate: Gate | None, **options: Any) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(build_app(backend, gate, **options))
+    paths = version_paths(backend.versions, backend.versions, backend.card.name, backend.max_body_bytes)
+    transport = httpx.ASGITransport(build_app(backend, gate, more=paths, **options))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 

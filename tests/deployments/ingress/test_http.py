@@ -15,6 +15,10 @@ import pytest
 from deployments.ingress.bodies import InferRequest
 from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.http import build_app
+from deployments.versions.choice import Chosen
+from deployments.versions.http import version_paths
+from deployments.versions.tally import Tally
+from earlyexit.clock import ManualClock
 from earlyexit.errors import (
     AdmissionError,
     ControllerUnavailableError,
@@ -27,6 +31,7 @@ from earlyexit.errors import (
 )
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
+from tests.deployments.versions.version_fakes import FakeDesk, FakeServed
 
 CARD = ModelCard(
     name="intents",
@@ -64,7 +69,21 @@ ROUTES = [
     ("GET", "/dashboard/{asset}"),
     ("GET", "/openapi.json"),
     ("GET", "/docs"),
+    ("POST", "/v2/repository/index"),
+    ("POST", "/v2/repository/models/{model}/load"),
+    ("POST", "/v2/repository/models/{model}/unload"),
+    ("GET", "/v2/models/{model}/canary"),
+    ("PUT", "/v2/models/{model}/canary"),
+    ("DELETE", "/v2/models/{model}/canary"),
+    ("PUT", "/v2/models/{model}/default"),
 ]
+ORDERS: dict[str, dict[str, Any]] = {
+    "/v2/repository/index": {},
+    "/v2/repository/models/{model}/load": {},
+    "/v2/repository/models/{model}/unload": {},
+    "/v2/models/{model}/canary": {"version": "2", "share": 0.1},
+    "/v2/models/{model}/default": {"version": "2"},
+}
 
 MEDIA_TYPES = {
     "/docs": "text/html",
@@ -80,6 +99,9 @@ class FakeBackend:
     """Answers label 0 for texts of even length and 1 for the others, unless it is told to fail."""
 
     card: ModelCard = CARD
+    version: str = "1"
+    versions: FakeDesk = field(default_factory=FakeDesk)
+    chosen: Chosen | None = None
     max_body_bytes: int = MAX_BODY_BYTES
     ready: bool = True
     failure: Exception | None = None
@@ -91,6 +113,9 @@ class FakeBackend:
         if self.failure is not None:
             raise self.failure
         return [Answer(sample_id="", label=len(text) % 2, score=0.75, exit=1) for text in request.texts]
+
+    def choose(self, request_id: str) -> Chosen | None:
+        return self.chosen
 
     def is_ready(self) -> bool:
         return self.ready
@@ -125,7 +150,8 @@ def backend() -> FakeBackend:
 
 @pytest.fixture
 async def client(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(build_app(backend))
+    paths = version_paths(backend.versions, backend.versions, CARD.name, MAX_BODY_BYTES)
+    transport = httpx.ASGITransport(build_app(backend, more=paths))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client
 
@@ -136,8 +162,8 @@ def path_of(route: str) -> str:
 
 async def call(client: httpx.AsyncClient, method: str, route: str) -> httpx.Response:
     """A good request to any route."""
-    body = {"inputs": "pay"} if route == "/predict" else V2_BODY
-    return await client.request(method, path_of(route), json=body if method == "POST" else None)
+    body = {"inputs": "pay"} if route == "/predict" else ORDERS.get(route, V2_BODY)
+    return await client.request(method, path_of(route), json=body if method in ("POST", "PUT") else None)
 
 
 # Plans
@@ -228,7 +254,7 @@ async def test_v2_takes_and_gives_tensors_in_bytes(client: httpx.AsyncClient, ba
 async def test_the_server_names_its_models_and_extensions(client: httpx.AsyncClient) -> None:
     server = (await client.get("/v2")).json()
     assert (server["name"], server["models"]) == ("offramp", ["intents"])
-    assert server["extensions"] == ["binary_tensor_data", "parameters"]
+    assert server["extensions"] == ["binary_tensor_data", "parameters", "model_repository"]
 
 
 @pytest.mark.parametrize("path", ["/v2/models/intents", "/v2/models/intents/versions/1"])
@@ -501,7 +527,7 @@ async def test_every_operation_has_a_summary_answers_and_its_paths_parameters(do
             operation = item[method]
             assert operation["summary"]
             assert all(response["description"] for response in operation["responses"].values())
-            assert ("requestBody" in operation) == (method == "post")
+            assert ("requestBody" in operation) == (method in ("post", "put"))
 
 
 async def test_errors_are_described_in_the_form_that_they_have(document: dict[str, Any]) -> None:
@@ -510,6 +536,57 @@ async def test_errors_are_described_in_the_form_that_they_have(document: dict[st
         assert {"400", "404", "413", "422", "500", "503", "504"} <= set(responses)
         content = responses["503"]["content"]["application/json"]
         assert content["schema"]["$ref"].endswith(f"/{schema}")
+
+
+# Other versions
+
+
+async def test_a_chosen_version_answers_by_its_own_labels_and_says_which_it_is(
+    client: httpx.AsyncClient, backend: FakeBackend
+) -> None:
+    other = FakeServed(version="2", label=1, card=CARD.model_copy(update={"label_names": ("a", "b")}))
+    backend.chosen = Chosen(other, backend, Tally(), ManualClock())
+    predicted = (await client.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": "r-1"})).json()
+    assert predicted == {"label": "b", "score": 0.75, "exit": 1, "request_id": "r-1"}
+    answer = (await client.post(V2_INFER, json=V2_BODY)).json()
+    assert (answer["model_version"], answer["outputs"][0]["data"]) == ("2", ["b"])
+    assert backend.requests == []
+
+
+async def test_a_version_in_the_path_is_never_chosen_otherwise(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    backend.chosen = Chosen(FakeServed(version="2"), backend, Tally(), ManualClock())
+    answer = (await client.post("/v2/models/intents/versions/1/infer", json=V2_BODY)).json()
+    assert (answer["model_version"], len(backend.requests)) == ("1", 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "below", "route"),
+    [
+        ("POST", "/infer", "/v2/models/{model}/versions/{version}/infer"),
+        ("GET", "", "/v2/models/{model}/versions/{version}"),
+        ("GET", "/ready", "/v2/models/{model}/versions/{version}/ready"),
+        ("POST", "/predict", "/predict"),
+        ("GET", "/plan", "/plan"),
+    ],
+)
+async def test_below_a_route_prefix_paths_are_relative_or_the_versions_own(
+    backend: FakeBackend, method: str, below: str, route: str
+) -> None:
+    prefix = "/v2/models/intents/versions/7"
+    backend.version = "7"
+    transport = httpx.ASGITransport(build_app(backend), root_path=prefix)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        body = {"inputs": "pay"} if below == "/predict" else V2_BODY
+        response = await client.request(method, prefix + below, json=body if method == "POST" else None)
+    assert response.status_code == 200
+    assert backend.counted == [(route, 200)]
+
+
+async def test_below_a_route_prefix_an_unknown_path_is_still_unknown(backend: FakeBackend) -> None:
+    transport = httpx.ASGITransport(build_app(backend), root_path="/other")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.get("/other/nothing")
+    assert (response.status_code, response.json()["error"]["kind"]) == (404, "unknown_path")
 
 
 async def test_a_page_to_read_the_description_points_to_it(client: httpx.AsyncClient) -> None:

@@ -31,6 +31,7 @@ from earlyexit.store import ModelCard
 from optimizer.placement import PlacedPlan, initial_placement, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
+from tests.deployments.versions.version_fakes import FakeDesk
 
 NUM_BLOCKS = 12
 SURVIVAL = (1.0, 0.97, 0.86, 0.71, 0.6, 0.52, 0.44, 0.35, 0.29, 0.25, 0.22, 0.2)
@@ -82,9 +83,14 @@ class FakeService:
     name: str = "a"
     agreement: float | None = None
     card: ModelCard = CARD
+    version: str = "1"
+    versions: FakeDesk = field(default_factory=FakeDesk)
     max_body_bytes: int = 1000
     num_looks: int = 0
     counted: list[tuple[str, int]] = field(default_factory=list)
+
+    def choose(self, request_id: str) -> None:
+        """Nobody else."""
 
     def __post_init__(self) -> None:
         self._clock = MonotonicClock()

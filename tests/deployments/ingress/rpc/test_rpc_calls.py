@@ -12,6 +12,9 @@ from deployments.ingress.bodies import InferRequest
 from deployments.ingress.rpc.calls import MOST_DETAILS, Rpcs, within
 from deployments.ingress.rpc.messages import message_class
 from deployments.ingress.rpc.server import REMAINING_S, RPCS
+from deployments.versions.choice import Chosen
+from deployments.versions.tally import Tally
+from earlyexit.clock import ManualClock
 from earlyexit.errors import (
     AdmissionError,
     ControllerUnavailableError,
@@ -25,6 +28,7 @@ from earlyexit.errors import (
 )
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
+from tests.deployments.versions.version_fakes import FakeDesk, FakeServed
 
 CARD = ModelCard(
     name="intents",
@@ -48,6 +52,9 @@ class FakeBackend:
     """Answers label 0 for texts of even length and 1 for the others, unless it is told to fail."""
 
     card: ModelCard = CARD
+    version: str = "1"
+    versions: FakeDesk = field(default_factory=FakeDesk)
+    chosen: Chosen | None = None
     max_body_bytes: int = 2000
     max_timeout_s: float = 60.0
     ready: bool = True
@@ -60,6 +67,9 @@ class FakeBackend:
         if self.failure is not None:
             raise self.failure
         return [Answer(sample_id="", label=len(text) % 2, score=0.75, exit=1) for text in request.texts]
+
+    def choose(self, request_id: str) -> Chosen | None:
+        return self.chosen
 
     def is_ready(self) -> bool:
         return self.ready
@@ -148,6 +158,14 @@ async def test_texts_are_answered_in_order_and_counted() -> None:
     response, context = await call("ModelInfer", infer_bytes("pay", "bill"), backend=backend)
     assert response.raw_output_contents[0] == b"\x04\0\0\0card\x04\0\0\0bill"
     assert (response.id, context.code, backend.counted) == ("7", grpc.StatusCode.OK, [(INFER, 200)])
+
+
+async def test_a_chosen_version_answers_what_names_none() -> None:
+    backend = FakeBackend()
+    backend.chosen = Chosen(FakeServed(version="2", label=0), backend, Tally(), ManualClock())
+    response, _ = await call("ModelInfer", infer_bytes("pay"), backend=backend)
+    assert (response.model_version, response.raw_output_contents[0]) == ("2", b"\x04\0\0\0bill")
+    assert backend.requests == []
 
 
 async def test_the_callers_request_id_comes_back_and_goes_in() -> None:

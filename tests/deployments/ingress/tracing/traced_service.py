@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.deployments.stage.small_model import save_small_model
+from tests.deployments.versions.version_fakes import FakeDesk
 
 DEVICE = "emulated:V100"
 BLOCK_S = 0.03
@@ -97,7 +98,12 @@ class Backend:
 
     card: ModelCard
     service: InferService
+    version: str = "1"
+    versions: FakeDesk = field(default_factory=FakeDesk)
     max_body_bytes: int = 100_000
+
+    def choose(self, request_id: str) -> None:
+        """Nobody else."""
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         return await self.service.infer(request)

@@ -1,0 +1,55 @@
+"""Which version answers a request that names none. Pure."""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from earlyexit.store import NAME_PATTERN
+
+Version = Annotated[str, Field(pattern=NAME_PATTERN)]
+Share = Annotated[float, Field(ge=0, le=1)]
+WHOLE = 2**32
+
+
+class Canary(BaseModel):
+    """A version on trial."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    version: Version
+    share: Share = 0.0
+    """Of the requests that name no version, those which it answers."""
+    compare_share: Share = 0.0
+    """Of the same, those which both versions are asked; the caller gets the answer of the one whose request it is."""
+
+
+class DefaultVersion(BaseModel):
+    """The version that requests get which name none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    version: Version
+
+
+class Traffic(BaseModel):
+    """What a model's requests without a version get."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    default: Version | None = None
+    """None: the version at the address that was asked."""
+    canary: Canary | None = None
+
+
+def draws(request_id: str) -> tuple[float, float]:
+    """Two numbers from 0 to 1 that follow from a request's id: one for `share`, one for `compare_share`.
+
+    Not random: a request that is sent again gets the version of the first time, in whatever ingress, and those of a
+    small share are among those of a larger one.
+    """
+    first, second = struct.unpack("<II", blake2b(request_id.encode(), digest_size=8).digest())
+    return first / WHOLE, second / WHOLE

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.catalogue import ClusterLink
+from cluster.inventory import Accelerators, Inventory
+from cluster.render import BUILDER, serve_config
+from deployments.applications import check_devices, claimed, with_application, without_application
+from earlyexit.errors import InputError
+
+PLAN = {
+    "schema_version": 1,
+    "stages": [{"device": "cpu", "replicas": 2, "splits": [{"first": 0, "end": 2, "batch": 8}]}],
+}
+
+
+def serving(*applications: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": 8000},
+        "grpc_options": None,
+        "applications": {each["name"]: each for each in applications},
+    }
+
+
+def application(name: str, *, status: str = "RUNNING", route: str | None = None, **deployments: Any) -> dict[str, Any]:
+    """One that a config deployed, as Serve describes it."""
+    config = {"name": name, "route_prefix": route or f"/{name}", "import_path": "m:a", "args": {"a": 1}}
+    return {
+        "name": name,
+        "status": status,
+        "message": "",
+        "route_prefix": route or f"/{name}",
+        "deployed_app_config": config,
+        "deployments": deployments,
+    }
+
+
+def config(**args: Any) -> dict[str, Any]:
+    return serve_config(args, name="demo", environment={"A": "1"}, host="0.0.0.0", port=9000)
+
+
+def test_an_application_is_put_beside_those_that_are_there() -> None:
+    before = serving(application("other"))
+    put = with_application(before, config(x=1))
+    assert put["applications"] == [
+        before["applications"]["other"]["deployed_app_config"],
+        config(x=1)["applications"][0],
+    ]
+
+
+def test_options_of_a_serve_that_runs_stay_as_they_are() -> None:
+    put = with_application(serving(), config())
+    assert put["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert "grpc_options" not in put
+
+
+def test_a_serve_that_does_not_run_yet_gets_the_services_options() -> None:
+    put = with_application({"proxy_location": None, "http_options": None, "applications": {}}, config())
+    assert put == config()
+
+
+def test_grpc_is_not_asked_of_a_serve_that_runs_without_it() -> None:
+    wanted = serve_config({}, name="demo", environment={}, host="0.0.0.0", port=8000, grpc_port=9000)
+    without = serving() | {"grpc_options": {"port": 9000, "grpc_servicer_functions": []}}
+    with pytest.raises(InputError, match="Serve runs without gRPC at port 9000, which it takes at its start only"):
+        with_application(without, wanted)
+    assert (
+        with_application(serving() | {"grpc_options": wanted["grpc_options"]}, wanted)["grpc_options"]["port"] == 9000
+    )
+    assert with_application(serving(), wanted)["grpc_options"] == wanted["grpc_options"]
+
+
+def test_an_application_of_the_same_name_is_replaced() -> None:
+    put = with_application(serving(application("demo", route="/")), config(x=2))
+    assert [each["args"] for each in put["applications"]] == [{"x": 2}]
+
+
+def test_an_application_started_by_hand_is_left_alone() -> None:
+    by_hand = application("hand") | {"deployed_app_config": None}
+    assert len(with_application(serving(by_hand), config())["applications"]) == 1
+
+
+def test_a_route_that_is_taken_is_refused() -> None:
+    with pytest.raises(InputError, match="application 'other' has route /; first: offramp delete other"):
+        with_application(serving(application("other", route="/")), config())
+
+
+def test_without_an_application_the_others_stay() -> None:
+    put = without_application(serving(application("a"), application("b")), "a")
+    assert [each["name"] for each in put["applications"]] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("serve", "words"),
+    [
+        pytest.param(serving(application("a")), "no application 'demo'; there are: a", id="another"),
+        pytest.param(serving(), "no application 'demo'; there are: none", id="none"),
+        pytest.param(
+            serving(application("demo") | {"deployed_app_config": None}), "was not deployed by a config", id="by hand"
+        ),
+    ],
+)
+def test_only_an_application_that_is_there_can_be_deleted(serve: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        without_application(serve, "demo")
+
+
+def test_missing_accelerators_are_refused_with_what_is_there() -> None:
+    there = Inventory(devices={"V100": Accelerators(count=4)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
+    check_devices({"V100": 4}, there, {})
+    with pytest.raises(
+        InputError, match=r"lacks accelerators \(V100: 6 in the file, 4 there; T4: 1 in the file, 0 there\)$"
+    ):
+        check_devices({"V100": 6, "T4": 1}, there, {})
+    with pytest.raises(InputError, match="ray start --resources"):
+        check_devices({"emulated:V100": 1}, there, {})
+
+
+def ours(name: str, **args: Any) -> dict[str, Any]:
+    """An application of ours, of two cores."""
+    found = application(name)
+    settings = {"model": "/m", "plan": PLAN} | args
+    return found | {"deployed_app_config": found["deployed_app_config"] | {"import_path": BUILDER, "args": settings}}
+
+
+def test_what_our_other_applications_may_use_is_claimed() -> None:
+    by_hand = ours("hand") | {"deployed_app_config": None}
+    serve = serving(ours("a"), ours("b", slots={"cpu": 2}), ours("demo"), application("strange"), by_hand)
+    assert claimed(serve, but="demo") == {"cpu": 2 + 3}  # b's idle slot has a replica too
+    assert claimed(serving(), but="demo") == {}
+
+
+def test_an_application_whose_settings_cannot_be_read_is_named() -> None:
+    with pytest.raises(InputError, match="application 'new' is of another release"):
+        claimed(serving(ours("new", later=1)), but="demo")
+
+
+def test_accelerators_of_other_services_are_missing_here() -> None:
+    there = Inventory(devices={"cpu": Accelerators(count=4)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
+    check_devices({"cpu": 2}, there, {"cpu": 2})
+    check_devices({"cpu": 2}, there, {"V100": 2})  # a lack of theirs is not ours
+    with pytest.raises(InputError, match=r"\(cpu: 3 in the file, 2 of other services, 4 there\)$"):
+        check_devices({"cpu": 3}, there, {"cpu": 2})
+
+
+def test_a_service_of_another_route_stands_beside_the_one_at_the_root() -> None:
+    beside = serve_config({"route_prefix": "/b"}, name="demo", environment={}, host="0.0.0.0", port=9000)
+    put = with_application(serving(application("a", route="/")), beside)
+    assert [each["route_prefix"] for each in put["applications"]] == ["/", "/b"]

@@ -1,0 +1,218 @@
+"""Two versions of a small model on one Ray: side by side, a canary, a promotion, and an end under load."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.settings import RepositorySettings, ServeSettings
+from deployments.versions.traffic import draws
+from offramp import Client
+from optimizer.plan_file import plan_document
+from tests.end_to_end.tiny_service import (
+    Expected,
+    Service,
+    answer_alone,
+    make_model,
+    median_entropies,
+    one_stage,
+    running,
+    some_texts,
+)
+
+pytestmark = pytest.mark.ray
+
+PORT = 8260
+SHARE = 0.25
+SOON_S = 40.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """A root service of version 1, the settings of version 2, and what each must say."""
+
+    url: str
+    texts: tuple[str, ...]
+    second: ServeSettings
+    answers: dict[str, Service]
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versions]:
+    folder = tmp_path_factory.mktemp("versions")
+    texts = some_texts(24)
+    first, answers_1 = a_version(folder / "one", "1", seed=3, texts=texts)
+    second, answers_2 = a_version(folder / "two", "2", seed=4, texts=texts)
+    assert all(one.score != two.score for one, two in zip(answers_1, answers_2, strict=True))
+    (folder / "settings.json").write_text(first.model_dump_json(), encoding="utf-8")
+    with running(folder, script="serve_versions.py", port=PORT) as process:
+        answers = {
+            version: Service(url=process.url, texts=texts, answers=each)
+            for version, each in (("1", answers_1), ("2", answers_2))
+        }
+        yield Versions(url=process.url, texts=texts, second=second, answers=answers)
+
+
+def a_version(
+    folder: Path, version: str, *, seed: int, texts: tuple[str, ...]
+) -> tuple[ServeSettings, tuple[Expected, ...]]:
+    model, tokenizer = make_model(folder, seed=seed)
+    thresholds = median_entropies(model, tokenizer, texts)
+    settings = ServeSettings(
+        model=str(folder),
+        plan=plan_document(one_stage(thresholds)),
+        app=folder.name,
+        version=version,
+        route_prefix="/" if version == "1" else f"/v2/models/tiny/versions/{version}",
+        repository=RepositorySettings(control="explicit"),
+    )
+    return settings, tuple(answer_alone(model, tokenizer, text, thresholds) for text in texts)
+
+
+@pytest.fixture
+def http(versions: Versions) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=versions.url, timeout=20.0) as client:
+        yield client
+
+
+def test_a_version_is_loaded_beside_the_other_and_listed(versions: Versions, http: httpx.Client) -> None:
+    assert states(http) == {"1": "READY"}
+    with Client(versions.url) as client:
+        client.load("tiny", "2", settings=versions.second.model_dump_json(), timeout_s=SOON_S)
+    assert states(http) == {"1": "READY", "2": "READY"}
+    assert http.get("/v2/models/tiny").json()["versions"] == ["1", "2"]
+    assert http.get("/v2/models/tiny/versions/2/ready").status_code == 200
+
+
+def test_every_version_answers_by_its_own_model_under_its_own_path(versions: Versions, http: httpx.Client) -> None:
+    for version, service in versions.answers.items():
+        for index, text in enumerate(versions.texts):
+            answer = infer(http, f"/v2/models/tiny/versions/{version}/infer", text)
+            assert answer["model_version"] == version
+            service.check(index, answer)
+    with Client(f"{versions.url}/v2/models/tiny/versions/2") as client:
+        one = client.predict(versions.texts[0])
+    versions.answers["2"].check(0, {"label": one.label, "score": one.score, "exit": one.exit})
+
+
+def test_a_path_without_a_version_is_the_first_ones(versions: Versions, http: httpx.Client) -> None:
+    for index, text in enumerate(versions.texts):
+        answer = infer(http, "/v2/models/tiny/infer", text)
+        assert answer["model_version"] == "1"
+        versions.answers["1"].check(index, answer)
+
+
+def test_a_canary_answers_its_share_and_both_are_compared(versions: Versions, http: httpx.Client) -> None:
+    order = {"version": "2", "share": SHARE, "compare_share": 1.0}
+    http.put("/v2/models/tiny/canary", json=order).raise_for_status()
+    ids = [f"request-{number}" for number in range(96)]
+    wanted = ["2" if draws(each)[0] < SHARE else "1" for each in ids]
+    found = []
+    for number, request_id in enumerate(ids):
+        index = number % len(versions.texts)
+        answer = infer(http, "/v2/models/tiny/infer", versions.texts[index], request_id)
+        versions.answers[answer["model_version"]].check(index, answer)
+        found.append(answer["model_version"])
+    assert found == wanted
+    wait_until(lambda: figures(http)["compared"]["inputs"] + figures(http)["compared"]["requests_skipped"] == 96)
+    seen = figures(http)
+    assert {version: each["requests"] for version, each in seen["versions"].items()} == {
+        "1": wanted.count("1"),
+        "2": wanted.count("2"),
+    }
+    assert all(each["errors"] == {} and each["p50_s"] <= each["p99_s"] for each in seen["versions"].values())
+    labels = [[answer.label for answer in versions.answers[version].answers] for version in ("1", "2")]
+    if seen["compared"]["requests_skipped"] == 0:
+        assert seen["compared"]["same"] == 4 * sum(one == two for one, two in zip(*labels, strict=True))
+
+
+def test_predict_too_goes_to_the_canary(versions: Versions, http: httpx.Client) -> None:
+    request_id = next(f"p-{number}" for number in range(100) if draws(f"p-{number}")[0] < SHARE)
+    response = http.post("/predict", json={"inputs": versions.texts[0]}, headers={"X-Request-ID": request_id})
+    versions.answers["2"].check(0, response.json())
+
+
+def test_a_version_that_requests_are_sent_to_is_not_unloaded(versions: Versions, http: httpx.Client) -> None:
+    for version, words in (("1", "answers requests that name none"), ("2", "is the canary")):
+        response = http.post("/v2/repository/models/tiny/unload", json={"parameters": {"version": version}})
+        assert response.status_code == 400
+        assert words in response.json()["error"]
+
+
+def test_the_promoted_version_answers_what_names_none(versions: Versions, http: httpx.Client) -> None:
+    http.put("/v2/models/tiny/default", json={"version": "2"}).raise_for_status()
+    for index, text in enumerate(versions.texts):
+        answer = infer(http, "/v2/models/tiny/infer", text)
+        assert answer["model_version"] == "2"
+        versions.answers["2"].check(index, answer)
+    assert figures(http)["canary"] is None
+
+
+def test_a_version_ends_under_load_without_a_lost_request(versions: Versions, http: httpx.Client) -> None:
+    """Last in the file: version 2 is gone afterwards."""
+    http.put("/v2/models/tiny/default", json={"version": "1"}).raise_for_status()
+    http.put("/v2/models/tiny/canary", json={"version": "2", "share": 0.5}).raise_for_status()
+    over = threading.Event()
+    with ThreadPoolExecutor(4) as pool:
+        load = [pool.submit(ask_until, over, versions, worker) for worker in range(4)]
+        wait_until(lambda: figures(http)["versions"]["2"]["requests"] > 10)
+        try:
+            with Client(versions.url) as client:
+                client.end_canary()
+                client.unload("tiny", "2", timeout_s=SOON_S)
+        finally:
+            over.set()
+    assert states(http) == {"1": "READY"}
+    assert all(each.result() > 10 for each in load)
+    gone = http.put("/v2/models/tiny/canary", json={"version": "2", "share": 0.5})
+    assert (gone.status_code, gone.json()["error"]) == (404, "unknown version '2' of 'tiny'; there are '1'")
+
+
+def ask_until(over: threading.Event, versions: Versions, worker: int) -> int:
+    """How many requests were answered, and rightly; any other is a failure."""
+    count = 0
+    with httpx.Client(base_url=versions.url, timeout=20.0) as http:
+        while not over.is_set():
+            index = (worker + count) % len(versions.texts)
+            answer = infer(http, "/v2/models/tiny/infer", versions.texts[index], f"{worker}-{count}")
+            versions.answers[answer["model_version"]].check(index, answer)
+            count += 1
+    return count
+
+
+def infer(http: httpx.Client, path: str, text: str, request_id: str = "r-1") -> dict[str, Any]:
+    response = http.post(path, json=v2_body(text), headers={"X-Request-ID": request_id})
+    assert response.status_code == 200, response.text
+    return read_v2(response.json())
+
+
+def v2_body(text: str) -> dict[str, Any]:
+    return {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
+
+
+def read_v2(body: dict[str, Any]) -> dict[str, Any]:
+    return {each["name"]: each["data"][0] for each in body["outputs"]} | {"model_version": body["model_version"]}
+
+
+def figures(http: httpx.Client) -> dict[str, Any]:
+    found: dict[str, Any] = http.get("/v2/models/tiny/canary").json()
+    return found
+
+
+def states(http: httpx.Client) -> dict[str, str]:
+    return {row["version"]: row["state"] for row in http.post("/v2/repository/index").json()}
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + SOON_S
+    while not is_so():
+        assert time.monotonic() < until_s, "it did not become so"
+        time.sleep(0.2)

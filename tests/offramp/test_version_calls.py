@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from earlyexit.clock import ManualClock
+from earlyexit.errors import DeadlineError, InputError, OfframpError
+from offramp import AsyncClient, Client
+
+SIDES = {"model": "intents", "default": "1"}
+ROW = {"name": "intents", "version": "2", "reason": ""}
+
+
+class FakeServer:
+    """Says who it is, gives one index after the other (the last for ever), and keeps what it was told."""
+
+    def __init__(self, *states: str | None) -> None:
+        self.states = list(states)
+        self.orders: list[tuple[str, str, Any]] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v2":
+            return httpx.Response(200, json={"name": "offramp", "models": ["intents"]})
+        if request.url.path == "/v2/repository/index":
+            state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+            return httpx.Response(200, json=[] if state is None else [ROW | {"state": state, "reason": "why"}])
+        body = json.loads(request.content) if request.content else None
+        self.orders.append((request.method, request.url.path, body))
+        return httpx.Response(200, json=SIDES)
+
+
+def client_of(server: Any) -> tuple[Client, ManualClock]:
+    clock = ManualClock()
+    return Client("http://server", transport=httpx.MockTransport(server), clock=clock, sleep=clock.advance), clock
+
+
+def test_the_canarys_orders_are_those_of_the_served_model() -> None:
+    server = FakeServer("READY")
+    client, _ = client_of(server)
+    answers = [client.canary(), client.set_canary("2", share=0.1, compare_share=0.01), client.end_canary()]
+    answers.append(client.promote("2"))
+    assert answers == [SIDES] * 4
+    assert server.orders == [
+        ("GET", "/v2/models/intents/canary", None),
+        ("PUT", "/v2/models/intents/canary", {"version": "2", "share": 0.1, "compare_share": 0.01}),
+        ("DELETE", "/v2/models/intents/canary", None),
+        ("PUT", "/v2/models/intents/default", {"version": "2"}),
+    ]
+
+
+def test_loading_waits_until_the_version_is_ready() -> None:
+    server = FakeServer(None, "LOADING", "LOADING", "READY")
+    client, clock = client_of(server)
+    client.load("intents", "2", settings="{}", timeout_s=10.0)
+    body = {"parameters": {"version": "2", "config": "{}"}}
+    assert server.orders == [("POST", "/v2/repository/models/intents/load", body)]
+    assert clock.now_s() == 1.5  # three polls of half a second
+
+
+def test_a_version_that_does_not_start_is_an_error_with_the_reason() -> None:
+    client, _ = client_of(FakeServer("LOADING", "UNAVAILABLE"))
+    with pytest.raises(OfframpError, match="version '2' of 'intents' did not start: why"):
+        client.load("intents", "2")
+
+
+@pytest.mark.parametrize("state", [None, "UNAVAILABLE"])
+def test_unloading_waits_until_the_version_is_gone(state: str | None) -> None:
+    server = FakeServer("READY", "UNLOADING", state)
+    client, clock = client_of(server)
+    client.unload("intents", "2")
+    assert server.orders == [("POST", "/v2/repository/models/intents/unload", {"parameters": {"version": "2"}})]
+    assert clock.now_s() == 1.0
+
+
+def test_waiting_for_a_version_ends() -> None:
+    client, clock = client_of(FakeServer("LOADING"))
+    with pytest.raises(DeadlineError, match="version '2' of 'intents' is LOADING after 3 s"):
+        client.load("intents", "2", timeout_s=3.0)
+    assert clock.now_s() <= 3.0
+
+
+def test_a_refused_order_says_the_servers_words() -> None:
+    client, _ = client_of(lambda request: httpx.Response(403, json={"error": "not by HTTP"}))
+    with pytest.raises(InputError, match=r"^not by HTTP"):
+        client.versions()
+
+
+async def test_the_asynchronous_client_does_the_same() -> None:
+    clock = ManualClock()
+    server = FakeServer("LOADING", "READY", "READY", None)
+
+    async def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+
+    transport = httpx.MockTransport(server)
+    async with AsyncClient("http://server", transport=transport, clock=clock, sleep=sleep) as client:
+        await client.load("intents", "2", timeout_s=10.0)
+        assert [row["state"] for row in await client.versions()] == ["READY"]
+        await client.unload("intents", "2")
+        for answer in (
+            await client.canary(),
+            await client.set_canary("2", share=0.1),
+            await client.end_canary(),
+            await client.promote("2"),
+        ):
+            assert answer == SIDES
+    assert [method for method, _, _ in server.orders] == ["POST", "POST", "GET", "PUT", "DELETE", "PUT"]
