@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pydantic_core import to_json
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocketClose
+from starlette.types import Receive, Scope, Send
 
 from deployments.ingress.bodies import (
     EXTENSIONS,
     OUTPUTS,
+    InferRequest,
     check_model,
     parse_predict,
     parse_v2,
@@ -30,36 +26,29 @@ from deployments.ingress.bodies import (
 from deployments.ingress.cross_origin import cross_origin
 from deployments.ingress.dashboard import pages
 from deployments.ingress.dashboard.feed import Viewer
+from deployments.ingress.endpoint import (
+    CALLER,
+    JSON,
+    MAX_DIGITS,
+    Endpoint,
+    EndpointOf,
+    Gatekeeper,
+    Handler,
+    json_response,
+    nowhere,
+    read_body,
+    request_id,
+)
 from deployments.ingress.gate import Gate
 from deployments.ingress.openapi import SWAGGER_PAGE, openapi_document
-from deployments.quiet import WithoutWords
 from deployments.versions.served import Chooser, Names, Served
-from earlyexit.errors import (
-    AdmissionError,
-    InputError,
-    MethodNotAllowedError,
-    OfframpError,
-    PayloadTooLargeError,
-    RateLimitError,
-    UnauthorizedError,
-    UnknownPathError,
-)
+from earlyexit.errors import InputError
+from earlyexit.wire import Answer
 
-logger = logging.getLogger(f"ray.serve.{__name__}")
-logger.addFilter(WithoutWords())
-
-JSON = "application/json"
 HEADER_LENGTH = "inference-header-content-length"
-MAX_DIGITS = 12
-"""Of a length; Python refuses to read numbers of thousands."""
 SOME_PLANS = 20
 """Of the history, unless the caller wants another number."""
 MOST_PLANS = 1000
-CALLER = "offramp.caller"
-"""Of an ASGI scope: whom the gate let in."""
-REFUSALS = (InputError, AdmissionError, RateLimitError)
-"""They come by the thousand, and are counted, not logged."""
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Backend(Served, Protocol):
@@ -86,9 +75,6 @@ class Backend(Served, Protocol):
     def count_request(self, route: str, status: int) -> None: ...
 
 
-EndpointOf = Callable[[Backend, str, Mapping[str, Handler]], ASGIApp]
-
-
 class Routes:
     """Handlers over a backend."""
 
@@ -100,43 +86,35 @@ class Routes:
         """One text or a list of texts to labels."""
         body = await read_body(request, self._backend.max_body_bytes)
         infer_request, many = parse_predict(body)
-        if self._gate is not None:
-            self._gate.charge(request.scope[CALLER], len(infer_request.texts))
-        infer_request = replace(infer_request, request_id=_request_id(request))
-        chosen = self._backend.choose(infer_request.request_id)
-        served: Served = self._backend
-        if chosen is None:
-            answers = await served.infer(infer_request)
-        else:
-            served, answers = await chosen.answer(infer_request)
+        served, answers = await self._answer(request, infer_request)
         labels = served.card.label_names
-        return Response(predict_response(answers, labels, _request_id(request), many=many), media_type=JSON)
+        return Response(predict_response(answers, labels, request_id(request), many=many), media_type=JSON)
 
     async def v2_infer(self, request: Request) -> Response:
         """Open Inference Protocol, tensors in JSON or in the binary extension."""
         self._check_model(request)
         body = await read_body(request, self._backend.max_body_bytes)
         infer_request, reply = parse_v2(body, _json_length(request))
-        if self._gate is not None:
-            self._gate.charge(request.scope[CALLER], len(infer_request.texts))
-        infer_request = replace(infer_request, request_id=_request_id(request))
-        chosen = None if "version" in request.path_params else self._backend.choose(infer_request.request_id)
-        served: Served = self._backend
-        if chosen is None:
-            answers = await served.infer(infer_request)
-        else:
-            served, answers = await chosen.answer(infer_request)
+        served, answers = await self._answer(request, infer_request)
         card = served.card
         content, json_length = v2_response(answers, card.label_names, reply, card.name, served.version)
         if json_length is None:
             return Response(content, media_type=JSON)
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
 
+    async def _answer(self, request: Request, asked: InferRequest) -> tuple[Served, list[Answer]]:
+        """Who answered: another version's ingress where the path names none and this request is its to answer."""
+        if self._gate is not None:
+            self._gate.charge(request.scope[CALLER], len(asked.texts))
+        asked = replace(asked, request_id=request_id(request))
+        chosen = None if "version" in request.path_params else self._backend.choose(asked.request_id)
+        return (self._backend, await self._backend.infer(asked)) if chosen is None else await chosen.answer(asked)
+
     async def v2_model(self, request: Request) -> Response:
         """Model metadata."""
         self._check_model(request)
         card = self._backend.card
-        return _json(
+        return json_response(
             {
                 "name": card.name,
                 "versions": await self._backend.versions.names(),
@@ -149,16 +127,18 @@ class Routes:
     async def v2_server(self, request: Request) -> Response:
         """Server metadata."""
         models = [self._backend.card.name]
-        return _json({"name": "offramp", "version": server_version(), "extensions": EXTENSIONS, "models": models})
+        return json_response(
+            {"name": "offramp", "version": server_version(), "extensions": EXTENSIONS, "models": models}
+        )
 
     async def live(self, request: Request) -> Response:
         """The process answers."""
-        return _json({"live": True})
+        return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
         """Every stage has run warm."""
         is_ready = self._backend.is_ready()
-        return _json({"ready": is_ready}, status=200 if is_ready else 503)
+        return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
     async def model_ready(self, request: Request) -> Response:
         """The same for a named model."""
@@ -167,15 +147,15 @@ class Routes:
 
     async def stats(self, request: Request) -> Response:
         """What stages and ingress have done."""
-        return _json(await self._backend.stats())
+        return json_response(await self._backend.stats())
 
     async def plan(self, request: Request) -> Response:
         """The plan in force, and why."""
-        return _json(await self._backend.plan())
+        return json_response(await self._backend.plan())
 
     async def plan_history(self, request: Request) -> Response:
         """The plans so far, newest first."""
-        return _json(await self._backend.plan_history(_limit(request)))
+        return json_response(await self._backend.plan_history(_limit(request)))
 
     async def events(self, request: Request) -> Response:
         """The live page's stream."""
@@ -184,7 +164,9 @@ class Routes:
     async def openapi(self, request: Request) -> Response:
         """The API's description."""
         has_keys = self._gate is not None and self._gate.ring is not None
-        return _json(openapi_document(keys=has_keys, model=self._backend.card.name))
+        return json_response(
+            openapi_document(keys=has_keys, model=self._backend.card.name, version=self._backend.version)
+        )
 
     async def docs(self, request: Request) -> Response:
         """The same, to read and try."""
@@ -246,7 +228,7 @@ def build_app(
             *(Route(path, endpoint(backend, path, handlers)) for path, handlers in more),
         ],
         redirect_slashes=False,
-        default=_unknown(Endpoint(backend, "unknown", {})),
+        default=nowhere(Endpoint(backend, "unknown", {})),
         middleware=before,
     )
     router.default = FromTheRoot(router)
@@ -264,108 +246,6 @@ class FromTheRoot:
         await self._router({**scope, "root_path": ""}, receive, send)
 
 
-def _unknown(endpoint: Endpoint) -> ASGIApp:
-    """Where no route is: a 404, and for a web socket, which none of ours is, a handshake that fails."""
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await (WebSocketClose() if scope["type"] == "websocket" else endpoint)(scope, receive, send)
-
-    return answer
-
-
-class Gatekeeper:
-    """Stands before every route, those of tomorrow too, and lets through whom the gate admits."""
-
-    def __init__(self, app: ASGIApp, backend: Backend, gate: Gate) -> None:
-        self._app = app
-        self._backend = backend
-        self._gate = gate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI request; what is refused is counted under the route `access`."""
-        if scope["type"] != "lifespan":
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            try:
-                scope[CALLER] = self._gate.admit(scope.get("method", "GET"), path, _authorization(scope))
-            except (UnauthorizedError, RateLimitError) as error:
-                self._backend.count_request("access", error.http_status)
-                refusal = WebSocketClose() if scope["type"] == "websocket" else _error(Request(scope), error)
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-class Endpoint:
-    """A path's handlers by method, with their errors turned into JSON and their requests counted."""
-
-    def __init__(self, backend: Backend, path: str, handlers: Mapping[str, Handler]) -> None:
-        self._backend = backend
-        self._path = path
-        self._handlers = handlers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI request."""
-        request = Request(scope, receive)
-        response = await self._respond(request)
-        self._backend.count_request(self._path, response.status_code)
-        await response(scope, receive, send)
-
-    async def _respond(self, request: Request) -> Response:
-        try:
-            return await self._handler(request)(request)
-        except OfframpError as error:
-            if not isinstance(error, REFUSALS):
-                logger.warning("request %s: %s: %s", _request_id(request), error.kind, error.log_text)
-            return _error(request, error)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody is left to read it
-        except Exception:
-            logger.exception("request %s: %s %s", _request_id(request), request.method, request.url.path)
-            message = "the server failed on this request; its log says why, under the request's id"
-            return _json(_error_body(request, "internal", message), status=500)
-
-    def _handler(self, request: Request) -> Handler:
-        handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
-        if handler is not None:
-            return handler
-        asked = f"{request.method} {request.url.path}"
-        if not self._handlers:
-            raise UnknownPathError(f"{asked}: there is no such path; see /openapi.json")
-        allowed = tuple(self._handlers)
-        message = f"{asked}: only {', '.join(allowed)} is allowed; see /openapi.json"
-        raise MethodNotAllowedError(message, allowed=allowed)
-
-
-async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body; raises PayloadTooLargeError, and InputError for a compressed one."""
-    for name, value in request.scope["headers"]:  # what is refused is not read
-        if name == b"content-length" and (len(value) > MAX_DIGITS or int(value) > max_bytes):
-            raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
-        if name == b"content-encoding" and value != b"identity":
-            encoding = value.decode("latin-1")
-            raise InputError(f"content-encoding {encoding!r}; only plain bodies are taken")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > max_bytes:
-            raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
-    return bytes(body)
-
-
-def _authorization(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            return str(value, "latin-1")
-    return None
-
-
-def _request_id(request: Request) -> str:
-    """The caller's, or a new one; as a header Serve itself sends it back, here it would be there twice."""
-    if not hasattr(request.state, "request_id"):
-        request.state.request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
-    return str(request.state.request_id)
-
-
 def _json_length(request: Request) -> int | None:
     length = request.headers.get(HEADER_LENGTH)
     if length is None:
@@ -381,26 +261,3 @@ def _limit(request: Request) -> int:
     if not 1 <= limit <= MOST_PLANS:
         raise InputError(f"limit is {text[:20]!r}; a number from 1 to {MOST_PLANS} is needed")
     return limit
-
-
-def _json(content: object, status: int = 200) -> Response:
-    return Response(to_json(content), status_code=status, media_type=JSON)
-
-
-def _error(request: Request, error: OfframpError) -> Response:
-    response = _json(_error_body(request, error.kind, str(error)), status=error.http_status)
-    if isinstance(error, MethodNotAllowedError):
-        response.headers["allow"] = ", ".join(error.allowed)
-    if isinstance(error, UnauthorizedError):
-        response.headers["www-authenticate"] = error.scheme
-    retry_after_s = getattr(error, "retry_after_s", None)
-    if retry_after_s is not None:
-        response.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
-    return response
-
-
-def _error_body(request: Request, kind: str, message: str) -> dict[str, object]:
-    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
-    if path.startswith("/v2"):  # the protocol's errors are a string
-        return {"error": message}
-    return {"error": {"kind": kind, "message": message}, "request_id": _request_id(request)}

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
-from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.ingress.bodies import validated
-from deployments.ingress.http import JSON, read_body
+from deployments.ingress.endpoint import Handler, json_response, read_body
 from deployments.versions.listing import IndexRow
 from deployments.versions.orders import IndexBody, LoadBody, LoadParameters
 from deployments.versions.traffic import Canary, DefaultVersion
 from earlyexit.errors import UnknownModelError
-
-Handler = Callable[[Request], Awaitable[Response]]
-
 
 _LOAD = TypeAdapter(LoadBody)
 _INDEX = TypeAdapter(IndexBody)
@@ -62,24 +58,24 @@ class VersionRoutes:
         """Every model and version of the cluster, and its state."""
         body = validated(_INDEX, await read_body(request, self._max_body_bytes) or b"{}")
         rows = await self._repository.index(ready_only=body.ready)
-        return _json([asdict(row) for row in rows])
+        return json_response([asdict(row) for row in rows])
 
     async def load(self, request: Request) -> Response:
         """Begin to load a version; the index says when it is ready."""
         body = validated(_LOAD, await read_body(request, self._max_body_bytes) or b"{}")
         await self._repository.load(request.path_params["model"], body.parameters)
-        return _json({})
+        return json_response({})
 
     async def unload(self, request: Request) -> Response:
         """Begin to unload a version; once it is gone the index says so."""
         body = validated(_LOAD, await read_body(request, self._max_body_bytes) or b"{}")
         await self._repository.unload(request.path_params["model"], body.parameters)
-        return _json({})
+        return json_response({})
 
     async def side_by_side(self, request: Request) -> Response:
         """Default and canary, and what was counted of each."""
         self._check_model(request)
-        return _json(await self._versions.side_by_side())
+        return json_response(await self._versions.side_by_side())
 
     async def set_canary(self, request: Request) -> Response:
         """Let a version answer a share of the requests that name none."""
@@ -119,7 +115,3 @@ def version_paths(
         ("/v2/models/{model}/canary", canary),
         ("/v2/models/{model}/default", {"PUT": routes.set_default}),
     ]
-
-
-def _json(content: object) -> Response:
-    return Response(to_json(content), media_type=JSON)

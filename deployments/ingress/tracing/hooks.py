@@ -8,8 +8,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from deployments.ingress.endpoint import Counting, Endpoint, EndpointOf, Handler
 from deployments.ingress.flights import Flight
-from deployments.ingress.http import Backend, Endpoint, EndpointOf, Handler
 from deployments.ingress.link import Link
 from deployments.ingress.tracing.tracer import Tracer
 from deployments.ingress.transport import LinkTo
@@ -22,7 +22,7 @@ from earlyexit.errors import InputError
 class TracedEndpoint(Endpoint):
     """Traces the requests that post something: inference."""
 
-    def __init__(self, tracer: Tracer, backend: Backend, path: str, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, tracer: Tracer, backend: Counting, path: str, handlers: Mapping[str, Handler]) -> None:
         super().__init__(backend, path, handlers)
         self._tracer = tracer
         self._traced = "POST" in handlers

@@ -451,7 +451,7 @@ async def test_an_unexpected_exception_is_logged_and_a_json_500_without_internal
 ) -> None:
     backend.failure = RuntimeError("secret/path.py: boom")
     client.headers["x-request-id"] = "r-1"
-    with caplog.at_level(logging.ERROR, logger="deployments.ingress.http"):
+    with caplog.at_level(logging.ERROR, logger="deployments.ingress.endpoint"):
         response = await call(client, method, route)
     assert response.status_code == 500
     assert "boom" not in response.text
@@ -608,7 +608,7 @@ async def test_refusals_that_come_by_the_thousand_are_counted_and_not_logged(
     num_records: int,
 ) -> None:
     backend.failure = failure
-    with caplog.at_level(logging.WARNING, logger="ray.serve.deployments.ingress.http"):
+    with caplog.at_level(logging.WARNING, logger="ray.serve.deployments.ingress.endpoint"):
         await client.post("/predict", json={"inputs": "pay"})
     assert len(caplog.records) == num_records
     assert backend.counted == [("/predict", 503)]
