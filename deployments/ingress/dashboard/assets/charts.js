@@ -105,7 +105,7 @@ function grid(space, spec) {
 function rule(space, { value, text }) {
   const y = space.y(value);
   return h("g", { "aria-hidden": "true" }, h("path", { class: "rule", d: `M${LEFT} ${y}H${space.width - RIGHT}` }),
-    h("text", { x: LEFT + 4, y: y - 4 }, text));
+    h("text", { x: LEFT + 4, y: y < TOP + 12 ? y + 12 : y - 4 }, text));
 }
 
 function series(space, spec, one) {
