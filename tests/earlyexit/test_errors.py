@@ -17,6 +17,6 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error_has_a_status_of_grpc_that_says_whose_fault_it_is(kind: type[OfframpError]) -> None:
-    callers = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED"}
+    callers = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "PERMISSION_DENIED"}
     assert grpc.StatusCode[kind.grpc_status] is not grpc.StatusCode.OK
     assert (kind.grpc_status in callers) == (kind.http_status < 500)

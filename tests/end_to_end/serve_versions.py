@@ -11,7 +11,7 @@ from deployments.settings import ServeSettings
 
 def main(folder: Path, port: int) -> None:
     settings = ServeSettings.model_validate_json((folder / "settings.json").read_bytes())
-    with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1)) as url:
+    with serving(settings, LocalCluster(port=port, front="proxy", drain_s=0.1, metrics_port=port + 1)) as url:
         print(url, flush=True)  # noqa: T201 # the test waits for it
         sys.stdin.read()
 

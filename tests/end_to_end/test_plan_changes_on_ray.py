@@ -34,6 +34,8 @@ PORT = 8133
 CHANGE_S = 90.0
 PROBES_S = 20.0
 METRICS_S = 40.0
+OTHERS_SHOW = ("ray_offramp_retries", "ray_offramp_version")
+"""Metrics that other services of these tests have."""
 AGAIN_S = 0.02
 
 
@@ -104,7 +106,8 @@ def test_plans_change_under_load_and_every_answer_stays_what_it_was(tmp_path: Pa
                 before = len(load.answers)
             described, history = once_probes_are_seen(http), http.get("/plan/history").json()
             assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
-            wanted = set(documented_series()) - {"ray_offramp_retries_total"}  # no replica has died
+            # No replica has died, and there is one version.
+            wanted = {name for name in documented_series() if not name.startswith(OTHERS_SHOW)}
             page = once_on_page(PORT + 1, wanted, METRICS_S)
     assert set(load.statuses) == {200}
     check_series(page, wanted)

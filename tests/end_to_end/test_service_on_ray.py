@@ -37,6 +37,8 @@ pytestmark = pytest.mark.ray
 PORT = 8123
 """Of HTTP; metrics are at the next, gRPC at the one after."""
 METRICS_S = 30.0
+STUCK_S = 1.0
+"""More than a request takes to reach a stage."""
 TRACES_S = 20.0
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
@@ -254,7 +256,10 @@ async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(service: S
     """Late in the file: afterwards the stages' counts start anew."""
     async with httpx.AsyncClient(base_url=service.url, timeout=60.0) as client:
         killed = [replica["pid"] for [replica] in (await client.get("/stats")).json()["stages"]]
+        for pid in killed:
+            os.kill(pid, signal.SIGSTOP)  # what is sent now stays inside until they die
         requests = [asyncio.create_task(asked_for_ever(client, service, first)) for first in range(8)]
+        await asyncio.wait(requests, timeout=STUCK_S)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         answered = await asyncio.gather(*(one_after_another(client, service, first) for first in range(8)))
@@ -283,6 +288,6 @@ async def one_after_another(client: httpx.AsyncClient, service: Service, first: 
 
 
 async def asked_for_ever(client: httpx.AsyncClient, service: Service, first: int) -> None:
-    """Load, so that something is in flight whenever a replica is killed."""
+    """Load, so that something is in flight when the replicas are killed."""
     while True:
         await one_after_another(client, service, first)

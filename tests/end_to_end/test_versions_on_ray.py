@@ -27,12 +27,14 @@ from tests.end_to_end.tiny_service import (
     running,
     some_texts,
 )
+from tests.metrics_page import check_series, documented_series, once_on_page
 
 pytestmark = pytest.mark.ray
 
 PORT = 8260
 SHARE = 0.25
 SOON_S = 40.0
+METRICS_S = 40.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,11 @@ def test_predict_too_goes_to_the_canary(versions: Versions, http: httpx.Client) 
     request_id = next(f"p-{number}" for number in range(100) if draws(f"p-{number}")[0] < SHARE)
     response = http.post("/predict", json={"inputs": versions.texts[0]}, headers={"X-Request-ID": request_id})
     versions.answers["2"].check(0, response.json())
+
+
+def test_prometheus_gets_the_figures_by_version() -> None:
+    wanted = {name for name in documented_series() if name.startswith("ray_offramp_version")}
+    check_series(once_on_page(PORT + 1, wanted, METRICS_S), wanted)
 
 
 def test_a_version_that_requests_are_sent_to_is_not_unloaded(versions: Versions, http: httpx.Client) -> None:
