@@ -1,169 +1,140 @@
-"""Whether an input that arrives now can be answered in time: Clockwork's rule, as E3 takes it (section 3.1). Pure.
+"""Whether an input that arrives now can be answered in time (E3 section 3.1 refuses what cannot). Pure.
 
-A plan is made for less than the whole SLO (`slack`, E3 section 4); the rest is the buffer of bursts. An input is begun
-if what is ahead of it, at the rate that the service really has, and what inputs really take beyond that, end before its
-deadline, less a share (`SAFETY`) for what no estimate knows. (Clockwork knows every execution's time beforehand; where
-inputs leave early nobody does, hence rate and quantile.)
+By Little's law, who arrives behind n unanswered inputs waits n over the service's rate, wherever they queue. So there
+is a number of inputs inside up to which answers are in time: the limit. The plan says where it begins. Then it is
+steered by what it is for, the lateness of those that came when the service was about as full as it may be: up a little
+with every one in time, down with every late one, so that at rest one in a few hundred is late (stochastic approximation
+of a quantile, Robbins and Monro 1951). Nothing is assumed of why they are late: stages that share their processors with
+other work, or a plan that promised too much, move the limit like a lost replica does.
 
-What is ahead are all unanswered inputs, not only those that wait here: by Little's law they leave at the service's rate
-wherever they queue, so a queue before a later stage is seen when it begins, not when its first input is late.
+(Clockwork, whose rule E3 takes, knows every execution's time beforehand. Where inputs leave early nobody does.)
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 SAFETY = 0.1
-"""Share of the time left that is not counted on. In a steady overload half of it would do; a burst after quiet fills
-batches that were half empty when their time was seen, and with 5 % a twentieth of it came late in simulation."""
-QUANTILE = 0.99
-"""Of the inputs that went deepest, so many took no longer than estimated."""
-PROOFS = 5
-"""An input is begun, whatever the estimate says, if so many had as much ahead of them as it has, or more, while no more
-than `LATE_SHARE` of all were late. The estimate is made of the few that took longest; where their way takes most of the
-SLO it would refuse many for the sake of one: docs/performance.md has figures."""
+"""Share of the SLO that is not counted on: for what follows the answer, and for what the last inputs did not show."""
+BURST = 0.3
+"""Share of the SLO that a plan's rate is not counted on for, before anything is known: a burst after quiet finds stages
+that are empty one behind the other, and fills them first."""
+CONTESTED = 0.5
+"""An input tells of the limit if so much of it was ahead. With less ahead its lateness is not the limit's fault,
+unless too many are late."""
 LATE_SHARE = 0.01
-"""To let more in than was proven, step by step, gains a tenth where the load is just too much, but under a steady
-overload 2 to 9 % come late then."""
-MEMORY_S = 4
-"""Seconds that the estimate is taken from: once the service has changed, it is wrong no longer than this."""
-GAIN = 0.5
-"""Weight of the last second in the rate: a service that lost half of its replicas is known to 10 % within 3 seconds."""
-FILLING = 0.25
-"""Inputs ahead that take no more than this share of the SLO are no queue but the stages' work: to refuse because of
-them would make no other input faster, and nothing would be learnt of a service that has recovered."""
-EFFICIENCY = (1 / 16, 4.0)
-"""Bounds of the rate over the plan's: beyond, the plan is of another service."""
-MOST_SAMPLES = 250
-"""Inputs per second that the estimate is taken from."""
-
-
-@dataclass(slots=True)
-class Second:
-    """What happened within one."""
-
-    ends_s: float
-    answered: int = 0
-    refused: int = 0
-    num_deep: int = 0
-    least_waiting: float = math.inf
-    """Of what was noted; infinite where nothing was."""
-    least_unanswered: float = math.inf
-    ways: list[tuple[float, int]] = field(default_factory=list)
-    """Latency, and the inputs that were ahead at arrival: of some that went deepest."""
+"""So many late are too many, whatever was ahead of them."""
+FALL = 0.05
+"""Share of the limit that a late input takes away."""
+DEEPEST_FALL = 0.3
+"""Share that all those take away that are late within an SLO: they are of one batch, or of one disturbance, and what is
+done about it is seen no sooner."""
+RISE = 0.00025
+"""Share of the limit that an input in time adds: at rest one late input makes up for FALL / RISE in time."""
+MOST_RISE = 0.03
+"""Inputs that it adds at most. As many as the limit are answered within an SLO, so this is a share of it per SLO: where
+thousands are, the first late one is seen long after the limit was passed."""
+LEAP = 2.0
+"""What a limit is multiplied by at most, once a window, if inputs were refused while the slowest had time to spare."""
+SPARE = 0.8
+"""Of the time that is counted on: who takes less has time to spare, and a leap goes so far that the slowest has not."""
+WINDOW = (1.0, 4.0)
+"""Seconds and SLOs between leaps, at least: how slow the slowest is, few inputs do not tell."""
+FADE = 0.75
+"""What is left of the counts of late inputs, from one window to the next."""
+PLANNED_SHARE = (1 / 16, 4.0)
+"""Bounds of what another plan's limit begins at, over what it says: beyond, the two have nothing in common."""
 
 
 class Admission:
-    """What one ingress knows of the service's rate and of its way; times are the caller's, and never go back."""
+    """What one ingress may have inside; times are the caller's, and never go back."""
 
     def __init__(self, predicted: Mapping[str, Any], *, slo_s: float, num_ingresses: int) -> None:
-        """`predicted` is a plan's: `rate_per_s`, of which each ingress has its part, and `latency_s`, where known."""
+        """`predicted` is a plan's: of its `rate_per_s`, where known, each ingress has its part."""
         self._slo_s = slo_s
         self._num_ingresses = num_ingresses
-        self._efficiency = 1.0
-        self._proven = 0
-        """Inputs ahead with which others were in time."""
-        self._second: Second | None = None
-        self._stride = 1
-        self._ways: deque[list[tuple[float, int]]] = deque(maxlen=MEMORY_S)
-        self.follow(predicted)
-
-    def follow(self, predicted: Mapping[str, Any]) -> None:
-        """Another plan: of its rate as much is expected as there was of the last one's; its way is new."""
-        # A plan that somebody wrote by hand may predict nothing, or a rate of zero: that is not known either.
-        rate_per_s = predicted.get("rate_per_s") or None
-        self._planned_per_s = None if rate_per_s is None else rate_per_s / self._num_ingresses
-        self._planned_s: float = predicted.get("latency_s") or 0.0
-        self._beyond_s: float | None = None
-        self._ways.clear()
-        self._proven = 0
+        self._counted_on_s = (1 - SAFETY) * slo_s
+        self._planned = self._limit = self._planned_limit(predicted)
+        self._seen = 0.0
+        self._late = 0.0
+        """Of what was seen."""
+        self._least = 0.0
+        """What the limit falls to at most before `_fallen_s`."""
+        self._fallen_s = -math.inf
+        self._window_ends_s = -math.inf
+        self._refused = False
+        """Within the window, as are the slowest of the contested."""
+        self._slowest_s = 0.0
 
     @property
-    def capacity_per_s(self) -> float:
-        """Answers per second that can be had; infinite until something is known of it."""
-        return math.inf if self._planned_per_s is None else self._planned_per_s * self._efficiency
+    def limit(self) -> float:
+        """Inputs that may be unanswered at once; infinite while nothing is known of the service."""
+        return self._limit
 
-    def late_s(self, num_inputs: int, left_s: float, *, waiting: int, unanswered: int, now_s: float) -> float:
+    def follow(self, predicted: Mapping[str, Any]) -> None:
+        """Another plan: its limit is expected to be as far from what it says as the last one's was."""
+        planned = self._planned_limit(predicted)
+        if math.isfinite(planned) and math.isfinite(self._planned):
+            least, most = PLANNED_SHARE
+            self._limit = planned * min(max(self._limit / self._planned, least), most)
+        elif math.isfinite(planned):
+            self._limit = planned
+        self._planned = planned
+        self._seen = self._late = self._slowest_s = 0.0
+
+    def late_s(self, num_inputs: int, left_s: float, *, unanswered: int, now_s: float) -> float:
         """By how much a request that has `left_s` would be late, counted as refused if it would be; 0: begin it.
 
-        An idle service begins everything, so no estimate can keep it idle; so does one of which nothing is known.
+        An idle service begins everything, so nothing learnt can keep it idle.
         """
-        second = self._at(now_s)
-        capacity_per_s = self.capacity_per_s
-        if (
-            math.isinf(capacity_per_s)
-            or not unanswered
-            or unanswered <= self._proven
-            or (not waiting and unanswered <= FILLING * self._slo_s * capacity_per_s)
-        ):
+        self._look_back(now_s)
+        too_many = unanswered + num_inputs - self._limit * left_s / self._slo_s
+        if not unanswered or too_many <= 0:
             return 0.0
-        if self._beyond_s is None:
-            needed_s = (waiting + num_inputs) / capacity_per_s + self._planned_s
-        else:
-            needed_s = (unanswered + num_inputs) / capacity_per_s + self._beyond_s
-        late_s = max(0.0, needed_s - left_s * (1 - SAFETY))
-        second.refused += num_inputs if late_s else 0
-        return late_s
+        self._refused = True
+        return too_many * self._slo_s / self._limit
 
-    def observe(self, waiting: int, unanswered: int, now_s: float) -> None:
-        """Take note of what is left after inputs have departed."""
-        second = self._at(now_s)
-        second.least_waiting = min(second.least_waiting, waiting)
-        second.least_unanswered = min(second.least_unanswered, unanswered)
+    def answered(self, latency_s: float, ahead: int, now_s: float) -> None:
+        """An input that went as deep as inputs go took so long; `ahead` were unanswered when it arrived."""
+        self._look_back(now_s)
+        self._seen += 1
+        is_contested = ahead >= CONTESTED * self._limit
+        if latency_s >= self._counted_on_s:
+            self._late += 1
+            if is_contested or self._late > LATE_SHARE * self._seen:
+                self._fall(ahead, now_s)
+        elif is_contested:
+            self._limit += min(RISE * self._limit, MOST_RISE)
+        if is_contested:
+            self._slowest_s = max(self._slowest_s, latency_s)
 
-    def answered(self, now_s: float) -> None:
-        """An answer."""
-        self._at(now_s).answered += 1
+    def given_up(self, waited_s: float, ahead: int, now_s: float) -> None:
+        """An input was given up for its deadline. One sooner than the SLO says nothing of what the SLO allows."""
+        if waited_s >= self._counted_on_s:
+            self.answered(waited_s, ahead, now_s)
 
-    def went_deep(self, latency_s: float, ahead: int, now_s: float) -> None:
-        """An input that went as deep as inputs go, or was given up for its deadline, after so long.
+    def _planned_limit(self, predicted: Mapping[str, Any]) -> float:
+        # A plan that somebody wrote by hand may predict nothing, or a rate of zero: that is not known either.
+        rate_per_s = predicted.get("rate_per_s") or math.inf
+        return max(1.0, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
 
-        `ahead`: inputs that were unanswered when it arrived.
-        """
-        second = self._at(now_s)
-        second.num_deep += 1
-        if second.num_deep % self._stride == 0:
-            second.ways.append((latency_s, ahead))
+    def _fall(self, ahead: int, now_s: float) -> None:
+        if math.isinf(self._limit):
+            self._limit = max(1.0, ahead)
+        if now_s >= self._fallen_s:
+            self._fallen_s = now_s + self._slo_s
+            self._least = max(1.0, self._limit * (1 - DEEPEST_FALL))
+        self._limit = max(self._least, self._limit * (1 - FALL))
 
-    def _at(self, now_s: float) -> Second:
-        second = self._second
-        if second is None or now_s >= second.ends_s:
-            if second is not None:
-                self._learn(second, 1.0 + now_s - second.ends_s)
-            self._second = second = Second(now_s + 1.0)
-        return second
-
-    def _learn(self, second: Second, length_s: float) -> None:
-        if length_s < MEMORY_S:  # in longer ones nobody asked anything: they say nothing of what could be had
-            self._learn_rate(second, second.answered / length_s)
-        self._stride = 1 + second.num_deep // MOST_SAMPLES
-        self._ways.append(second.ways)
-        for _ in range(min(MEMORY_S, math.floor(length_s) - 1)):  # seconds in which nothing happened
-            self._ways.append([])
-        beyond_s = sorted(took_s - ahead / self.capacity_per_s for ways in self._ways for took_s, ahead in ways)
-        self._beyond_s = beyond_s[math.ceil(QUANTILE * len(beyond_s)) - 1] if beyond_s else None
-        self._proven = self._find_proven()
-
-    def _find_proven(self) -> int:
-        ways = [way for second in self._ways for way in second]
-        num_late = sum(took_s >= self._slo_s for took_s, _ in ways)
-        if len(ways) < PROOFS or num_late > LATE_SHARE * len(ways):
-            return 0
-        return sorted((ahead for _, ahead in ways), reverse=True)[PROOFS - 1]
-
-    def _learn_rate(self, second: Second, measured_per_s: float) -> None:
-        """More than is expected is believed at once; less only where there was a queue all the time."""
-        waited = 0 < second.least_waiting < math.inf
-        if self._planned_per_s is None:
-            if waited:
-                self._planned_per_s = measured_per_s or None
+    def _look_back(self, now_s: float) -> None:
+        """On a window that has ended: a limit that was too low by far would else rise as slowly as it is steered."""
+        if now_s < self._window_ends_s:
             return
-        was_full = FILLING * self._slo_s * self.capacity_per_s <= second.least_unanswered < math.inf
-        if measured_per_s > self.capacity_per_s or waited or (second.refused and was_full):
-            least, most = EFFICIENCY
-            self._efficiency += GAIN * (measured_per_s / self._planned_per_s - self._efficiency)
-            self._efficiency = min(max(self._efficiency, least), most)
+        if self._refused and 0 < self._slowest_s < SPARE * self._counted_on_s:
+            self._limit *= min(LEAP, SPARE * self._counted_on_s / self._slowest_s)
+        self._seen, self._late = FADE * self._seen, FADE * self._late
+        self._refused, self._slowest_s = False, 0.0
+        seconds, slos = WINDOW
+        self._window_ends_s = now_s + max(seconds, slos * self._slo_s)

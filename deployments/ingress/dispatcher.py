@@ -162,8 +162,7 @@ class Dispatcher:
             return
         now_s = self._clock.now_s()
         left_s = deadline_s - now_s
-        waiting, unanswered = self._book.num_waiting, self._book.num_unanswered
-        late_s = self._admission.late_s(num_inputs, left_s, waiting=waiting, unanswered=unanswered, now_s=now_s)
+        late_s = self._admission.late_s(num_inputs, left_s, unanswered=self._book.num_unanswered, now_s=now_s)
         if late_s > 0:
             message = f"no answer is to be had within {left_s:.3g} s now, but {late_s:.3g} s later"
             self._outcomes.refuse(AdmissionError(message, retry_after_s=late_s), num_inputs)
@@ -239,8 +238,6 @@ class Dispatcher:
             unheard.add(ticket)
             flights = self._book.depart(batch, leg.epoch)
             self._calls.start(self._enter(flights, partial(unheard.discard, ticket)))
-        if self._admission is not None:
-            self._admission.observe(self._book.num_waiting, self._book.num_unanswered, self._clock.now_s())
 
     async def _enter(self, flights: Sequence[Flight], heard: Callable[[], None]) -> None:
         piece = departure(flights)

@@ -143,16 +143,14 @@ class Outcomes:
     def _count(self, flight: Flight, answer: Answer, itinerary: Itinerary[Any], now_s: float) -> None:
         by_present_plan = flight.epoch == itinerary.epoch
         self._counts.answer(answer.exit, now_s - flight.arrived_s, by_present_plan=by_present_plan)
-        if self._admission is not None:
-            self._admission.answered(now_s)
-            if answer.exit >= itinerary.last_split:
-                self._admission.went_deep(now_s - flight.arrived_s, flight.ahead, now_s)
+        if self._admission is not None and answer.exit >= itinerary.last_split:
+            self._admission.answered(now_s - flight.arrived_s, flight.ahead, now_s)
 
     def _learn_lateness(self, flights: Iterable[Flight], now_s: float) -> None:
         """What was dropped for its deadline would have taken longer still: left out, only the quick would be known."""
         if self._admission is not None:
             for flight in flights:
-                self._admission.went_deep(max(now_s, flight.deadline_s) - flight.arrived_s, flight.ahead, now_s)
+                self._admission.given_up(max(now_s, flight.deadline_s) - flight.arrived_s, flight.ahead, now_s)
 
     def _drop(self, reason: str, num_inputs: int) -> None:
         if num_inputs:  # a counter refuses zero

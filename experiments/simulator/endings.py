@@ -76,7 +76,7 @@ class Endings:
         if self.admission is not None:
             for number in numbers:
                 took_s = max(now_s - self._ledger.arrived_s[number // self._per_request], self._slo_s)
-                self.admission.went_deep(took_s, self._ahead.get(number, 0), now_s)
+                self.admission.given_up(took_s, self._ahead.get(number, 0), now_s)
         self.drop(numbers, DEADLINE)
 
     def drop(self, numbers: Sequence[int], reason: int) -> None:
@@ -103,8 +103,6 @@ class Endings:
         assert self.admission is not None
         ahead = self._ahead.pop(number)
         if latency_s > self._slo_s:  # its owner went at the deadline, and this was learnt then
-            self.admission.went_deep(self._slo_s, ahead, now_s)
-            return
-        self.admission.answered(now_s)
-        if deep:
-            self.admission.went_deep(latency_s, ahead, now_s)
+            self.admission.given_up(self._slo_s, ahead, now_s)
+        elif deep:
+            self.admission.answered(latency_s, ahead, now_s)

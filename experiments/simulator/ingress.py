@@ -99,7 +99,7 @@ class Ingress:
                 return
         self._endings.arrive(first, number)
         self.waiting.extend(range(first, first + number))
-        if len(self.waiting) >= self._least or self._admission is not None:
+        if len(self.waiting) >= self._least:
             self._pump()
 
     def arrive_together(self, firsts: Iterable[int]) -> None:
@@ -170,8 +170,8 @@ class Ingress:
         if self.suspended:
             return STAGE_UNAVAILABLE
         if self._admission is not None:
-            waiting, unanswered = len(self.waiting), self.num_unanswered
-            if self._admission.late_s(number, self._slo_s, waiting=waiting, unanswered=unanswered, now_s=now_s) > 0:
+            late_s = self._admission.late_s(number, self._slo_s, unanswered=self.num_unanswered, now_s=now_s)
+            if late_s > 0:
                 return ADMISSION
         return OVERLOADED if self.num_unanswered + number > self._max_queued else NOT_DROPPED
 
@@ -187,8 +187,6 @@ class Ingress:
             probe = self.watching is not None and self.watching.begin_probes(members)
             self._send(leg, members, 0, self._entry_s, epoch=leg.epoch, probe=probe)
         self._is_pumping = False
-        if self._admission is not None:
-            self._admission.observe(len(self.waiting), self.num_unanswered, self._events.time_s)
 
     def _count_unheard(self, leg: Leg[Slot], change: int) -> None:
         """Calls to a first stage that nothing has come back from are more, or fewer."""
@@ -263,7 +261,7 @@ class Ingress:
             call.heard = True
             if call.first:
                 self._count_unheard(call.leg, -1)
-                if len(self.waiting) >= self._least or self._admission is not None:
+                if len(self.waiting) >= self._least:
                     self._pump()
 
     def _hang(self, call: Call, block: int, delay_s: float) -> None:
