@@ -15,6 +15,7 @@ from typing import Any, Literal
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
 from deployments.keys import read_keys
+from deployments.ports import Address, await_ports
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from earlyexit.errors import OfframpError, PlanError
@@ -75,12 +76,12 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     """Start Ray and the application on this machine; gives its URL, and ends everything cleanly.
 
     Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read,
-    OfframpError where a port is taken.
+    OfframpError where a port is taken; waits for one that an earlier service has not let go of yet.
     """
     if settings.access is not None:
         read_keys(settings.access)  # the ingress would say the same, but only to Serve's log
     _set_environment(cluster, settings.max_body_bytes)
-    _check_ports(cluster)
+    await_ports(_wanted_ports(cluster))
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions, gRPCOptions
@@ -141,26 +142,14 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
         os.environ.setdefault(name, value)  # whoever set one wants it so
 
 
-def _check_ports(cluster: LocalCluster) -> None:
-    """A process of an earlier run may still hold them: HAProxy outlives a driver that was killed."""
-    for host, port in _wanted_ports(cluster):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                hint = "; an haproxy of an earlier run may still be there" if cluster.front == "haproxy" else ""
-                raise OfframpError(f"port {port} of {host} is taken{hint}") from error
-
-
-def _wanted_ports(cluster: LocalCluster) -> list[tuple[str, int]]:
+def _wanted_ports(cluster: LocalCluster) -> list[Address]:
     """With the addresses that they are taken on."""
     anywhere = "0.0.0.0"
     haproxy = cluster.front == "haproxy"
     beside = (HAPROXY_PORTS | (HAPROXY_GRPC_PORTS if cluster.grpc_port is not None else {})) if haproxy else {}
     return [
         (cluster.host, cluster.port),
-        *[(anywhere, port) for port in [cluster.grpc_port] if port is not None],
+        *[(anywhere, port) for port in [cluster.grpc_port, cluster.metrics_port] if port is not None],
         *[(anywhere, int(os.environ.get(name, port))) for name, port in beside.items()],
     ]
 

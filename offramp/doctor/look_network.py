@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import psutil
 
-from offramp.doctor.machine import Port, Process, RayState
+from deployments.ports import Process, find_holders, find_process, is_taken
+from offramp.doctor.machine import Port, RayState
 from offramp.doctor.network import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES
 
 RAY_FOLDER = Path("/tmp/ray")
@@ -29,22 +29,11 @@ def look_at_ports(wanted: tuple[int, ...]) -> tuple[Port, ...]:
 
     beside = {what: int(os.environ.get(name, HAPROXY_PORTS[name])) for what, name in VARIABLES.items()}
     numbered = [*((port, SERVICE) for port in wanted), (beside[STATISTICS], STATISTICS), (beside[METRICS], METRICS)]
-    holders = _holders()
+    holders = find_holders()
     return tuple(
         Port(number=number, purpose=purpose, taken=is_taken(number), holder=holders.get(number))
         for number, purpose in [*numbered, (DASHBOARD_PORT, DASHBOARD)]
     )
-
-
-def is_taken(port: int) -> bool:
-    """Whether nobody else may listen on it, on whatever address."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError:
-            return True
-    return False
 
 
 def look_at_ray() -> RayState:
@@ -63,42 +52,14 @@ def look_at_ray() -> RayState:
     )
 
 
-def _holders() -> dict[int, Process]:
-    """Who listens, by port, as far as this user may see."""
-    try:
-        connections = psutil.net_connections("tcp")
-    except psutil.AccessDenied:  # macOS tells the administrator only
-        return {}
-    listening = {each.laddr.port: each.pid for each in connections if each.status == psutil.CONN_LISTEN and each.laddr}
-    return {port: found for port, pid in listening.items() if (found := _process(pid)) is not None}
-
-
 def _processes() -> Iterator[tuple[Process, str]]:
     """Those of Ray and of HAProxy, with their command lines."""
     for each in psutil.process_iter(["name", "cmdline"]):
         name = each.info["name"] or ""
         if name in RAY_PROCESSES or name.startswith("haproxy"):
-            found = _process(each.pid)
+            found = find_process(each.pid)
             if found is not None:
                 yield found, " ".join(each.info["cmdline"] or ())
-
-
-def _process(pid: int | None) -> Process | None:
-    """None for one that has ended, or is not ours to see."""
-    if pid is None:
-        return None
-    try:
-        process = psutil.Process(pid)
-        parent = process.parent()
-        return Process(pid=pid, name=process.name(), parent=_title(parent) if parent and parent.pid > 1 else None)
-    except psutil.Error:
-        return None
-
-
-def _title(process: psutil.Process) -> str:
-    """Ray's workers write what they are over their command line; their name has room for fifteen letters."""
-    line = process.cmdline()
-    return line[0] if line else process.name()
 
 
 def _files(folders: list[Path]) -> Iterator[Path]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deployments.ports import Process
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
@@ -52,16 +54,6 @@ class Hardware:
     """By folder that is written to."""
     open_files: tuple[int, int] | None = None
     """The limit in force, and how far it may be raised; -1 for none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """A process that was found running."""
-
-    pid: int
-    name: str
-    parent: str | None = None
-    """Its parent's name; None for one whose parent has ended, or is nobody's business."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from offramp.doctor.finding import Finding, failed, ok, size, warning
-from offramp.doctor.machine import Machine, Port, Process
+from offramp.doctor.machine import Machine, Port
 
 MANY_SESSION_BYTES = 2 * 2**30
 NO_TOKEN = "disabled"
@@ -14,7 +14,7 @@ NO_TOKEN = "disabled"
 def left_haproxies(machine: Machine) -> Iterator[Finding]:
     """HAProxies of Serve whose Ray has ended; they keep their ports."""
     for each in machine.ray.haproxies:
-        if is_left(each):
+        if each.is_left:
             yield failed(f"haproxy of an earlier run, pid {each.pid}, holds its ports", f"kill {each.pid}")
 
 
@@ -69,11 +69,6 @@ def ray_files(machine: Machine) -> Iterator[Finding]:
         yield warning(words, "no Ray runs: rm -r /tmp/ray")
 
 
-def is_left(haproxy: Process) -> bool:
-    """Whether no process of Ray looks after it any more: Ray's are named ray::something."""
-    return haproxy.parent is None or not haproxy.parent.startswith("ray")
-
-
 def _taken(port: Port, machine: Machine) -> Finding:
     holder = port.holder
     by = "a process that this user may not see" if holder is None else f"{holder.name}, pid {holder.pid}"
@@ -85,7 +80,7 @@ def _taken(port: Port, machine: Machine) -> Finding:
     haproxy = next((each for each in machine.ray.haproxies if each.pid == holder.pid), None)
     if haproxy is None:
         return failed(words, f"end it, or {_elsewhere(port)}")
-    if is_left(haproxy):
+    if haproxy.is_left:
         return failed(words, f"kill {holder.pid}")
     return warning(words, "a service runs here: ask it, or end it with Ctrl-C before another begins")
 

@@ -77,8 +77,9 @@ def test_one_machine_has_the_labels_of_all_nodes() -> None:
         _labels(settings(node_labels={"cpu": {"tier": "fast"}, "T4": {"tier": "slow"}}))
 
 
-def test_the_ports_that_must_be_free_are_those_of_the_front_and_of_grpc_where_it_is_asked_for() -> None:
+def test_the_ports_that_must_be_free_are_those_of_the_front_and_of_what_else_is_asked_for() -> None:
     assert _wanted_ports(LocalCluster(front="proxy")) == [("127.0.0.1", 8000)]
     assert _wanted_ports(LocalCluster(front="proxy", grpc_port=9000)) == [("127.0.0.1", 8000), ("0.0.0.0", 9000)]
+    assert _wanted_ports(LocalCluster(front="proxy", metrics_port=8001)) == [("127.0.0.1", 8000), ("0.0.0.0", 8001)]
     assert [port for _, port in _wanted_ports(LocalCluster())] == [8000, 8404, 9101]
     assert [port for _, port in _wanted_ports(LocalCluster(grpc_port=9000))] == [8000, 9000, 8404, 9101, 9500]

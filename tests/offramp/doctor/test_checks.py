@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from deployments.ports import Process
 from offramp.doctor.checks import CHECKS, examine, has_failed
 from offramp.doctor.finding import Finding
-from offramp.doctor.machine import Hardware, Machine, Package, Port, Process, RayState, Software, Target
+from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target
 from offramp.report_doctor import doctor_document
 
 GIB = 2**30

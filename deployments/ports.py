@@ -1,0 +1,107 @@
+"""Ports that a service needs, who holds them, and what of an earlier service still does."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from earlyexit.errors import OfframpError
+
+LINGER_S = 60.0
+"""HAProxy and Ray's agent outlive a service that was killed, or ended in a hurry, by up to so much."""
+LOOK_S = 0.5
+
+Address = tuple[str, int]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A process that was found running."""
+
+    pid: int
+    name: str
+    parent: str | None = None
+    """Its parent's name; None for one whose parent has ended, or is nobody's business."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it was one of Ray's, and no other of them looks after it any more: it will soon end."""
+        is_rays = self.name.startswith(("haproxy", "ray"))
+        return is_rays and (self.parent is None or not self.parent.startswith("ray"))
+
+
+def await_ports(
+    wanted: Sequence[Address],
+    *,
+    is_free: Callable[[Address], bool] | None = None,
+    holders: Callable[[], Mapping[int, Process]] | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Come back once all are free; raises OfframpError where one is taken, and not by what will soon end."""
+    is_free, holders = is_free or _is_free, holders or find_holders
+    patience_s, told = LINGER_S, False
+    for address in wanted:
+        while not is_free(address):
+            host, port = address
+            holder = holders().get(port)
+            by = "" if holder is None else f" by {holder.name}, pid {holder.pid}"
+            if holder is None or not holder.is_left or patience_s <= 0:
+                raise OfframpError(f"port {port} of {host} is taken{by}")
+            if not told:
+                logger.warning("port %d is still taken%s, of an earlier service: waiting for its end", port, by)
+            told = True
+            pause(LOOK_S)
+            patience_s -= LOOK_S
+
+
+def is_taken(port: int) -> bool:
+    """Whether nobody else may listen on it, on whatever address."""
+    return not _is_free(("0.0.0.0", port))
+
+
+def find_holders() -> dict[int, Process]:
+    """Who listens, by port, as far as this user may see."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.AccessDenied:  # macOS tells the administrator only
+        return {}
+    listening = {each.laddr.port: each.pid for each in connections if each.status == psutil.CONN_LISTEN and each.laddr}
+    return {port: found for port, pid in listening.items() if (found := find_process(pid)) is not None}
+
+
+def find_process(pid: int | None) -> Process | None:
+    """None for one that has ended, or is not ours to see."""
+    import psutil
+
+    if pid is None:
+        return None
+    try:
+        process = psutil.Process(pid)
+        parent = process.parent()
+        title = None if parent is None or parent.pid <= 1 else _title(parent.cmdline())
+        return Process(pid=pid, name=process.name(), parent=title)
+    except psutil.Error:
+        return None
+
+
+def _title(command: Sequence[str]) -> str:
+    """Ray's workers write what they are over their command line; their name has room for fifteen letters."""
+    return PurePath(command[0]).name if command else ""
+
+
+def _is_free(address: Address) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from deployments.ports import LINGER_S, LOOK_S, Address, Process, await_ports
+from earlyexit.errors import OfframpError
+
+LEFT = Process(pid=7, name="haproxy")
+SERVING = Process(pid=7, name="haproxy", parent="ray::HAProxyManager")
+PYTHON = Process(pid=8, name="python3")
+
+
+class Ports:
+    """Each is free from its second on; pauses let the seconds pass."""
+
+    def __init__(self, free_from_s: dict[int, float], holder: Process | None) -> None:
+        self.now_s = 0.0
+        self._free_from_s = free_from_s
+        self._holder = holder
+
+    def wait_for(self, *ports: int) -> None:
+        await_ports(
+            [("127.0.0.1", port) for port in ports], is_free=self._is_free, holders=self._holders, pause=self._pause
+        )
+
+    def _is_free(self, address: Address) -> bool:
+        return self.now_s >= self._free_from_s.get(address[1], 0.0)
+
+    def _holders(self) -> dict[int, Process]:
+        return {} if self._holder is None else dict.fromkeys(self._free_from_s, self._holder)
+
+    def _pause(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+def test_free_ports_are_not_waited_for() -> None:
+    ports = Ports({}, LEFT)
+    ports.wait_for(8000, 8404)
+    assert ports.now_s == 0.0
+
+
+def test_what_is_left_of_an_earlier_service_is_waited_for_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    ports = Ports({8000: 3.0, 8404: 20.0}, LEFT)
+    ports.wait_for(8000, 8404)
+    assert ports.now_s == 20.0
+    assert caplog.messages == ["port 8000 is still taken by haproxy, pid 7, of an earlier service: waiting for its end"]
+
+
+def test_but_not_for_ever() -> None:
+    ports = Ports({8000: 1e9}, LEFT)
+    with pytest.raises(OfframpError, match=r"port 8000 of 127.0.0.1 is taken by haproxy, pid 7"):
+        ports.wait_for(8000)
+    assert LINGER_S <= ports.now_s <= LINGER_S + LOOK_S
+
+
+@pytest.mark.parametrize(
+    ("holder", "words"),
+    [
+        (PYTHON, "is taken by python3, pid 8$"),
+        (SERVING, "is taken by haproxy, pid 7$"),
+        (None, "is taken$"),
+    ],
+    ids=["another-program", "a-service-that-runs", "unseen"],
+)
+def test_a_port_of_what_will_not_end_is_an_error_at_once(holder: Process | None, words: str) -> None:
+    ports = Ports({8000: 10.0}, holder)
+    with pytest.raises(OfframpError, match=words):
+        ports.wait_for(8000)
+    assert ports.now_s == 0.0
+
+
+def test_of_a_real_port_the_process_that_listens_is_named(no_pause: Callable[[float], None]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OfframpError, match=rf"port {port} of 127.0.0.1 is taken by .*, pid \d+"):
+            await_ports([("127.0.0.1", port)], pause=no_pause)
+    await_ports([("127.0.0.1", port)], pause=no_pause)
+
+
+@pytest.fixture
+def no_pause() -> Callable[[float], None]:
+    def pause(seconds: float) -> None:
+        raise AssertionError(f"waits {seconds} s")
+
+    return pause
+
+
+@pytest.mark.parametrize(
+    ("name", "parent", "is_left"),
+    [
+        ("haproxy", None, True),
+        ("haproxy", "systemd", True),
+        ("haproxy", "ray::HAProxyManager", False),
+        ("ray::DashboardAgent", None, True),
+        ("ray::DashboardAgent", "raylet", False),
+        ("python3", None, False),
+    ],
+)
+def test_what_was_of_ray_and_has_no_parent_there_is_left_over(name: str, parent: str | None, *, is_left: bool) -> None:
+    assert Process(pid=5, name=name, parent=parent).is_left == is_left
