@@ -40,7 +40,7 @@ LEAP = 2.0
 """What a limit is multiplied by at most, once a window, if inputs were refused while the slowest had time to spare."""
 SPARE = 0.8
 """Of the time that is counted on: who takes less has time to spare, and a leap goes so far that the slowest has not."""
-WINDOW = (1.0, 4.0)
+WINDOW = (0.25, 4.0)
 """Seconds and SLOs between leaps, at least: how slow the slowest is, few inputs do not tell."""
 FADE = 0.75
 """What is left of the counts of late inputs, from one window to the next."""
