@@ -37,6 +37,8 @@ CALLER = "offramp.caller"
 """Of an ASGI scope: whom the gate let in."""
 REFUSALS = (InputError, AdmissionError, RateLimitError)
 """They come by the thousand, and are counted, not logged."""
+GONE = 499
+"""The status where nobody is left to read the response; so it is counted."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -95,7 +97,7 @@ class Endpoint:
                 logger.warning("request %s: %s: %s", request_id(request), error.kind, error.log_text)
             return _error(request, error)
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody is left to read it
+            return Response(status_code=GONE)
         except Exception:
             logger.exception("request %s: %s %s", request_id(request), request.method, request.url.path)
             message = "the server failed on this request; its log says why, under the request's id"

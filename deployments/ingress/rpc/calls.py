@@ -13,10 +13,14 @@ from typing import Any, Protocol
 import grpc
 
 from deployments.ingress.bodies import EXTENSIONS, OUTPUTS, check_model, server_version
+from deployments.ingress.endpoint import GONE
 from deployments.ingress.gate import EVERYBODY, Gate
 from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
 from deployments.ingress.rpc.server import REMAINING_S, SERVICE
+from deployments.ingress.tracing.hooks import failure_of
+from deployments.ingress.tracing.record import RequestRecord
+from deployments.ingress.tracing.tracer import Tracer
 from deployments.quiet import WithoutWords
 from deployments.versions.served import Chooser, Names, Served
 from earlyexit.errors import (
@@ -35,8 +39,7 @@ logger.addFilter(WithoutWords())
 REQUEST_ID = "x-request-id"
 MOST_DETAILS = 1_000
 """Characters: gRPC drops what makes its trailers too large, and every byte beyond ASCII takes three there."""
-GONE = 499
-"""Nobody is left to hear of it; as HTTP requests are counted."""
+TRACED = "ModelInfer"
 
 
 class Context(Protocol):
@@ -88,9 +91,10 @@ Handler = Callable[[Any, Caller], Awaitable[Any]]
 class Rpcs:
     """The RPCs of one ingress."""
 
-    def __init__(self, backend: Backend, gate: Gate | None = None) -> None:
+    def __init__(self, backend: Backend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
         self._backend = backend
         self._gate = gate
+        self._tracer = tracer
         self._handlers: dict[str, Handler] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -103,7 +107,9 @@ class Rpcs:
     async def call(self, name: str, request: bytes, context: Context) -> Any:
         """The answer's message: an empty one where the status that the context was given says why there is none."""
         caller = _caller(context)
-        status = 200
+        record = self._begin_trace(name, caller)
+        trailing = [(REQUEST_ID, caller.request_id), *self._trace_headers(record)]
+        status, code = 200, grpc.StatusCode.OK
         try:
             if self._gate is not None:
                 owner = self._gate.admit("POST", f"/{SERVICE}/{name}", caller.metadata.get("authorization"))
@@ -112,21 +118,34 @@ class Rpcs:
                 raise PayloadTooLargeError(f"the message is larger than {self._backend.max_body_bytes} bytes")
             return await self._handlers[name](read_message(f"{name}Request", request), caller)
         except OfframpError as error:
-            status = error.http_status
+            status, code = error.http_status, grpc.StatusCode[error.grpc_status]
             if not isinstance(error, (InputError, AdmissionError, RateLimitError)):  # they come by the thousand
                 logger.warning("request %s: %s: %s", caller.request_id, error.kind, error.log_text)
-            _fail(context, error, caller.request_id)
+            _fail(context, error, trailing)
         except asyncio.CancelledError:
-            status = GONE
+            status, code = GONE, grpc.StatusCode.CANCELLED
             raise
         except Exception:
-            status = 500
+            status, code = 500, grpc.StatusCode.INTERNAL
             logger.exception("request %s: %s", caller.request_id, name)
             message = "the server failed on this request; its log says why, under the request's id"
-            _fail(context, OfframpError(message), caller.request_id)
+            _fail(context, OfframpError(message), trailing)
         finally:
+            context.set_trailing_metadata(trailing)
             self._backend.count_request(f"/{SERVICE}/{name}", status)
+            if record is not None and self._tracer is not None:
+                attributes = {"rpc.grpc.status_code": int(code.value[0])}
+                self._tracer.end(record, attributes, caller.request_id, failure=failure_of(status))
         return message_class(f"{name}Response")()
+
+    def _begin_trace(self, name: str, caller: Caller) -> RequestRecord | None:
+        if self._tracer is None or name != TRACED:
+            return None
+        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
+        return self._tracer.begin(f"{SERVICE}/{name}", attributes, caller.metadata)
+
+    def _trace_headers(self, record: RequestRecord | None) -> list[tuple[str, str]]:
+        return [] if record is None or self._tracer is None else list(self._tracer.headers(record).items())
 
     async def _server_live(self, message: Any, caller: Caller) -> Any:
         return message_class("ServerLiveResponse")(live=True)
@@ -194,17 +213,15 @@ def _caller(context: Context) -> Caller:
     metadata = dict(context.invocation_metadata())
     remaining_s = metadata.get(REMAINING_S)
     request_id = str(metadata.get(REQUEST_ID) or uuid.uuid4().hex)
-    context.set_trailing_metadata([(REQUEST_ID, request_id)])
     return Caller(
         metadata=metadata, request_id=request_id, remaining_s=None if remaining_s is None else float(remaining_s)
     )
 
 
-def _fail(context: Context, error: OfframpError, request_id: str) -> None:
+def _fail(context: Context, error: OfframpError, trailing: list[tuple[str, str]]) -> None:
     """Set rather than raised: Serve would log a traceback of every error, and say INTERNAL for most."""
     context.set_code(grpc.StatusCode[error.grpc_status])
     context.set_details(str(error)[:MOST_DETAILS])
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
-        seconds = str(max(1, math.ceil(retry_after_s)))
-        context.set_trailing_metadata([(REQUEST_ID, request_id), ("retry-after", seconds)])
+        trailing.append(("retry-after", str(max(1, math.ceil(retry_after_s)))))

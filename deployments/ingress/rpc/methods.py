@@ -10,18 +10,21 @@ if TYPE_CHECKING:
 
     from deployments.ingress.gate import Gate
     from deployments.ingress.rpc.calls import Rpcs
+    from deployments.ingress.tracing.hooks import Tracing
 
 
 class RpcMethods:
     """What an ingress inherits; nothing is loaded before the first RPC."""
 
     _gate: Gate | None
+    _tracing: Tracing | None
 
     @cached_property
     def _rpcs(self) -> Rpcs:
         from deployments.ingress.rpc.calls import Rpcs
 
-        return Rpcs(self, self._gate)  # type: ignore[arg-type] # an ingress, which is a backend
+        tracer = None if self._tracing is None else self._tracing.tracer
+        return Rpcs(self, self._gate, tracer)  # type: ignore[arg-type] # an ingress, which is a backend
 
     async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
         return await self._rpcs.call("ServerLive", request, grpc_context)

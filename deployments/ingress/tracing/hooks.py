@@ -8,7 +8,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.ingress.endpoint import Counting, Endpoint, EndpointOf, Handler
+from deployments.ingress.endpoint import GONE, Counting, Endpoint, EndpointOf, Handler
 from deployments.ingress.flights import Flight
 from deployments.ingress.link import Link
 from deployments.ingress.tracing.tracer import Tracer
@@ -17,6 +17,8 @@ from deployments.messages import Address, Chunk, StageCall
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import InputError
+
+SERVER_ERROR = 500
 
 
 class TracedEndpoint(Endpoint):
@@ -31,7 +33,8 @@ class TracedEndpoint(Endpoint):
         if not self._traced:
             return await super().__call__(scope, receive, send)
         request = Request(scope, receive)
-        record = self._tracer.begin(self._path, request.headers)
+        attributes = {"http.request.method": "POST", "http.route": self._path}
+        record = self._tracer.begin(f"POST {self._path}", attributes, request.headers)
         if record is None:
             return await super().__call__(scope, receive, send)
         status: int | None = None
@@ -42,8 +45,20 @@ class TracedEndpoint(Endpoint):
             response.headers.update(self._tracer.headers(record))
             await response(scope, receive, send)
         finally:
-            self._tracer.end(record, status, getattr(request.state, "request_id", None))
+            self._tracer.end(
+                record,
+                {} if status is None else {"http.response.status_code": status},
+                getattr(request.state, "request_id", None),
+                failure=failure_of(status),
+            )
         return None
+
+
+def failure_of(status: int | None) -> str | None:
+    """What a trace says of a response; by the convention, what the caller did wrong is no error of a server."""
+    if status is None or status == GONE:
+        return "nobody took the response"
+    return "" if status >= SERVER_ERROR else None
 
 
 class TracedLink(Link):

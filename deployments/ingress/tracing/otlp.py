@@ -19,6 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from deployments.ingress.tracing.spans import Span
+from deployments.ingress.tracing.tracer import Attributes
 from deployments.settings import TracingSettings
 
 TRACES = "/v1/traces"
@@ -53,17 +54,17 @@ class OtlpExporter:
         self._tracer = provider.get_tracer("offramp")
         self._context = TraceContextTextMapPropagator()
 
-    def begin(self, route: str, headers: Mapping[str, str], now_s: float) -> Root | None:
+    def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str], now_s: float) -> Root | None:
         """The server's span, a child of the caller's where the headers name one; None where it is not sampled."""
         # Before anything is made: the SDK takes 10 us to find out that a request is not sampled.
         if self._ratio is not None and TRACEPARENT not in headers and self._rng.random() >= self._ratio:
             return None
         parent = self._context.extract(headers)
         wall_ns = time.time_ns()
-        span = self._tracer.start_span(f"POST {route}", parent, SpanKind.SERVER, start_time=wall_ns)
+        span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=wall_ns)
         if not span.is_recording():
             return None
-        span.set_attributes({"http.request.method": "POST", "http.route": route})
+        span.set_attributes(attributes)
         return Root(span, wall_ns / 1e9 - now_s)
 
     def headers(self, root: Root) -> Mapping[str, str]:
@@ -72,12 +73,13 @@ class OtlpExporter:
         self._context.inject(found, trace.set_span_in_context(root.span))
         return found
 
-    def end(self, root: Root, spans: Sequence[Span], ended_s: float, attributes: Mapping[str, str | int]) -> None:
+    def end(
+        self, root: Root, spans: Sequence[Span], ended_s: float, attributes: Attributes, failure: str | None
+    ) -> None:
         """Queue the request's spans for the thread that sends them."""
         root.span.set_attributes(attributes)
-        status = attributes.get("http.response.status_code")
-        if status is None or int(status) >= 500:  # the convention: what the caller did wrong is no error of a server
-            root.span.set_status(StatusCode.ERROR, "nobody took the response" if status is None else None)
+        if failure is not None:
+            root.span.set_status(StatusCode.ERROR, failure or None)
         self._add(spans, root, root.span)
         root.span.end(root.ns(ended_s))
 

@@ -17,10 +17,13 @@ _REQUEST: ContextVar[RequestRecord | None] = ContextVar("offramp_traced_request"
 """The sampled request that a task works for."""
 
 
+Attributes = Mapping[str, str | int]
+
+
 class Exporter(Protocol):
     """Where spans go; `deployments.ingress.tracing.otlp` has one."""
 
-    def begin(self, route: str, headers: Mapping[str, str], now_s: float) -> Any | None:
+    def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str], now_s: float) -> Any | None:
         """The root of a request's trace; None where it is not sampled."""
         ...
 
@@ -28,8 +31,10 @@ class Exporter(Protocol):
         """What tells the caller which trace it was."""
         ...
 
-    def end(self, root: Any, spans: Sequence[Span], ended_s: float, attributes: Mapping[str, str | int]) -> None:
-        """The request has ended; must not wait for anything."""
+    def end(
+        self, root: Any, spans: Sequence[Span], ended_s: float, attributes: Attributes, failure: str | None
+    ) -> None:
+        """The request has ended, where nothing failed without `failure`; must not wait for anything."""
         ...
 
 
@@ -41,10 +46,10 @@ class Tracer:
         self._clock = clock
         self._inputs: dict[int, InputRecord] = {}  # of sampled requests, by their flights' serials
 
-    def begin(self, route: str, headers: Mapping[str, str]) -> RequestRecord | None:
+    def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
         """A request arrives; None where it is not sampled. What follows in this task belongs to it."""
         now_s = self._clock.now_s()
-        root = self._exporter.begin(route, headers, now_s)
+        root = self._exporter.begin(name, attributes, headers, now_s)
         record = None if root is None else RequestRecord(root=root, began_s=now_s)
         _REQUEST.set(record)
         return record
@@ -63,18 +68,18 @@ class Tracer:
         """For the response."""
         return self._exporter.headers(record.root)
 
-    def end(self, record: RequestRecord, status: int | None, request_id: str | None) -> None:
-        """The response is out, or nobody takes it (no status)."""
+    def end(
+        self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None
+    ) -> None:
+        """The response is out, or nobody takes it. `failure`: what is to be said of it; None where nothing failed."""
         _REQUEST.set(None)
         ended_s = self._clock.now_s()
         for serial in record.serials:
             del self._inputs[serial]
-        attributes: dict[str, str | int] = {"offramp.inputs": len(record.inputs)}
+        attributes = {**attributes, "offramp.inputs": len(record.inputs)}
         if request_id is not None:
             attributes["offramp.request_id"] = request_id
-        if status is not None:
-            attributes["http.response.status_code"] = status
-        self._exporter.end(record.root, request_spans(record, ended_s), ended_s, attributes)
+        self._exporter.end(record.root, request_spans(record, ended_s), ended_s, attributes, failure)
 
     def sent(self, slot: str, replica: str, call: StageCall) -> TracedCall | None:
         """A call goes out; None where no input of it is of a sampled request."""

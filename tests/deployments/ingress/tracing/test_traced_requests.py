@@ -6,8 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
+from deployments.ingress.rpc.messages import message_class
+from earlyexit.store import read_card
+from tests.deployments.ingress.rpc.test_rpc_calls import FakeContext, infer_bytes
 from tests.deployments.ingress.tracing.traced_service import BLOCK_S, settings_of, traced_service
 from tests.deployments.wire_fakes import FakeReplica, soon
 from tests.otlp_receiver import Received, Receiver
@@ -75,6 +79,40 @@ async def test_an_input_that_goes_to_the_end_shows_its_queue_stages_splits_and_h
         assert (inside_s, hop_s) == pytest.approx((told_s, span.attributes["offramp.hop_s"]), abs=1e-6)
     [split] = root.named("split 0 to 1")
     assert (split.attributes["offramp.batch"], split.attributes["offramp.target_batch"]) == (1, 4)
+
+
+async def test_an_rpc_is_traced_like_a_request_of_http_and_its_caller_is_told_which_trace_it_is(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    context = FakeContext(metadata=[("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "r-7")])
+    async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=0.0)) as service:
+        message = message_class("ModelInferRequest").FromString(infer_bytes("pay", model=read_card(tmp_path).name))
+        message.parameters["ids"].string_param = '["d"]'
+        await service.rpcs.call("ModelInfer", message.SerializeToString(), context)
+        await service.rpcs.call("ServerLive", b"", FakeContext())
+        await service.send_spans()
+    [root] = receiver.requests()
+    assert (root.name, root.trace_id, root.parent_id) == ("inference.GRPCInferenceService/ModelInfer", TRACE, PARENT)
+    assert root.attributes == {
+        "rpc.system": "grpc",
+        "rpc.service": "inference.GRPCInferenceService",
+        "rpc.method": "ModelInfer",
+        "rpc.grpc.status_code": 0,
+        "offramp.inputs": 1,
+        "offramp.request_id": "r-7",
+    }
+    assert root.names == ["prepare", "input", "reply"]
+    assert lasting(root) == pytest.approx(root.seconds, rel=1e-3)
+    assert context.trailing == [("x-request-id", "r-7"), ("traceparent", f"00-{TRACE}-{root.span_id}-01")]
+
+
+async def test_an_rpc_that_is_refused_has_its_status_in_the_trace(tmp_path: Path, receiver: Receiver) -> None:
+    async with traced_service(settings_of(tmp_path, endpoint=receiver.url, ratio=1.0)) as service:
+        await service.rpcs.call("ModelInfer", infer_bytes("pay", model="another"), FakeContext())
+        await service.send_spans()
+    [root] = receiver.requests()
+    assert root.attributes["rpc.grpc.status_code"] == grpc.StatusCode.NOT_FOUND.value[0]
+    assert (root.names, root.failed) == (["prepare"], False)
 
 
 async def test_inputs_that_ran_together_say_so(tmp_path: Path, receiver: Receiver) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from deployments.ingress.flights import Flight
 from deployments.ingress.tracing.record import Visit
 from deployments.ingress.tracing.spans import Span
-from deployments.ingress.tracing.tracer import Tracer
+from deployments.ingress.tracing.tracer import Attributes, Tracer
 from deployments.messages import Chunk, SplitRun
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError
@@ -23,16 +23,18 @@ RUN = SplitRun(first=0, end=2, batch=2, target=4, queue_s=0.25, compute_s=0.5)
 class FakeExporter:
     """Keeps what it is told; samples what is posted to /predict."""
 
-    ended: list[tuple[str, list[str], float, dict[str, str | int]]] = field(default_factory=list)
+    ended: list[tuple[str, list[str], float, dict[str, str | int], str | None]] = field(default_factory=list)
 
-    def begin(self, route: str, headers: Mapping[str, str], now_s: float) -> Any | None:
-        return f"root at {now_s:g}" if route == "/predict" else None
+    def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str], now_s: float) -> Any | None:
+        return f"root at {now_s:g}" if name == "POST /predict" else None
 
     def headers(self, root: Any) -> Mapping[str, str]:
         return {"traceparent": str(root)}
 
-    def end(self, root: Any, spans: Sequence[Span], ended_s: float, attributes: Mapping[str, str | int]) -> None:
-        self.ended.append((str(root), [span.name for span in spans], ended_s, dict(attributes)))
+    def end(
+        self, root: Any, spans: Sequence[Span], ended_s: float, attributes: Attributes, failure: str | None
+    ) -> None:
+        self.ended.append((str(root), [span.name for span in spans], ended_s, dict(attributes), failure))
 
 
 class Scene:
@@ -61,27 +63,27 @@ class Scene:
 
 def test_a_sampled_request_is_told_with_what_became_of_it() -> None:
     scene = Scene()
-    record = scene.tracer.begin("/predict", {})
+    record = scene.tracer.begin("POST /predict", {}, {})
     assert record is not None
     scene.follow(1, 2)
     scene.clock.advance(2.0)
     assert scene.tracer.headers(record) == {"traceparent": "root at 100"}
-    scene.tracer.end(record, 200, "r-1")
+    scene.tracer.end(record, {"http.response.status_code": 200}, "r-1", failure=None)
     attributes = {"offramp.inputs": 2, "offramp.request_id": "r-1", "http.response.status_code": 200}
-    assert scene.exporter.ended == [("root at 100", ["prepare", "input", "input", "reply"], 102.0, attributes)]
+    assert scene.exporter.ended == [("root at 100", ["prepare", "input", "input", "reply"], 102.0, attributes, None)]
 
 
 def test_what_is_not_sampled_leaves_nothing_behind() -> None:
     scene = Scene()
-    scene.tracer.begin("/predict", {})
-    assert scene.tracer.begin("/other", {}) is None
+    scene.tracer.begin("POST /predict", {}, {})
+    assert scene.tracer.begin("POST /other", {}, {}) is None
     scene.follow(1)
     assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
 
 
 def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
     scene = Scene()
-    scene.tracer.begin("/predict", {})
+    scene.tracer.begin("POST /predict", {}, {})
     scene.follow(2)
     call = call_of([FIRST, SECOND])
     traced = scene.tracer.sent("slot", "r1", call)
@@ -92,7 +94,7 @@ def test_a_call_asks_for_the_runs_of_the_sampled_inputs_alone() -> None:
 def visits_of(*chunks: Chunk, reason: str | None = None) -> list[Visit]:
     """What is noted of input a, a second before every part of the reply."""
     scene = Scene()
-    record = scene.tracer.begin("/predict", {})
+    record = scene.tracer.begin("POST /predict", {}, {})
     assert record is not None
     scene.follow(1)
     traced = scene.tracer.sent("slot", "r1", call_of([FIRST, SECOND]))
@@ -132,9 +134,9 @@ def test_a_loss_and_a_failure_say_why() -> None:
 
 def test_an_input_of_a_request_that_has_ended_is_not_noted_any_more() -> None:
     scene = Scene()
-    record = scene.tracer.begin("/predict", {})
+    record = scene.tracer.begin("POST /predict", {}, {})
     assert record is not None
     scene.follow(1)
-    scene.tracer.end(record, None, None)
+    scene.tracer.end(record, {}, None, failure="nobody took the response")
     assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
-    assert scene.exporter.ended[0][3] == {"offramp.inputs": 1}
+    assert scene.exporter.ended[0][3:] == ({"offramp.inputs": 1}, "nobody took the response")

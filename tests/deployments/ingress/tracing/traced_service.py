@@ -22,6 +22,7 @@ from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.http import build_app
 from deployments.ingress.link import Link
 from deployments.ingress.members import Board
+from deployments.ingress.rpc.calls import Rpcs
 from deployments.ingress.service import InferService
 from deployments.ingress.tracing.hooks import Tracing, start_tracing
 from deployments.ingress.transport import LinkTransport
@@ -101,6 +102,7 @@ class Backend:
     version: str = "1"
     versions: FakeDesk = field(default_factory=FakeDesk)
     max_body_bytes: int = 100_000
+    max_timeout_s: float = 60.0
 
     def choose(self, request_id: str) -> None:
         """Nobody else."""
@@ -149,6 +151,7 @@ class Traced:
     """A running service."""
 
     http: httpx.AsyncClient
+    rpcs: Rpcs
     boards: dict[str, Board]
     addresses: dict[str, Any]
     tracing: Tracing | None
@@ -202,6 +205,7 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
         async with httpx.AsyncClient(transport=transport_to_app, base_url="http://traced", timeout=20.0) as http:
             yield Traced(
                 http=http,
+                rpcs=Rpcs(backend, None, None if tracing is None else tracing.tracer),
                 boards=boards,
                 addresses=addresses,
                 tracing=tracing,
