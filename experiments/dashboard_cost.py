@@ -1,20 +1,23 @@
 """What the live page costs: latency with nobody looking and with three viewers, in turns.
 
-    python -m experiments.dashboard_cost [--rounds 6] [--rate 200] [--viewers 3]
+    python -m experiments.dashboard_cost [--rounds 8] [--rate 200] [--viewers 3]
 
 A model that costs nothing, open loop: whatever a look takes from the ingress shows. Each round has both sides, in
-another order than the one before. The load, the viewers and the service share the machine's cores. Minutes: 3.
+another order than the one before. The load comes from one process and the viewers are another: neither waits for
+the other. With the service they share the machine's cores. Minutes: 6.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import time
 from argparse import ArgumentParser
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,15 +29,15 @@ from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.models import costless_model
 from experiments.overhead import SLO_S, TEXTS
+from experiments.peers.client import ClientOptions, run_client
 from offramp.client import Client
-from offramp.load import LoadConfig, run_load
 from optimizer.plan import stock_plan
 from optimizer.plan_file import plan_document
 
 TARGET = 1.05
 """Of p99 with viewers over p99 without."""
-SETTLE_S = 2.0
-"""Until the producer runs, or has stopped."""
+SETTLE_S = 4.0
+"""Until the viewers are there and the producer runs, or has stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,8 @@ class Side:
 def main() -> None:
     """Measure and print."""
     parser = ArgumentParser(prog="python -m experiments.dashboard_cost", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=12.0, help="of load, per side and round")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of load, per side and round")
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--viewers", type=int, default=3)
     parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
@@ -67,69 +70,81 @@ def main() -> None:
         with serving(settings, LocalCluster(port=options.port, front=options.front)) as url:
             with Client(url) as client:
                 client.wait_until_ready(timeout_s=60)
-            config = LoadConfig(
+            bodies = Path(folder) / "bodies.jsonl"
+            bodies.write_text("".join(json.dumps({"inputs": text}) + "\n" for text in TEXTS), encoding="utf-8")
+            load = ClientOptions(
                 url=url,
-                texts=TEXTS,
-                num_requests=round(options.rate * options.seconds),
-                rate_rps=options.rate,
+                bodies=bodies,
+                rate_per_s=options.rate,
+                duration_s=options.seconds,
+                warmup_s=SETTLE_S,
                 slo_s=SLO_S,
             )
-            rounds = asyncio.run(take_turns(config, options.viewers, options.rounds))
+            rounds = take_turns(load, options.viewers, options.rounds)
     if options.json:
         print(json.dumps([[asdict(side) for side in sides] for sides in rounds]))
         return
     report(rounds)
 
 
-async def take_turns(config: LoadConfig, viewers: int, rounds: int) -> list[tuple[Side, Side]]:
+def take_turns(load: ClientOptions, viewers: int, rounds: int) -> list[tuple[Side, Side]]:
     """Rounds of (nobody looks, viewers look), after one that only warms up."""
-    await measure(config, viewers)
+    measure(load, viewers)
     taken = []
     for index in range(rounds):
         order = (0, viewers) if index % 2 == 0 else (viewers, 0)
-        sides = {count: await measure(config, count) for count in order}
+        sides = {count: measure(load, count) for count in order}
         taken.append((sides[0], sides[viewers]))
     return taken
 
 
-async def measure(config: LoadConfig, viewers: int) -> Side:
+def measure(load: ClientOptions, viewers: int) -> Side:
     """The load, with so many viewers."""
-    async with looking(config.url, viewers) as got:
-        await asyncio.sleep(SETTLE_S)
-        async with httpx.AsyncClient() as client:
-            ingress = psutil.Process((await client.get(f"{config.url}/stats")).json()["ingress_pid"])
+    ingress = psutil.Process(httpx.get(f"{load.url}/stats").json()["ingress_pid"])
+    with looking(load.url, viewers) as got:
         before, began_s = ingress.cpu_times(), time.monotonic()
-        report = await run_load(config)
+        result = run_client(load)
         after, seconds = ingress.cpu_times(), time.monotonic() - began_s
-        assert not report.errors, report.errors
-        assert report.latency is not None
+        assert not result.lost_share, result
+        assert result.p50_s is not None
+        assert result.p99_s is not None
         return Side(
             viewers=viewers,
-            p50_s=report.latency.p50_s,
-            p99_s=report.latency.p99_s,
+            p50_s=result.p50_s,
+            p99_s=result.p99_s,
             ingress_share=(after.user + after.system - before.user - before.system) / seconds,
-            states=sum(got),
+            states=got.value,
         )
 
 
-@asynccontextmanager
-async def looking(url: str, viewers: int) -> AsyncIterator[Sequence[int]]:
-    """So many viewers that read as fast as they can; how many states each has got so far."""
-    got = [0] * viewers
-    async with httpx.AsyncClient(timeout=None) as client:
-        tasks = [asyncio.create_task(_look(client, url, got, index)) for index in range(viewers)]
-        try:
-            yield got
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+@contextmanager
+def looking(url: str, viewers: int) -> Iterator[Synchronized[int]]:
+    """So many viewers that read as fast as they can, in a process of their own; how many states they have got."""
+    context = multiprocessing.get_context("spawn")
+    got: Synchronized[int] = context.Value("l", 0)
+    process = context.Process(target=_look_for_ever, args=(url, viewers, got))
+    process.start()
+    try:
+        yield got
+    finally:
+        process.terminate()
+        process.join()
 
 
-async def _look(client: httpx.AsyncClient, url: str, got: list[int], index: int) -> None:
+def _look_for_ever(url: str, viewers: int, got: Synchronized[int]) -> None:
+    async def look() -> None:
+        async with httpx.AsyncClient(timeout=None) as client, asyncio.TaskGroup() as group:
+            for _ in range(viewers):
+                group.create_task(_look(client, url, got))
+            await asyncio.Event().wait()
+
+    asyncio.run(look())
+
+
+async def _look(client: httpx.AsyncClient, url: str, got: Synchronized[int]) -> None:
     async with client.stream("GET", f"{url}/dashboard/events") as response:
         async for line in response.aiter_lines():
-            got[index] += line.startswith("data: ")
+            got.value += line.startswith("data: ")
 
 
 def report(rounds: Sequence[tuple[Side, Side]]) -> None:
