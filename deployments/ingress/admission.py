@@ -13,8 +13,8 @@ other work, or a plan that promised too much, move the limit like a lost replica
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+
+from optimizer.plan import Plan
 
 SAFETY = 0.1
 """Share of the SLO that is not counted on: for what follows the answer, and for what the last inputs did not show."""
@@ -51,12 +51,13 @@ PLANNED_SHARE = (1 / 16, 4.0)
 class Admission:
     """What one ingress may have inside; times are the caller's, and never go back."""
 
-    def __init__(self, predicted: Mapping[str, Any], *, slo_s: float, num_ingresses: int) -> None:
-        """`predicted` is a plan's: of its `rate_per_s`, where known, each ingress has its part."""
+    def __init__(self, plan: Plan, *, slo_s: float, num_ingresses: int) -> None:
+        """Of what the plan predicts, where it does, each ingress has its part."""
         self._slo_s = slo_s
         self._num_ingresses = num_ingresses
         self._counted_on_s = (1 - SAFETY) * slo_s
-        self._planned = self._limit = self._planned_limit(predicted)
+        self._filling = self._filling_of(plan)
+        self._planned = self._limit = self._planned_limit(plan)
         self._seen = 0.0
         self._late = 0.0
         """Of what was seen."""
@@ -73,12 +74,13 @@ class Admission:
         """Inputs that may be unanswered at once; infinite while nothing is known of the service."""
         return self._limit
 
-    def follow(self, predicted: Mapping[str, Any]) -> None:
+    def follow(self, plan: Plan) -> None:
         """Another plan: its limit is expected to be as far from what it says as the last one's was."""
-        planned = self._planned_limit(predicted)
+        self._filling = self._filling_of(plan)
+        planned = self._planned_limit(plan)
         if math.isfinite(planned) and math.isfinite(self._planned):
             least, most = PLANNED_SHARE
-            self._limit = planned * min(max(self._limit / self._planned, least), most)
+            self._limit = max(self._filling, planned * min(max(self._limit / self._planned, least), most))
         elif math.isfinite(planned):
             self._limit = planned
         self._planned = planned
@@ -115,17 +117,28 @@ class Admission:
         if waited_s >= self._counted_on_s:
             self.answered(waited_s, ahead, now_s)
 
-    def _planned_limit(self, predicted: Mapping[str, Any]) -> float:
+    def _planned_limit(self, plan: Plan) -> float:
         # A plan that somebody wrote by hand may predict nothing, or a rate of zero: that is not known either.
-        rate_per_s = predicted.get("rate_per_s") or math.inf
-        return max(1.0, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
+        rate_per_s = plan.predicted.get("rate_per_s") or math.inf
+        return max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
+
+    def _filling_of(self, plan: Plan) -> float:
+        """What the limit never falls below.
+
+        Stages that wait for full batches need one per replica. With fewer inside all wait as long as they may, so that
+        the service is slow because little is let in, and little is let in because it is slow.
+        """
+        if plan.dispatch != "deferred":
+            return 1.0
+        one_each = sum(stage.replicas * max(split.batch for split in stage.splits) for stage in plan.stages)
+        return max(1.0, one_each / self._num_ingresses)
 
     def _fall(self, ahead: int, now_s: float) -> None:
         if math.isinf(self._limit):
-            self._limit = max(1.0, ahead)
+            self._limit = max(self._filling, ahead)
         if now_s >= self._fallen_s:
             self._fallen_s = now_s + self._slo_s
-            self._least = max(1.0, self._limit * (1 - DEEPEST_FALL))
+            self._least = max(self._filling, self._limit * (1 - DEEPEST_FALL))
         self._limit = max(self._least, self._limit * (1 - FALL))
 
     def _look_back(self, now_s: float) -> None:

@@ -83,8 +83,7 @@ class Dispatcher:
         self._suspended: str | None = None
         self._pump_planned = False
         self._book = FlightBook(max_queued, name)
-        predicted = placed.plan.predicted
-        self._admission = None if slo_s is None else Admission(predicted, slo_s=slo_s, num_ingresses=num_ingresses)
+        self._admission = None if slo_s is None else Admission(placed.plan, slo_s=slo_s, num_ingresses=num_ingresses)
         self._shape = shape
         self._probe_share = probe_share
         self._probes = None if shape is None else ProbeBook(shape, outlive_s=HANG_S)
@@ -145,7 +144,7 @@ class Dispatcher:
             return
         before, self._calls.itinerary = self._itinerary, lay_out(placed, self._transports, self._itinerary)
         if placed.epoch > before.epoch:
-            self._outcomes.begin_plan(placed.plan.predicted)
+            self._outcomes.begin_plan(placed.plan)
         self._suspended = None
         self._plan_pump()
 

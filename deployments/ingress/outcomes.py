@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
@@ -15,6 +15,7 @@ from deployments.messages import Chunk
 from deployments.reports import IngressReport
 from earlyexit.errors import DeadlineError, OfframpError
 from earlyexit.wire import Answer
+from optimizer.plan import Plan
 
 
 class OutcomeMetrics(Protocol):
@@ -55,11 +56,11 @@ class Outcomes:
             self._rate.begin(now_s)
         return self._rate.seconds_for(self._book.num_unanswered)
 
-    def begin_plan(self, predicted: Mapping[str, Any]) -> None:
+    def begin_plan(self, plan: Plan) -> None:
         """Another plan is in force."""
         self._counts.begin_plan()
         if self._admission is not None:
-            self._admission.follow(predicted)
+            self._admission.follow(plan)
 
     def arrive(self, num_inputs: int) -> None:
         """Count inputs that were taken."""

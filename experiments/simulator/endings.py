@@ -11,6 +11,7 @@ from deployments.ingress.itinerary import Itinerary
 from experiments.simulator.call import Call, Input
 from experiments.simulator.ledger import DEADLINE, NO_EXIT
 from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan
 
 if TYPE_CHECKING:
     from experiments.simulator.ingress import Ingress
@@ -26,9 +27,7 @@ class Endings:
         self.num_unanswered = 0
         self.admission: Admission | None = None
         if scenario.admission and not math.isinf(scenario.slo_s):
-            self.admission = Admission(
-                placed.plan.predicted, slo_s=scenario.slo_s, num_ingresses=scenario.num_ingresses
-            )
+            self.admission = Admission(placed.plan, slo_s=scenario.slo_s, num_ingresses=scenario.num_ingresses)
         self._ahead: dict[int, int] = {}
         """Inputs that had no answer when one arrived; kept where admission learns from it."""
         self._ledger = service.ledger
@@ -36,10 +35,10 @@ class Endings:
         self._slo_s = scenario.slo_s
         self._per_request = scenario.inputs_per_request
 
-    def begin_plan(self, predicted: Any) -> None:
+    def begin_plan(self, plan: Plan) -> None:
         """Another plan is in force."""
         if self.admission is not None:
-            self.admission.follow(predicted)
+            self.admission.follow(plan)
         if self._ingress.watching is not None:
             self._ingress.watching.begin_plan()
 

@@ -74,7 +74,7 @@ class Ingress:
         before, self.itinerary = self.itinerary, lay_out(placed, self.service.slots, self.itinerary)
         self._first, self._last = self.itinerary.first, self.itinerary.legs[-1]
         if placed.epoch > before.epoch:
-            self._endings.begin_plan(placed.plan.predicted)
+            self._endings.begin_plan(placed.plan)
         self._count_unheard(self._first, 0)
         self.suspended = False
         self._is_choosy = self._admission is not None or not math.isinf(self._max_queued)

@@ -20,6 +20,9 @@ from deployments.ingress.admission import (
     SAFETY,
     Admission,
 )
+from earlyexit.engine import Dispatch
+from earlyexit.split import Split
+from optimizer.plan import Plan, Stage
 
 # The rule, by hand: 100 answers per second and an SLO of 1 s
 
@@ -27,8 +30,19 @@ BEGIN = 100 * (1 - BURST)
 """The limit at first."""
 
 
-def known(**predicted: float) -> Admission:
-    return Admission(predicted or {"rate_per_s": 100.0}, slo_s=1.0, num_ingresses=1)
+def plan(dispatch: Dispatch = "work-conserving", **predicted: float | None) -> Plan:
+    """Two replicas with batches of 8, then one with batches of 4 and of 8."""
+    ends = ((1, 8), (2, 4), (3, 8))
+    splits = [Split(first=end - 1, end=end, batch=batch) for end, batch in ends]
+    stages = (
+        Stage(device="V100", replicas=2, splits=(splits[0],)),
+        Stage(device="V100", replicas=1, splits=tuple(splits[1:])),
+    )
+    return Plan(stages=stages, dispatch=dispatch, predicted=predicted)
+
+
+def known(rate_per_s: float = 100.0) -> Admission:
+    return Admission(plan(rate_per_s=rate_per_s), slo_s=1.0, num_ingresses=1)
 
 
 def late(
@@ -54,7 +68,7 @@ def test_at_first_a_part_of_what_the_plan_answers_within_the_slo_may_be_inside(
 
 
 def test_an_ingress_has_its_part_of_the_rate() -> None:
-    assert Admission({"rate_per_s": 100.0}, slo_s=1.0, num_ingresses=4).limit == pytest.approx(BEGIN / 4)
+    assert Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=4).limit == pytest.approx(BEGIN / 4)
 
 
 def test_an_idle_service_begins_whatever_comes_however_bad_its_name() -> None:
@@ -63,11 +77,9 @@ def test_an_idle_service_begins_whatever_comes_however_bad_its_name() -> None:
     assert late(admission, 1) > 0.0
 
 
-@pytest.mark.parametrize("predicted", [{}, {"rate_per_s": 0.0}, {"rate_per_s": None}])
-def test_a_service_of_which_nothing_is_known_begins_everything_until_one_is_late(
-    predicted: dict[str, float | None],
-) -> None:
-    admission = Admission(predicted, slo_s=1.0, num_ingresses=1)
+@pytest.mark.parametrize("rate_per_s", [0.0, None])
+def test_a_service_of_which_nothing_is_known_begins_everything_until_one_is_late(rate_per_s: float | None) -> None:
+    admission = Admission(plan(rate_per_s=rate_per_s), slo_s=1.0, num_ingresses=1)
     assert late(admission, 10_000) == 0.0
     admission.answered(0.3, 5_000, 0.1)
     assert late(admission, 10_000) == 0.0
@@ -145,9 +157,9 @@ def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was() -> N
     admission = known()
     for _ in range(50):
         admission.answered(1.2, 60, 0.1)
-    admission.follow({"rate_per_s": 200.0})
+    admission.follow(plan(rate_per_s=200.0))
     assert admission.limit == pytest.approx(2 * BEGIN * (1 - DEEPEST_FALL))
-    admission.follow({})
+    admission.follow(plan())
     assert admission.limit == pytest.approx(2 * BEGIN * (1 - DEEPEST_FALL))
 
 
@@ -157,8 +169,18 @@ def test_but_within_bounds_since_it_may_have_nothing_in_common_with_it() -> None
         for _ in range(50):
             admission.answered(1.2, 60, float(second))
     assert admission.limit == pytest.approx(1.0, abs=0.2)
-    admission.follow({"rate_per_s": 1000.0})
+    admission.follow(plan(rate_per_s=1000.0))
     assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
+
+
+def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_replica_however_late_they_are() -> None:
+    admission = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
+    for second in range(30):
+        for _ in range(50):
+            admission.answered(1.2, 60, float(second))
+    assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
+    admission.follow(plan("deferred", rate_per_s=1.0))
+    assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
 
 
 # A service of two stages, simulated; half of the inputs leave after the first
@@ -201,9 +223,7 @@ class Service:
     def __init__(self, first: SimulatedStage, second: SimulatedStage, *, known_as: float = 1.0) -> None:
         """`known_as`: the rate that the plan predicts, over the real one."""
         self.first, self.second = first, second
-        self.admission = Admission(
-            {"rate_per_s": self.per_s * known_as, "latency_s": 0.8 * SLO_S}, slo_s=SLO_S, num_ingresses=1
-        )
+        self.admission = Admission(plan(rate_per_s=self.per_s * known_as), slo_s=SLO_S, num_ingresses=1)
         self.now_s = 0.0
         self.outcomes: list[tuple[float, str]] = []
         """When an input arrived, and what became of it."""
