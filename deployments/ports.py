@@ -50,6 +50,8 @@ def await_ports(
         while not is_free(address):
             host, port = address
             holder = holders().get(port)
+            if holder is None and is_free(address):  # it has ended since
+                break
             by = "" if holder is None else f" by {holder.name}, pid {holder.pid}"
             if holder is None or not holder.is_left or patience_s <= 0:
                 raise OfframpError(f"port {port} of {host} is taken{by}")

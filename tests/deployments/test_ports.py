@@ -72,6 +72,12 @@ def test_a_port_of_what_will_not_end_is_an_error_at_once(holder: Process | None,
     assert ports.now_s == 0.0
 
 
+def test_one_that_is_let_go_while_its_holder_is_looked_for_is_free() -> None:
+    looks = iter([False, True])
+    await_ports([("127.0.0.1", 8000)], is_free=lambda address: next(looks), holders=dict)
+    assert next(looks, None) is None
+
+
 def test_of_a_real_port_the_process_that_listens_is_named(no_pause: Callable[[float], None]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
