@@ -34,7 +34,10 @@ class Exporter(Protocol):
     def end(
         self, root: Any, spans: Sequence[Span], ended_s: float, attributes: Attributes, failure: str | None
     ) -> None:
-        """The request has ended, where nothing failed without `failure`; must not wait for anything."""
+        """The request has ended; must not wait for anything.
+
+        `failure` is None where nothing failed, empty where the attributes say what did, else what is to be said of it.
+        """
         ...
 
 
@@ -71,7 +74,7 @@ class Tracer:
     def end(
         self, record: RequestRecord, attributes: Attributes, request_id: str | None, *, failure: str | None
     ) -> None:
-        """The response is out, or nobody takes it. `failure`: what is to be said of it; None where nothing failed."""
+        """The response is out, or nobody takes it; `failure` as in `Exporter.end`."""
         _REQUEST.set(None)
         ended_s = self._clock.now_s()
         for serial in record.serials:
