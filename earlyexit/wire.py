@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Lengths = npt.NDArray[np.int32]
 """Tokens per input, (B,)."""
+Value = int | float | npt.NDArray[Any]
+"""An answer, as its task has it: a label's index, a number, an array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

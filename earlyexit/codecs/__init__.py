@@ -1,0 +1,29 @@
+"""Codecs: from a request's rows to what a network takes; `base.py` holds the contract, one file per kind beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.named import NamedSpec, make_named
+
+if TYPE_CHECKING:
+    from earlyexit.codecs.base import Codec
+
+# Name -> where its Codec is. A codec is one file beside this one and one line here.
+CODECS: dict[str, str] = {}
+
+
+def find_codec(spec: NamedSpec, folder: Path) -> Codec[Any]:
+    """The codec that a model card names, `{"name": "text", "max_length": 128}`, or anybody's own by `module:function`.
+
+    `folder` is the model's. Raises ModelFolderError for unknown names, settings that do not fit, and missing files.
+    """
+    from earlyexit.codecs.base import Codec
+
+    codec = make_named(spec, CODECS, called="codec")
+    if not isinstance(codec, Codec):
+        raise ModelFolderError(f"{spec['name']!r} gave {type(codec).__name__}; a Codec is needed")
+    codec.load(folder)
+    return codec

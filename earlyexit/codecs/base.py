@@ -1,0 +1,64 @@
+"""The contract of a codec: what a model's inputs are, and how they become what its network takes. Without torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.signature import Column, Encoded
+
+Row = TypeVar("Row")
+"""One input as its caller knows it: a text, a pair of texts, an image's bytes, an array."""
+
+
+class Codec(ABC, Generic[Row]):
+    """Pure functions beside a declaration: checks, descriptions and clients follow from `inputs`."""
+
+    name: ClassVar[str]
+    content_types: ClassVar[tuple[str, ...]] = ()
+    """Of bodies of `POST /predict` that are one input as they are; `from_content` reads them."""
+
+    def load(self, folder: Path) -> None:
+        """Read what it needs of a model's folder; raises ModelFolderError."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple[Column, ...]:
+        """The v2 inputs, one column each."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """What a model card holds of it; `find_codec` makes an equal one."""
+
+    @abstractmethod
+    def from_columns(self, columns: Mapping[str, npt.NDArray[np.generic]]) -> list[Row]:
+        """Rows of v2 inputs whose names, datatypes and shapes have been checked; raises InputError."""
+
+    @abstractmethod
+    def from_json(self, inputs: object) -> tuple[list[Row], bool]:
+        """Rows of `{"inputs": ...}`, and whether it was a list of them rather than one; raises InputError."""
+
+    def from_content(self, content_type: str, body: bytes) -> Row:
+        """The row that a body of one of `content_types` is; raises InputError."""
+        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def json_schema(self) -> Mapping[str, Any]:
+        """The JSON schema of what `from_json` takes."""
+
+    def is_slow(self, rows: Sequence[Row]) -> bool:
+        """Whether `encode` takes milliseconds and leaves the event loop."""
+        return False
+
+    @abstractmethod
+    def encode(self, rows: Sequence[Row], *, truncate: bool = False) -> list[Encoded]:
+        """What the network takes, one per row; too long a row is cut if `truncate`.
+
+        Raises UnprocessableInputError naming the row that this model cannot take.
+        """

@@ -1,0 +1,49 @@
+"""Variants that a model card names: from a table, or anybody's own as `module:function`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from earlyexit.errors import ModelFolderError
+
+NamedSpec = Mapping[str, Any]
+"""`{"name": NAME, ...}`; what is beside the name are the variant's own settings."""
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of a function, `module:function`, rather than one of a table."""
+    module, colon, function = name.partition(":")
+    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any:
+    """Call what the name stands for, imported now, with the settings beside the name.
+
+    Raises ModelFolderError for unknown names, for functions that cannot be imported, and for settings that do not fit.
+    """
+    settings = {key: value for key, value in spec.items() if key != "name"}
+    make = import_own(spec["name"] if is_own(spec["name"]) else _listed(spec["name"], table, called), called=called)
+    try:
+        return make(**settings)
+    except (TypeError, ValueError) as error:
+        raise ModelFolderError(f"{called} {spec['name']!r} does not take {settings}: {error}") from error
+
+
+def import_own(name: str, *, called: str) -> Callable[..., Any]:
+    """The function that `module:function` names; raises ModelFolderError."""
+    module, _, attribute = name.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ModelFolderError(
+            f"{called} {name!r} cannot be imported: {error}; the folder of its module belongs into PYTHONPATH"
+        ) from error
+    return function
+
+
+def _listed(name: str, table: Mapping[str, str], called: str) -> str:
+    if name not in table:
+        raise ModelFolderError(f"unknown {called} {name!r}; known: {', '.join(table)}, or your own as module:function")
+    return table[name]

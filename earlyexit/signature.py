@@ -1,0 +1,50 @@
+"""What crosses between a caller and a model: named columns, one row per input, in the words of the v2 protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+DATATYPES: dict[str, np.dtype[np.generic]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BYTES": np.dtype(np.object_),
+}
+"""Of the Open Inference Protocol, and numpy's for each; BYTES are strings of any length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A named input or output of a model."""
+
+    name: str
+    datatypes: tuple[str, ...]
+    """Those that are taken, the preferred one first; of an output there is one."""
+    shape: tuple[int, ...] = ()
+    """Of one row; -1 where any size is taken. A column of n rows is (n, *shape)."""
+
+    @property
+    def datatype(self) -> str:
+        return self.datatypes[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """An input as the network takes it before block 0."""
+
+    length: int
+    """In tokens; 1 for inputs that have none."""
+    values: tuple[npt.NDArray[np.generic], ...]
+    """One array per tensor of the network's inputs, each (length, ...), or (1, ...) where it is per input."""

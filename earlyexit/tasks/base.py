@@ -1,0 +1,77 @@
+"""The contract of a task: what an answer is, how sure an exit is of it, and what it costs to answer otherwise.
+
+Tensor legend: B inputs, C numbers that an exit gives for an input (its outputs).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.signature import Column
+from earlyexit.wire import Value
+
+if TYPE_CHECKING:  # an ingress reads answers without torch
+    from torch import Tensor
+
+FloatArray = npt.NDArray[np.float64]
+ValueArray = npt.NDArray[Any]
+
+
+class Task(ABC):
+    """Turns an exit's outputs into answers, and says when two answers agree."""
+
+    name: ClassVar[str]
+    zero_one: ClassVar[bool]
+    """Whether a loss is 0 or 1 and nothing between: then budgets are tested exactly."""
+
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """C, the numbers that an exit gives for an input."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """What a model card holds of it; `find_task` makes an equal one."""
+
+    @abstractmethod
+    def answer(self, outputs_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """The answers (B, ...), and how sure the exit is of each, float32 (B,), larger is surer."""
+
+    @abstractmethod
+    def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
+        """What answering `early` costs where `full` is right, float64 (B,), in [0, 1], 0 where they agree."""
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[Column, ...]:
+        """What callers get of an answer, beside the exit it left by."""
+
+    @abstractmethod
+    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
+        """The columns of several answers, by name."""
+
+    @abstractmethod
+    def to_json(self, value: Value, score: float) -> dict[str, Any]:
+        """An answer of `POST /predict`, but for its exit."""
+
+    @property
+    @abstractmethod
+    def json_schema(self) -> Mapping[str, Any]:
+        """JSON schemas of what `to_json` gives, by field."""
+
+    @abstractmethod
+    def targets(self, labels: Sequence[str]) -> ValueArray:
+        """The right answers, as a data file's label column has them; raises DataError naming what is unknown."""
+
+    @abstractmethod
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        """What training makes small: a mean over the inputs, float32 ()."""
+
+    def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
+        """What outputs must be divided by so that an exit is as sure as it is right; 1 where that means nothing."""
+        return 1.0

@@ -1,0 +1,91 @@
+"""One label of several per input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.errors import DataError
+from earlyexit.signature import Column
+from earlyexit.tasks.base import FloatArray, Task, ValueArray
+from earlyexit.wire import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LabelTask(Task):
+    """An answer is the index of a label; outputs are logits, (B, C), and two answers agree or not."""
+
+    name = "label"
+    zero_one = True
+
+    def __init__(self, label_names: Sequence[str]) -> None:
+        """Raise ValueError for fewer than two names, or repeated ones."""
+        if len(label_names) < 2 or len(set(label_names)) < len(label_names):
+            raise ValueError(f"at least two different labels are needed, not {list(label_names)}")
+        self.label_names = tuple(label_names)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.label_names)
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "label_names": list(self.label_names)}
+
+    def answer(self, outputs_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """The likeliest label, int64 (B,), and its probability."""
+        score_B, label_B = outputs_BC.softmax(-1).max(-1)
+        return label_B, score_B
+
+    def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
+        return np.asarray(early != full, dtype=np.float64)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return Column(name="label", datatypes=("BYTES",)), Column(name="score", datatypes=("FP32",))
+
+    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
+        return {"label": [self._name(value) for value in values], "score": list(scores)}
+
+    def to_json(self, value: Value, score: float) -> dict[str, Any]:
+        return {"label": self._name(value), "score": round(score, 6)}
+
+    @property
+    def json_schema(self) -> Mapping[str, Any]:
+        return {
+            "label": {"type": "string", "enum": list(self.label_names)},
+            "score": {"type": "number", "description": "Probability of the label."},
+        }
+
+    def targets(self, labels: Sequence[str]) -> ValueArray:
+        index = {name: k for k, name in enumerate(self.label_names)}
+        unknown = sorted(set(labels) - set(index))
+        if unknown:
+            raise DataError(f"labels unknown to the model: {', '.join(unknown[:5])} ({len(unknown)} in all)")
+        return np.array([index[label] for label in labels], dtype=np.int64)
+
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs_BC.float(), targets_B, label_smoothing=label_smoothing)
+
+    def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
+        """The one with the least negative log likelihood (temperature scaling)."""
+        import torch
+        from scipy.optimize import minimize_scalar
+        from torch.nn.functional import cross_entropy
+
+        right_N = torch.from_numpy(targets_N)
+
+        def loss(log_temperature: float) -> float:
+            return float(cross_entropy(outputs_NC / float(np.exp(log_temperature)), right_N))
+
+        best = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded")
+        return float(np.exp(best.x))
+
+    def _name(self, value: Value) -> str:
+        assert isinstance(value, int)
+        return self.label_names[value]

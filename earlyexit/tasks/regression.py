@@ -1,0 +1,83 @@
+"""One number per input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.errors import DataError
+from earlyexit.signature import Column
+from earlyexit.tasks.base import FloatArray, Task, ValueArray
+from earlyexit.wire import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RegressionTask(Task):
+    """An answer is a number. An exit's two outputs are the number and the logarithm of how far off it expects to be.
+
+    Both are in units of `scale`, a difference that counts as wholly wrong. The loss is the difference of two answers in
+    that unit, at most 1. A checkpoint's own head gives the number alone; its second output is then 0.
+    """
+
+    name = "regression"
+    zero_one = False
+
+    def __init__(self, scale: float, offset: float = 0.0) -> None:
+        """`offset`: the answer where the first output is 0. Raise ValueError unless `scale` is positive and finite."""
+        if not (math.isfinite(scale) and scale > 0 and math.isfinite(offset)):
+            raise ValueError(f"scale must be positive and finite, and offset finite, not {scale} and {offset}")
+        self.scale = float(scale)
+        self.offset = float(offset)
+
+    @property
+    def num_outputs(self) -> int:
+        return 2
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "scale": self.scale, "offset": self.offset}
+
+    def answer(self, outputs_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """The number, float32 (B,), and 1 / (1 + how far off it expects to be, in units of `scale`)."""
+        value_B = outputs_BC[:, 0] * self.scale + self.offset
+        return value_B, (-outputs_BC[:, 1]).sigmoid()
+
+    def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
+        return np.minimum(np.abs(np.asarray(early, dtype=np.float64) - full) / self.scale, 1.0)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return Column(name="value", datatypes=("FP32",)), Column(name="score", datatypes=("FP32",))
+
+    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
+        return {"value": list(values), "score": list(scores)}
+
+    def to_json(self, value: Value, score: float) -> dict[str, Any]:
+        assert isinstance(value, float)
+        return {"value": round(value, 6), "score": round(score, 6)}
+
+    @property
+    def json_schema(self) -> Mapping[str, Any]:
+        return {
+            "value": {"type": "number"},
+            "score": {"type": "number", "description": f"1 / (1 + expected error / {self.scale:g})."},
+        }
+
+    def targets(self, labels: Sequence[str]) -> ValueArray:
+        try:
+            numbers = np.array([float(label) for label in labels])
+        except ValueError as error:
+            raise DataError(f"the model answers numbers, and a label is none: {error}") from error
+        if not np.isfinite(numbers).all():
+            raise DataError("the model answers finite numbers, and a label is none")
+        return numbers
+
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        """Negative log likelihood of a Laplace distribution: its width learns the expected absolute error."""
+        outputs_BC = outputs_BC.float()
+        error_B = (outputs_BC[:, 0] - (targets_B.float() - self.offset) / self.scale).abs()
+        return (error_B * (-outputs_BC[:, 1]).exp() + outputs_BC[:, 1]).mean()
