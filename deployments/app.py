@@ -14,8 +14,8 @@ from cluster.devices import find_device
 from deployments.control.controller import Controller
 from deployments.control.settings import check_control
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.router import AnnouncingRouter
 from deployments.ingress.tracing.hooks import check_tracing
+from deployments.ingress.transport.router import AnnouncingRouter
 from deployments.settings import ServeSettings
 from deployments.slots import first_replicas, slot_counts, slot_devices
 from deployments.stage.build import check_emulated

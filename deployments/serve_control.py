@@ -18,6 +18,7 @@ from deployments.keys import read_keys
 from deployments.ports import Address, await_ports
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
+from deployments.switches import HAPROXY, HAPROXY_GRPC_PORTS, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from earlyexit.errors import OfframpError, PlanError
 from optimizer.plan_file import parse_plan
 
@@ -25,23 +26,8 @@ HttpFront = Literal["haproxy", "proxy"]
 DASHBOARD_HOST = "127.0.0.1"
 LOGS = "/tmp/ray/session_latest/logs/serve"
 
-# Serve's own switches. They are read when ray.serve is imported, here and in every replica, so they are set before.
-THROUGHPUT = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # A replica that says it is broken must not drain for 20 s with calls open.
-    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
-    # Our own lines are few, warnings and errors: they are written at once, not when a thousand have gathered.
-    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",
-}
 ROOM = 3
 """Services of the first one's size that a local Ray has room for, where versions may be loaded beside it."""
-RAYLET = {"RAY_worker_niceness": "0"}
-"""Read where Ray itself starts. Its default of 15 has whatever else happens on the machine come before the model."""
-HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1"}
-# HAProxy's own pages, beside the port that is served.
-HAPROXY_PORTS = {"RAY_SERVE_HAPROXY_STATS_PORT": 8404, "RAY_SERVE_HAPROXY_METRICS_PORT": 9101}
-# A proxy behind HAProxy, for as long as no ingress is there.
-HAPROXY_GRPC_PORTS = {"RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500}
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 """Of a Ray started here; it lies in /dev/shm. Calls go past it but for plans and long texts."""
 

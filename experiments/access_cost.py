@@ -18,10 +18,10 @@ from starlette.routing import Router
 from starlette.types import Scope
 
 from deployments.access import AccessSettings
-from deployments.ingress.bodies import InferRequest
+from deployments.ingress.access.gate import gate_of
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.http import build_app
 from deployments.ingress.dashboard.feed import Viewer
-from deployments.ingress.gate import gate_of
-from deployments.ingress.http import build_app
 from earlyexit.clock import MonotonicClock
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer

@@ -2,7 +2,7 @@
 
     python -m experiments.simulator_check [--requests 3000000]
 
-Waits before one server with a fixed time, servers in tandem, a server of batches (`experiments.simulator.formulas`),
+Waits before one server with a fixed time, servers in tandem, a server of batches (`simulator.formulas`),
 and what plans of up to three stages do at twice the load that the cost model says they can serve, with so many inputs
 inside that no batch lacks any. Poisson arrivals, seed 0. Minutes: about 7 on one core.
 """
@@ -17,15 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from earlyexit.split import Split
-from experiments.simulator.decisions import nested
-from experiments.simulator.formulas import batch_latency_s, fixed_service_wait_s, tandem_latency_s
-from experiments.simulator.goodput import poisson_arrivals
-from experiments.simulator.scenario import Scenario
-from experiments.simulator.simulate import simulate
 from optimizer.evaluate import evaluate
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
+from simulator.decisions import nested
+from simulator.formulas import batch_latency_s, fixed_service_wait_s, tandem_latency_s
+from simulator.goodput import poisson_arrivals
+from simulator.scenario import Scenario
+from simulator.simulate import simulate
 
 REQUESTS = 3_000_000
 """At a load of 0.9 the mean wait of so many varies by about half a percent from seed to seed."""

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 
 from earlyexit.split import Split
-from experiments.simulator.decisions import nested
-from experiments.simulator.goodput import poisson_arrivals
-from experiments.simulator.scenario import Scenario
-from experiments.simulator.simulate import booted, play
 from experiments.studies.sides import NUM_ROWS, equal_cluster, plan_of
 from optimizer.evaluate import Evaluation, evaluate
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
+from simulator.decisions import nested
+from simulator.goodput import poisson_arrivals
+from simulator.scenario import Scenario
+from simulator.simulate import booted, play
 
 SIDES: Mapping[str, Mapping[str, Any]] = {
     "plain": {"admission": False},

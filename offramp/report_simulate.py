@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
-from experiments.simulator.outcome import Figures
 from offramp.simulating import Simulated, predicted_exits
+from simulator.outcome import Figures
 
 
 def simulate_tables(simulated: Simulated) -> list[Table]:

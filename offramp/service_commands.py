@@ -202,7 +202,7 @@ def _config(service: Service, *, host: str | None = None, proxy_location: ProxyL
 
 def _environment(service: Service) -> dict[str, str]:
     from cluster.render import grpc_environment
-    from deployments.serve_control import THROUGHPUT
+    from deployments.switches import THROUGHPUT
 
     asked = service.ingress.grpc_port is not None
     return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if asked else {})
@@ -213,7 +213,7 @@ def _manifest(path: Path, image: str, claim: str, at: str | None) -> dict[str, A
     from importlib.metadata import version
 
     from cluster.render import MOUNT, Kubernetes, ray_service
-    from deployments.serve_control import HAPROXY
+    from deployments.switches import HAPROXY
 
     mount = at or MOUNT
     service = moved(_read(path), mount)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError, InputError
-from experiments.simulator.decisions import Decisions, IntArray, nested, patient, recorded
 from offramp.simulated_plan import PlayedPlan
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
+from simulator.decisions import Decisions, IntArray, nested, patient, recorded
 
 if TYPE_CHECKING:
     from optimizer.problem_file import ProblemFile

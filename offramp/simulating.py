@@ -1,8 +1,4 @@
-"""`offramp simulate`: a plan of a problem played against arrivals, and what became of it as JSON.
-
-The simulator of `experiments` is the one part of them that this package uses: it runs the live engine, admission and
-routing on a clock of its own.
-"""
+"""`offramp simulate`: a plan of a problem played against arrivals, and what became of it as JSON."""
 
 from __future__ import annotations
 
@@ -14,10 +10,6 @@ from typing import Any
 import numpy as np
 
 from earlyexit.errors import InputError
-from experiments.simulator.ledger import DROPS
-from experiments.simulator.outcome import Figures, Outcome
-from experiments.simulator.scenario import Scenario
-from experiments.simulator.simulate import Progress, simulate
 from offramp.arrivals import FloatArray, parse_arrivals
 from offramp.planning import NoPlanAnswer
 from offramp.processes import MOST_ARRIVALS
@@ -30,6 +22,10 @@ from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
+from simulator.ledger import DROPS
+from simulator.outcome import Figures, Outcome
+from simulator.scenario import Scenario
+from simulator.simulate import Progress, simulate
 
 SCHEMA_VERSION = 1
 MOST_INPUTS = MOST_ARRIVALS

@@ -11,9 +11,9 @@ from ray.util.metrics import Metric
 
 from deployments.control.metrics import ControlMetrics
 from deployments.ingress.flow_metrics import FlowMetrics
+from deployments.ingress.versions.metrics import VersionMetrics
 from deployments.metrics import IngressMetrics
 from deployments.stage.metrics import StageMetrics
-from deployments.versions.metrics import VersionMetrics
 from earlyexit.clock import MonotonicClock
 
 

@@ -15,7 +15,7 @@ import typer.main
 import yaml
 
 import offramp
-from deployments.ingress.openapi import ERRORS, openapi_document
+from deployments.ingress.api.openapi import ERRORS, openapi_document
 from offramp.cli import app
 from optimizer.plan import PolicyName
 from optimizer.plan_file import ModelShape, parse_plan

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.ingress.counts import LATENCY_ENDS_S, IngressCounts, latencies_within
+from deployments.ingress.core.counts import LATENCY_ENDS_S, IngressCounts, latencies_within
 from deployments.metrics import tags
 
 

@@ -17,34 +17,34 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.routing import Router
 
-from deployments.ingress.bodies import InferRequest
-from deployments.ingress.controller_link import CONTROLLER, ControllerLink
+from deployments.ingress.access.gate import gate_of
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.http import build_app
+from deployments.ingress.api.served import VersionFacts
+from deployments.ingress.api.service import InferService
+from deployments.ingress.core.dispatcher import Dispatcher
+from deployments.ingress.core.probe_shape import probe_shape
 from deployments.ingress.dashboard.everyone import Everyone
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Lookout
 from deployments.ingress.dashboard.snapshot import Facts
-from deployments.ingress.dispatcher import Dispatcher
 from deployments.ingress.flow_metrics import FlowMetrics
-from deployments.ingress.gate import gate_of
-from deployments.ingress.http import build_app
-from deployments.ingress.link import Link
-from deployments.ingress.members import board_of
-from deployments.ingress.probe_shape import probe_shape
 from deployments.ingress.rpc.methods import RpcMethods
-from deployments.ingress.service import InferService
 from deployments.ingress.tracing.hooks import start_tracing
-from deployments.ingress.transport import LinkTransport
+from deployments.ingress.transport.controller_link import CONTROLLER, ControllerLink
+from deployments.ingress.transport.link import Link
+from deployments.ingress.transport.members import board_of
+from deployments.ingress.transport.transport import LinkTransport
+from deployments.ingress.versions.http import version_paths
+from deployments.ingress.versions.metrics import VersionMetrics
+from deployments.ingress.versions.other import RayIngressLink
+from deployments.ingress.versions.repository import RayCluster, Repository
+from deployments.ingress.versions.store import RayStore
+from deployments.ingress.versions.tally import Tally
+from deployments.ingress.versions.versions import Versions
 from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
-from deployments.versions.http import version_paths
-from deployments.versions.metrics import VersionMetrics
-from deployments.versions.other import RayIngressLink
-from deployments.versions.repository import RayCluster, Repository
-from deployments.versions.served import VersionFacts
-from deployments.versions.store import RayStore
-from deployments.versions.tally import Tally
-from deployments.versions.versions import Versions
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import OfframpError, PlanError
 from earlyexit.store import ModelCard, read_card

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.serve_control import DASHBOARD_HOST, THROUGHPUT
+from deployments.serve_control import DASHBOARD_HOST
 from deployments.settings import ServeSettings
+from deployments.switches import THROUGHPUT
 from experiments.live.emulation import emulated
 from experiments.live.service import READY_TIMEOUT_S, Service
 from offramp.client import Client

@@ -27,12 +27,12 @@ from experiments.live.options import Bench, bench, parser
 from experiments.live.validation_live import exits_of, idle_phase, load_phase, serve_run, side_of
 from experiments.live.validation_runs import FOLDER, IDLE, Run, SplitDocument, keep, read_run
 from experiments.live.validation_simulated import Overhead, as_driven, later, overhead_of, scenario_of
-from experiments.simulator.outcome import SplitFigures
-from experiments.simulator.simulate import simulate
 from offramp.provenance import provenance
 from optimizer.decision import Strategy
 from optimizer.plan_file import parse_plan
 from profiles.records import ExitRecords
+from simulator.outcome import SplitFigures
+from simulator.simulate import simulate
 
 CLUSTER = {"V100": 6}
 BOUNDS: Mapping[str, float] = {"goodput_per_s": 0.05, "p50_s": 0.10, "p99_s": 0.20}

@@ -12,15 +12,15 @@ from experiments.live.load import Driven
 from experiments.live.phases import INPUTS_PER_REQUEST
 from experiments.live.validation_live import active_thresholds, stages_left
 from experiments.live.validation_runs import IDLE, Run, digest, driven_of
-from experiments.simulator.decisions import recorded
-from experiments.simulator.ledger import DROPS
-from experiments.simulator.outcome import Outcome
-from experiments.simulator.scenario import Scenario
-from experiments.simulator.simulate import simulate
 from optimizer.plan_file import parse_plan
 from optimizer.problem import Link
 from optimizer.problem_file import parse_problem
 from profiles.records import ExitRecords, FloatArray, IntArray
+from simulator.decisions import recorded
+from simulator.ledger import DROPS
+from simulator.outcome import Outcome
+from simulator.scenario import Scenario
+from simulator.simulate import simulate
 
 ENDLESS_BYTES_PER_S = 1e15
 """What is sent between emulated accelerators has no hidden state: only the delay counts."""

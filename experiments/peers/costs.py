@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
-from deployments.ingress.bodies import parse_predict, predict_response
+from deployments.ingress.api.bodies import parse_predict, predict_response
 from earlyexit.store import read_card
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer

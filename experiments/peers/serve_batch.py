@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from deployments.serve_control import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
+from deployments.switches import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from earlyexit.store import read_card
 from experiments.peers.options import ServerOptions
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiments.e3_plans import PROBLEMS, stretched
-from experiments.simulator.decisions import nested
-from experiments.simulator.goodput import poisson_arrivals
-from experiments.simulator.outcome import Figures
-from experiments.simulator.scenario import Scenario
-from experiments.simulator.simulate import simulate
 from experiments.studies.sides import E3_SLOWER, plan_of
 from optimizer.decision import Planned
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem, Supply
 from optimizer.problem_file import read_problem
+from simulator.decisions import nested
+from simulator.goodput import poisson_arrivals
+from simulator.outcome import Figures
+from simulator.scenario import Scenario
+from simulator.simulate import simulate
 
 LOAD = 0.85
 """Of the plan's rate."""

@@ -10,9 +10,9 @@ from statistics import median
 
 import numpy as np
 
-from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.flights import Flight
-from deployments.ingress.routing import FillFirst, fill_first
+from deployments.ingress.core.dispatcher import Dispatcher
+from deployments.ingress.core.flights import Flight
+from deployments.ingress.core.routing import FillFirst, fill_first
 from deployments.messages import Chunk, StageCall, Timing
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError

@@ -11,11 +11,6 @@ import numpy as np
 
 from experiments.e3_plans import ENTROPY
 from experiments.live.mixes import EASY_SHARES, mixed_records
-from experiments.simulator.control.closed import Closed
-from experiments.simulator.control.faults import Mix, rows_in_turn
-from experiments.simulator.control.run import Control, Controlled, Order, control_settings, simulate_controlled
-from experiments.simulator.goodput import poisson_arrivals
-from experiments.simulator.scenario import FloatArray, Scenario
 from experiments.studies.sides import E3_SLOWER, Workload, facing, plan_of, sst2
 from optimizer.decision import NoPlan, Strategy
 from optimizer.evaluate import Reach, evaluate
@@ -25,6 +20,11 @@ from optimizer.problem import PlanProblem
 from optimizer.rescore import joint_reach, rechosen, rescore
 from optimizer.what_if import with_batch_limit
 from profiles.records import ExitRecords
+from simulator.control.closed import Closed
+from simulator.control.faults import Mix, rows_in_turn
+from simulator.control.run import Control, Controlled, Order, control_settings, simulate_controlled
+from simulator.goodput import poisson_arrivals
+from simulator.scenario import FloatArray, Scenario
 
 BATCH_LIMIT = 8
 PERIOD_S = 120.0

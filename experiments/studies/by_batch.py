@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.simulator.goodput import Capacity
 from experiments.studies.kit import Bars, Effort
 from experiments.studies.sides import Workload, decide, facing, goodput
 from optimizer.decision import Decision, NoPlan
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
+from simulator.goodput import Capacity
 
 Choose = Callable[[PlanProblem], Mapping[str, Decision]]
 """From a problem to every side's decision."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.simulator.goodput import SHARE
 from experiments.studies.offered import serve_poisson
 from experiments.studies.sides import Workload
 from experiments.studies.study import Effort
@@ -14,6 +13,7 @@ from optimizer.decision import NoPlan, Planned, Strategy
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import MinimizeCost, PlanProblem
+from simulator.goodput import SHARE
 
 PRECISION = 0.004
 """Ratio, less 1, of the last two rates that the planner is asked for; one accelerator of 50 is five times that."""

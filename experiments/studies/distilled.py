@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.recorded_exits import bert12_sst2
-from experiments.simulator.decisions import ByRamp, nested, recorded
 from experiments.studies.distilbert_exits import NUM_BLOCKS, RAMPS, ImdbRun
 from experiments.studies.sides import NUM_ROWS, Workload, equal_cluster, workload
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from simulator.decisions import ByRamp, nested, recorded
 
 
 def distilled_cluster() -> PlanProblem:

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from experiments.simulator.decisions import nested
 from experiments.studies.flat import flat
 from experiments.studies.sides import NUM_ROWS, Workload, workload
 from optimizer.problem import PlanProblem
+from simulator.decisions import nested
 
 LARGEST_BATCH: Final = 8
 """E3's models "do not saturate the GPU at a batch size of 8", and the next one breaks its SLO (section 5.1.1)."""

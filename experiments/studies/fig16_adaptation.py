@@ -13,7 +13,6 @@ from typing import Any
 
 from experiments.e3_plans import ENTROPY
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.simulator.control.run import Controlled
 from experiments.studies.adapting import (
     BIN_S,
     IN_FLIGHT_SLOS,
@@ -41,6 +40,7 @@ from experiments.studies.kit import (
 )
 from experiments.studies.sides import equal_cluster, mixed_cluster
 from optimizer.problem import PlanProblem
+from simulator.control.run import Controlled
 
 SEED = 0
 WORST = 1 - 0.23

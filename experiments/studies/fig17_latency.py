@@ -16,9 +16,6 @@ import numpy as np
 
 from experiments.e3_plans import ENTROPY
 from experiments.recorded_exits import BERT12_SST2
-from experiments.simulator.goodput import poisson_arrivals
-from experiments.simulator.outcome import Outcome
-from experiments.simulator.scenario import FloatArray
 from experiments.studies.kit import Box, Boxes, Comparison, Effort, Study, StudyResult, command, ratio
 from experiments.studies.offered import serve
 from experiments.studies.sides import (
@@ -35,6 +32,9 @@ from experiments.studies.sides import (
 from optimizer.decision import Planned
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
+from simulator.goodput import poisson_arrivals
+from simulator.outcome import Outcome
+from simulator.scenario import FloatArray
 
 BATCH = 8
 EASY_SHARE = 0.5

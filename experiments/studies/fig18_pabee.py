@@ -14,7 +14,6 @@ import numpy as np
 
 from earlyexit.errors import DataError
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.simulator.decisions import STAYS, patient
 from experiments.studies.by_batch import ByBatch, by_batch
 from experiments.studies.flat import WHY_FLAT, with_flat_times
 from experiments.studies.kit import Comparison, Effort, Ratios, Study, StudyResult, command, largest_ratios, ratio
@@ -24,6 +23,7 @@ from optimizer.decision import Decision
 from optimizer.planner import Space, solve_in
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
+from simulator.decisions import STAYS, patient
 
 BATCHES = {"full": (1, 2, 4, 8), "quick": (8,)}
 LARGEST = 8

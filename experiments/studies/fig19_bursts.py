@@ -18,8 +18,6 @@ from experiments.data import require_data
 from experiments.e3_plans import ENTROPY
 from experiments.forecasts import AZURE, TWITTER
 from experiments.recorded_exits import BERT12_SST2
-from experiments.simulator.outcome import Figures
-from experiments.simulator.scenario import FloatArray
 from experiments.studies.e3_case import even_exits, like_e3
 from experiments.studies.kit import Bars, Comparison, Effort, Ratios, Study, StudyResult, command, largest_ratios, ratio
 from experiments.studies.offered import serve
@@ -31,6 +29,8 @@ from optimizer.decision import Planned
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
+from simulator.outcome import Figures
+from simulator.scenario import FloatArray
 
 BATCH = 8
 RATE_PER_S = 1000.0

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.e3_plans import PLENTY
-from experiments.simulator.goodput import SHARE
 from experiments.studies.cheapest import Need, accelerators, need
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.flat import flat
@@ -17,6 +16,7 @@ from optimizer.decision import Planned
 from optimizer.planner import solve
 from optimizer.problem import MaximizeRate, PlanProblem, Supply
 from optimizer.what_if import with_batch_limit
+from simulator.goodput import SHARE
 
 BATCHES: dict[Effort, tuple[int, ...]] = {"full": (1, 2, 4, 8), "quick": (8,)}
 BASELINES = ("stock", "early-exit")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from experiments.simulator.outcome import Figures, Outcome
-from experiments.simulator.scenario import FloatArray, Scenario
-from experiments.simulator.simulate import simulate
 from experiments.studies.sides import Workload, plan_of, poisson_scenario
 from experiments.studies.study import Effort
 from optimizer.decision import Planned
 from optimizer.problem import PlanProblem
+from simulator.outcome import Figures, Outcome
+from simulator.scenario import FloatArray, Scenario
+from simulator.simulate import simulate
 
 
 def serve(

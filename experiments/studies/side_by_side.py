@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from experiments.simulator.goodput import PRECISION, Capacity
 from experiments.studies.by_batch import Choose, Point
 from experiments.studies.sides import Workload, facing, goodput_of
 from experiments.studies.study import Effort, ratio
@@ -14,6 +13,7 @@ from optimizer.decision import Decision, NoPlan
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
+from simulator.goodput import PRECISION, Capacity
 
 Row = Mapping[str, Point]
 """By contender."""

@@ -10,15 +10,15 @@ import numpy as np
 from experiments.e3_plans import ENTROPY, PROBLEMS, stretched
 from experiments.live.mixes import mixed_rows
 from experiments.recorded_exits import bert12_sst2
-from experiments.simulator.decisions import Decisions, IntArray, recorded, survival_of
-from experiments.simulator.goodput import Capacity, highest_rate, poisson_arrivals
-from experiments.simulator.scenario import Scenario
 from experiments.studies.study import Effort
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
+from simulator.decisions import Decisions, IntArray, recorded, survival_of
+from simulator.goodput import Capacity, highest_rate, poisson_arrivals
+from simulator.scenario import Scenario
 
 SIDES: tuple[Strategy, ...] = ("stock", "early-exit", "e3", "best")
 E3_SLOWER = 6.5

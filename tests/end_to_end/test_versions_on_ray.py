@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.ingress.versions.traffic import draws
 from deployments.settings import RepositorySettings, ServeSettings
-from deployments.versions.traffic import draws
 from offramp import Client
 from optimizer.plan_file import plan_document
 from tests.end_to_end.tiny_service import (

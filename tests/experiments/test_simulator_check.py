@@ -5,10 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.simulator.decisions import nested
-from experiments.simulator.goodput import poisson_arrivals
-from experiments.simulator.scenario import Scenario
-from experiments.simulator.simulate import simulate
 from experiments.simulator_check import (
     DEVICE,
     PLANS,
@@ -20,6 +16,10 @@ from experiments.simulator_check import (
     tandem,
 )
 from optimizer.plan import stock_plan
+from simulator.decisions import nested
+from simulator.goodput import poisson_arrivals
+from simulator.scenario import Scenario
+from simulator.simulate import simulate
 
 REQUESTS = 20_000
 

@@ -10,7 +10,7 @@ import yaml
 
 from cluster.inventory_file import read_inventory
 from cluster.render import Kubernetes, ray_service, serve_config
-from deployments.ingress.bodies import parse_predict
+from deployments.ingress.api.bodies import parse_predict
 from deployments.settings import ServeSettings
 from offramp.service_file import read_service
 from optimizer.decision import Decision, Strategy

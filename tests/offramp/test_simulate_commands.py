@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.simulator.ledger import DROPS
-from experiments.simulator.outcome import Outcome, SlotFigures
 from offramp.simulating import figures_so_far
+from simulator.ledger import DROPS
+from simulator.outcome import Outcome, SlotFigures
 from tests.offramp.simulate_runs import PLAN, PROBLEM, Captured, played, records, status, written
 
 ROOT = Path(__file__).parents[2]

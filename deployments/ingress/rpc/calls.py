@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from deployments.ingress.bodies import EXTENSIONS, OUTPUTS, check_model, server_version
-from deployments.ingress.endpoint import GONE
-from deployments.ingress.gate import EVERYBODY, Gate
+from deployments.ingress.access.gate import EVERYBODY, Gate
+from deployments.ingress.api.bodies import EXTENSIONS, OUTPUTS, check_model, server_version
+from deployments.ingress.api.endpoint import GONE
+from deployments.ingress.api.served import Chooser, Names, Served
 from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
 from deployments.ingress.rpc.server import REMAINING_S, SERVICE
@@ -22,7 +23,6 @@ from deployments.ingress.tracing.hooks import failure_of
 from deployments.ingress.tracing.record import RequestRecord
 from deployments.ingress.tracing.tracer import Tracer
 from deployments.quiet import WithoutWords
-from deployments.versions.served import Chooser, Names, Served
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from deployments.ingress.bodies import (
+from deployments.ingress.api.bodies import (
     OUTPUTS,
     InferRequest,
     V2Reply,
@@ -16,8 +16,8 @@ from deployments.ingress.bodies import (
     v2_reply,
     v2_request,
 )
+from deployments.ingress.api.tensors import decoded, packed, unpacked_texts
 from deployments.ingress.rpc.messages import ONE_OF, message_class
-from deployments.ingress.tensors import decoded, packed, unpacked_texts
 from earlyexit.errors import InputError
 from earlyexit.wire import Answer
 

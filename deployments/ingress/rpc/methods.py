@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext
 
-    from deployments.ingress.gate import Gate
+    from deployments.ingress.access.gate import Gate
     from deployments.ingress.rpc.calls import Rpcs
     from deployments.ingress.tracing.hooks import Tracing
 

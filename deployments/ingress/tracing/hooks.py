@@ -8,11 +8,11 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.ingress.endpoint import GONE, Counting, Endpoint, EndpointOf, Handler
-from deployments.ingress.flights import Flight
-from deployments.ingress.link import Link
+from deployments.ingress.api.endpoint import GONE, Counting, Endpoint, EndpointOf, Handler
+from deployments.ingress.core.flights import Flight
 from deployments.ingress.tracing.tracer import Tracer
-from deployments.ingress.transport import LinkTo
+from deployments.ingress.transport.link import Link
+from deployments.ingress.transport.transport import LinkTo
 from deployments.messages import Address, Chunk, StageCall
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
 
-from deployments.ingress.flights import Flight, serial_and_attempt
+from deployments.ingress.core.flights import Flight, serial_and_attempt
 from deployments.ingress.tracing.record import InputRecord, RequestRecord, Sent, Visit
 from deployments.ingress.tracing.spans import Span, request_spans
 from deployments.messages import Chunk, SplitRun, StageCall, Timing

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.simulator.decisions import recorded
 from experiments.studies.sides import Workload, workload
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
+from simulator.decisions import recorded
 
 
 def four_blocks() -> PlanProblem:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.simulator.decisions import STAYS
 from experiments.studies.distilbert_exits import ImdbRun
 from experiments.studies.distilled import cut, distilled_cluster, half_of, imdb
 from experiments.studies.fig09_distilbert import compare, most_exits
+from simulator.decisions import STAYS
 from tests.experiments.studies.small_cases import four_blocks, four_inputs, inputs_at
 
 

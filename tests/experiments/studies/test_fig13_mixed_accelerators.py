@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from experiments.simulator.goodput import Capacity
 from experiments.studies.by_batch import Point
 from experiments.studies.fig13_mixed_accelerators import cases, compare
 from experiments.studies.mixed_types import AtBatch, as_fast_as_dear, better_of, on_type
 from optimizer.decision import NoPlan
 from optimizer.problem import PlanProblem, Supply
 from profiles.table import LatencyTable
+from simulator.goodput import Capacity
 from tests.experiments.studies.small_cases import four_blocks, inputs_at
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.simulator.goodput import Capacity
 from experiments.studies.by_batch import Point
 from experiments.studies.side_by_side import Row, document, out_of_order, series_of, simulated, times
 from experiments.studies.sides import decide
 from optimizer.decision import NoPlan
+from simulator.goodput import Capacity
 from tests.experiments.studies.small_cases import four_blocks, inputs_at
 
 

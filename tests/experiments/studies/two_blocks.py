@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from experiments.simulator.decisions import nested
 from experiments.studies.sides import Workload, workload
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
+from simulator.decisions import nested
 
 SURVIVAL_N = (1.0, 0.5)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import uvicorn
 
-from deployments.ingress.counts import bucket_of
+from deployments.ingress.api.http import build_app
+from deployments.ingress.core.counts import bucket_of
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Lookout
 from deployments.ingress.dashboard.snapshot import Facts
-from deployments.ingress.http import build_app
 from deployments.reports import IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
@@ -31,7 +31,7 @@ from earlyexit.store import ModelCard
 from optimizer.placement import PlacedPlan, initial_placement, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
-from tests.deployments.versions.version_fakes import FakeDesk
+from tests.deployments.ingress.versions.version_fakes import FakeDesk
 
 NUM_BLOCKS = 12
 SURVIVAL = (1.0, 0.97, 0.86, 0.71, 0.6, 0.52, 0.44, 0.35, 0.29, 0.25, 0.22, 0.2)

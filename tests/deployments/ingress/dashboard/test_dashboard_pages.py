@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.ingress.api.http import build_app
 from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.dashboard.pages import EventStream, assets
-from deployments.ingress.http import build_app
 from tests.deployments.ingress.dashboard.fake_service import FakeService
 
 MOST_BYTES = 150_000

@@ -4,9 +4,9 @@ import grpc
 import pytest
 
 from deployments.access import AccessSettings
-from deployments.ingress.gate import OPEN_PATHS, Gate
-from deployments.ingress.key_ring import KeyRing
-from deployments.ingress.rates import Limit, RateLimits
+from deployments.ingress.access.gate import OPEN_PATHS, Gate
+from deployments.ingress.access.key_ring import KeyRing
+from deployments.ingress.access.rates import Limit, RateLimits
 from deployments.ingress.rpc.calls import Rpcs
 from deployments.ingress.rpc.server import RPCS, SERVICE
 from earlyexit.clock import ManualClock

@@ -8,12 +8,12 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.ingress.bodies import InferRequest
+from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.rpc.calls import MOST_DETAILS, Rpcs, within
 from deployments.ingress.rpc.messages import message_class
 from deployments.ingress.rpc.server import REMAINING_S, RPCS
-from deployments.versions.choice import Chosen
-from deployments.versions.tally import Tally
+from deployments.ingress.versions.choice import Chosen
+from deployments.ingress.versions.tally import Tally
 from earlyexit.clock import ManualClock
 from earlyexit.errors import (
     AdmissionError,
@@ -28,7 +28,7 @@ from earlyexit.errors import (
 )
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
-from tests.deployments.versions.version_fakes import FakeDesk, FakeServed
+from tests.deployments.ingress.versions.version_fakes import FakeDesk, FakeServed
 
 CARD = ModelCard(
     name="intents",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.bodies import V2Reply
+from deployments.ingress.api.bodies import V2Reply
 from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
 from earlyexit.errors import InputError

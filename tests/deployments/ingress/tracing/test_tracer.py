@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.ingress.flights import Flight
+from deployments.ingress.core.flights import Flight
 from deployments.ingress.tracing.record import Visit
 from deployments.ingress.tracing.spans import Span
 from deployments.ingress.tracing.tracer import Attributes, Tracer

@@ -16,16 +16,16 @@ import numpy as np
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenizers import Tokenizer, models
 
-from deployments.ingress.bodies import InferRequest
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.http import build_app
+from deployments.ingress.api.service import InferService
+from deployments.ingress.core.dispatcher import Dispatcher
 from deployments.ingress.dashboard.feed import Viewer
-from deployments.ingress.dispatcher import Dispatcher
-from deployments.ingress.http import build_app
-from deployments.ingress.link import Link
-from deployments.ingress.members import Board
 from deployments.ingress.rpc.calls import Rpcs
-from deployments.ingress.service import InferService
 from deployments.ingress.tracing.hooks import Tracing, start_tracing
-from deployments.ingress.transport import LinkTransport
+from deployments.ingress.transport.link import Link
+from deployments.ingress.transport.members import Board
+from deployments.ingress.transport.transport import LinkTransport
 from deployments.messages import Assignment
 from deployments.settings import ServeSettings
 from deployments.stage.build import build_runner, starting_policy
@@ -40,8 +40,8 @@ from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
+from tests.deployments.ingress.versions.version_fakes import FakeDesk
 from tests.deployments.stage.small_model import save_small_model
-from tests.deployments.versions.version_fakes import FakeDesk
 
 DEVICE = "emulated:V100"
 BLOCK_S = 0.03

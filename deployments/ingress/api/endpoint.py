@@ -1,0 +1,178 @@
+"""What every path of an ingress has in common: who may ask, errors as JSON, requests counted, bodies bounded."""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+
+from deployments.ingress.access.gate import Gate
+from deployments.quiet import WithoutWords
+from earlyexit.errors import (
+    AdmissionError,
+    InputError,
+    MethodNotAllowedError,
+    OfframpError,
+    PayloadTooLargeError,
+    RateLimitError,
+    UnauthorizedError,
+    UnknownPathError,
+)
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+logger.addFilter(WithoutWords())
+
+JSON = "application/json"
+MAX_DIGITS = 12
+"""Of a length; Python refuses to read numbers of thousands."""
+CALLER = "offramp.caller"
+"""Of an ASGI scope: whom the gate let in."""
+REFUSALS = (InputError, AdmissionError, RateLimitError)
+"""They come by the thousand, and are counted, not logged."""
+GONE = 499
+"""The status where nobody is left to read the response; so it is counted."""
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Counting(Protocol):
+    """Who is told of every finished request."""
+
+    def count_request(self, route: str, status: int) -> None: ...
+
+
+EndpointOf = Callable[[Counting, str, Mapping[str, Handler]], ASGIApp]
+"""Makes a path's handlers by method an application: `Endpoint`, or what traces too."""
+
+
+class Gatekeeper:
+    """Stands before every route, those of tomorrow too, and lets through whom the gate admits."""
+
+    def __init__(self, app: ASGIApp, backend: Counting, gate: Gate) -> None:
+        self._app = app
+        self._backend = backend
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request; what is refused is counted under the route `access`."""
+        if scope["type"] != "lifespan":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            try:
+                scope[CALLER] = self._gate.admit(scope.get("method", "GET"), path, _authorization(scope))
+            except (UnauthorizedError, RateLimitError) as error:
+                self._backend.count_request("access", error.http_status)
+                refusal = WebSocketClose() if scope["type"] == "websocket" else _error(Request(scope), error)
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class Endpoint:
+    """A path's handlers by method, with their errors turned into JSON and their requests counted."""
+
+    def __init__(self, backend: Counting, path: str, handlers: Mapping[str, Handler]) -> None:
+        self._backend = backend
+        self._path = path
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request."""
+        request = Request(scope, receive)
+        response = await self._respond(request)
+        self._backend.count_request(self._path, response.status_code)
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        try:
+            return await self._handler(request)(request)
+        except OfframpError as error:
+            if not isinstance(error, REFUSALS):
+                logger.warning("request %s: %s: %s", request_id(request), error.kind, error.log_text)
+            return _error(request, error)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        except Exception:
+            logger.exception("request %s: %s %s", request_id(request), request.method, request.url.path)
+            message = "the server failed on this request; its log says why, under the request's id"
+            return json_response(_error_body(request, "internal", message), status=500)
+
+    def _handler(self, request: Request) -> Handler:
+        handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
+        if handler is not None:
+            return handler
+        asked = f"{request.method} {request.url.path}"
+        if not self._handlers:
+            raise UnknownPathError(f"{asked}: there is no such path; see /openapi.json")
+        allowed = tuple(self._handlers)
+        message = f"{asked}: only {', '.join(allowed)} is allowed; see /openapi.json"
+        raise MethodNotAllowedError(message, allowed=allowed)
+
+
+def nowhere(endpoint: Endpoint) -> ASGIApp:
+    """Where no route is: a 404, and for a web socket, which none of ours is, a handshake that fails."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await (WebSocketClose() if scope["type"] == "websocket" else endpoint)(scope, receive, send)
+
+    return answer
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body; raises PayloadTooLargeError, and InputError for a compressed one."""
+    for name, value in request.scope["headers"]:  # what is refused is not read
+        if name == b"content-length" and (len(value) > MAX_DIGITS or int(value) > max_bytes):
+            raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
+        if name == b"content-encoding" and value != b"identity":
+            encoding = value.decode("latin-1")
+            raise InputError(f"content-encoding {encoding!r}; only plain bodies are taken")
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
+    return bytes(body)
+
+
+def request_id(request: Request) -> str:
+    """The caller's, or a new one; as a header Serve itself sends it back, here it would be there twice."""
+    if not hasattr(request.state, "request_id"):
+        request.state.request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
+    return str(request.state.request_id)
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """An answer of JSON."""
+    return Response(to_json(content), status_code=status, media_type=JSON)
+
+
+def _error(request: Request, error: OfframpError) -> Response:
+    response = json_response(_error_body(request, error.kind, str(error)), status=error.http_status)
+    if isinstance(error, MethodNotAllowedError):
+        response.headers["allow"] = ", ".join(error.allowed)
+    if isinstance(error, UnauthorizedError):
+        response.headers["www-authenticate"] = error.scheme
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        response.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+    return response
+
+
+def _error_body(request: Request, kind: str, message: str) -> dict[str, object]:
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    if path.startswith("/v2"):  # the protocol's errors are a string
+        return {"error": message}
+    return {"error": {"kind": kind, "message": message}, "request_id": request_id(request)}
+
+
+def _authorization(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return str(value, "latin-1")
+    return None

@@ -1,0 +1,263 @@
+"""The HTTP face of an ingress: `/predict`, the Open Inference Protocol v2, health, statistics, OpenAPI."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from deployments.ingress.access.gate import Gate
+from deployments.ingress.api.bodies import (
+    EXTENSIONS,
+    OUTPUTS,
+    InferRequest,
+    check_model,
+    parse_predict,
+    parse_v2,
+    predict_response,
+    server_version,
+    v2_response,
+)
+from deployments.ingress.api.cross_origin import cross_origin
+from deployments.ingress.api.endpoint import (
+    CALLER,
+    JSON,
+    MAX_DIGITS,
+    Endpoint,
+    EndpointOf,
+    Gatekeeper,
+    Handler,
+    json_response,
+    nowhere,
+    read_body,
+    request_id,
+)
+from deployments.ingress.api.openapi import SWAGGER_PAGE, openapi_document
+from deployments.ingress.api.served import Chooser, Names, Served
+from deployments.ingress.dashboard import pages
+from deployments.ingress.dashboard.feed import Viewer
+from earlyexit.errors import InputError
+from earlyexit.wire import Answer
+
+HEADER_LENGTH = "inference-header-content-length"
+SOME_PLANS = 20
+"""Of the history, unless the caller wants another number."""
+MOST_PLANS = 1000
+
+
+class Backend(Served, Protocol):
+    """What the routes need of an ingress."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    @property
+    def versions(self) -> Names: ...
+
+    def choose(self, request_id: str) -> Chooser | None: ...
+
+    def is_ready(self) -> bool: ...
+
+    async def stats(self) -> dict[str, Any]: ...
+
+    async def plan(self) -> dict[str, Any]: ...
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]: ...
+
+    def watch(self) -> Viewer: ...
+
+    def count_request(self, route: str, status: int) -> None: ...
+
+
+class Routes:
+    """Handlers over a backend."""
+
+    def __init__(self, backend: Backend, gate: Gate | None) -> None:
+        self._backend = backend
+        self._gate = gate
+
+    async def predict(self, request: Request) -> Response:
+        """One text or a list of texts to labels."""
+        body = await read_body(request, self._backend.max_body_bytes)
+        infer_request, many = parse_predict(body)
+        served, answers = await self._answer(request, infer_request)
+        labels = served.card.label_names
+        return Response(predict_response(answers, labels, request_id(request), many=many), media_type=JSON)
+
+    async def v2_infer(self, request: Request) -> Response:
+        """Open Inference Protocol, tensors in JSON or in the binary extension."""
+        self._check_model(request)
+        body = await read_body(request, self._backend.max_body_bytes)
+        infer_request, reply = parse_v2(body, _json_length(request))
+        served, answers = await self._answer(request, infer_request)
+        card = served.card
+        content, json_length = v2_response(answers, card.label_names, reply, card.name, served.version)
+        if json_length is None:
+            return Response(content, media_type=JSON)
+        return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
+
+    async def _answer(self, request: Request, asked: InferRequest) -> tuple[Served, list[Answer]]:
+        """Who answered: another version's ingress where the path names none and this request is its to answer."""
+        if self._gate is not None:
+            self._gate.charge(request.scope[CALLER], len(asked.texts))
+        asked = replace(asked, request_id=request_id(request))
+        chosen = None if "version" in request.path_params else self._backend.choose(asked.request_id)
+        return (self._backend, await self._backend.infer(asked)) if chosen is None else await chosen.answer(asked)
+
+    async def v2_model(self, request: Request) -> Response:
+        """Model metadata."""
+        self._check_model(request)
+        card = self._backend.card
+        return json_response(
+            {
+                "name": card.name,
+                "versions": await self._backend.versions.names(),
+                "platform": "offramp",
+                "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+                "outputs": [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS.items()],
+            }
+        )
+
+    async def v2_server(self, request: Request) -> Response:
+        """Server metadata."""
+        models = [self._backend.card.name]
+        return json_response(
+            {"name": "offramp", "version": server_version(), "extensions": EXTENSIONS, "models": models}
+        )
+
+    async def live(self, request: Request) -> Response:
+        """The process answers."""
+        return json_response({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Every stage has run warm."""
+        is_ready = self._backend.is_ready()
+        return json_response({"ready": is_ready}, status=200 if is_ready else 503)
+
+    async def model_ready(self, request: Request) -> Response:
+        """The same for a named model."""
+        self._check_model(request)
+        return await self.ready(request)
+
+    async def stats(self, request: Request) -> Response:
+        """What stages and ingress have done."""
+        return json_response(await self._backend.stats())
+
+    async def plan(self, request: Request) -> Response:
+        """The plan in force, and why."""
+        return json_response(await self._backend.plan())
+
+    async def plan_history(self, request: Request) -> Response:
+        """The plans so far, newest first."""
+        return json_response(await self._backend.plan_history(_limit(request)))
+
+    async def events(self, request: Request) -> Response:
+        """The live page's stream."""
+        return pages.watch(request, self._backend.watch)
+
+    async def openapi(self, request: Request) -> Response:
+        """The API's description."""
+        has_keys = self._gate is not None and self._gate.ring is not None
+        return json_response(
+            openapi_document(keys=has_keys, model=self._backend.card.name, version=self._backend.version)
+        )
+
+    async def docs(self, request: Request) -> Response:
+        """The same, to read and try."""
+        return HTMLResponse(SWAGGER_PAGE)
+
+    def _check_model(self, request: Request) -> None:
+        served = self._backend.version
+        check_model(
+            self._backend.card, request.path_params["model"], request.path_params.get("version", served), served
+        )
+
+
+def build_app(
+    backend: Backend,
+    gate: Gate | None = None,
+    cors_origins: Sequence[str] = (),
+    endpoint: EndpointOf | None = None,
+    more: Iterable[tuple[str, Mapping[str, Handler]]] = (),
+) -> Router:
+    """The ASGI application over a backend; what is off costs nothing.
+
+    `more` are further paths, with their handlers by method. `endpoint` makes another of a path's handlers than
+    `Endpoint`. Starlette's router without its application: the middlewares around it do what `Endpoint` does, at 6 % of
+    an ingress.
+    """
+    routes = Routes(backend, gate)
+    endpoint = endpoint or Endpoint
+    before: list[Middleware] = []
+    if cors_origins:
+        before.append(cross_origin(cors_origins))
+    if gate is not None:
+        before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
+
+    def route(path: str, handler: Handler, method: str = "GET") -> Route:
+        return Route(path, endpoint(backend, path, {method: handler}))
+
+    model = "/v2/models/{model}"
+    version = model + "/versions/{version}"
+    router = Router(
+        routes=[
+            route("/predict", routes.predict, "POST"),
+            route(model + "/infer", routes.v2_infer, "POST"),
+            route(version + "/infer", routes.v2_infer, "POST"),
+            route("/v2", routes.v2_server),
+            route("/v2/health/live", routes.live),
+            route("/v2/health/ready", routes.ready),
+            route(model, routes.v2_model),
+            route(model + "/ready", routes.model_ready),
+            route(version, routes.v2_model),
+            route(version + "/ready", routes.model_ready),
+            route("/stats", routes.stats),
+            route("/plan", routes.plan),
+            route("/plan/history", routes.plan_history),
+            route("/dashboard", pages.page),
+            route("/dashboard/events", routes.events),
+            route("/dashboard/{asset}", pages.asset),
+            route("/openapi.json", routes.openapi),
+            route("/docs", routes.docs),
+            *(Route(path, endpoint(backend, path, handlers)) for path, handlers in more),
+        ],
+        redirect_slashes=False,
+        default=nowhere(Endpoint(backend, "unknown", {})),
+        middleware=before,
+    )
+    router.default = FromTheRoot(router)
+    return router
+
+
+class FromTheRoot:
+    """Below a route prefix a path may be meant from the root: `/v2/models/{model}/versions/{version}/infer`."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = Router(router.routes, redirect_slashes=False, default=router.default)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request that matches nothing below the prefix."""
+        await self._router({**scope, "root_path": ""}, receive, send)
+
+
+def _json_length(request: Request) -> int | None:
+    length = request.headers.get(HEADER_LENGTH)
+    if length is None:
+        return None
+    if not length.isascii() or not length.isdigit() or len(length) > MAX_DIGITS:
+        raise InputError(f"Inference-Header-Content-Length is {length[:20]!r}; a number of bytes is needed")
+    return int(length)
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", str(SOME_PLANS))
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS else 0
+    if not 1 <= limit <= MOST_PLANS:
+        raise InputError(f"limit is {text[:20]!r}; a number from 1 to {MOST_PLANS} is needed")
+    return limit

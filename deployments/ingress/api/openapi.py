@@ -1,0 +1,224 @@
+"""The API's OpenAPI document, made from the bodies' own schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from deployments.ingress.api.answer_shapes import Live, Ready, V2Answer, V2Model, V2Server
+from deployments.ingress.api.bodies import ErrorBody, PredictBody, PredictMany, PredictOne, V2Body, V2Error
+from deployments.ingress.api.orders import Canary, DefaultVersion, IndexBody, LoadBody
+
+SWAGGER_PAGE = """<!doctype html>
+<html><head><title>Offramp</title>
+<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css"></head>
+<body><div id="ui"></div>
+<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
+<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#ui"})</script>
+<noscript>The description itself is at <a href="openapi.json">openapi.json</a>.</noscript></body></html>
+"""
+
+BODIES: tuple[type[BaseModel], ...] = (
+    *(PredictBody, PredictOne, PredictMany, ErrorBody),
+    *(V2Body, V2Answer, V2Model, V2Server, V2Error, Live, Ready),
+)
+ORDERS: tuple[type[BaseModel], ...] = (IndexBody, LoadBody, Canary, DefaultVersion)
+ERRORS = {
+    "400": "The request is malformed, or asks for what is not allowed.",
+    "401": "No API key, or none that is known here.",
+    "403": "The service's settings allow no such orders by HTTP.",
+    "404": "No such model or version.",
+    "405": "A path asked with a method that it does not take.",
+    "413": "The body is too large.",
+    "422": "A text that this model cannot take.",
+    "429": "More than this key may send; see Retry-After.",
+    "500": "The model, or the server, failed on this request.",
+    "503": "Too much is queued, it would be answered too late, or no replica is there; see Retry-After.",
+    "504": "No answer within the timeout.",
+}
+EVERYWHERE = ("401", "405", "429", "500")
+RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
+HEADERS = {
+    "401": {"WWW-Authenticate": {"description": "What to send.", "schema": {"type": "string"}}},
+    "405": {"Allow": {"description": "The methods that are taken.", "schema": {"type": "string"}}},
+    "429": RETRY_AFTER,
+    "503": RETRY_AFTER,
+}
+LIMIT = {
+    "name": "limit",
+    "in": "query",
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20},
+}
+REQUEST_ID = {
+    "name": "X-Request-ID",
+    "in": "header",
+    "required": False,
+    "description": "Comes back, and stands in the log; made where it is missing.",
+    "schema": {"type": "string"},
+}
+JSON_LENGTH = {
+    "name": "Inference-Header-Content-Length",
+    "in": "header",
+    "required": False,
+    "description": "Bytes of JSON that the body begins with, where binary tensors follow.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+SCHEMES = {
+    "key": {"type": "http", "scheme": "bearer", "description": "An API key."},
+    "page": {"type": "http", "scheme": "basic", "description": "For GET: any user name, the key as the password."},
+}
+OBJECT = {"type": "object"}
+FILES = ("text/css", "text/javascript", "text/html", "image/svg+xml")
+
+
+@cache
+def openapi_document(*, keys: bool = False, model: str | None = None, version: str = "1") -> dict[str, Any]:
+    """OpenAPI 3.1, of a service with API keys or without, and of one model or any."""
+    _, schemas = models_json_schema(
+        [(body, "validation") for body in (*BODIES, *ORDERS)], ref_template="#/components/schemas/{model}"
+    )
+    named = _parameter("model", None if model is None else [model])
+    versions = [version]
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
+        "paths": {
+            "/predict": {
+                "post": _operation(
+                    "Classify one text or a list of texts", PredictBody, _one_of(PredictOne, PredictMany)
+                )
+            },
+            **_model_paths("/v2/models/{model}", [named]),
+            **_model_paths("/v2/models/{model}/versions/{version}", [named, _parameter("version", versions)]),
+            "/v2": {"get": _plain("Server metadata", _reference(V2Server), v2=True)},
+            "/v2/health/live": {"get": _health("Whether the process answers", Live)},
+            "/v2/health/ready": {"get": _health("Whether every stage is warm", Ready)},
+            **_version_paths(named),
+            "/stats": {"get": _plain("What stages and ingress have done since their start")},
+            "/plan": {"get": _plain("The plan in force, and why", errors=("503",))},
+            "/plan/history": {
+                "get": _plain("The plans so far, newest first", {"type": "array", "items": OBJECT}, ("400", "503"))
+                | {"parameters": [LIMIT]}
+            },
+            "/dashboard": {"get": _page("The live page")},
+            "/dashboard/events": {"get": _stream("The live page's stream of events, newest state once a second")},
+            "/dashboard/{asset}": {"parameters": [_parameter("asset", None)], "get": _file("A file of the live page")},
+            "/openapi.json": {"get": _plain("This description")},
+            "/docs": {"get": _page("This description, to read and try")},
+        },
+        "components": {"schemas": schemas["$defs"], "securitySchemes": SCHEMES},
+        "security": [{"key": []}, {"page": []}] if keys else [],
+    }
+
+
+def _model_paths(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    infer = _operation("Open Inference Protocol v2", V2Body, _reference(V2Answer), v2=True)
+    infer["requestBody"]["content"]["application/octet-stream"] = {}
+    infer["responses"]["200"]["content"]["application/octet-stream"] = {}
+    infer["parameters"].append(JSON_LENGTH)
+    ready = _plain("Whether the model is ready", _reference(Ready), ("404",), v2=True)
+    ready["responses"]["503"] = _response("It is not.", _reference(Ready))
+    return {
+        f"{path}/infer": {"parameters": parameters, "post": infer},
+        path: {"parameters": parameters, "get": _plain("Model metadata", _reference(V2Model), ("404",), v2=True)},
+        f"{path}/ready": {"parameters": parameters, "get": ready},
+    }
+
+
+def _parameter(name: str, allowed: list[str] | None) -> dict[str, Any]:
+    values = {} if allowed is None else {"enum": allowed}
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"} | values}
+
+
+def _version_paths(named: dict[str, Any]) -> dict[str, Any]:
+    compared = "Default version and canary, side by side"
+    model, any_model = [named], [_parameter("model", None)]
+    seen = {"get": _plain(compared, OBJECT, ("404",), v2=True)}
+    return {
+        "/v2/repository/index": {"post": _order("Every version on the cluster, and its state", IndexBody)},
+        "/v2/repository/models/{model}/load": {"parameters": any_model, "post": _order("Load a version", LoadBody)},
+        "/v2/repository/models/{model}/unload": {"parameters": any_model, "post": _order("Unload a version", LoadBody)},
+        "/v2/models/{model}/canary": {
+            "parameters": model,
+            **seen,
+            "put": _order("Let a version answer a share", Canary),
+            "delete": _plain("Let the default version answer all", OBJECT, ("403", "404", "503"), v2=True),
+        },
+        "/v2/models/{model}/default": {
+            "parameters": model,
+            "put": _order("Let a version be the default", DefaultVersion),
+        },
+    }
+
+
+def _order(summary: str, body: type[BaseModel]) -> dict[str, Any]:
+    return _operation(summary, body, {}, v2=True)
+
+
+def _operation(summary: str, body: type[BaseModel], answer: dict[str, Any], *, v2: bool = False) -> dict[str, Any]:
+    return {
+        "summary": summary,
+        "parameters": [REQUEST_ID],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _reference(body)}}},
+        "responses": {"200": _response("Answers", answer), **_errors(ERRORS, v2=v2)},
+    }
+
+
+def _plain(
+    summary: str, answer: dict[str, Any] = OBJECT, errors: Iterable[str] = (), *, v2: bool = False
+) -> dict[str, Any]:
+    """A GET behind the keys; `errors`: what it may answer beside what all may."""
+    return {
+        "summary": summary,
+        "responses": {"200": _response(summary, answer), **_errors((*EVERYWHERE, *errors), v2=v2)},
+    }
+
+
+def _page(summary: str) -> dict[str, Any]:
+    page = {"description": summary, "content": {"text/html": {"schema": {"type": "string"}}}}
+    return {"summary": summary, "responses": {"200": page, **_errors(EVERYWHERE, v2=False)}}
+
+
+def _file(summary: str) -> dict[str, Any]:
+    """Text of some kind; there are no others of that name."""
+    content = {kind: {"schema": {"type": "string"}} for kind in FILES}
+    found = {"200": {"description": summary, "content": content}, "304": {"description": "As it was."}}
+    return {"summary": summary, "responses": found | _errors((*EVERYWHERE, "404"), v2=False)}
+
+
+def _stream(summary: str) -> dict[str, Any]:
+    """Server-sent events."""
+    content = {"text/event-stream": {"schema": {"type": "string"}}}
+    found = {"200": {"description": summary, "content": content}}
+    return {"summary": summary, "responses": found | _errors((*EVERYWHERE, "503"), v2=False)}
+
+
+def _health(summary: str, answer: type[BaseModel]) -> dict[str, Any]:
+    """Open to everybody."""
+    states = {"200": _response(summary, _reference(answer)), "503": _response("Not yet.", _reference(answer))}
+    return {"summary": summary, "security": [], "responses": states | _errors(("405", "500"), v2=True)}
+
+
+def _errors(statuses: Iterable[str], *, v2: bool) -> dict[str, Any]:
+    body = _reference(V2Error if v2 else ErrorBody)
+    return {
+        status: _response(ERRORS[status], body) | ({"headers": HEADERS[status]} if status in HEADERS else {})
+        for status in sorted(statuses)
+    }
+
+
+def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _reference(body: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{body.__name__}"}
+
+
+def _one_of(*bodies: type[BaseModel]) -> dict[str, Any]:
+    return {"anyOf": [_reference(body) for body in bodies]}

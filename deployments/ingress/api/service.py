@@ -1,0 +1,120 @@
+"""From checked texts to answers: what every route of an ingress calls."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.core.dispatcher import Dispatcher
+from deployments.ingress.core.flights import Flight
+from deployments.settings import ServeSettings
+from earlyexit.clock import Clock
+from earlyexit.errors import DeadlineError, InputError, OfframpError
+from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.wire import Answer
+
+LONG_TEXT_CHARS = 20_000
+"""Above this, tokenizing takes milliseconds and leaves the event loop."""
+
+ABANDONED = "abandoned"
+"""Why an input is dropped whose caller went away."""
+
+
+class InferService:
+    """Tokenizes, dispatches, waits; raises what the HTTP layer turns into a status."""
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        dispatcher: Dispatcher,
+        settings: ServeSettings,
+        clock: Clock,
+        *,
+        trace: Callable[[Sequence[Flight]], None] | None = None,
+    ) -> None:
+        """`trace`: told of every request's flights; None where nobody wants to know."""
+        self._tokenizer = tokenizer
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._clock = clock
+        self._trace = trace
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        """The answers, in the order of the texts.
+
+        Raises InputError for what the settings or the model do not allow, AdmissionError, OverloadedError,
+        StageUnavailableError, DeadlineError, ExecutionError.
+        """
+        timeout_s = self._timeout_s(request.timeout_s)
+        arrived_s = self._clock.now_s()
+        deadline_s = arrived_s + timeout_s
+        limit = self._settings.max_inputs_per_request
+        if len(request.texts) > limit:
+            raise InputError(f"{len(request.texts)} inputs in one request; at most {limit} are taken")
+        self._dispatcher.check(len(request.texts), deadline_s)
+        encoded = await self._encode(request.texts, truncate=request.truncate)
+        waiter = _Waiter(len(encoded), asyncio.get_running_loop())
+        flights = self._dispatcher.submit(
+            list(zip(request.ids, encoded, strict=True)),
+            deadline_s,
+            waiter.settle,
+            arrived_s=arrived_s,
+            request_id=request.request_id,
+        )
+        if self._trace is not None:
+            self._trace(flights)
+        outcomes = await self._outcomes(waiter, flights, deadline_s, timeout_s)
+        return [outcomes[flight.serial] for flight in flights]
+
+    async def _outcomes(
+        self, waiter: _Waiter, flights: Sequence[Flight], deadline_s: float, timeout_s: float
+    ) -> dict[int, Answer]:
+        """All answers, or the first error; whatever has no outcome then is given up, for the same reason."""
+        reason = ABANDONED
+        try:
+            async with asyncio.timeout(deadline_s - self._clock.now_s()):
+                return await waiter.outcomes
+        except TimeoutError:
+            error = DeadlineError(f"no answer within {timeout_s:g} s")
+            reason = error.kind
+            raise error from None
+        except OfframpError as error:
+            reason = error.kind
+            raise
+        finally:
+            self._dispatcher.give_up(flights, reason)
+
+    def _timeout_s(self, asked: float | None) -> float:
+        longest = self._settings.max_timeout_s
+        if asked is not None and asked > longest:
+            raise InputError(f"a timeout of {asked:g} s; at most {longest:g} s are taken")
+        return min(asked or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
+
+    async def _encode(self, texts: Sequence[str], *, truncate: bool) -> list[TokenIds]:
+        encode: Callable[[], list[TokenIds]] = lambda: self._tokenizer.encode(texts, truncate=truncate)  # noqa: E731
+        if sum(map(len, texts)) > LONG_TEXT_CHARS:
+            return await asyncio.to_thread(encode)
+        return encode()
+
+
+class _Waiter:
+    """Collects a request's outcomes; the first error ends it."""
+
+    def __init__(self, num_inputs: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._missing = num_inputs
+        self._answers: dict[int, Answer] = {}
+        self.outcomes: asyncio.Future[dict[int, Answer]] = loop.create_future()
+
+    def settle(self, flight: Flight, outcome: Answer | OfframpError) -> None:
+        """Take one input's outcome."""
+        if self.outcomes.done():
+            return
+        if isinstance(outcome, OfframpError):
+            self.outcomes.set_exception(outcome)
+            return
+        self._answers[flight.serial] = outcome
+        self._missing -= 1
+        if not self._missing:
+            self.outcomes.set_result(self._answers)

@@ -1,0 +1,220 @@
+"""The fleet that the live control loop steers, simulated: accelerators, replicas that start and end, and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from deployments.control.fleet import Fleet
+from deployments.messages import Assignment
+from deployments.reports import IngressReport, ReplicaReport, split_times
+from optimizer.placement import PlacedPlan
+from simulator.control.accelerators import Accelerators
+from simulator.control.watching import Watching
+from simulator.events import CONTROLS
+from simulator.replica import NOTHING, Replica
+from simulator.service import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """What Ray and Serve take for what they do; broadcasts and reports (9 to 43 ms live) take no time here."""
+
+    start_s: float = 10.0
+    """From a free accelerator to a warm replica that takes calls."""
+    notice_s: float = 1.0
+    """Until a dead replica is replaced: the live service's `health_check_period_s`."""
+    lost_s: float = 15.0
+    """Until Ray no longer counts accelerators that are gone."""
+    drain_s: float = 2.0
+    """How often Serve looks whether a replica that takes no more calls has ended those it had."""
+
+
+@dataclass(slots=True, eq=False)
+class _Start:
+    """A replica that was asked for, and does not run yet."""
+
+    slot: str
+    accelerator: int | None = None
+    """None while none is free."""
+
+
+AssignmentOf = Callable[[str], Assignment | None]
+
+
+class SimulatedFleet(Fleet):
+    """Serve's part: every slot gets as many replicas as it was told, as soon as there are accelerators for them."""
+
+    def __init__(
+        self,
+        service: Service,
+        watchings: list[Watching],
+        counts: Mapping[str, int],
+        delays: Delays,
+        assignment_of: AssignmentOf,
+    ) -> None:
+        """`counts`: accelerators per type. `assignment_of`: what a replica that starts in a slot is told to do."""
+        self.log: list[tuple[float, str]] = []
+        """What was done to the service, and when."""
+        self._service = service
+        self._events = service.events
+        self._watchings = watchings
+        self._delays = delays
+        self._assignment_of = assignment_of
+        self._accelerators = {device: Accelerators(count) for device, count in counts.items()}
+        self._told = dict.fromkeys(service.slots, 0)
+        self._starts: list[_Start] = []
+
+    def boot(self) -> None:
+        """Start the service's plan, ready for work."""
+        self._service.boot()
+        for name, slot in self._service.slots.items():
+            self._told[name] = len(slot.replicas)
+            for replica in slot.replicas.values():
+                accelerator = self._accelerators[slot.device].take(replica)
+                assert accelerator is not None, f"the plan needs more {slot.device} than there are"
+
+    async def scale(self, slot: str, replicas: int) -> None:
+        self.say(f"scale {slot} to {replicas}")
+        self._told[slot] = replicas
+        self._reconcile(slot)
+
+    async def running(self) -> dict[str, int]:
+        return {name: len(slot.replicas) for name, slot in self._service.slots.items()}
+
+    async def prepare(self, placed: PlacedPlan) -> None:
+        """Replicas that follow a plan already have nothing to compile or to load here."""
+        self.say(f"prepare {placed.epoch}")
+        for name in placed.slots:
+            assignment = self._assignment_of(name)
+            for replica in self._service.slots[name].replicas.values():
+                if replica.epoch == NOTHING and assignment is not None:
+                    replica.prepare(assignment)
+
+    async def follow(self, placed: PlacedPlan) -> None:
+        self.say(f"follow {placed.epoch}")
+        self._service.follow(placed)
+
+    async def suspend(self, reason: str) -> None:
+        self.say("suspend")
+        for ingress in self._service.ingresses:
+            ingress.suspend()
+
+    async def ingress_reports(self) -> list[IngressReport]:
+        return [watching.report() for watching in self._watchings]
+
+    async def replica_reports(self) -> list[ReplicaReport]:
+        slots = self._service.slots.items()
+        return [_report(name, replica) for name, slot in slots for replica in slot.replicas.values()]
+
+    async def capacity(self) -> dict[str, int]:
+        noticed_s = self._events.time_s - self._delays.lost_s
+        return {device: each.counted(noticed_s) for device, each in self._accelerators.items()}
+
+    def die(self, replica: Replica) -> None:
+        """A replica's process ends; what it held starts again elsewhere, and Serve starts another."""
+        self.say(f"{replica.name} dies")
+        self._accelerators[replica.device].release(replica)
+        self._service.kill(replica)
+        self._later(self._delays.notice_s, self._notice, replica.name.rpartition("#")[0])
+
+    def lose(self, device: str, numbers: tuple[int, ...]) -> None:
+        """Accelerators are gone, with the replicas that run or start on them."""
+        self.say(f"{device} {_listed(numbers)} lost")
+        for holder in self._accelerators[device].lose(numbers, self._events.time_s):
+            if isinstance(holder, Replica):
+                self.die(holder)
+            elif isinstance(holder, _Start):
+                self._starts.remove(holder)
+                self._later(self._delays.notice_s, self._notice, holder.slot)
+
+    def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
+        """Accelerators that were lost are there again, empty."""
+        self.say(f"{device} {_listed(numbers)} back")
+        self._accelerators[device].bring_back(numbers)
+        self._place()
+
+    def slow(self, replica: Replica, slowness: float) -> None:
+        """A replica takes so many times as long as its profile says."""
+        self.say(f"{replica.name} takes {slowness:g} times as long")
+        self._service.slow(replica, slowness)
+
+    def replica_at(self, slot: str, rank: int) -> Replica | None:
+        """The one of a slot that has taken calls for longest, the next, ...; None where there are no more."""
+        replicas = list(self._service.slots[slot].replicas.values())
+        return replicas[rank] if rank < len(replicas) else None
+
+    def _reconcile(self, slot: str) -> None:
+        """Start what a slot lacks; of what is too much first what has not started, then the newest."""
+        starts = [start for start in self._starts if start.slot == slot]
+        replicas = list(self._service.slots[slot].replicas.values())
+        change = self._told[slot] - len(replicas) - len(starts)
+        if change >= 0:
+            self._starts += [_Start(slot) for _ in range(change)]
+        else:
+            for start in starts[change:]:
+                self._give_up(start)
+            for replica in replicas[len(replicas) + min(0, change + len(starts)) :]:
+                self._stop(replica)
+        self._place()
+
+    def _place(self) -> None:
+        for start in self._starts:
+            if start.accelerator is None:
+                start.accelerator = self._accelerators_of(start.slot).take(start)
+                if start.accelerator is not None:
+                    self._later(self._delays.start_s, self._started, start)
+
+    def _started(self, start: _Start) -> None:
+        if start in self._starts:
+            self._starts.remove(start)
+            replica = self._service.start(start.slot, self._assignment_of(start.slot))
+            self._accelerators_of(start.slot).hand_over(start, replica)
+            self.say(f"{replica.name} runs")
+
+    def _give_up(self, start: _Start) -> None:
+        self._starts.remove(start)
+        self._accelerators_of(start.slot).release(start)
+
+    def _stop(self, replica: Replica) -> None:
+        self._service.stop(replica)
+        self._later(self._delays.drain_s, self._drained, replica)
+
+    def _drained(self, replica: Replica) -> None:
+        if replica.calls:
+            self._later(self._delays.drain_s, self._drained, replica)
+        elif replica.alive:
+            self.say(f"{replica.name} ends")
+            replica.die()
+            self._accelerators[replica.device].release(replica)
+            self._place()
+
+    def _notice(self, slot: str) -> None:
+        self._reconcile(slot)
+
+    def _accelerators_of(self, slot: str) -> Accelerators:
+        return self._accelerators[self._service.slots[slot].device]
+
+    def _later(self, delay_s: float, action: Callable[..., None], argument: object) -> None:
+        self._events.at(self._events.time_s + delay_s, CONTROLS, action, argument)
+
+    def say(self, words: str) -> None:
+        """Write something into the log."""
+        self.log.append((self._events.time_s, words))
+
+
+def _report(slot: str, replica: Replica) -> ReplicaReport:
+    return ReplicaReport(
+        slot=slot,
+        replica=replica.name,
+        node="simulated",
+        pid=0,
+        device=replica.device,
+        epoch=replica.epoch,
+        waiting=replica.engine.num_waiting,
+        times=split_times(replica.engine.times_run),
+    )
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

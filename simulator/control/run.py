@@ -1,0 +1,229 @@
+"""Simulate a service whose plan is the live controller's."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deployments.control.history import History, PlanRow
+from deployments.control.loop import ControlLoop
+from deployments.messages import Assignment
+from deployments.reports import IngressReport
+from deployments.settings import ControlSettings
+from deployments.slots import slot_devices
+from earlyexit.errors import DataError, OfframpError, PlanError
+from optimizer.decision import Decision, Strategy
+from optimizer.placement import initial_placement
+from optimizer.plan import Plan
+from optimizer.plan_file import plan_document
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import problem_document
+from profiles.records import ExitRecords
+from simulator.control.closed import Closed, ClosedLoop
+from simulator.control.faults import Fault, schedule
+from simulator.control.fleet import Delays, SimulatedFleet
+from simulator.control.simulated_time import SimulatedTime
+from simulator.control.watching import Probing, Watching, ignore_settled
+from simulator.events import CONTROLS, Events
+from simulator.outcome import Outcome
+from simulator.scenario import Scenario
+from simulator.service import Service
+from simulator.simulate import Progress, gather, play
+
+EVENTS = 100_000
+"""All that the controller said."""
+LINGER_S = 1.0
+"""How often it is looked, after the end of the load, whether everything has its outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Somebody's own plan, put in force at a time and held."""
+
+    at_s: float
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What steers a simulated service; refuses parts that do not fit together."""
+
+    settings: ControlSettings
+    problem: PlanProblem
+    """What the controller plans for; what is true is the scenario's."""
+    records: ExitRecords
+    """What probes show; the scenario's decisions must follow from them, row by row."""
+    slots: Mapping[str, int]
+    """Per accelerator type, at least as many as any plan has stages on it."""
+    probe_share: float = 0.02
+    hold: bool = False
+    """Whether the plan to begin with is kept, and only `orders` change it."""
+    orders: tuple[Order, ...] = ()
+    delays: Delays = field(default_factory=Delays)
+    plan_s: float = 0.3
+    """What forecasts and the solver take together; live, 0.26 s and 0.01 s."""
+    linger_s: float = 60.0
+    """After the load's end, inputs are waited for so long at most."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probe_share <= 1:
+            raise DataError(f"probe_share must be a share, not {self.probe_share}")
+        unknown = sorted(set(self.problem.devices) - set(self.slots))
+        if unknown:
+            raise PlanError(f"no slots of {unknown}; there are some of {sorted(self.slots)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Controlled:
+    """What came of it."""
+
+    outcome: Outcome
+    plans: tuple[PlanRow, ...]
+    """In force or proposed, oldest first."""
+    said: tuple[Mapping[str, Any], ...]
+    """The controller's events, oldest first: `at_s`, `kind` and `words`."""
+    done: tuple[tuple[float, str], ...]
+    """What was done to the fleet, and by fate, with its second."""
+    reports: tuple[IngressReport, ...]
+    """What the ingresses counted in all; probes are those that were not handed over before."""
+
+    def words(self, *kinds: str) -> list[str]:
+        """What the controller said of some kinds."""
+        return [str(each["words"]) for each in self.said if each["kind"] in kinds]
+
+
+def control_settings(problem: PlanProblem, **options: Any) -> ControlSettings:
+    """A controller's settings in a simulation; `options` are further ones of `ControlSettings`."""
+    return ControlSettings(problem=problem_document(problem), policy={}, state=":memory:", **options)
+
+
+def simulate_controlled(
+    scenario: Scenario,
+    control: Control,
+    *,
+    faults: tuple[Fault, ...] = (),
+    closed: Closed | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Controlled:
+    """Serve the scenario's requests, beginning with its plan, while the controller plans anew and things go wrong.
+
+    `closed`: a closed loop's load, in place of arrivals; the scenario then has none, and the load's rows. Ends when
+    every input has its outcome, or `linger_s` after the load. Equal arguments give equal results. Raises DataError for
+    records of other inputs than the decisions.
+    """
+    if len(control.records) != scenario.decisions.num_rows:
+        raise DataError(f"{len(control.records)} records of {scenario.decisions.num_rows} rows of decisions")
+    made = _Run(scenario, control, closed, seed)
+    with closing(made.time), closing(made.history):
+        return made.run(faults, progress)
+
+
+class _Run:
+    """One simulation: it only puts the parts together."""
+
+    def __init__(self, scenario: Scenario, control: Control, closed: Closed | None, seed: int) -> None:
+        self._scenario = scenario
+        self._control = control
+        self._events = Events()
+        self.time = SimulatedTime(self._events)
+        self._placed = initial_placement(scenario.plan)
+        slots = slot_devices(dict(control.slots))
+        self._service = Service(scenario, self._events, self._placed, slots)
+        self._load = None if closed is None else ClosedLoop(self._service, closed)
+        settled = ignore_settled if self._load is None else self._load.settled
+        self._watchings: list[Watching] = []
+        for ingress in self._service.ingresses:
+            rng = random.Random(f"{seed} {ingress.index}")
+            probing = Probing(records=control.records, share=control.probe_share, rng=rng)
+            ingress.watching = Watching(ingress, probing, settled)
+            self._watchings.append(ingress.watching)
+        counts = {device: supply.count for device, supply in scenario.problem.devices.items()}
+        self._fleet = SimulatedFleet(self._service, self._watchings, counts, control.delays, self._assignment_of)
+        self.history = History.open(Path(":memory:"), "simulated")
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._ended_s: float | None = None
+
+    def run(self, faults: tuple[Fault, ...], progress: Progress | None) -> Controlled:
+        self._fleet.boot()
+        schedule(faults, self._fleet, self._events)
+        self._loop = self._control_loop()
+        self._tasks = [self.time.create_task(self._loop.run())]
+        self._tasks += [self.time.create_task(self._obey(order)) for order in self._control.orders]
+        if self._control.hold:
+            self.time.call_soon(self._hold)  # once the loop has begun: it would take a standing before that up again
+        if self._load is not None:
+            self._load.begin()
+        self._events.at(self._scenario.duration_s, CONTROLS, self._end_when_done)
+        interrupted = play(self._service, progress=progress).interrupted
+        return self._gather(gather(self._service, interrupted=interrupted, ended_s=self._ended_s))
+
+    def _control_loop(self) -> ControlLoop:
+        control = self._control
+        policy = self._scenario.plan.policy
+        if policy is None:
+            raise PlanError("a controller needs the policy of the plan to begin with")
+        return ControlLoop(
+            self._fleet,
+            self.history,
+            control.settings,
+            problem=control.problem,
+            policy=policy,
+            slots=control.slots,
+            first=self._placed,
+            clock=self._events,
+            sleep=asyncio.sleep,
+            solve=_solve,
+            off_loop=self._off_loop,
+        )
+
+    def _hold(self) -> None:
+        self._loop.keeper.become(hold=True)
+
+    async def _off_loop(self, forecast: Any, now_s: float) -> Any:
+        found = forecast(now_s)
+        await asyncio.sleep(self._control.plan_s)
+        return found
+
+    async def _obey(self, order: Order) -> None:
+        await asyncio.sleep(order.at_s)
+        try:
+            await self._loop.apply(plan_document(order.plan), hold=True)
+        except OfframpError as refusal:  # whoever gave it would be told
+            self._fleet.say(f"an order is not carried out: {refusal}")
+
+    def _assignment_of(self, slot: str) -> Assignment | None:
+        return self._loop.keeper.assignment_of(slot)
+
+    def _end_when_done(self, _: None) -> None:
+        waiting = any(ingress.num_unanswered for ingress in self._service.ingresses)
+        if waiting and self._events.time_s < self._scenario.duration_s + self._control.linger_s:
+            self._events.at(self._events.time_s + LINGER_S, CONTROLS, self._end_when_done)
+            return
+        self._ended_s = self._events.time_s
+        for task in self._tasks:
+            task.cancel()
+
+    def _gather(self, outcome: Outcome) -> Controlled:
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()  # raises what ended it
+        plans = tuple(reversed(self.history.plans(EVENTS)))
+        said = tuple(reversed(self.history.events(EVENTS)))
+        return Controlled(
+            outcome=outcome if self._load is None else self._load.compact(outcome),
+            plans=plans,
+            said=said,
+            done=tuple(self._fleet.log),
+            reports=tuple(watching.report() for watching in self._watchings),
+        )
+
+
+async def _solve(problem: PlanProblem, strategy: Strategy) -> Decision:
+    return solve(problem, strategy)

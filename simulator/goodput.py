@@ -1,0 +1,100 @@
+"""The highest rate that a service sustains: E3's goodput (section 5, "the number of samples per second ...")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from earlyexit.errors import DataError
+from simulator.outcome import Figures
+from simulator.scenario import FloatArray, Scenario
+from simulator.simulate import simulate
+
+ScenarioAt = Callable[[float], Scenario]
+"""What is simulated at a rate, in inputs per second."""
+
+SHARE = 0.99
+"""Of the inputs that must be answered within the SLO."""
+PRECISION = 0.01
+"""Ratio, less 1, of the ends of the last bracket."""
+HIGHEST = 2.0**6
+"""Of the expected rate: what sustains that has no limit."""
+LOWEST = 2.0**-10
+"""Of the expected rate: what does not sustain that sustains nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The highest rate that was sustained, and what the service did at it."""
+
+    rate_per_s: float
+    """0 where none was."""
+    figures: Figures | None
+    trials: tuple[tuple[float, float], ...]
+    """Every rate that was tried, with the share of inputs answered in time."""
+
+
+def highest_rate(
+    scenario_at: ScenarioAt, expected_per_s: float, *, share: float = SHARE, precision: float = PRECISION
+) -> Capacity:
+    """Bisect between a rate that is sustained and one that is not, beginning at the expected one.
+
+    A scenario should offer the same arrivals at every rate, only faster, so that chance does not move between trials.
+    """
+    if not 0 < expected_per_s < float("inf"):
+        raise DataError(f"the expected rate must be a finite number above 0, not {expected_per_s}")
+    search = _Search(scenario_at, share)
+    low_per_s, high_per_s = search.bracket(expected_per_s)
+    while low_per_s and high_per_s / low_per_s > 1 + precision:
+        middle_per_s = (low_per_s * high_per_s) ** 0.5
+        if search.sustains(middle_per_s):
+            low_per_s = middle_per_s
+        else:
+            high_per_s = middle_per_s
+    return Capacity(rate_per_s=low_per_s, figures=search.best, trials=tuple(search.trials))
+
+
+class _Search:
+    def __init__(self, scenario_at: ScenarioAt, share: float) -> None:
+        self._scenario_at = scenario_at
+        self._share = share
+        self.trials: list[tuple[float, float]] = []
+        self.best: Figures | None = None
+        """At the highest rate that was sustained."""
+
+    def sustains(self, rate_per_s: float) -> bool:
+        figures = simulate(self._scenario_at(rate_per_s)).figures()
+        if figures.interrupted:
+            raise KeyboardInterrupt
+        self.trials.append((rate_per_s, figures.in_slo_share))
+        if not figures.inputs or figures.in_slo_share < self._share:
+            return False
+        if self.best is None or figures.offered_per_s > self.best.offered_per_s:
+            self.best = figures
+        return True
+
+    def bracket(self, expected_per_s: float) -> tuple[float, float]:
+        """A rate that is sustained, 0 where none is, and one that is not."""
+        rate_per_s, step = expected_per_s, 1.05
+        if self.sustains(rate_per_s):
+            while self.sustains(rate_per_s * step):
+                rate_per_s, step = rate_per_s * step, step**2
+                if rate_per_s > HIGHEST * expected_per_s:
+                    raise DataError(f"{rate_per_s:g} inputs/s are answered in time: has the scenario an SLO?")
+            return rate_per_s, rate_per_s * step
+        while rate_per_s > LOWEST * expected_per_s:
+            if self.sustains(rate_per_s / step):
+                return rate_per_s / step, rate_per_s
+            rate_per_s, step = rate_per_s / step, step**2
+        return 0.0, rate_per_s
+
+
+def poisson_arrivals(rate_per_s: float, duration_s: float, seed: int) -> FloatArray:
+    """The same arrivals at every rate and duration of a seed, only faster or slower, and more or fewer of them."""
+    expected = rate_per_s * duration_s
+    rng = np.random.default_rng(seed)
+    most = int(expected + 10 * expected**0.5 + 10)
+    arrivals_s = rng.standard_exponential(most).cumsum() / rate_per_s
+    return np.asarray(arrivals_s[: np.searchsorted(arrivals_s, duration_s)])

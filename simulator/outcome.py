@@ -1,0 +1,154 @@
+"""What a simulation gives: the ledger, and figures of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from simulator.ledger import DROPS
+from simulator.scenario import FloatArray
+
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitFigures:
+    """What the batches of one split were, in the whole simulation."""
+
+    first: int
+    end: int
+    batch: int
+    ramps: tuple[int, ...]
+    batches: int
+    inputs: int
+    fill: float
+    """Mean share of the target batch that was filled."""
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotFigures:
+    """What the replicas of one slot did, in the whole simulation."""
+
+    slot: str
+    device: str
+    replica_s: float
+    """Accelerator seconds that were held."""
+    utilisation: float
+    """Share of them in which a batch ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """Of the requests that arrived after the warm-up. A request is in time if all its inputs are."""
+
+    seconds: float
+    inputs: int
+    offered_per_s: float
+    answered: int
+    in_slo: int
+    """Inputs answered within the SLO."""
+    late: int
+    """Inputs answered after it."""
+    goodput_per_s: float
+    """Inputs answered within the SLO, per second."""
+    p50_s: float | None
+    """Of all answered requests, late ones included; None where none was."""
+    p95_s: float | None
+    p99_s: float | None
+    mean_s: float | None
+    request_goodput_per_s: float
+    """Inputs of requests that were answered whole and in time, per second."""
+    drops: Mapping[str, int]
+    """Inputs, by reason."""
+    exits: Mapping[int, int]
+    """Answers, by the block they left after."""
+    splits: tuple[SplitFigures, ...]
+    slots: tuple[SlotFigures, ...]
+    usd_per_hour: float
+    """Of the accelerators held, on average."""
+    interrupted: bool
+
+    @property
+    def in_slo_share(self) -> float:
+        """Of all inputs that arrived."""
+        return self.in_slo / self.inputs if self.inputs else 1.0
+
+    @property
+    def utilisation(self) -> float:
+        """Of all accelerators."""
+        held_s = sum(slot.replica_s for slot in self.slots)
+        return sum(slot.replica_s * slot.utilisation for slot in self.slots) / held_s if held_s else 0.0
+
+    def document(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """Everything that is known of a simulation."""
+
+    duration_s: float
+    warm_up_s: float
+    slo_s: float
+    inputs_per_request: int
+    arrived_s_R: FloatArray
+    """By request."""
+    latency_s_N: FloatArray
+    """By input; NaN without an answer."""
+    exit_N: npt.NDArray[np.int16]
+    """The block each left after; -1 without an answer."""
+    drop_N: npt.NDArray[np.int8]
+    """A position in `ledger.DROPS`; -1 where it was not dropped."""
+    splits: tuple[SplitFigures, ...]
+    slots: tuple[SlotFigures, ...]
+    usd: float
+    """What the accelerators cost."""
+    ended_s: float
+    """When the last work was done."""
+    interrupted: bool = False
+
+    def figures(self) -> Figures:
+        """Figures of everything after the warm-up."""
+        return self.figures_between(self.warm_up_s, self.duration_s)
+
+    def figures_between(self, since_s: float, until_s: float) -> Figures:
+        """Figures of the requests that arrived in a window; fill, utilisation and cost are those of the whole."""
+        width = self.inputs_per_request
+        first, end = np.searchsorted(self.arrived_s_R, [since_s, until_s])
+        end = len(self.arrived_s_R) if until_s >= self.duration_s else end  # the last may come at the very end
+        latency_s_N = self.latency_s_N[first * width : end * width]
+        drop_N = self.drop_N[first * width : end * width]
+        exits_N = self.exit_N[first * width : end * width]
+        answered_N = ~np.isnan(latency_s_N)
+        in_slo_N = latency_s_N <= self.slo_s
+        slowest_s_R = latency_s_N.reshape(-1, width).max(1) if len(latency_s_N) else latency_s_N
+        whole_s_R = slowest_s_R[~np.isnan(slowest_s_R)]
+        p50_s, p95_s, p99_s = np.percentile(whole_s_R, PERCENTILES).tolist() if len(whole_s_R) else (None, None, None)
+        seconds = until_s - since_s
+        exits, counts = np.unique(exits_N[answered_N], return_counts=True)
+        return Figures(
+            seconds=seconds,
+            inputs=len(latency_s_N),
+            offered_per_s=len(latency_s_N) / seconds,
+            answered=int(answered_N.sum()),
+            in_slo=int(in_slo_N.sum()),
+            late=int(answered_N.sum() - in_slo_N.sum()),
+            goodput_per_s=float(in_slo_N.sum()) / seconds,
+            p50_s=p50_s,
+            p95_s=p95_s,
+            p99_s=p99_s,
+            mean_s=float(whole_s_R.mean()) if len(whole_s_R) else None,
+            request_goodput_per_s=float((whole_s_R <= self.slo_s).sum()) * width / seconds,
+            drops={name: count for k, name in enumerate(DROPS) if (count := int((drop_N == k).sum()))},
+            exits=dict(zip(exits.tolist(), counts.tolist(), strict=True)),
+            splits=self.splits,
+            slots=self.slots,
+            usd_per_hour=self.usd / self.ended_s * 3600 if self.ended_s else 0.0,
+            interrupted=self.interrupted,
+        )

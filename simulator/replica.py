@@ -1,0 +1,201 @@
+"""A stage's replica: the live batch engine, and an accelerator whose time is a latency profile's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from deployments.messages import Assignment
+from earlyexit.engine import Batch, BatchEngine
+from earlyexit.times import ObservedTimes
+from simulator.call import Call, Input, by_call
+from simulator.events import ENDS
+from simulator.work import Exit, Work, Works
+
+if TYPE_CHECKING:
+    from simulator.service import Service
+
+NOTHING = -1
+"""The epoch of a replica that follows no plan yet."""
+
+
+class Replica:
+    """Does what `deployments.stage.host.StageHost` and `earlyexit.device.Device` do, without threads and processes."""
+
+    __slots__ = (
+        "_events",
+        "_is_busy",
+        "_sends_until_s",
+        "_service",
+        "_wakes_s",
+        "_works",
+        "alive",
+        "busy_s",
+        "calls",
+        "device",
+        "engine",
+        "epoch",
+        "index",
+        "name",
+        "since_s",
+        "until_s",
+    )
+
+    def __init__(self, name: str, index: int, device: str, works: Works, service: Service) -> None:
+        self.name = name
+        self.index = index
+        self.device = device
+        self.epoch = NOTHING
+        self.alive = True
+        self.since_s = service.events.time_s
+        """When it began to take calls."""
+        self.until_s = math.inf
+        """When it stopped taking them."""
+        self.busy_s = 0.0
+        self.calls: set[Call] = set()
+        """Those of which inputs are inside."""
+        self.engine: BatchEngine[int] = BatchEngine((), ObservedTimes())
+        self._service = service
+        self._events = service.events
+        self._is_busy = False
+        self._wakes_s = -1.0
+        self._sends_until_s = 0.0
+        self._works = works
+
+    def prepare(self, assignment: Assignment) -> None:
+        """Learn what the profile says of its splits, as a replica that warms up does, and follow it."""
+        for split in assignment.stage.splits:
+            for size in sorted({1, split.batch}):
+                first_s, total_s = self._works.pace.split_s(split, size)
+                self.engine.times.observe(split, size, first_s, total_s)
+        self.follow(assignment)
+
+    def follow(self, assignment: Assignment) -> None:
+        """Do as the assignment says from the next batch on, unless it is no newer than what is followed."""
+        if assignment.epoch > self.epoch:
+            self.engine.follow(assignment.stage.splits, assignment.dispatch)
+            self.epoch = assignment.epoch
+
+    def submit(self, call: Call, block: int) -> None:
+        """Queue a call's inputs, which have arrived."""
+        if not self.alive:
+            return
+        assignment = call.leg.assignment
+        if assignment.epoch > self.epoch:
+            self.follow(assignment)
+        self.engine.submit(block, call.members, self._events.time_s, assignment.stage.splits)
+        if not self._is_busy:
+            self._start()
+
+    def die(self) -> list[Call]:
+        """End at once; gives the calls that were inside, the oldest first."""
+        self.alive = False
+        calls, self.calls = self.calls, set()
+        return sorted(calls, key=lambda call: (call.started_s, call.members[0].payload))
+
+    def become(self, works: Works) -> None:
+        """Be so fast from the next batch on."""
+        self._works = works
+
+    def _start(self) -> None:
+        """Run what the engine chooses. Busy meanwhile: what is dropped makes room at the ingress, and more comes."""
+        self._is_busy = True
+        choice = self.engine.choose(self._events.time_s)
+        while choice.dropped:
+            self._lose(choice.dropped)
+            if choice.batch is not None:
+                break
+            choice = self.engine.choose(self._events.time_s)
+        if choice.batch is not None:
+            self._run(choice.batch)
+            return
+        self._is_busy = False
+        if choice.wake_s is not None and choice.wake_s != self._wakes_s:
+            self._wakes_s = choice.wake_s
+            self._events.at(max(choice.wake_s, self._events.time_s), ENDS, self._wake, choice.wake_s)
+
+    def _lose(self, dropped: Sequence[Input]) -> None:
+        for call, members in by_call(dropped):
+            call.ingress.lose(call, members)
+
+    def _wake(self, wake_s: float) -> None:
+        if self._wakes_s == wake_s:
+            self._wakes_s = -1.0
+            if self.alive and not self._is_busy:
+                self._start()
+
+    def _run(self, batch: Batch[int]) -> None:
+        """Inputs leave at the ramps inside, and the batch goes on without them."""
+        if batch.probe:
+            self._run_probes(batch)
+            return
+        split, started_s = batch.split, batch.started_s
+        work = self._works.of(split)
+        exits, staying = work.part(batch.members)
+        inside, at, took_s, first_s = len(batch.members), 0, 0.0, None
+        last = exits.pop() if exits and (not staying or exits[-1][0] + 1 == split.end) else None
+        for ramp, leaving in exits:
+            end, until_s = ramp + 1 - split.first, work.until_s[inside - 1]
+            took_s += until_s[end] - until_s[at]
+            first_s = took_s if first_s is None else first_s
+            self._events.at(started_s + took_s, ENDS, self._release, (ramp, leaving))
+            at, inside = end, inside - len(leaving)
+        end, until_s = (split.end if last is None else last[0] + 1) - split.first, work.until_s[inside - 1]
+        took_s += until_s[end] - until_s[at]
+        first_s = took_s if first_s is None else first_s
+        self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, staying))
+
+    def _run_probes(self, batch: Batch[int]) -> None:
+        """Every ramp looks and nobody leaves; those whom an active ramp lets out are answered there."""
+        split, started_s, ramps = batch.split, batch.started_s, self._service.ramps
+        work, size = self._works.of(split), len(batch.members)
+        for ramp, leaving in work.part(batch.members)[0]:
+            took_s = self._works.pace.seconds(split.first, ramp + 1, size, ramps)
+            self._events.at(started_s + took_s, ENDS, self._answer_early, (ramp, leaving))
+        took_s = self._works.pace.seconds(split.first, split.end, size, ramps)
+        ended = (batch, work, took_s, took_s, None, list(batch.members))
+        self._events.at(started_s + took_s, ENDS, self._end, ended)
+
+    def _release(self, leaving: Exit) -> None:
+        if self.alive:
+            block, members = leaving
+            for call, mine in by_call(members):
+                call.ingress.answer(call, mine, block)
+
+    def _answer_early(self, leaving: Exit) -> None:
+        if self.alive:
+            block, members = leaving
+            for call, mine in by_call(members):
+                call.ingress.answer_probes(call, mine, block)
+
+    def _end(self, ended: tuple[Batch[int], Work, float, float, Exit | None, list[Input]]) -> None:
+        batch, work, first_s, total_s, leaving, staying = ended
+        if not self.alive:
+            return
+        self.busy_s += total_s
+        self.engine.finished(batch, first_s=first_s, total_s=total_s)
+        work.count(batch, total_s)
+        if leaving is not None:
+            self._release(leaving)
+        if staying:
+            self._go_on(batch.split.end, staying)
+        self._start()
+
+    def _go_on(self, block: int, members: list[Input]) -> None:
+        service = self._service
+        if block == service.num_blocks:
+            self._release((block - 1, members))
+        elif self.engine.hosts(block):
+            self.engine.submit(block, members, self._events.time_s)
+        else:
+            # A replica sends one batch's survivors at a time, and computes meanwhile (E3 section 3.2.2).
+            begins_s = max(self._events.time_s, self._sends_until_s)
+            self._sends_until_s = begins_s + service.hop_s(block, len(members))
+            self._events.at(self._sends_until_s, ENDS, self._sent, (block, members))
+
+    def _sent(self, sent: tuple[int, list[Input]]) -> None:
+        if self.alive:
+            block, members = sent
+            for call, mine in by_call(members):
+                call.ingress.go_on(call, mine, block)

@@ -1,0 +1,118 @@
+"""What is simulated: a plan of a problem, its inputs, and when they arrive."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError, PlanError
+from optimizer.plan import Plan
+from optimizer.problem import PlanProblem
+from simulator.decisions import Decisions, IntArray
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scenario:
+    """Refuses parts that do not fit together: PlanError for the plan, DataError for inputs and arrivals."""
+
+    problem: PlanProblem
+    """Latencies, link, hidden states and prices. Its survival is not used: inputs leave as `decisions` say."""
+    plan: Plan
+    decisions: Decisions
+    rows_N: IntArray
+    """What the inputs are, in turn: rows of the decisions. Shorter than the inputs, it goes round."""
+    arrivals_s: FloatArray
+    """Of requests, ascending, from 0 on."""
+    duration_s: float
+    """Rates are per second of it; it ends no sooner than the last arrival."""
+    inputs_per_request: int = 1
+    slo_s: float = math.inf
+    """Deadline of every input, from its arrival; infinite: none, and nothing is dropped."""
+    admission: bool = True
+    """Whether requests that cannot meet the SLO are refused at once."""
+    warm_up_s: float = 0.0
+    """Requests that arrive before this are served and left out of the figures."""
+    entry_s: float = 0.0
+    """From a request's arrival until its call is at the first stage's replica."""
+    answer_s: float = 0.0
+    """From an answer at a replica until the caller has it."""
+    num_ingresses: int = 1
+    """Each takes requests in turn and knows of its own calls only, as Serve's routers do."""
+    calls_per_replica: int = 2
+    max_queued: int | None = None
+    """Unanswered inputs at which an ingress refuses more; None: no such limit."""
+
+    def __post_init__(self) -> None:
+        self._check_plan()
+        self._check_inputs()
+        _check_arrivals(self.arrivals_s, self.duration_s)
+        for name in ("inputs_per_request", "num_ingresses", "calls_per_replica"):
+            if getattr(self, name) < 1:
+                raise DataError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warm_up_s", "entry_s", "answer_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise DataError(f"{name} must be a finite number of seconds from 0 on, not {getattr(self, name)}")
+        if self.warm_up_s >= self.duration_s:
+            raise DataError(f"a warm-up of {self.warm_up_s:g} s leaves nothing of {self.duration_s:g} s")
+        if not self.slo_s > 0:
+            raise DataError(f"slo_s must be above 0, not {self.slo_s}")
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.arrivals_s) * self.inputs_per_request
+
+    def _check_plan(self) -> None:
+        problem, plan = self.problem, self.plan
+        if plan.num_blocks != problem.num_blocks:
+            raise PlanError(f"the plan has {plan.num_blocks} blocks, the problem {problem.num_blocks}")
+        unknown = sorted(set(plan.ramps) - set(problem.ramps))
+        if unknown:
+            raise PlanError(f"the plan has ramps {unknown}, the problem {list(problem.ramps)}")
+        for stage in plan.stages:
+            if stage.device not in problem.latency:
+                raise PlanError(f"no latency of {stage.device!r}; the problem has that of {sorted(problem.latency)}")
+            largest = problem.latency[stage.device].batches[-1]
+            for split in stage.splits:
+                if split.batch > largest:
+                    raise PlanError(f"{stage.device} was measured up to batches of {largest}, not {split.batch}")
+        for device, count in _used(plan).items():
+            supply = problem.devices.get(device)
+            if supply is None or supply.count < count:
+                raise PlanError(f"the plan needs {count} {device}, the problem has {supply.count if supply else 0}")
+
+    def _check_inputs(self) -> None:
+        if not len(self.rows_N):
+            raise DataError("at least one input is needed")
+        if self.rows_N.min() < 0 or self.rows_N.max() >= self.decisions.num_rows:
+            raise DataError(f"inputs are rows 0 to {self.decisions.num_rows - 1} of the decisions")
+
+
+def _used(plan: Plan) -> dict[str, int]:
+    used: dict[str, int] = {}
+    for stage in plan.stages:
+        used[stage.device] = used.get(stage.device, 0) + stage.replicas
+    return used
+
+
+def _check_arrivals(arrivals_s: FloatArray, duration_s: float) -> None:
+    if not 0 < duration_s < math.inf:
+        raise DataError(f"duration_s must be a finite number above 0, not {duration_s}")
+    if not len(arrivals_s):
+        return
+    if not np.isfinite(arrivals_s).all():
+        raise DataError("arrivals must be finite numbers of seconds")
+    if arrivals_s[0] < 0:
+        raise DataError(f"arrivals must not be before 0 s, as {arrivals_s[0]:g} s is")
+    later = np.flatnonzero(np.diff(arrivals_s) < 0)
+    if len(later):
+        at = int(later[0]) + 1
+        raise DataError(
+            f"arrivals must ascend: {arrivals_s[at]:g} s, the {at + 1}th, comes after {arrivals_s[at - 1]:g} s"
+        )
+    if arrivals_s[-1] > duration_s:
+        raise DataError(f"the last arrival, at {arrivals_s[-1]:g} s, is after the end, at {duration_s:g} s")

@@ -1,0 +1,140 @@
+"""The simulated service: slots with replicas, ingresses before them, and what both need to know."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from cluster.pace import Pace
+from deployments.messages import Assignment
+from earlyexit.counts import SplitCounts
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from optimizer.placement import PlacedPlan
+from simulator.decisions import IntArray
+from simulator.events import Events
+from simulator.ingress import Ingress
+from simulator.ledger import Ledger
+from simulator.replica import Replica
+from simulator.scenario import Scenario
+from simulator.slot import Slot
+from simulator.work import Work, Works
+
+
+class Service:
+    """One application. `slots`: accelerator type by slot, of all that any plan will use."""
+
+    def __init__(self, scenario: Scenario, events: Events, placed: PlacedPlan, slots: Mapping[str, str]) -> None:
+        problem = scenario.problem
+        self.scenario = scenario
+        self.events = events
+        self.ledger = Ledger(scenario.arrivals_s, scenario.inputs_per_request)
+        self.num_blocks = problem.num_blocks
+        self.ramps = problem.ramps
+        """All of the model, active or not."""
+        self.slots = {name: Slot(name, device, scenario.num_ingresses) for name, device in slots.items()}
+        self.placed = placed
+        self.counts: dict[Split, SplitCounts] = {}
+        """What was run, by split."""
+        self._delay_s = problem.link.delay_s
+        self._hop_s_N = [num_bytes / problem.link.bandwidth_bytes_per_s for num_bytes in problem.bytes_per_sample_N]
+        """What one input more takes on its way, by the block it comes from."""
+        self.cycle = len(scenario.rows_N)
+        """Inputs whose numbers are that far apart are the same."""
+        self._per_request = scenario.inputs_per_request
+        self._rows_N: IntArray = scenario.rows_N
+        self._leaves: dict[tuple[int, ...], array[int]] = {}
+        self._works: dict[tuple[str, float], Works] = {}
+        self.ingresses = [Ingress(index, self, placed) for index in range(scenario.num_ingresses)]
+
+    def replicas(self) -> Iterator[Replica]:
+        """Those that take calls, and those that end."""
+        for slot in self.slots.values():
+            yield from slot.replicas.values()
+            yield from slot.retired
+
+    @property
+    def door(self) -> Callable[[int], None]:
+        """What takes requests, by their number."""
+        alone = len(self.ingresses) == 1 and self._per_request == 1
+        return self.ingresses[0].arrive if alone else self.arrive
+
+    def arrive(self, number: int) -> None:
+        """A request; ingresses take turns."""
+        ingresses = self.ingresses
+        ingresses[number % len(ingresses)].arrive(number * self._per_request)
+
+    def boot(self) -> None:
+        """Start the plan's replicas, ready for work."""
+        legs = self.ingresses[0].itinerary.legs
+        for leg in legs:
+            for _ in range(leg.stage.replicas):
+                self.start(leg.slot, leg.assignment)
+
+    def start(self, slot_name: str, assignment: Assignment | None = None) -> Replica:
+        """A replica that takes calls from now on; without an assignment its first call brings one."""
+        slot = self.slots[slot_name]
+        index, slot.num_ever = slot.num_ever, slot.num_ever + 1
+        replica = Replica(f"{slot_name}#{index}", index, slot.device, self._works_of(slot.device, 1.0), self)
+        if assignment is not None:
+            replica.prepare(assignment)
+        slot.add(replica)
+        pending, slot.pending = slot.pending, []
+        for call, block, delay_s in pending:
+            call.ingress.go(call, block, delay_s)
+        return replica
+
+    def slow(self, replica: Replica, slowness: float) -> None:
+        """Have a replica's batches take so many times as long as the profile says."""
+        replica.become(self._works_of(replica.device, slowness))
+
+    def stop(self, replica: Replica) -> None:
+        """Have it take no more calls; it ends those it has."""
+        self._slot_of(replica).remove(replica, self.events.time_s)
+
+    def kill(self, replica: Replica) -> None:
+        """End it at once; what it had starts again elsewhere."""
+        slot = self._slot_of(replica)
+        if replica.index in slot.replicas:
+            slot.remove(replica, self.events.time_s)
+        for call in replica.die():
+            call.ingress.again(call)
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """Have all ingresses follow a plan; raises PlanError for one that needs other slots."""
+        missing = sorted(set(placed.slots) - set(self.slots))
+        if missing:
+            raise PlanError(f"the plan needs slots {missing}; there are {sorted(self.slots)}")
+        if placed.plan.ramps != self.placed.plan.ramps:
+            self._leaves = {}
+            for works in self._works.values():
+                works.forget()
+        self.placed = placed
+        for slot in self.slots.values():
+            slot.avoid(placed.avoided_ids)
+        for ingress in self.ingresses:
+            ingress.follow(placed)
+
+    def hop_s(self, block: int, num_inputs: int) -> float:
+        """E3's T_x: sending the survivors that wait for a block (section 3.2.1)."""
+        return self._delay_s + num_inputs * self._hop_s_N[block - 1]
+
+    def _slot_of(self, replica: Replica) -> Slot:
+        return self.slots[replica.name.rpartition("#")[0]]
+
+    def _works_of(self, device: str, slowness: float) -> Works:
+        works = self._works.get((device, slowness))
+        if works is None:
+            problem = self.scenario.problem
+            pace = Pace(problem.latency[device], problem.ramps, slowness)
+            works = self._works[device, slowness] = Works(pace, self._work)
+        return works
+
+    def _work(self, split: Split, pace: Pace) -> Work:
+        leaves = self._leaves.get(split.ramps)
+        if leaves is None:
+            leaves_N = self.scenario.decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
+            leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
+        return Work(split, leaves, pace, self.counts.setdefault(split, SplitCounts(split.batch)))

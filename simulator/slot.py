@@ -1,0 +1,72 @@
+"""A Serve deployment's replicas, and each ingress's view of how much they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from deployments.ingress.core.routing import FillFirst, fill_first
+from simulator.call import Call
+from simulator.replica import Replica
+
+
+class Slot:
+    """The way to a stage: a call goes to the replica that the ingress's router ranks first."""
+
+    def __init__(self, name: str, device: str, num_ingresses: int) -> None:
+        self.name = name
+        self.device = device
+        self.replicas: dict[int, Replica] = {}
+        """Those that take calls, by an index that no other replica of the slot ever had."""
+        self.retired: list[Replica] = []
+        """Those that end their work, or are dead."""
+        self.pending: list[tuple[Call, int, float]] = []
+        """Calls, with their block and delay, that found no replica."""
+        self.num_ever = 0
+        self.avoided: frozenset[str] = frozenset()
+        self.routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
+        """What each ingress knows of its loads."""
+
+    def add(self, replica: Replica) -> None:
+        """A replica takes calls from now on."""
+        self.replicas[replica.index] = replica
+        if replica.name not in self.avoided:
+            self._open(replica)
+
+    def remove(self, replica: Replica, now_s: float) -> None:
+        """It takes no more; what it has, it ends."""
+        replica.until_s = now_s
+        del self.replicas[replica.index]
+        self.retired.append(replica)
+        for router in self.routers:
+            router.discard(replica.index)
+
+    def avoid(self, names: Collection[str]) -> None:
+        """Leave these replicas out, while there are others."""
+        before, self.avoided = self.avoided, frozenset(names)
+        for replica in self.replicas.values():
+            if replica.name in self.avoided - before:
+                for router in self.routers:
+                    router.discard(replica.index)
+            elif replica.name in before - self.avoided:
+                self._open(replica)
+
+    def choose(self, ingress: int, weight: int, batch: int) -> Replica | None:
+        """The replica for a call of `weight` inputs, whose load is counted from now on; None where there is none."""
+        if not self.replicas:
+            return None
+        router = self.routers[ingress]
+        if len(router):
+            return self.replicas[router.take(weight, batch)]
+        replicas = list(self.replicas.values())  # all are avoided: those are all there is
+        loads = [sum(len(call.members) for call in each.calls if call.ingress.index == ingress) for each in replicas]
+        return replicas[fill_first(loads, weight, batch, router.phase)[0]]
+
+    def done(self, ingress: int, replica: Replica, weight: int) -> None:
+        """A call has ended."""
+        self.routers[ingress].load(replica.index, -weight)
+
+    def _open(self, replica: Replica) -> None:
+        for router in self.routers:
+            router.add(replica.index)
+        for call in replica.calls:  # one that works again may not have ended all that it had
+            self.routers[call.ingress.index].load(replica.index, len(call.members))

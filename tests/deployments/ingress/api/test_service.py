@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.service import LONG_TEXT_CHARS, InferService
+from deployments.ingress.core.dispatcher import Dispatcher
+from deployments.ingress.core.flights import Flight, Settle
+from deployments.settings import ServeSettings
+from earlyexit.clock import ManualClock
+from earlyexit.errors import (
+    AdmissionError,
+    DeadlineError,
+    ExecutionError,
+    InputError,
+    OfframpError,
+    OverloadedError,
+    UnprocessableInputError,
+)
+from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.wire import Answer
+
+VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
+MAX_LENGTH = 5
+SETTINGS = ServeSettings(model="unused", plan={}, max_inputs_per_request=4, default_timeout_s=8.0, max_timeout_s=60.0)
+
+
+class Desk(Dispatcher):
+    """Takes inputs like a dispatcher; the test settles them."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.submitted: list[tuple[str, list[int]]] = []
+        self.deadlines_s: list[float] = []
+        self.flights: list[Flight] = []
+        self.arrivals_s: list[float] = []
+        self.given_up: list[tuple[str, str]] = []
+        self.checked: list[tuple[int, float]] = []
+        self.settle: Settle | None = None
+        self.refusal: OfframpError | None = None
+        self.early_refusal: OfframpError | None = None
+        self.takes_s = 0.0
+        """How far the clock moves on while inputs are submitted."""
+
+    def check(self, num_inputs: int, deadline_s: float) -> None:
+        self.checked.append((num_inputs, deadline_s))
+        if self.early_refusal is not None:
+            raise self.early_refusal
+
+    def submit(
+        self,
+        inputs: Sequence[tuple[str, TokenIds]],
+        deadline_s: float,
+        settle: Settle,
+        *,
+        arrived_s: float | None = None,
+        request_id: str = "",
+    ) -> list[Flight]:
+        assert arrived_s is not None
+        self.arrivals_s.append(arrived_s)
+        if self.refusal is not None:
+            raise self.refusal
+        self.submitted.extend((key, token_ids.tolist()) for key, token_ids in inputs)
+        self.deadlines_s.append(deadline_s)
+        self.settle = settle
+        self.flights = [
+            Flight(
+                key=key,
+                request_id=request_id,
+                book="i",
+                serial=serial,
+                token_ids=token_ids,
+                arrived_s=arrived_s,
+                ahead=0,
+                deadline_s=deadline_s,
+                settle=settle,
+            )
+            for serial, (key, token_ids) in enumerate(inputs)
+        ]
+        self.clock.advance(self.takes_s)
+        return self.flights
+
+    def give_up(self, flights: Sequence[Flight], reason: str) -> None:
+        self.given_up.extend((flight.key, reason) for flight in flights if not flight.settled)
+
+    def outcome(self, index: int, outcome: Answer | OfframpError) -> None:
+        assert self.settle is not None
+        self.flights[index].settled = True
+        self.settle(self.flights[index], outcome)
+
+
+def word_tokenizer() -> TextTokenizer:
+    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return TextTokenizer(tokenizer, MAX_LENGTH)
+
+
+@dataclass
+class Scene:
+    """A service over a desk."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    settings: ServeSettings = SETTINGS
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(self.clock)
+        self.service = InferService(word_tokenizer(), self.desk, self.settings, self.clock)
+
+    async def start(self, request: InferRequest) -> asyncio.Task[list[Answer]]:
+        """A request whose inputs have been submitted."""
+        task = asyncio.create_task(self.service.infer(request))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return task
+
+
+def ask(*texts: str, ids: Sequence[str] = (), truncate: bool = False, timeout_s: float | None = None) -> InferRequest:
+    return InferRequest(
+        texts=texts, ids=tuple(ids) or tuple("abcdefgh"[: len(texts)]), truncate=truncate, timeout_s=timeout_s
+    )
+
+
+def answer(name: str) -> Answer:
+    return Answer(sample_id=name, label=0, score=1.0, exit=0)
+
+
+async def test_answers_come_in_the_order_of_the_texts_whatever_order_they_were_found_in() -> None:
+    scene = Scene()
+    task = await scene.start(ask("pay", "my bill", "it"))
+    assert scene.desk.submitted == [("a", [1]), ("b", [2, 3]), ("c", [0])]
+    for index in (2, 0, 1):
+        assert not task.done()
+        scene.desk.outcome(index, answer("abc"[index]))
+    assert [each.sample_id for each in await task] == ["a", "b", "c"]
+    assert scene.desk.given_up == []
+
+
+async def test_the_first_error_ends_the_request_and_the_rest_is_given_up() -> None:
+    scene = Scene()
+    task = await scene.start(ask("pay", "my", "bill", "it"))
+    scene.desk.outcome(3, answer("d"))
+    scene.desk.outcome(1, ExecutionError("first"))
+    scene.desk.outcome(0, ExecutionError("second"))
+    with pytest.raises(ExecutionError, match="first"):
+        await task
+    assert scene.desk.given_up == [("c", "execution")]
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "deadline_s"), [(None, 108.0), (2.5, 102.5), (60.0, 160.0)], ids=["default", "asked", "longest"]
+)
+async def test_the_deadline_is_the_timeout_from_now(timeout_s: float | None, deadline_s: float) -> None:
+    scene = Scene(ManualClock(100.0))
+    task = await scene.start(ask("pay", timeout_s=timeout_s))
+    scene.desk.outcome(0, answer("a"))
+    await task
+    assert scene.desk.deadlines_s == [deadline_s]
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "deadline_s"), [(None, 101.5), (1.0, 101.0), (2.0, 101.5)], ids=["default", "sooner", "later"]
+)
+async def test_no_deadline_is_later_than_the_slo(timeout_s: float | None, deadline_s: float) -> None:
+    scene = Scene(ManualClock(100.0), SETTINGS.model_copy(update={"slo_s": 1.5}))
+    task = await scene.start(ask("pay", timeout_s=timeout_s))
+    scene.desk.outcome(0, answer("a"))
+    await task
+    assert (scene.desk.deadlines_s, scene.desk.arrivals_s) == ([deadline_s], [100.0])
+
+
+async def test_what_cannot_be_in_time_is_refused_before_it_is_tokenized() -> None:
+    scene = Scene()
+    scene.desk.early_refusal = AdmissionError("too late", retry_after_s=0.5)
+    with pytest.raises(AdmissionError, match="too late"):
+        await scene.service.infer(ask("pay", "pay " * 6))  # the second is too long: nobody has looked
+    assert (scene.desk.checked, scene.desk.submitted) == ([(2, 8.0)], [])
+
+
+@pytest.mark.parametrize("timeout_s", [60.001, 1e30, float("inf")])
+async def test_a_timeout_beyond_the_limit_is_refused_with_the_limit(timeout_s: float) -> None:
+    scene = Scene()
+    with pytest.raises(InputError, match=r"a timeout of .+ s; at most 60 s are taken"):
+        await scene.service.infer(ask("pay", timeout_s=timeout_s))
+    assert scene.desk.submitted == []
+
+
+async def test_too_many_inputs_are_refused_with_the_limit() -> None:
+    scene = Scene()
+    with pytest.raises(InputError, match="5 inputs in one request; at most 4 are taken"):
+        await scene.service.infer(ask(*["pay"] * 5))
+    assert scene.desk.submitted == []
+
+
+async def test_one_text_beyond_the_models_length_refuses_its_request_and_names_it() -> None:
+    scene = Scene()
+    with pytest.raises(UnprocessableInputError, match="input 1 has 6 tokens, the model takes 5"):
+        await scene.service.infer(ask("pay", "pay " * 6))
+    assert scene.desk.submitted == []
+
+
+async def test_a_text_beyond_the_models_length_is_cut_if_asked() -> None:
+    scene = Scene()
+    task = await scene.start(ask("pay " * 6, truncate=True))
+    scene.desk.outcome(0, answer("a"))
+    await task
+    assert scene.desk.submitted == [("a", [1] * MAX_LENGTH)]
+
+
+async def test_what_the_dispatcher_refuses_is_passed_on() -> None:
+    scene = Scene()
+    scene.desk.refusal = OverloadedError("full", retry_after_s=2.0)
+    with pytest.raises(OverloadedError, match="full"):
+        await scene.service.infer(ask("pay"))
+
+
+async def test_at_the_deadline_the_caller_is_told_and_what_has_no_answer_is_given_up() -> None:
+    scene = Scene()
+    scene.desk.takes_s = 2.0  # the clock passes the deadline without a wait
+    with pytest.raises(DeadlineError, match="no answer within 2 s"):
+        await scene.service.infer(ask("pay", "my", timeout_s=2.0))
+    assert scene.desk.given_up == [("a", "deadline"), ("b", "deadline")]
+
+
+async def test_answers_after_the_deadline_are_let_go() -> None:
+    scene = Scene()
+    scene.desk.takes_s = 2.0
+    task = await scene.start(ask("pay", timeout_s=1.0))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    scene.desk.outcome(0, answer("a"))
+    with pytest.raises(DeadlineError):
+        await task
+
+
+async def test_a_caller_that_goes_away_gives_its_inputs_up() -> None:
+    scene = Scene()
+    task = await scene.start(ask("pay", "my"))
+    scene.desk.outcome(1, answer("b"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scene.desk.given_up == [("a", "abandoned")]
+
+
+class ThreadNoting(TextTokenizer):
+    """Notes where it was called."""
+
+    def __init__(self) -> None:
+        plain = word_tokenizer()
+        super().__init__(plain._tokenizer, MAX_LENGTH)
+        self.on_main_thread: list[bool] = []
+
+    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[TokenIds]:
+        self.on_main_thread.append(threading.current_thread() is threading.main_thread())
+        return super().encode(texts, truncate=truncate)
+
+
+@pytest.mark.parametrize(
+    ("num_chars", "on_main_thread"), [(LONG_TEXT_CHARS, True), (LONG_TEXT_CHARS + 1, False)], ids=["short", "long"]
+)
+async def test_long_texts_are_tokenized_off_the_event_loop(num_chars: int, on_main_thread: bool) -> None:
+    tokenizer = ThreadNoting()
+    clock = ManualClock()
+    service = InferService(tokenizer, Desk(clock), SETTINGS, clock)
+    with pytest.raises(InputError):
+        await service.infer(ask("pay " * (num_chars // 4) + " " * (num_chars % 4)))
+    assert tokenizer.on_main_thread == [on_main_thread]

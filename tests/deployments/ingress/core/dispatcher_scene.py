@@ -1,0 +1,215 @@
+"""A dispatcher between fake stages, whose replies a test gives by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deployments.ingress.core.dispatcher import Dispatcher
+from deployments.ingress.core.flights import Flight
+from deployments.messages import Chunk, GoingOn, StageCall, Timing
+from earlyexit.clock import ManualClock
+from earlyexit.errors import OfframpError
+from earlyexit.split import Split
+from earlyexit.wire import Answer, Seen, WirePiece
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, Stage
+from profiles.stream import StreamShape
+
+BATCH = 4
+PLAN = Plan(
+    stages=(
+        Stage(device="cpu", replicas=1, splits=(Split(first=0, end=2, batch=BATCH),)),
+        Stage(device="cpu", replicas=1, splits=(Split(first=2, end=3, batch=2), Split(first=3, end=4, batch=2))),
+        Stage(device="cpu", replicas=1, splits=(Split(first=4, end=6, batch=BATCH),)),
+    ),
+    epoch=7,
+)
+SLOTS = ("split-cpu-0", "split-cpu-1", "split-cpu-2")
+TIMING = Timing(queue_s=0.25, compute_s=0.5)
+
+
+@dataclass
+class StageCallLog:
+    """A call to a stage, whose reply the test gives part by part."""
+
+    call: StageCall
+    batch: int
+    avoided: frozenset[str] = frozenset()
+    _parts: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
+
+    @property
+    def sample_ids(self) -> tuple[str, ...]:
+        return self.call.piece.sample_ids
+
+    @property
+    def names(self) -> str:
+        return "".join(sample_id.partition("#")[0] for sample_id in self.sample_ids)
+
+    def id_of(self, name: str) -> str:
+        return next(sample_id for sample_id in self.sample_ids if sample_id.startswith(f"{name}#"))
+
+    def answer(self, names: str, *, exit_block: int = 1) -> None:
+        self.say(Chunk(answers=self._answers(names, exit_block)))
+
+    def answer_early(self, names: str, *, exit_block: int) -> None:
+        """Of probes, which stay inside."""
+        self.say(Chunk(early=self._answers(names, exit_block)))
+
+    def see(self, name: str, block: int, *, score: float = 0.5, label: int = 0) -> None:
+        """What an exit says of a probe."""
+        self.say(Chunk(seen=(Seen(sample_id=self.id_of(name), block=block, score=score, label=label),)))
+
+    def say(self, chunk: Chunk) -> None:
+        self._parts.put_nowait(chunk)
+
+    def send_on(self, names: str, *, next_block: int) -> None:
+        piece = survivors([self.id_of(name) for name in names], next_block)
+        self._parts.put_nowait(Chunk(going_on=GoingOn(piece=piece, timings=(TIMING,) * len(names))))
+
+    def lose(self, name: str, error: OfframpError) -> None:
+        self._parts.put_nowait(Chunk(lost=((self.id_of(name), error),)))
+
+    def end(self) -> None:
+        self._parts.put_nowait(None)
+
+    def fail(self) -> None:
+        self._parts.put_nowait(ConnectionError("the replica died"))
+
+    def _answers(self, names: str, exit_block: int) -> tuple[tuple[Answer, Timing], ...]:
+        return tuple(
+            (Answer(sample_id=self.id_of(name), label=0, score=1.0, exit=exit_block), TIMING) for name in names
+        )
+
+    async def reply(self, take: Callable[[Chunk], None]) -> None:
+        while (part := await self._parts.get()) is not None:
+            if isinstance(part, Exception):
+                raise part
+            take(part)
+
+
+def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
+    """One token each, and of its hidden state two numbers."""
+    return WirePiece(
+        sample_ids=tuple(sample_ids),
+        next_block=next_block,
+        lengths_B=np.ones(len(sample_ids), dtype=np.int32),
+        values=np.zeros((len(sample_ids), 2), dtype=np.float32),
+        state_BS=None,
+    )
+
+
+class ManualStage:
+    """A transport that keeps the calls it gets, for the test to reply to."""
+
+    def __init__(self) -> None:
+        self.calls: list[StageCallLog] = []
+
+    async def call(
+        self, call: StageCall, *, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+    ) -> None:
+        log = StageCallLog(call, batch, avoided)
+        self.calls.append(log)
+        await log.reply(take)
+
+    @property
+    def names(self) -> list[str]:
+        return [call.names for call in self.calls]
+
+
+class Tally:
+    """Counts in lists; tests compare them whole, because Ray's counters refuse to count nothing."""
+
+    def __init__(self) -> None:
+        self.exits: list[int] = []
+        self.hops: list[tuple[str, float]] = []
+        self.retries: list[tuple[str, int]] = []
+        self.drops: list[tuple[str, int]] = []
+
+    def answers(self, exits: list[int]) -> None:
+        self.exits.extend(exits)
+
+    def hop(self, slot: str, seconds: float) -> None:
+        self.hops.append((slot, seconds))
+
+    def dropped(self, reason: str, num_inputs: int) -> None:
+        self.drops.append((reason, num_inputs))
+
+    def retried(self, slot: str, num_inputs: int) -> None:
+        self.retries.append((slot, num_inputs))
+
+
+@dataclass
+class Scene:
+    """A dispatcher between fake stages and an owner that writes down every outcome."""
+
+    max_queued: int = 100
+    calls_per_replica: int = 2
+    max_attempts: int = 3
+    plan: Plan = PLAN
+    slo_s: float | None = None
+    slack: float = 0.0
+    shape: StreamShape | None = None
+    probe_share: float = 1.0
+    clock: ManualClock = field(default_factory=ManualClock)
+    metrics: Tally = field(default_factory=Tally)
+    stages: list[ManualStage] = field(default_factory=lambda: [ManualStage(), ManualStage(), ManualStage()])
+    outcomes: list[tuple[str, Answer | OfframpError]] = field(default_factory=list)
+    pauses_s: list[float] = field(default_factory=list)
+    paused: asyncio.Event = field(default_factory=asyncio.Event)
+    """Unset, pauses last until it is set."""
+
+    def __post_init__(self) -> None:
+        self.paused.set()
+        self.dispatcher = Dispatcher(
+            PlacedPlan(plan=self.plan, slots=SLOTS),
+            dict(zip(SLOTS, self.stages, strict=True)),
+            self.clock,
+            self.metrics,
+            max_queued=self.max_queued,
+            calls_per_replica=self.calls_per_replica,
+            max_attempts=self.max_attempts,
+            name="i",
+            slo_s=self.slo_s,
+            slack=self.slack,
+            shape=self.shape,
+            probe_share=self.probe_share,
+            rng=random.Random(0),
+            pause=self._pause,
+        )
+
+    def submit(self, names: str, *, deadline_s: float = 10.0) -> list[Flight]:
+        """One input of two tokens per letter."""
+        inputs = [(name, np.array([1, 2], dtype=np.int32)) for name in names]
+        return self.dispatcher.submit(inputs, deadline_s, self._settle)
+
+    async def sent(self, names: str) -> StageCallLog:
+        """Submit; the first stage's call that it led to."""
+        self.submit(names)
+        await turns()
+        return self.stages[0].calls[-1]
+
+    @property
+    def answered(self) -> str:
+        return "".join(name for name, outcome in self.outcomes if isinstance(outcome, Answer))
+
+    @property
+    def errors(self) -> list[tuple[str, str]]:
+        return [(name, outcome.kind) for name, outcome in self.outcomes if isinstance(outcome, OfframpError)]
+
+    def _settle(self, flight: Flight, outcome: Answer | OfframpError) -> None:
+        self.outcomes.append((flight.key, outcome))
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+        await self.paused.wait()
+
+
+async def turns() -> None:
+    """Let every task run until it waits for the test."""
+    for _ in range(20):
+        await asyncio.sleep(0)

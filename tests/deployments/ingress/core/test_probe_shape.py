@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.ingress.core.probe_shape import probe_shape
+from deployments.settings import ServeSettings
+from earlyexit.store import ModelCard
+from profiles.records import ExitRecords
+from profiles.stream import StreamShape
+
+CARD = ModelCard(
+    name="intents",
+    family="bert",
+    backbone={},
+    label_names=("bill", "card"),
+    ramp_style="light",
+    pooling="mean",
+    head_style="light",
+    head_pooling="mean",
+    ramps=(0, 2),
+    num_blocks=4,
+    max_length=8,
+    provenance={},
+)
+
+
+def settings(policy: dict[str, Any] | None, probe_share: float = 0.02) -> ServeSettings:
+    return ServeSettings(model="unused", plan={"policy": policy}, probe_share=probe_share)
+
+
+@pytest.mark.parametrize("score", ["entropy", "confidence"])
+def test_probes_see_the_models_ramps_in_the_policys_unit(score: Any) -> None:
+    shape = StreamShape(score=score, num_blocks=4, ramps=(0, 2))
+    assert probe_shape(settings({"name": score, "thresholds": 0.5}), CARD) == shape
+
+
+def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "records.npz"
+    ExitRecords(
+        score="confidence",
+        num_blocks=6,
+        ramps=(1,),
+        sample_ids=("a",),
+        scores_NR=np.array([[0.5]], dtype=np.float32),
+        labels_NR=np.array([[0]]),
+        final_labels_N=np.array([1]),
+    ).save(path)
+    policy = {"name": "recorded", "thresholds": 0.5, "records": str(path)}
+    assert probe_shape(settings(policy), CARD) == StreamShape(score="confidence", num_blocks=6, ramps=(1,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "probe_share"),
+    [
+        pytest.param({"name": "entropy", "thresholds": 0.5}, 0.0, id="none-wanted"),
+        pytest.param({"name": "patience", "patience": 2}, 0.02, id="no-score"),
+    ],
+)
+def test_there_may_be_nothing_to_probe(policy: dict[str, Any], probe_share: float) -> None:
+    assert probe_shape(settings(policy, probe_share), CARD) is None

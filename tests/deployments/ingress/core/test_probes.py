@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from deployments.ingress.core.flights import Flight
+from deployments.ingress.core.probes import ProbeBook, can_look
+from earlyexit.errors import OfframpError
+from earlyexit.wire import Answer, Seen
+from optimizer.plan import PolicySpec
+from profiles.stream import StreamShape
+
+SHAPE = StreamShape(score="entropy", num_blocks=4, ramps=(0, 2))
+BOTH = frozenset({0, 2})
+
+
+def flight(serial: int, *, deadline_s: float = 10.0) -> Flight:
+    def ignore(_: Flight, __: Answer | OfframpError) -> None: ...
+
+    return Flight(
+        key="a",
+        request_id="",
+        book="i",
+        serial=serial,
+        token_ids=np.array([1], dtype=np.int32),
+        arrived_s=1.5,
+        ahead=0,
+        deadline_s=deadline_s,
+        settle=ignore,
+    )
+
+
+def seen(each: Flight, block: int, *, score: float = 0.5, label: int = 1) -> Seen:
+    return Seen(sample_id=each.sample_id, block=block, score=math.nan if block == 3 else score, label=label)
+
+
+def begun(*flights: Flight, active: frozenset[int] = BOTH, most_complete: int = 10) -> ProbeBook:
+    book = ProbeBook(SHAPE, outlive_s=1.0, most_complete=most_complete)
+    assert book.begin(flights, active, 2.0)
+    return book
+
+
+def finish(book: ProbeBook, each: Flight, *, exit_block: int = 3) -> None:
+    book.answered(each.sample_id, exit_block, BOTH)
+    book.see([seen(each, block) for block in (0, 2, 3)])
+
+
+@pytest.mark.parametrize("answer_first", [True, False], ids=["answered-before-the-end", "answered-after-the-end"])
+def test_a_probe_is_complete_when_it_was_answered_and_the_last_block_was_seen(answer_first: bool) -> None:
+    probe = flight(1)
+    book = begun(probe)
+    if answer_first:
+        book.answered(probe.sample_id, 0, BOTH)
+    book.see([seen(probe, 0), seen(probe, 2), seen(probe, 3)])
+    if not answer_first:
+        assert book.hand_over() is None
+        book.answered(probe.sample_id, 0, BOTH)
+    observations = book.hand_over()
+    assert observations is not None
+    assert (len(observations), observations.exits_N.tolist()) == (1, [0])
+    assert book.deadline_s(probe.sample_id) is None
+
+
+def test_the_first_answer_counts() -> None:
+    probe = flight(1)
+    book = begun(probe)
+    book.answered(probe.sample_id, 2, BOTH)
+    finish(book, probe, exit_block=3)
+    observations = book.hand_over(100.0)
+    assert observations is not None
+    assert (observations.exits_N.tolist(), observations.times_s_N.tolist()) == ([2], [101.5])
+
+
+def test_agreement_is_the_share_of_answers_that_were_the_full_models() -> None:
+    flights = [flight(serial) for serial in range(4)]
+    book = begun(*flights)
+    assert book.agreement is None
+    for each, label in zip(flights, (1, 1, 1, 2), strict=True):
+        book.see([seen(each, 0, label=label), seen(each, 2)])
+        book.answered(each.sample_id, 0, BOTH)
+        book.see([seen(each, 3)])
+    assert book.agreement == 0.75
+
+
+def test_what_is_seen_of_other_inputs_and_at_other_blocks_is_ignored() -> None:
+    probe, stranger = flight(1), flight(2)
+    book = begun(probe)
+    book.see([seen(stranger, 0), seen(probe, 1)])
+    book.answered(stranger.sample_id, 0, BOTH)
+    finish(book, probe)
+    finish(book, stranger)
+    assert book.num_complete == 1
+
+
+@pytest.mark.parametrize(
+    ("exit_block", "blocks", "score"),
+    [
+        pytest.param(1, (0, 2), 0.5, id="an-exit-that-is-no-ramp"),
+        pytest.param(0, (2,), 0.5, id="a-ramp-that-said-nothing"),
+        pytest.param(0, (0, 2), math.nan, id="a-score-that-is-no-number"),
+    ],
+)
+def test_probes_that_contradict_themselves_are_counted_and_left_out(
+    exit_block: int, blocks: tuple[int, ...], score: float
+) -> None:
+    probe = flight(1)
+    book = begun(probe)
+    book.answered(probe.sample_id, exit_block, BOTH)
+    book.see([*(seen(probe, block, score=score) for block in blocks), seen(probe, 3)])
+    assert (book.hand_over(), book.num_refused, book.num_complete) == (None, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("active_now", "active"),
+    [
+        pytest.param(frozenset({0}), [True, False], id="the-plan-at-its-answer"),
+        pytest.param(frozenset({2}), None, id="neither-plan"),
+    ],
+)
+def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer(
+    active_now: frozenset[int], active: list[bool] | None
+) -> None:
+    probe = flight(1)
+    book = begun(probe, active=frozenset({2}))
+    book.answered(probe.sample_id, 0, active_now)
+    book.see([seen(probe, block) for block in (0, 2, 3)])
+    observations = book.hand_over()
+    assert (None if observations is None else observations.active_NR[0].tolist()) == active
+    assert book.num_refused == (active is None)
+
+
+def test_a_forgotten_probe_never_completes() -> None:
+    probe = flight(1)
+    book = begun(probe)
+    book.forget([probe.sample_id, "stranger"])
+    finish(book, probe)
+    assert (book.deadline_s(probe.sample_id), book.hand_over()) == (None, None)
+
+
+def test_probes_whose_deadline_is_long_past_are_forgotten() -> None:
+    early, late = flight(1, deadline_s=5.0), flight(2, deadline_s=9.0)
+    book = begun(early, late)
+    book.begin([], BOTH, 6.0)
+    assert book.deadline_s(early.sample_id) == 5.0  # something may still be seen of it for a second
+    book.begin([], BOTH, 7.1)
+    assert (book.deadline_s(early.sample_id), book.deadline_s(late.sample_id)) == (None, 9.0)
+
+
+def test_of_complete_probes_that_nobody_asks_for_the_oldest_go() -> None:
+    flights = [flight(serial) for serial in range(5)]
+    book = begun(*flights, most_complete=3)
+    for each, exit_block in zip(flights, (0, 0, 2, 3, 3), strict=True):
+        finish(book, each, exit_block=exit_block)
+    observations = book.hand_over()
+    assert observations is not None
+    assert (observations.exits_N.tolist(), book.num_overflown) == ([2, 3, 3], 2)
+
+
+def test_no_more_probes_begin_than_there_is_room_for() -> None:
+    book = ProbeBook(SHAPE, outlive_s=1.0, most_open=2)
+    assert book.begin([flight(1)], BOTH, 2.0)
+    assert not book.begin([flight(2), flight(3)], BOTH, 2.0)
+    assert book.begin([flight(4)], BOTH, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "looks"),
+    [
+        (PolicySpec(name="entropy", thresholds=0.5), True),
+        (PolicySpec(name="recorded", thresholds=0.5, records="records.npz"), True),
+        (PolicySpec(name="confidence", thresholds=0.5), False),
+        (PolicySpec(name="patience", patience=2), False),
+        (None, False),
+    ],
+    ids=["entropy", "recorded", "confidence", "patience", "none"],
+)
+def test_only_a_policy_of_the_same_unit_is_probed(policy: PolicySpec | None, looks: bool) -> None:
+    assert can_look(policy, "entropy") == looks
+
+
+def test_without_a_policy_replicas_look_at_confidence() -> None:
+    assert can_look(None, "confidence")

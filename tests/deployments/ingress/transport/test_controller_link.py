@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from deployments.ingress.transport.controller_link import ControllerLink
+from earlyexit.errors import ControllerUnavailableError
+
+
+class Method:
+    """A remote method of a deployment's handle; its reply is awaited."""
+
+    def __init__(self, reply: Any) -> None:
+        self._reply = reply
+
+    def remote(self, *arguments: object) -> Awaitable[Any]:
+        async def answer() -> Any:
+            if self._reply == "never":
+                await asyncio.Event().wait()
+            if isinstance(self._reply, Exception):
+                raise self._reply
+            return [self._reply, *arguments] if arguments else self._reply
+
+        return answer()
+
+
+class Handle:
+    """A controller that replies the same to everything."""
+
+    def __init__(self, reply: Any) -> None:
+        self.current = self.describe = self.history = Method(reply)
+
+
+def link(reply: Any) -> ControllerLink:
+    def find(name: str, app: str) -> Handle:
+        assert (name, app) == ("controller", "offramp")
+        return Handle(reply)
+
+    return ControllerLink("offramp", find, pull_s=0.01)
+
+
+async def test_a_controller_is_asked_by_its_name() -> None:
+    assert await link({"plan": 1}).current() == {"plan": 1}
+    assert await link({"epoch": 1}).describe() == {"epoch": 1}
+    assert await link("row").history(3) == ["row", 3]
+
+
+@pytest.mark.parametrize("reply", ["never", ConnectionError("died")], ids=["mute", "dead"])
+async def test_an_ingress_that_starts_does_without_a_controller_that_is_gone(reply: Any) -> None:
+    assert await link(reply).current() is None
+
+
+async def test_who_asks_a_controller_that_is_gone_is_told_so() -> None:
+    with pytest.raises(ControllerUnavailableError, match="the controller does not answer: died"):
+        await link(ConnectionError("died")).describe()
+
+
+async def test_an_error_without_words_is_named() -> None:
+    with pytest.raises(ControllerUnavailableError, match="the controller does not answer: TimeoutError"):
+        await link(TimeoutError()).describe()

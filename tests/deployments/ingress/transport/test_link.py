@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from deployments.ingress.transport.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link
+from deployments.messages import Chunk
+from earlyexit.errors import DeadlineError
+from earlyexit.wire import Seen
+from tests.deployments.wire_fakes import WORD, Asked, FakeReplica, answered, call_of, going_on, names, soon, turns
+
+
+class Scene:
+    """A link and the replica at its other end; pauses last until the test ends them."""
+
+    def __init__(self, replica: FakeReplica) -> None:
+        self.replica = replica
+        self.changes: asyncio.Queue[bool] = asyncio.Queue()
+        """Whether it was up, whenever it told of a change."""
+        self._pauses: asyncio.Queue[float] = asyncio.Queue()
+        self._over: asyncio.Queue[None] = asyncio.Queue()
+        self.link = Link("r1", self.replica.address, self._changed, pause=self._pause)
+
+    def call(self, sample_ids: str) -> Call:
+        return Call(self.link, sample_ids)
+
+    async def asked(self) -> Asked:
+        return await soon(self.replica.asked.get())
+
+    async def begun_pause_s(self) -> float:
+        """The next pause, which goes on."""
+        return await soon(self._pauses.get())
+
+    async def pause_s(self) -> float:
+        """The next pause, which ends."""
+        pause_s = await self.begun_pause_s()
+        self.end_pause()
+        return pause_s
+
+    def end_pause(self) -> None:
+        self._over.put_nowait(None)
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether a pause has begun that nobody was told of."""
+        return not self._pauses.empty()
+
+    def _changed(self) -> None:
+        self.changes.put_nowait(self.link.is_up)
+
+    async def _pause(self, seconds: float) -> None:
+        self._pauses.put_nowait(seconds)
+        await self._over.get()
+
+
+class Call:
+    """A call over the link, and the parts that came."""
+
+    def __init__(self, link: Link, sample_ids: str) -> None:
+        self.parts: list[Chunk] = []
+        self.task = asyncio.create_task(link.call(call_of(sample_ids), self.parts.append))
+
+    @property
+    def names(self) -> list[str]:
+        return names(self.parts)
+
+
+@pytest.fixture
+async def down() -> AsyncIterator[Scene]:
+    """Nobody listens yet."""
+    scene = Scene(FakeReplica())
+    yield scene
+    scene.replica.die()
+    scene.link.leave()
+    await turns()
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    """The link is up."""
+    replica = FakeReplica()
+    await replica.listen()
+    scene = Scene(replica)
+    assert await soon(replica.words.get()) == WORD
+    yield scene
+    replica.die()
+    scene.link.leave()
+    await turns()
+
+
+# The connection
+
+
+async def test_a_link_comes_up_by_itself_and_says_the_word_first(down: Scene) -> None:
+    assert not down.link.is_up
+    await down.begun_pause_s()
+    await down.replica.listen()
+    down.end_pause()
+    assert await soon(down.replica.words.get()) == WORD
+    assert await soon(down.changes.get()) is True
+    assert down.link.is_up
+
+
+async def test_pauses_between_attempts_double_up_to_the_longest_and_begin_anew_after_a_connection(down: Scene) -> None:
+    pauses_s = [await down.pause_s() for _ in range(6)]
+    assert pauses_s == [FIRST_PAUSE_S * 2**k for k in range(5)] + [LONGEST_PAUSE_S]
+    assert await down.begun_pause_s() == LONGEST_PAUSE_S
+    await down.replica.listen()
+    down.end_pause()
+    await soon(down.replica.words.get())
+    down.replica.drop()
+    assert await down.pause_s() == FIRST_PAUSE_S
+    assert await soon(down.replica.words.get()) == WORD
+
+
+async def test_a_link_without_a_connection_takes_no_calls(down: Scene) -> None:
+    with pytest.raises(ConnectionError, match="no connection to r1"):
+        await down.link.call(call_of("a"), lambda _: None)
+
+
+async def test_whoever_says_what_no_replica_says_is_left_and_tried_again(scene: Scene) -> None:
+    call = scene.call("a")
+    await scene.asked()
+    scene.replica.say_noise()
+    with pytest.raises(ConnectionError):
+        await soon(call.task)
+    await scene.pause_s()
+    assert await soon(scene.replica.words.get()) == WORD
+
+
+# Calls
+
+
+async def test_a_call_takes_every_part_and_ends_when_all_its_inputs_are_settled(scene: Scene) -> None:
+    call = scene.call("abcd")
+    asked = await scene.asked()
+    assert (asked.names, asked.call.assignment) == ("abcd", call_of("a").assignment)
+    looked = Chunk(
+        early=answered("a").answers, seen=(Seen(sample_id="a", block=1, score=0.5, label=0),)
+    )  # settles nothing
+    lost = Chunk(lost=(("c", DeadlineError("too late")),))
+    for part in (looked, answered("a"), going_on("b"), lost):
+        asked.say(part)
+    other = scene.call("x")  # when it is through, what was said before it is too
+    (await scene.asked()).answer()
+    await soon(other.task)
+    assert ([part.num_inputs for part in call.parts], call.task.done()) == ([0, 1, 1, 1], False)
+    asked.say(answered("d"))
+    await soon(call.task)
+    assert call.names == ["", "a", "", "", "d"]
+
+
+async def test_calls_under_way_together_get_their_own_parts(scene: Scene) -> None:
+    first, second = scene.call("ab"), scene.call("cd")
+    asked = {each.names: each for each in (await scene.asked(), await scene.asked())}
+    asked["cd"].say(answered("c"))
+    asked["ab"].say(answered("a"))
+    asked["cd"].say(answered("d"))
+    await soon(second.task)
+    assert not first.task.done()
+    asked["ab"].say(answered("b"))
+    await soon(first.task)
+    assert (first.names, second.names) == (["a", "b"], ["c", "d"])
+
+
+async def test_a_refused_call_fails_for_the_replicas_reason_and_others_go_on(scene: Scene) -> None:
+    refused, other = scene.call("a"), scene.call("b")
+    (await scene.asked()).refuse("PlanError('no split holds block 2')")
+    with pytest.raises(RuntimeError, match="no split holds block 2"):
+        await soon(refused.task)
+    (await scene.asked()).answer()
+    await soon(other.task)
+
+
+async def test_a_replica_that_dies_under_calls_fails_them_and_is_connected_to_again(scene: Scene) -> None:
+    assert await soon(scene.changes.get()) is True
+    calls = [scene.call("ab"), scene.call("c")]
+    (await scene.asked()).say(answered("a"))
+    await scene.asked()
+    other = scene.call("x")
+    (await scene.asked()).answer()
+    await soon(other.task)
+    scene.replica.drop()
+    for call in calls:
+        with pytest.raises(ConnectionError, match="r1 closed the connection"):
+            await soon(call.task)
+    assert (calls[0].names, await soon(scene.changes.get()), scene.link.is_up) == (["a"], False, False)
+    assert await scene.pause_s() == FIRST_PAUSE_S
+    assert await soon(scene.changes.get()) is True
+    again = scene.call("b")
+    (await scene.asked()).answer()
+    await soon(again.task)
+
+
+async def test_a_part_that_cannot_be_taken_fails_its_call_and_no_other(scene: Scene) -> None:
+    def refuse(chunk: Chunk) -> None:
+        raise LookupError("nobody knows this input")
+
+    failing = asyncio.create_task(scene.link.call(call_of("a"), refuse))
+    (await scene.asked()).answer()
+    with pytest.raises(LookupError, match="nobody knows"):
+        await soon(failing)
+    other = scene.call("b")
+    (await scene.asked()).answer()
+    await soon(other.task)
+
+
+async def test_a_call_that_is_given_up_is_forgotten_by_the_replica_and_others_go_on(scene: Scene) -> None:
+    given_up, other = scene.call("ab"), scene.call("c")
+    asked = await scene.asked()
+    given_up.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await soon(given_up.task)
+    assert await soon(scene.replica.forgotten.get()) == asked.serial
+    asked.answer()  # it was on its way
+    (await scene.asked()).answer()
+    await soon(other.task)
+    assert (given_up.names, other.names) == ([], ["c"])
+
+
+async def test_only_calls_that_are_given_up_are_forgotten(scene: Scene) -> None:
+    first = scene.call("a")
+    (await scene.asked()).answer()
+    await soon(first.task)
+    second = scene.call("b")
+    asked = await scene.asked()
+    second.task.cancel()
+    assert await soon(scene.replica.forgotten.get()) == asked.serial
+    assert scene.replica.forgotten.empty()
+
+
+# The end
+
+
+async def test_a_link_that_leaves_closes_when_its_calls_are_done(scene: Scene) -> None:
+    first, second = scene.call("ab"), scene.call("c")
+    asked = [await scene.asked(), await scene.asked()]
+    scene.link.leave()
+    asked[0].say(answered("a"))
+    asked[1].answer()
+    await soon(second.task)
+    assert (scene.link.is_up, scene.replica.ended.empty()) == (True, True)
+    asked[0].say(answered("b"))
+    await soon(first.task)
+    await soon(scene.replica.ended.get())
+    assert (first.names, scene.link.is_up) == (["a", "b"], False)
+
+
+async def test_a_link_that_leaves_without_calls_closes_at_once(scene: Scene) -> None:
+    assert scene.link.is_up
+    scene.link.leave()
+    await soon(scene.replica.ended.get())
+    assert not scene.link.is_up
+
+
+@pytest.mark.parametrize("how", ["died", "given-up"])
+async def test_a_link_that_leaves_never_comes_back(scene: Scene, how: str) -> None:
+    call = scene.call("a")
+    await scene.asked()
+    scene.link.leave()
+    if how == "died":
+        scene.replica.drop()
+    else:
+        call.task.cancel()
+    with pytest.raises((ConnectionError, asyncio.CancelledError)):
+        await soon(call.task)
+    await soon(scene.replica.ended.get())
+    scene.end_pause()
+    await turns()
+    assert (scene.link.is_up, scene.replica.words.empty()) == (False, True)
+
+
+async def test_a_link_that_never_came_up_stops_trying_when_it_leaves(down: Scene) -> None:
+    assert await down.begun_pause_s() == FIRST_PAUSE_S
+    await down.replica.listen()
+    down.link.leave()
+    down.end_pause()
+    await turns()
+    assert (down.is_pausing, down.replica.words.empty()) == (False, True)

@@ -1,0 +1,116 @@
+"""A small service with the live controller, whose figures a reader can work out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from earlyexit.split import Split
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+from simulator.control.fleet import Delays
+from simulator.control.run import Control, control_settings
+from simulator.decisions import IntArray, recorded
+from simulator.scenario import FloatArray, Scenario
+
+RAMPS = (0, 1, 2)
+POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
+SLOTS = {"cpu": 3}
+DELAYS = Delays(start_s=4.0, notice_s=1.0, lost_s=8.0, drain_s=1.0)
+EASY, HARD = 0, 1
+"""Rows of the records: who leaves after block 1, and who stays to the end."""
+
+
+def records() -> ExitRecords:
+    """Two inputs: ramps 1 and 2 are sure of the first, none is of the second."""
+    return ExitRecords(
+        score="confidence",
+        num_blocks=4,
+        ramps=RAMPS,
+        sample_ids=("easy", "hard"),
+        scores_NR=np.array([[0, 1, 1], [0, 0, 0]], dtype=np.float32),
+        labels_NR=np.array([[0, 1, 1], [0, 0, 0]], dtype=np.int64),
+        final_labels_N=np.array([1, 1], dtype=np.int64),
+    )
+
+
+def problem(easy_share: float, *, count: int = 4) -> PlanProblem:
+    """Every block takes 10 ms for one to four inputs, a ramp nothing."""
+    left = 1 - easy_share
+    return PlanProblem(
+        num_blocks=4,
+        ramps=RAMPS,
+        survival_N=(1.0, 1.0, left, left),
+        latency={"cpu": LatencyTable(batches=(1, 4), block_s_NB=np.full((4, 2), 0.01), ramp_s_EB=np.zeros((3, 2)))},
+        devices={"cpu": Supply(count=count, usd_per_hour=1.0)},
+        link=Link(bandwidth_bytes_per_s=1e12),
+        bytes_per_sample_N=(1.0,) * 4,
+        slo=Slo(latency_s=1.0),
+        objective=MaximizeRate(),
+    )
+
+
+def whole(replicas: int) -> Plan:
+    """The model in one split, no ramp: 4 inputs in 40 ms, so 100/s per replica."""
+    stage = Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=4, batch=4),))
+    return Plan(stages=(stage,), policy=POLICY, predicted={"rate_per_s": 100.0 * replicas, "latency_s": 0.08})
+
+
+def halves(first: int, second: int) -> Plan:
+    """Cut after ramp 1. A replica of the first half does 200/s, one of the second 200/s of those that reach it."""
+    stages = (
+        Stage(device="cpu", replicas=first, splits=(Split(first=0, end=2, batch=4, ramps=(1,)),)),
+        Stage(device="cpu", replicas=second, splits=(Split(first=2, end=4, batch=4),)),
+    )
+    return Plan(stages=stages, policy=POLICY)
+
+
+def evenly(rate_per_s: float, duration_s: float) -> FloatArray:
+    """Arrivals at equal gaps."""
+    return np.arange(0.0, duration_s, 1 / rate_per_s)
+
+
+def rows(easy_share: float, number: int = 10) -> IntArray:
+    """The same share in every ten inputs."""
+    return np.array([EASY if place % 10 < 10 * easy_share else HARD for place in range(number)])
+
+
+def scenario(plan: Plan, arrivals_s: FloatArray, rows_N: IntArray, *, duration_s: float, **options: Any) -> Scenario:
+    """The service of that plan on as many accelerators as `problem` has."""
+    return Scenario(
+        **{
+            "problem": problem(0.0),
+            "plan": plan,
+            "decisions": recorded(records(), dict.fromkeys(RAMPS, 0.5)),
+            "rows_N": rows_N,
+            "arrivals_s": arrivals_s,
+            "duration_s": duration_s,
+            "slo_s": 1.0,
+            **options,
+        }
+    )
+
+
+def control(expected: PlanProblem, **options: Any) -> Control:
+    """Periods of 60 s and a look every 2.5 s; probes are a tenth."""
+    settings = control_settings(expected, period_s=60.0, watch_s=2.5, start_s=4.0)
+    made = Control(
+        settings=settings,
+        problem=expected,
+        records=records(),
+        slots=SLOTS,
+        probe_share=0.1,
+        delays=DELAYS,
+        plan_s=0.0,
+    )
+    return replace(made, **options)
+
+
+def seconds(log: Sequence[tuple[float, str]]) -> list[str]:
+    """A log, as a test can hold it."""
+    return [f"{at_s:.2f} {words}" for at_s, words in log]

@@ -1,0 +1,48 @@
+"""A load whose next input waits for an outcome."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from simulator.control.closed import Closed
+from simulator.control.faults import AcceleratorsLost, Mix
+from simulator.control.run import simulate_controlled
+from tests.simulator.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
+
+
+def test_as_many_inputs_are_under_way_as_the_load_says() -> None:
+    closed = Closed(in_flight=8, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),))
+    made = scenario(whole(2), np.zeros(0), closed.rows_N, duration_s=1.0, slo_s=math.inf, admission=False)
+    outcome = simulate_controlled(made, control(problem(0.0), hold=True), closed=closed).outcome
+    # Two replicas run batches of 4 in 40 ms: 25 rounds of 8 in a second.
+    assert len(outcome.latency_s_N) == 200
+    assert np.unique(outcome.latency_s_N.round(9)).tolist() == [0.04]
+
+
+def test_inputs_are_of_the_mix_that_is_on() -> None:
+    mixes = (Mix(at_s=0.0, rows_N=np.array([EASY, EASY])), Mix(at_s=1.0, rows_N=np.array([HARD, HARD])))
+    closed = Closed(in_flight=4, mixes=mixes)
+    made = scenario(halves(1, 1), np.zeros(0), closed.rows_N, duration_s=2.0, admission=False)
+    outcome = simulate_controlled(made, control(problem(0.0), hold=True), closed=closed).outcome
+    early_N = outcome.arrived_s_R < 1.0
+    assert set(outcome.exit_N[early_N]) == {1}
+    assert set(outcome.exit_N[~early_N]) == {3}
+
+
+def test_whoever_is_refused_comes_again_after_a_pause() -> None:
+    closed = Closed(in_flight=2, mixes=(Mix(at_s=0.0, rows_N=np.array([HARD])),), pause_s=0.5)
+    made = scenario(whole(4), np.zeros(0), closed.rows_N, duration_s=20.0, admission=False)
+    lost = (AcceleratorsLost(at_s=5.0, device="cpu", numbers=(0, 1, 2, 3)),)
+    outcome = simulate_controlled(made, control(problem(0.0)), closed=closed, faults=lost).outcome
+    refused_N = outcome.drop_N >= 0
+    assert refused_N.sum() < 2 * 15 / 0.5 + 2
+    assert (refused_N ^ ~np.isnan(outcome.latency_s_N)).all()
+
+
+def test_mixes_have_as_many_rows() -> None:
+    with pytest.raises(DataError, match="as many rows"):
+        Closed(in_flight=1, mixes=(Mix(at_s=0.0, rows_N=np.array([0])), Mix(at_s=1.0, rows_N=np.array([0, 1]))))

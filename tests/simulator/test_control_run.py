@@ -1,0 +1,201 @@
+"""The live controller over simulated replicas."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError, PlanError
+from simulator.control.faults import (
+    AcceleratorsBack,
+    AcceleratorsLost,
+    Fault,
+    Mix,
+    ReplicaDies,
+    ReplicaSlows,
+    rows_in_turn,
+)
+from simulator.control.run import Control, Controlled, Order, simulate_controlled
+from simulator.ledger import DROPS, UNANSWERED
+from simulator.scenario import Scenario
+from tests.simulator.controlled_cases import (
+    EASY,
+    HARD,
+    control,
+    evenly,
+    halves,
+    problem,
+    records,
+    rows,
+    scenario,
+    seconds,
+    whole,
+)
+
+FIRST, SECOND = "split-cpu-0", "split-cpu-1"
+
+
+def check_outcomes(result: Controlled) -> None:
+    """Every input has exactly one outcome, and the ingresses counted the same."""
+    outcome = result.outcome
+    answered_N = ~np.isnan(outcome.latency_s_N)
+    assert (answered_N ^ (outcome.drop_N >= 0)).all()
+    assert not (outcome.drop_N == UNANSWERED).any()
+    assert ((outcome.exit_N >= 0) == answered_N).all()
+    assert sum(report.arrived for report in result.reports) == len(answered_N)
+    assert sum(report.answered for report in result.reports) == answered_N.sum()
+    for reason, name in enumerate(DROPS):
+        dropped = sum(report.drops.get(name, 0) for report in result.reports)
+        assert dropped == (outcome.drop_N == reason).sum()
+    assert all(report.unanswered == report.waiting == 0 for report in result.reports)
+
+
+def test_a_change_over_replaces_replicas_one_after_the_other_and_loses_nothing() -> None:
+    order = Order(at_s=10.1, plan=halves(2, 1))
+    steered = control(problem(0.6), hold=True, orders=(order,))
+    result = simulate_controlled(scenario(whole(4), evenly(100, 30), rows(0.6), duration_s=30.0), steered)
+    assert seconds(result.done) == [
+        "10.10 scale split-cpu-0 to 3",  # one of four is enough to begin with
+        "10.10 scale split-cpu-1 to 1",
+        "11.10 split-cpu-0#3 ends",
+        "15.10 split-cpu-1#0 runs",  # four seconds after an accelerator was free
+        "15.10 prepare 1",
+        "15.10 follow 1",
+        "15.35 scale split-cpu-0 to 2",  # nothing is under way by the plan before
+        "16.35 split-cpu-0#2 ends",
+    ]
+    figures = result.outcome.figures()
+    assert (figures.answered, figures.drops) == (3000, {})
+    # Until 15.1 s no ramp is on; then 6 of 10 leave after block 1. 1511 inputs came by then, the last one at 15.1 s.
+    assert figures.exits[1] + figures.exits[3] == 3000
+    assert figures.exits[1] == pytest.approx(0.6 * (3000 - 1511), abs=6)
+    check_outcomes(result)
+    assert result.words("error") == []
+
+
+def test_the_inputs_of_a_dead_replica_are_answered_once_by_others() -> None:
+    died = (ReplicaDies(at_s=10.01, slot=FIRST, rank=1),)
+    made = scenario(whole(3), evenly(200, 30), rows(0.6), duration_s=30.0)
+    result = simulate_controlled(made, control(problem(0.6), hold=True), faults=died)
+    assert "10.01 split-cpu-0#1 dies" in seconds(result.done)
+    assert "15.01 split-cpu-0#3 runs" in seconds(result.done)
+    assert result.outcome.figures().answered == 6000
+    check_outcomes(result)
+
+
+def test_a_straggler_is_found_and_gets_no_work() -> None:
+    slow = (ReplicaSlows(at_s=20.0, slot=FIRST, rank=2, slowness=3.0),)
+    made = scenario(whole(4), evenly(200, 60), rows(0.0), duration_s=60.0)
+    result = simulate_controlled(made, control(problem(0.0)), faults=slow)
+    (words,) = result.words("straggler")
+    assert words.startswith("split-cpu-0#2 takes 1.5")
+    found = [plan for plan in result.plans if plan.reason == "straggler"]
+    assert found[0].placed["avoided"] == {"split-cpu-0#2": FIRST}
+    latest = result.outcome.figures_between(found[0].at_s + 1.0, 60.0)
+    assert latest.p99_s is not None
+    assert latest.p99_s < 0.12  # what a slow batch alone takes
+    check_outcomes(result)
+
+
+def test_lost_accelerators_make_a_new_plan_and_those_that_come_back_another() -> None:
+    made = scenario(halves(2, 2), evenly(150, 120), rows(0.6), duration_s=120.0)
+    lost = AcceleratorsLost(at_s=30.0, device="cpu", numbers=(2, 3))
+    back = AcceleratorsBack(at_s=90.0, device="cpu", numbers=(2, 3))
+    result = simulate_controlled(made, control(problem(0.6)), faults=(lost, back))
+    assert [(plan.reason, plan.at_s) for plan in result.plans if plan.outcome == "in force"] == [
+        ("start", 0.0),
+        ("capacity lost", 32.5),  # the second stage was empty at two looks
+        ("capacity changed", 90.0),
+    ]
+    assert [plan.placed["plan"]["stages"][0]["replicas"] for plan in result.plans] == [2, 2, 4]
+    between = result.outcome.figures_between(40.0, 120.0)
+    assert between.in_slo == between.inputs
+    check_outcomes(result)
+
+
+def test_the_plan_follows_inputs_that_become_harder() -> None:
+    arrivals_s = evenly(330, 160)
+    mixes = [Mix(at_s=0.0, rows_N=rows(0.9)), Mix(at_s=70.0, rows_N=rows(0.1))]
+    made = scenario(halves(2, 1), arrivals_s, rows_in_turn(mixes, arrivals_s), duration_s=160.0)
+    kept = simulate_controlled(made, control(problem(0.9), hold=True)).outcome
+    result = simulate_controlled(made, control(problem(0.9)))
+    assert any("inputs left by ramp 1" in words for words in result.words("reaction"))
+    # Kept, the only replica of the second half does 200/s of the 297/s that reach it.
+    assert kept.figures_between(130.0, 160.0).goodput_per_s < 250
+    assert result.outcome.figures_between(130.0, 160.0).goodput_per_s == 330
+    check_outcomes(result)
+
+
+def test_probes_tell_the_controller_what_ramps_that_are_off_would_do() -> None:
+    made = scenario(whole(4), evenly(200, 61), rows(0.6), duration_s=61.0)
+    result = simulate_controlled(made, control(problem(0.0), probe_share=0.5))
+    assert result.outcome.figures_between(0.0, 60.0).exits == {3: 12000}
+    (changed,) = [plan for plan in result.plans if plan.reason == "period" and plan.outcome == "in force"]
+    splits = changed.placed["plan"]["stages"][0]["splits"]
+    assert any(1 in split["ramps"] for split in splits)
+
+
+def random_faults(rng: random.Random) -> tuple[Fault, ...]:
+    """Whatever may go wrong in the first 40 s."""
+    faults: list[Fault] = []
+    for _ in range(rng.randint(2, 8)):
+        at_s, slot, rank = rng.uniform(0, 40), rng.choice((FIRST, SECOND)), rng.randint(0, 3)
+        numbers = tuple(rng.sample(range(4), rng.randint(1, 4)))
+        faults.append(
+            rng.choice(
+                (
+                    ReplicaDies(at_s=at_s, slot=slot, rank=rank),
+                    ReplicaSlows(at_s=at_s, slot=slot, rank=rank, slowness=rng.uniform(1.0, 4.0)),
+                    AcceleratorsLost(at_s=at_s, device="cpu", numbers=numbers),
+                    AcceleratorsBack(at_s=at_s, device="cpu", numbers=numbers),
+                )
+            )
+        )
+    return tuple(faults)
+
+
+def troubled(seed: int) -> tuple[Scenario, Control, tuple[Fault, ...]]:
+    """A random service in random trouble."""
+    rng = random.Random(seed)
+    plan = rng.choice((whole(4), whole(2), halves(2, 2), halves(1, 2)))
+    arrivals_s = np.sort(np.random.default_rng(seed).uniform(0.0, 60.0, int(60 * rng.uniform(50, 600))))
+    options = {
+        "admission": rng.random() < 0.5,
+        "num_ingresses": rng.randint(1, 2),
+        "answer_s": rng.choice((0.0, 0.01)),
+        "entry_s": rng.choice((0.0, 0.01)),
+        "slo_s": rng.choice((0.3, 1.0, 20.0)),
+    }
+    mixes = [Mix(at_s=0.0, rows_N=rows(0.8)), Mix(at_s=30.0, rows_N=rows(0.2))]
+    made = scenario(plan, arrivals_s, rows_in_turn(mixes, arrivals_s), duration_s=60.0, **options)
+    orders = tuple(Order(at_s=rng.uniform(0, 50), plan=rng.choice((whole(3), halves(1, 1)))) for _ in range(2))
+    steered = control(problem(0.8), probe_share=0.3, orders=orders if rng.random() < 0.5 else (), linger_s=200.0)
+    return made, steered, random_faults(rng)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_input_has_one_outcome_whatever_goes_wrong(seed: int) -> None:
+    made, steered, faults = troubled(seed)
+    check_outcomes(simulate_controlled(made, steered, faults=faults, seed=seed))
+
+
+def test_equal_runs_are_equal_and_another_seed_probes_others() -> None:
+    made, steered, faults = troubled(3)
+    one, again, other = (simulate_controlled(made, steered, faults=faults, seed=seed) for seed in (1, 1, 2))
+    for name in ("latency_s_N", "exit_N", "drop_N"):
+        assert getattr(one.outcome, name).tobytes() == getattr(again.outcome, name).tobytes()
+    assert (one.plans, one.said, one.done) == (again.plans, again.said, again.done)
+    assert one.outcome.latency_s_N.tobytes() != other.outcome.latency_s_N.tobytes()
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    made = scenario(whole(4), evenly(10, 1), rows(0.0), duration_s=1.0)
+    with pytest.raises(DataError, match="1 records of 2 rows"):
+        simulate_controlled(made, control(problem(0.0), records=records().subset(np.array([EASY]))))
+    with pytest.raises(PlanError, match="no slots of"):
+        control(problem(0.0), slots={})
+    with pytest.raises(DataError, match="probe_share"):
+        control(problem(0.0), probe_share=1.5)
+    assert HARD != EASY

@@ -1,0 +1,96 @@
+"""Who leaves where."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError, PlanError
+from profiles.records import ExitRecords
+from simulator.decisions import STAYS, ByPatience, ByRamp, nested, patient, recorded, survival_of
+
+SURE = ByRamp(ramps=(0, 2, 4), sure_NR=np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=np.bool_))
+
+
+def records() -> ExitRecords:
+    return ExitRecords(
+        score="confidence",
+        num_blocks=4,
+        ramps=(0, 1, 2),
+        sample_ids=("a", "b", "c"),
+        scores_NR=np.array([[0.9, 0.5, 0.9], [0.1, 0.6, 0.2], [0.1, 0.2, 0.3]], dtype=np.float32),
+        labels_NR=np.array([[1, 1, 1], [0, 1, 1], [0, 1, 0]], dtype=np.int64),
+        final_labels_N=np.array([1, 1, 0], dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ramps", "leaves"),
+    [
+        pytest.param((), [STAYS, STAYS, STAYS], id="no ramp"),
+        pytest.param((0, 2, 4), [0, 2, STAYS], id="the first that is sure"),
+        pytest.param((2, 4), [4, 2, STAYS], id="ramps of a later split"),
+        pytest.param((4,), [4, STAYS, STAYS], id="one ramp"),
+    ],
+)
+def test_an_input_leaves_at_the_first_of_the_splits_ramps_that_is_sure(
+    ramps: tuple[int, ...], leaves: list[int]
+) -> None:
+    assert SURE.leaves_N(ramps, (0, 2, 4)).tolist() == leaves
+
+
+def test_ramps_of_which_nothing_is_known_are_refused() -> None:
+    with pytest.raises(PlanError, match=r"nothing is known of ramps \[1, 3\]; known are \[0, 2, 4\]"):
+        SURE.leaves_N((1, 2, 3), (1, 2, 3))
+
+
+def test_recorded_inputs_leave_where_their_score_passes_the_ramps_threshold() -> None:
+    decisions = recorded(records(), {0: 0.8, 1: 0.55, 2: 0.25})
+    assert decisions.leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, 1, 2]
+    assert decisions.num_rows == 3
+
+
+def test_at_a_ramp_without_a_threshold_nobody_leaves() -> None:
+    assert recorded(records(), {0: 0.8}).leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, STAYS, STAYS]
+
+
+@pytest.mark.parametrize(
+    ("patience", "active", "leaves"),
+    [
+        pytest.param(1, (0, 1, 2), [1, 2, STAYS], id="one repeat"),
+        pytest.param(2, (0, 1, 2), [2, STAYS, STAYS], id="two repeats"),
+        pytest.param(1, (0, 2), [2, STAYS, 2], id="only active ramps count"),
+        pytest.param(1, (1,), [STAYS, STAYS, STAYS], id="one ramp repeats nothing"),
+    ],
+)
+def test_patience_counts_active_ramps_that_repeat_the_one_before(
+    patience: int, active: tuple[int, ...], leaves: list[int]
+) -> None:
+    assert patient(records(), patience).leaves_N(active, active).tolist() == leaves
+
+
+def test_patience_looks_at_ramps_of_earlier_splits_too() -> None:
+    decisions = patient(records(), 1)
+    assert decisions.leaves_N((2,), (0, 1, 2)).tolist() == [STAYS, 2, STAYS]  # the first has left at ramp 1
+
+
+def test_patience_below_one_is_refused() -> None:
+    with pytest.raises(PlanError, match="patience must be at least 1, not 0"):
+        ByPatience(ramps=(0,), labels_NR=np.zeros((1, 1), dtype=np.int64), patience=0)
+
+
+def test_made_up_inputs_leave_as_their_survival_says_and_who_is_sure_stays_sure() -> None:
+    decisions = nested((1.0, 0.7, 0.7, 0.2), (0, 1, 2), np.random.default_rng(0), num_rows=10)
+    assert decisions.sure_NR.sum(0).tolist() == [3, 3, 8]
+    assert (np.diff(decisions.sure_NR.astype(int), axis=1) >= 0).all()
+    assert survival_of(decisions, (0, 1, 2), 4, np.arange(10)) == pytest.approx((1.0, 0.7, 0.7, 0.2))
+
+
+def test_made_up_inputs_are_at_least_one() -> None:
+    with pytest.raises(DataError, match="at least one input is needed, not 0"):
+        nested((1.0,), (), np.random.default_rng(0), num_rows=0)
+
+
+def test_survival_is_that_of_the_rows_that_are_served() -> None:
+    # Rows 0 and 0 leave at ramp 0, row 1 at ramp 2, row 2 stays.
+    assert survival_of(SURE, (0, 2, 4), 6, np.array([0, 0, 1, 2])) == (1.0, 0.5, 0.5, 0.25, 0.25, 0.25)

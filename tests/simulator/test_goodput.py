@@ -1,0 +1,66 @@
+"""The search for the highest rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from simulator.goodput import highest_rate, poisson_arrivals
+from simulator.scenario import Scenario
+from tests.simulator.tiny_cases import plan, scenario, split, stage
+
+WHOLE = plan(stage(2, split(0, 4, 1)))
+"""Two replicas, 4 s per input: 0.5 inputs per second."""
+
+
+def evenly(*, slo_s: float = 8.0, seconds: float = 4000.0) -> Callable[[float], Scenario]:
+    """Inputs at equal gaps: all are in time at 0.5/s and below, and few above, where a queue grows without end."""
+
+    def at(rate_per_s: float) -> Scenario:
+        arrivals_s = np.arange(0.0, seconds, 1 / rate_per_s)
+        return scenario(WHOLE, arrivals_s.tolist(), slo_s=slo_s, duration_s=seconds)
+
+    return at
+
+
+@pytest.mark.parametrize("expected_per_s", [0.5, 0.05, 0.35, 3.0, 8.0])
+def test_a_known_capacity_is_found_from_wherever_the_search_begins(expected_per_s: float) -> None:
+    # At a rate of 0.5 (1 + x)/s a share of 1 / (1 + x) is in time: 99 % of them up to 0.505/s.
+    found = highest_rate(evenly(), expected_per_s)
+    assert 0.499 <= found.rate_per_s <= 0.511
+    assert found.figures is not None
+    assert found.figures.in_slo_share >= 0.99
+    assert all(share >= 0.99 for rate, share in found.trials if rate <= found.rate_per_s)
+    assert all(share < 0.99 for rate, share in found.trials if rate > found.rate_per_s)
+
+
+def test_a_closer_search_takes_more_trials() -> None:
+    rough, close = (highest_rate(evenly(), 0.4, precision=precision) for precision in (0.1, 0.001))
+    assert len(rough.trials) < len(close.trials)
+
+
+def test_a_smaller_share_is_sustained_at_a_higher_rate() -> None:
+    assert highest_rate(evenly(), 0.5, share=0.8).rate_per_s == pytest.approx(0.625, rel=0.02)
+
+
+def test_what_no_rate_sustains_has_none() -> None:
+    found = highest_rate(evenly(slo_s=3.0, seconds=400.0), 0.5)  # an input alone takes 4 s
+    assert (found.rate_per_s, found.figures) == (0.0, None)
+    assert len(found.trials) > 1
+
+
+@pytest.mark.parametrize("expected_per_s", [0.0, -1.0, float("inf"), float("nan")])
+def test_the_expected_rate_is_a_finite_number_above_zero(expected_per_s: float) -> None:
+    with pytest.raises(DataError, match="the expected rate must be a finite number above 0"):
+        highest_rate(evenly(), expected_per_s)
+
+
+def test_arrivals_of_a_seed_are_the_same_at_every_rate_only_faster() -> None:
+    slow, fast = poisson_arrivals(10.0, 100.0, seed=3), poisson_arrivals(20.0, 50.0, seed=3)
+    assert (slow / 2).tolist() == pytest.approx(fast.tolist())
+    assert 0 <= slow[0] <= slow[-1] < 100
+    assert len(slow) == pytest.approx(1000, rel=0.1)
+    assert poisson_arrivals(10.0, 100.0, seed=4)[0] != slow[0]

@@ -1,0 +1,148 @@
+"""What replicas do when, to the second: a block takes 1 s, 0.25 s more for every further input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from optimizer.plan import Plan
+from optimizer.problem import Link
+from simulator.events import CONTROLS
+from simulator.ledger import DROPS
+from simulator.outcome import Outcome
+from simulator.service import Service
+from simulator.simulate import booted, play, simulate
+from tests.simulator.tiny_cases import (
+    AT_0,
+    AT_1,
+    AT_2,
+    TO_END,
+    plan,
+    problem,
+    scenario,
+    split,
+    stage,
+)
+
+WHOLE = plan(stage(1, split(0, 4)))
+EVERY_RAMP = plan(stage(1, split(0, 4, ramps=(0, 1, 2))))
+
+
+def latencies_s(served_by: Plan, arrivals_s: Sequence[float], rows: Sequence[int] = (TO_END,), **options: Any) -> Any:
+    return simulate(scenario(served_by, arrivals_s, rows, **options)).latency_s_N.tolist()
+
+
+@pytest.mark.parametrize(("size", "seconds"), [(1, 4.0), (2, 5.0), (3, 6.0), (4, 7.0)])
+def test_a_batch_takes_its_blocks_at_its_size(size: int, seconds: float) -> None:
+    assert latencies_s(WHOLE, [0.0], inputs_per_request=size) == [seconds] * size
+
+
+def test_what_arrives_meanwhile_is_the_next_batch() -> None:
+    assert latencies_s(WHOLE, [0, 1, 1, 1]) == [4, 9, 9, 9]  # three inputs from 4 s to 10 s
+
+
+def test_inputs_leave_at_the_ramps_inside_and_the_batch_goes_on_without_them() -> None:
+    rows = (TO_END, AT_1, AT_0, AT_2)
+    outcome = simulate(scenario(EVERY_RAMP, [0.0], rows, inputs_per_request=4))
+    assert outcome.latency_s_N.tolist() == [5.5, 3.25, 1.75, 4.5]  # 1.75 + 1.5 + 1.25 + 1
+    assert outcome.exit_N.tolist() == [3, 1, 0, 2]
+
+
+def test_an_active_ramp_takes_its_time_too() -> None:
+    rows = (AT_0, AT_1, AT_2, TO_END)
+    slow_ramps = problem(ramp_s=0.5)
+    assert latencies_s(EVERY_RAMP, [0.0], rows, inputs_per_request=4, problem=slow_ramps) == [2.25, 4.25, 6.0, 7.0]
+
+
+def test_a_batch_ends_where_the_last_of_it_leaves() -> None:
+    outcome = simulate(scenario(EVERY_RAMP, [0, 0.5, 0.5], [AT_0, AT_1, AT_1]))
+    assert outcome.latency_s_N.tolist() == [1, 3, 3]  # one block, then two of two inputs
+    assert [each.busy_s for each in outcome.splits] == [3.5]
+
+
+def test_survivors_take_the_link_to_the_next_stage() -> None:
+    served_by = plan(stage(1, split(0, 2, ramps=(1,))), stage(1, split(2, 4)))
+    rows = (TO_END, AT_1, TO_END)
+    # Two blocks of three inputs, 0.5 s for each of the two that go on, two blocks of two.
+    assert latencies_s(served_by, [0.0], rows, inputs_per_request=3) == [3 + 1 + 2.5, 3, 3 + 1 + 2.5]
+
+
+def test_a_replica_sends_one_batchs_survivors_at_a_time_and_computes_meanwhile() -> None:
+    served_by = plan(stage(1, split(0, 1, 1)), stage(2, split(1, 4, 1)))
+    slow_link = replace(problem(), link=Link(bandwidth_bytes_per_s=0.5))
+    # Computed from 0 to 1 and from 1 to 2, sent from 1 to 3 and from 3 to 5, three blocks each.
+    assert latencies_s(served_by, [0, 0], problem=slow_link) == [6, 8]
+
+
+def test_survivors_wait_on_the_device_for_a_full_batch_where_their_next_split_is_hosted_too() -> None:
+    served_by = plan(stage(1, split(0, 2, 2, ramps=(1,)), split(2, 4, 2)))
+    rows = (TO_END, AT_1, TO_END, AT_1)
+    assert latencies_s(served_by, [0.0], rows, inputs_per_request=4) == [7.5, 2.5, 7.5, 5.0]
+
+
+def test_a_deferred_stage_waits_until_the_slo_less_its_slack_would_be_at_risk() -> None:
+    # Of 20 s, 4 s are slack and 7 s are a full batch's; so it starts at 9 s, and takes 4 s for one input.
+    served_by = plan(stage(1, split(0, 4)), dispatch="deferred")
+    assert latencies_s(served_by, [0.0], slo_s=20.0) == [13]
+
+
+def test_a_deferred_stage_starts_a_full_batch_at_once() -> None:
+    served_by = plan(stage(1, split(0, 4)), dispatch="deferred")
+    assert latencies_s(served_by, [0.0], slo_s=20.0, inputs_per_request=4) == [7] * 4
+
+
+def test_a_deferred_stage_that_was_filled_meanwhile_forgets_when_it_meant_to_start() -> None:
+    # Alone the first would start at 20 - 4 - 5 = 11 s; filled at 6 s, it ends then, and the third starts at 17 s.
+    served_by = plan(stage(1, split(0, 4, 2)), dispatch="deferred")
+    assert latencies_s(served_by, [0, 6, 6], slo_s=20.0) == [11, 5, 15]
+
+
+def test_an_input_that_could_not_be_answered_in_time_is_dropped_unrun() -> None:
+    outcome = simulate(scenario(WHOLE, [0.0, 1.2], slo_s=5.0))  # 4 s from 4 on are more than until 6.2
+    assert outcome.latency_s_N[0] == 4
+    assert math.isnan(outcome.latency_s_N[1])
+    assert [DROPS[reason] for reason in outcome.drop_N if reason >= 0] == ["deadline"]
+    assert [each.batches for each in outcome.splits] == [1]
+
+
+def test_what_runs_for_too_long_is_answered_late() -> None:
+    # After one block of four inputs nobody leaves, so that a batch of four takes 7 s, a second more than is left.
+    outcome = simulate(scenario(WHOLE, [0.0], slo_s=6.0, inputs_per_request=4))
+    assert outcome.figures().late == 4
+
+
+def test_a_slow_replica_takes_so_many_times_as_long() -> None:
+    service = booted(scenario(WHOLE, [0.0]))
+    (replica,) = service.replicas()
+    service.slow(replica, 2.0)
+    assert play(service).latency_s_N.tolist() == [8]
+
+
+def at(service: Service, second: float, action: Any) -> Outcome:
+    """Play, and do something to the first replica then."""
+    replica = next(iter(service.replicas()))
+    service.events.at(second, CONTROLS, lambda _: action(replica))
+    return play(service)
+
+
+def test_what_a_dead_replica_had_is_run_by_another_after_a_pause() -> None:
+    service = booted(scenario(plan(stage(2, split(0, 4))), [0.0]))
+    assert at(service, 1.0, service.kill).latency_s_N.tolist() == [pytest.approx(1.05 + 4)]
+
+
+def test_a_replica_that_is_stopped_ends_what_it_has_and_gets_no_more() -> None:
+    service = booted(scenario(plan(stage(2, split(0, 4))), [0.0, 2.0]))
+    outcome = at(service, 1.0, service.stop)
+    assert outcome.latency_s_N.tolist() == [4, 4]
+    assert sum(slot.replica_s for slot in outcome.slots) == 1.0 + 6.0
+
+
+def test_survivors_on_their_way_from_a_replica_die_with_it_and_start_again() -> None:
+    served_by = plan(stage(2, split(0, 2)), stage(1, split(2, 4)))
+    service = booted(scenario(served_by, [0.0]))
+    # Two blocks until 2, sent until 2.5; dead at 2.25, again at 2.3: two blocks, the way, two blocks.
+    assert at(service, 2.25, service.kill).latency_s_N.tolist() == [pytest.approx(2.3 + 2 + 0.5 + 2)]

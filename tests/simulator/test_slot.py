@@ -1,0 +1,118 @@
+"""Which replica of a slot takes a call."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from simulator.call import Call
+from simulator.replica import Replica
+from simulator.slot import Slot
+
+BATCH = 4
+
+
+class FakeReplica:
+    """One that only has a name, and the calls that were put on it."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.name = f"slot#{index}"
+        self.calls: set[Call] = set()
+        self.until_s = 0.0
+
+
+def slot_of(num_replicas: int, *, num_ingresses: int = 1) -> Slot:
+    slot = Slot("slot", "cpu", num_ingresses)
+    for index in range(num_replicas):
+        slot.add(cast(Replica, FakeReplica(index)))
+    return slot
+
+
+class FakeIngress:
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def send(slot: Slot, weight: int, *, ingress: int = 0) -> int:
+    """Send a call that never ends; the index of the replica that takes it."""
+    replica = slot.choose(ingress, weight, BATCH)
+    assert replica is not None
+    call = Call(
+        cast(Any, FakeIngress(ingress)),
+        cast(Any, None),
+        cast(Any, [None] * weight),
+        0.0,
+        epoch=0,
+        first=True,
+        probe=False,
+    )
+    replica.calls.add(call)
+    return replica.index
+
+
+def test_idle_replicas_come_first_and_then_the_fullest_batch_that_has_room() -> None:
+    slot = slot_of(2)
+    assert [send(slot, 3), send(slot, 1), send(slot, 1), send(slot, 3), send(slot, 4)] == [0, 1, 0, 1, 0]
+
+
+def test_a_call_that_has_ended_makes_room() -> None:
+    slot = slot_of(2)
+    assert [send(slot, 3), send(slot, 1)] == [0, 1]
+    slot.done(0, slot.replicas[0], 3)
+    assert send(slot, 2) == 0
+
+
+def test_a_slot_without_replicas_has_none_to_choose() -> None:
+    slot = slot_of(1)
+    slot.remove(slot.replicas[0], 5.0)
+    assert slot.choose(0, 1, BATCH) is None
+    assert [replica.until_s for replica in slot.retired] == [5.0]
+
+
+def test_a_replica_that_was_removed_takes_no_more_and_may_end_its_calls() -> None:
+    slot = slot_of(2)
+    assert send(slot, 1) == 0
+    removed = slot.replicas[0]
+    slot.remove(removed, 1.0)
+    slot.done(0, removed, 1)
+    assert [send(slot, 1), send(slot, 4)] == [1, 1]
+
+
+def test_each_ingress_counts_its_own_calls_only_and_begins_elsewhere() -> None:
+    slot = slot_of(4, num_ingresses=2)
+    assert [send(slot, 4, ingress=ingress) for ingress in (0, 0, 1, 1, 1, 1)] == [0, 1, 2, 3, 0, 1]
+
+
+def test_avoided_replicas_are_left_out_while_there_are_others() -> None:
+    slot = slot_of(3)
+    slot.avoid({"slot#0", "slot#2"})
+    assert [send(slot, 4), send(slot, 4)] == [1, 1]
+    slot.avoid({"slot#2"})
+    assert [send(slot, 4), send(slot, 4)] == [0, 0]
+    slot.avoid(())
+    assert send(slot, 4) == 2
+
+
+def test_of_avoided_replicas_only_all_get_work_as_the_live_router_has_it() -> None:
+    slot = slot_of(2)
+    slot.avoid({"slot#0", "slot#1"})
+    assert [send(slot, 3), send(slot, 1), send(slot, 1)] == [0, 1, 0]
+
+
+def test_a_replica_that_is_avoided_from_its_start_may_end_calls_that_it_got_all_the_same() -> None:
+    slot = Slot("slot", "cpu", 1)
+    slot.avoid({"slot#0"})
+    slot.add(cast(Replica, FakeReplica(0)))
+    assert send(slot, 2) == 0
+    slot.done(0, slot.replicas[0], 2)
+    slot.replicas[0].calls.clear()
+    slot.avoid(())
+    assert send(slot, 2) == 0
+
+
+def test_what_a_replica_held_counts_when_it_is_no_longer_avoided() -> None:
+    slot = slot_of(2)
+    assert send(slot, 3) == 0
+    slot.avoid({"slot#0"})
+    slot.avoid(())
+    assert [send(slot, 1), send(slot, 1)] == [1, 0]
