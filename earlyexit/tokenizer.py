@@ -13,6 +13,7 @@ from earlyexit.errors import ModelFolderError, UnprocessableInputError
 
 TOKENIZER_FILE = "tokenizer.json"
 TokenIds = npt.NDArray[np.int32]
+TextOrPair = str | tuple[str, str]
 
 
 class TextTokenizer:
@@ -37,26 +38,35 @@ class TextTokenizer:
         return cls(tokenizer, max_length)
 
     def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[TokenIds]:
-        """Token ids, int32, special tokens included, of every text.
+        """Token ids, int32, special tokens included, of every text; see `encodings`."""
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in self.encodings(texts, truncate=truncate)]
 
-        Too long a text is cut if `truncate`, keeping its special tokens; else UnprocessableInputError names it.
+    def encodings(self, rows: Sequence[TextOrPair], *, truncate: bool = False) -> list[Encoding]:
+        """What the tokenizer makes of every text, or pair of texts.
+
+        Too long a one is cut if `truncate`, keeping its special tokens, a pair token by token where it is longest;
+        else UnprocessableInputError names it.
         """
         # A batch wakes the tokenizer's thread pool, which a single text does not repay.
-        encodings = [self._tokenizer.encode(texts[0])] if len(texts) == 1 else self._batch(texts)
+        encodings = [_encode(self._tokenizer, rows[0])] if len(rows) == 1 else self._batch(rows)
         too_long = [k for k, encoding in enumerate(encodings) if len(encoding.ids) > self.max_length]
-        if too_long and not truncate:
-            k = too_long[0]
-            raise UnprocessableInputError(
-                f"input {k} has {len(encodings[k].ids)} tokens, the model takes {self.max_length}; "
-                'send "truncate": true to have it cut'
-            )
         for k in too_long:
-            encodings[k] = self._cutting.encode(texts[k])
+            if truncate:
+                encodings[k] = _encode(self._cutting, rows[k])
+            if len(encodings[k].ids) > self.max_length:  # special tokens alone may be too many
+                raise UnprocessableInputError(
+                    f"input {k} has {len(encodings[k].ids)} tokens, the model takes {self.max_length}"
+                    + ("" if truncate else '; send "truncate": true to have it cut')
+                )
         empty = next((k for k, encoding in enumerate(encodings) if not encoding.ids), None)
         if empty is not None:
             raise UnprocessableInputError(f"input {empty} has no tokens")
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-
-    def _batch(self, texts: Sequence[str]) -> list[Encoding]:
-        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(texts))
         return encodings
+
+    def _batch(self, rows: Sequence[TextOrPair]) -> list[Encoding]:
+        encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(rows))
+        return encodings
+
+
+def _encode(tokenizer: Tokenizer, row: TextOrPair) -> Encoding:
+    return tokenizer.encode(row) if isinstance(row, str) else tokenizer.encode(*row)

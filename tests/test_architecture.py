@@ -95,6 +95,11 @@ def test_no_file_is_too_long_to_read(source: Path) -> None:
     [
         pytest.param("optimizer.plan_file, optimizer.thresholds", {"torch", "ray"}, id="the planner"),
         pytest.param("earlyexit.tokenizer, earlyexit.store", {"torch", "transformers", "ray"}, id="the ingress"),
+        pytest.param(
+            "earlyexit.codecs.text_pair, earlyexit.codecs.image, earlyexit.codecs.tensor",
+            {"torch", "transformers", "ray"},
+            id="codecs",
+        ),
         pytest.param("deployments.ingress.ingress", {"torch", "transformers"}, id="the running ingress"),
         pytest.param("deployments.ingress.tracing.hooks", {"opentelemetry", "ray", "torch"}, id="an ingress, untraced"),
         pytest.param("earlyexit.engine, earlyexit.times, earlyexit.clock", {"torch", "ray"}, id="the engine"),

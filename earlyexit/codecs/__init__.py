@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
 
 # Name -> where its Codec is. A codec is one file beside this one and one line here.
-CODECS: dict[str, str] = {}
+CODECS = {
+    "text": "earlyexit.codecs.text:TextCodec",
+    "text_pair": "earlyexit.codecs.text_pair:TextPairCodec",
+    "image": "earlyexit.codecs.image:ImageCodec",
+    "tensor": "earlyexit.codecs.tensor:TensorCodec",
+}
 
 
 def find_codec(spec: NamedSpec, folder: Path) -> Codec[Any]:

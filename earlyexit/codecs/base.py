@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
+from earlyexit.errors import InputError
 from earlyexit.signature import Column, Encoded
 
 Row = TypeVar("Row")
 """One input as its caller knows it: a text, a pair of texts, an image's bytes, an array."""
+Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""By name, each (n, *shape); elements of BYTES are `bytes`, or `str` where they came in JSON."""
 
 
 class Codec(ABC, Generic[Row]):
@@ -29,14 +31,14 @@ class Codec(ABC, Generic[Row]):
     @property
     @abstractmethod
     def inputs(self) -> tuple[Column, ...]:
-        """The v2 inputs, one column each."""
+        """The v2 inputs; columns of one name are forms of one input, the preferred one first."""
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """What a model card holds of it; `find_codec` makes an equal one."""
 
     @abstractmethod
-    def from_columns(self, columns: Mapping[str, npt.NDArray[np.generic]]) -> list[Row]:
+    def from_columns(self, columns: Columns) -> list[Row]:
         """Rows of v2 inputs whose names, datatypes and shapes have been checked; raises InputError."""
 
     @abstractmethod
@@ -62,3 +64,15 @@ class Codec(ABC, Generic[Row]):
 
         Raises UnprocessableInputError naming the row that this model cannot take.
         """
+
+
+def text_of(element: str | bytes, name: str, index: int) -> str:
+    """An element of a column of texts; raises InputError for an empty one and for other bytes than UTF-8."""
+    if not element:
+        raise InputError(f"{name}: element {index} is empty")
+    if isinstance(element, str):
+        return element
+    try:
+        return element.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: element {index} is not UTF-8 at byte {error.start}") from error

@@ -1,0 +1,145 @@
+"""Arrays of declared datatypes and shapes, as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.codecs.base import Codec, Columns
+from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.signature import DATATYPES, Column, Encoded
+
+Arrays: TypeAlias = tuple[npt.NDArray[np.generic], ...]
+"""A row: one array per column, in their order."""
+LARGE_BYTES = 1_000_000
+"""Of a request's rows together; above this, looking at every number takes a millisecond."""
+
+
+class TensorCodec(Codec[Arrays]):
+    """Rows of one or several columns to the network's tensors, one per input each."""
+
+    name = "tensor"
+
+    def __init__(self, columns: Sequence[Mapping[str, Any]]) -> None:
+        """`columns`: `{"name": ..., "datatype": "FP32", "shape": [...]}` each; raises ValueError."""
+        self._columns = tuple(_column(**column) for column in columns)
+        if not columns or len({column.name for column in self._columns}) < len(columns):
+            raise ValueError("at least one column is needed, each of another name")
+
+    @property
+    def inputs(self) -> tuple[Column, ...]:
+        return self._columns
+
+    def spec(self) -> dict[str, Any]:
+        columns = [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in self._columns]
+        return {"name": self.name, "columns": columns}
+
+    def from_columns(self, columns: Columns) -> list[Arrays]:
+        return list(zip(*(columns[column.name] for column in self._columns), strict=True))
+
+    def from_json(self, inputs: object) -> tuple[list[Arrays], bool]:
+        """One column's rows are nested lists; those of several are objects, an array by each column's name."""
+        if len(self._columns) > 1:
+            return self._from_objects(inputs)
+        [column] = self._columns
+        many = _depth(inputs) > len(column.shape)
+        rows = inputs if many and isinstance(inputs, list) else [inputs]
+        if not rows:
+            raise InputError("inputs: at least one row is needed")
+        return [(_array(row, column, f"inputs.{k}" if many else "inputs"),) for k, row in enumerate(rows)], many
+
+    @property
+    def json_schema(self) -> Mapping[str, Any]:
+        of_column = {column.name: _schema(column.datatype, column.shape) for column in self._columns}
+        row: Mapping[str, Any] = {
+            "type": "object",
+            "properties": of_column,
+            "required": list(of_column),
+            "additionalProperties": False,
+        }
+        if len(of_column) == 1:
+            [row] = of_column.values()
+        return {
+            "anyOf": [row, {"type": "array", "items": row, "minItems": 1}],
+            "description": "One row, or a list of rows.",
+        }
+
+    def is_slow(self, rows: Sequence[Arrays]) -> bool:
+        return sum(array.nbytes for row in rows for array in row) > LARGE_BYTES
+
+    def encode(self, rows: Sequence[Arrays], *, truncate: bool = False) -> list[Encoded]:
+        """Every array as (1, *shape); raises UnprocessableInputError for NaN and infinite numbers."""
+        for k, row in enumerate(rows):
+            for column, array in zip(self._columns, row, strict=True):
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    raise UnprocessableInputError(f"input {k}: {column.name!r} holds NaN or infinite numbers")
+        return [Encoded(length=1, values=tuple(np.asarray(array)[None] for array in row)) for row in rows]
+
+    def _from_objects(self, inputs: object) -> tuple[list[Arrays], bool]:
+        many = isinstance(inputs, list)
+        rows = inputs if isinstance(inputs, list) else [inputs]
+        names = {column.name for column in self._columns}
+        for row in rows or [None]:
+            if not isinstance(row, dict) or set(row) != names:
+                raise InputError(f"inputs: an object with {', '.join(sorted(names))}, or a list of them, is needed")
+        where = [f"inputs.{k}" if many else "inputs" for k in range(len(rows))]
+        return [
+            tuple(_array(row[column.name], column, f"{place}.{column.name}") for column in self._columns)
+            for place, row in zip(where, rows, strict=True)
+        ], many
+
+
+def _column(*, name: str, datatype: str, shape: Sequence[int]) -> Column:
+    if datatype not in DATATYPES or datatype == "BYTES":
+        known = ", ".join(known for known in DATATYPES if known != "BYTES")
+        raise ValueError(f"{name!r} has the datatype {datatype!r}; known: {known}")
+    if any(not isinstance(size, int) or size < 1 for size in shape):
+        raise ValueError(f"{name!r} has the shape {list(shape)}; sizes of at least 1 are needed")
+    return Column(name=name, datatypes=(datatype,), shape=tuple(shape))
+
+
+def _depth(value: object) -> int:
+    depth = 0
+    while isinstance(value, list):
+        depth += 1
+        value = value[0] if value else None
+    return depth
+
+
+def _array(value: object, column: Column, where: str) -> npt.NDArray[np.generic]:
+    """Numbers of JSON as a column's array; raises InputError where they are no such numbers or not so many."""
+    dtype = DATATYPES[column.datatype]
+    try:
+        given = np.array(value)
+    except (ValueError, OverflowError) as error:  # ragged lists
+        raise InputError(f"{where}: {column.datatype} of the shape {list(column.shape)} is needed") from error
+    if given.shape != column.shape or not _fits(given, dtype):
+        raise InputError(
+            f"{where}: {column.datatype} of the shape {list(column.shape)} is needed, not {list(given.shape)} of "
+            f"{given.dtype.name}"
+        )
+    return given.astype(dtype)
+
+
+def _fits(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if dtype.kind == "f":
+        return given.dtype.kind in "fiu"
+    if dtype.kind == "b":
+        return given.dtype.kind == "b"
+    limits = np.iinfo(dtype)
+    return given.dtype.kind in "iu" and int(given.min()) >= limits.min and int(given.max()) <= limits.max
+
+
+def _schema(datatype: str, shape: Sequence[int]) -> Mapping[str, Any]:
+    if shape:
+        return {
+            "type": "array",
+            "items": _schema(datatype, shape[1:]),
+            "minItems": shape[0],
+            "maxItems": shape[0],
+        }
+    kind = DATATYPES[datatype].kind
+    return {"type": "boolean" if kind == "b" else "number" if kind == "f" else "integer"}

@@ -1,0 +1,61 @@
+"""A pair of texts per input, such as a question and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from earlyexit.codecs.base import Columns, text_of
+from earlyexit.codecs.text import LONG_CHARS, TEXT, TokenizedCodec
+from earlyexit.errors import InputError
+from earlyexit.signature import Column, Encoded
+
+PAIR = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
+
+
+class TextPairCodec(TokenizedCodec[tuple[str, str]]):
+    """Pairs of texts to token ids and token types, both int32 per token."""
+
+    name = "text_pair"
+    inputs = (Column(name="text", datatypes=("BYTES",)), Column(name="text_pair", datatypes=("BYTES",)))
+    json_schema: ClassVar[Mapping[str, Any]] = {
+        "anyOf": [PAIR, {"type": "array", "items": PAIR, "minItems": 1}],
+        "description": "One pair of texts, or a list of pairs.",
+    }
+
+    def from_columns(self, columns: Columns) -> list[tuple[str, str]]:
+        firsts, seconds = columns["text"], columns["text_pair"]
+        return [
+            (text_of(one, "text", k), text_of(another, "text_pair", k))
+            for k, (one, another) in enumerate(zip(firsts, seconds, strict=True))
+        ]
+
+    def from_json(self, inputs: object) -> tuple[list[tuple[str, str]], bool]:
+        if not isinstance(inputs, list) or not inputs:
+            raise InputError("inputs: a pair of texts, or a list of pairs, is needed")
+        many = not all(isinstance(each, str) for each in inputs)
+        pairs = inputs if many else [inputs]
+        return [_pair(each, f"inputs.{k}" if many else "inputs") for k, each in enumerate(pairs)], many
+
+    def is_slow(self, rows: Sequence[tuple[str, str]]) -> bool:
+        return sum(len(one) + len(another) for one, another in rows) > LONG_CHARS
+
+    def encode(self, rows: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
+        return [
+            Encoded(
+                length=len(encoding.ids),
+                values=(np.array(encoding.ids, dtype=np.int32), np.array(encoding.type_ids, dtype=np.int32)),
+            )
+            for encoding in self._tokenizer.encodings(rows, truncate=truncate)
+        ]
+
+
+def _pair(row: object, where: str) -> tuple[str, str]:
+    match row:
+        case [str(one), str(another)] if one and another:
+            return one, another
+        case [str(), str()]:
+            raise InputError(f"{where}: a text of the pair is empty")
+    raise InputError(f'{where}: two texts are needed, as in {{"inputs": [["a text", "another"]]}}')

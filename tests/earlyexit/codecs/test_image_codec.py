@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.image import ImageCodec, ImageRow
+from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
+from tests.earlyexit.codecs.pictures import file_of, noise
+
+PHOTO = noise(4, 6)
+CODEC = ImageCodec(height=4, width=6)
+SHARES = PHOTO.astype(np.float32) / 255
+
+
+def in_base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def one_column(*rows: object) -> dict[str, np.ndarray[tuple[int], np.dtype[np.object_]]]:
+    column = np.empty(len(rows), dtype=object)
+    column[:] = rows
+    return {"image": column}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        CODEC.from_columns(one_column(file_of(PHOTO)))[0],
+        CODEC.from_columns(one_column(in_base64(file_of(PHOTO))))[0],
+        CODEC.from_columns({"image": PHOTO[None]})[0],
+        CODEC.from_columns({"image": SHARES[None]})[0],
+        CODEC.from_columns({"image": SHARES[None].astype(np.float16)})[0],
+        CODEC.from_json(in_base64(file_of(PHOTO)))[0][0],
+        CODEC.from_json([in_base64(file_of(PHOTO, "WEBP", lossless=True))])[0][0],
+        CODEC.from_content("image/png", file_of(PHOTO)),
+    ],
+    ids=["file", "base64 element", "uint8", "fp32", "fp16", "json", "webp in a json list", "body"],
+)
+def test_an_image_is_the_same_pixels_however_it_comes(row: ImageRow) -> None:
+    [encoded] = CODEC.encode([row])
+    [pixels] = encoded.values
+    assert (encoded.length, pixels.dtype) == (1, np.dtype(np.uint8))
+    np.testing.assert_array_equal(pixels, PHOTO[None])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        (None, "inputs: an image file in base64, or a list of them, is needed"),
+        ([], "inputs: an image file in base64, or a list of them, is needed"),
+        ("", "inputs: the image file is empty"),
+        ("a photo of a cat", "inputs: an image file in base64 is needed: "),
+        (["AAAA", "é"], "inputs.1: an image file in base64 is needed: "),
+        ([["AAAA", "AAAA"]], "inputs.0: an image file is needed, not list"),
+    ],
+)
+def test_other_json_than_images_is_refused(inputs: object, why: str) -> None:
+    with pytest.raises(InputError) as refused:
+        CODEC.from_json(inputs)
+    assert str(refused.value).startswith(why)
+
+
+def test_what_is_no_image_is_refused_with_its_place() -> None:
+    with pytest.raises(UnprocessableInputError, match="input 1: it is no image, or a broken one; JPEG, PNG and WebP"):
+        CODEC.encode([file_of(PHOTO), b"nothing"])
+    with pytest.raises(UnprocessableInputError, match="input 0: pixels in floating point are from 0 to 1"):
+        CODEC.encode([np.full((4, 6, 3), np.nan, np.float32)])
+
+
+def test_files_and_many_pixels_leave_the_event_loop() -> None:
+    assert CODEC.is_slow([b"x"])
+    assert not CODEC.is_slow([PHOTO])
+    assert CODEC.is_slow([np.zeros((400, 900, 3), np.uint8)])
+
+
+def test_its_inputs_are_files_or_pixels_of_the_size() -> None:
+    assert [(each.name, each.datatypes, each.shape) for each in CODEC.inputs] == [
+        ("image", ("BYTES",), ()),
+        ("image", ("UINT8", "FP32", "FP16"), (4, 6, 3)),
+    ]
+
+
+def test_a_card_says_how_an_image_comes_to_its_size() -> None:
+    spec = {"name": "image", "height": 224, "width": 224, "shortest_edge": 256, "interpolation": "bicubic"}
+    codec = find_codec(spec, Path())
+    assert codec.spec() == spec
+    with pytest.raises(ModelFolderError, match="interpolation 'best'; known: nearest"):
+        find_codec({**spec, "interpolation": "best"}, Path())

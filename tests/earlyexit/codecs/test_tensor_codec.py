@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.tensor import TensorCodec
+from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
+from earlyexit.signature import DATATYPES
+
+SPECTRUM = TensorCodec([{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}])
+ROW = TensorCodec([{"name": "age", "datatype": "INT8", "shape": []}, {"name": "w", "datatype": "FP64", "shape": [2]}])
+NUMBERS = [[1, 2.5, 3], [4, 5, 6]]
+
+
+def test_one_column_is_one_tensor_per_input() -> None:
+    [row] = SPECTRUM.from_columns({"spectrum": np.array([NUMBERS], np.float32)})
+    [encoded] = SPECTRUM.encode([row])
+    assert encoded.length == 1
+    assert [(array.dtype, array.tolist()) for array in encoded.values] == [(np.dtype(np.float32), [NUMBERS])]
+
+
+def test_several_columns_are_several_tensors() -> None:
+    rows = ROW.from_columns({"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "age": np.array([7, 8], np.int8)})
+    assert [[array.tolist() for array in each.values] for each in ROW.encode(rows)] == [
+        [[7], [[1.0, 2.0]]],
+        [[8], [[3.0, 4.0]]],
+    ]
+
+
+def test_json_is_nested_lists_or_objects() -> None:
+    assert SPECTRUM.from_json(NUMBERS)[1] is False
+    rows, many = SPECTRUM.from_json([NUMBERS, NUMBERS])
+    assert (many, len(rows), rows[1][0].tolist()) == (True, 2, NUMBERS)
+    [(age, w)], many = ROW.from_json({"w": [1, 2], "age": 3})
+    assert not many
+    assert (age.dtype.name, age.tolist(), w.dtype.name, w.tolist()) == ("int8", 3, "float64", [1.0, 2.0])
+    assert ROW.from_json([{"w": [1, 2], "age": 3}])[1] is True
+
+
+@pytest.mark.parametrize(
+    "inputs", [None, [], "a", [[1, 2], [3]], [[1, 2, 3]], [["a"] * 3] * 2, [[None] * 3] * 2, [[[]]]]
+)
+def test_other_json_than_the_column_is_refused(inputs: object) -> None:
+    with pytest.raises(InputError, match=r"FP32 of the shape \[2, 3\] is needed"):
+        SPECTRUM.from_json(inputs)
+
+
+@pytest.mark.parametrize("age", [128, -129, 1.5, True, "1", 2**70])
+def test_numbers_beyond_a_datatype_are_refused(age: object) -> None:
+    with pytest.raises(InputError, match=r"inputs\.age: INT8 of the shape \[\] is needed"):
+        ROW.from_json({"age": age, "w": [1, 2]})
+
+
+@pytest.mark.parametrize("inputs", [None, [], [1], {"age": 1}, [{"age": 1, "w": [1, 2], "more": 1}]])
+def test_other_objects_than_the_columns_are_refused(inputs: object) -> None:
+    with pytest.raises(InputError, match="inputs: an object with age, w, or a list of them, is needed"):
+        ROW.from_json(inputs)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none_are_refused_with_their_place(number: float) -> None:
+    good, bad = (np.zeros((2, 3), np.float32),), (np.full((2, 3), number, np.float32),)
+    with pytest.raises(UnprocessableInputError, match="input 1: 'spectrum' holds NaN or infinite numbers"):
+        SPECTRUM.encode([good, bad])
+
+
+@pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
+def test_every_datatype_is_taken(datatype: str) -> None:
+    codec = TensorCodec([{"name": "x", "datatype": datatype, "shape": [2]}])
+    [[array]], _ = codec.from_json([True, False] if datatype == "BOOL" else [1, 0])
+    assert array.dtype == DATATYPES[datatype]
+    [encoded] = codec.encode([(array,)])
+    assert encoded.values[0].tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [],
+        [{"name": "x", "datatype": "FP32", "shape": [2]}] * 2,
+        [{"name": "x", "datatype": "BYTES", "shape": [2]}],
+        [{"name": "x", "datatype": "float", "shape": [2]}],
+        [{"name": "x", "datatype": "FP32", "shape": [-1]}],
+        [{"name": "x", "datatype": "FP32"}],
+    ],
+    ids=["none", "twice", "texts", "unknown", "any size", "no shape"],
+)
+def test_columns_that_cannot_be_are_refused(columns: list[dict[str, Any]]) -> None:
+    with pytest.raises(ModelFolderError, match="codec 'tensor' does not take"):
+        find_codec({"name": "tensor", "columns": columns}, Path())
+
+
+def test_a_card_says_its_columns() -> None:
+    spec = SPECTRUM.spec()
+    assert spec == {"name": "tensor", "columns": [{"name": "spectrum", "datatype": "FP32", "shape": [2, 3]}]}
+    assert find_codec(spec, Path()).spec() == spec
+
+
+def test_many_numbers_leave_the_event_loop() -> None:
+    assert not SPECTRUM.is_slow([(np.zeros((2, 3), np.float32),)])
+    assert SPECTRUM.is_slow([(np.zeros((500, 501), np.float32),)])

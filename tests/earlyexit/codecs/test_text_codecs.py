@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.base import Codec
+from earlyexit.codecs.text import TextCodec
+from earlyexit.codecs.text_pair import TextPairCodec
+from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
+from earlyexit.signature import Encoded
+
+VOCABULARY = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: 4 + k for k, letter in enumerate("abcdefgh")}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a tokenizer of letters, `a` being 4."""
+    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def text_codec(folder: Path, max_length: int = 8) -> TextCodec:
+    codec = find_codec({"name": "text", "max_length": max_length}, folder)
+    assert isinstance(codec, TextCodec)
+    return codec
+
+
+def pair_codec(folder: Path, max_length: int = 8) -> TextPairCodec:
+    codec = find_codec({"name": "text_pair", "max_length": max_length}, folder)
+    assert isinstance(codec, TextPairCodec)
+    return codec
+
+
+def listed(encoded: list[Encoded]) -> list[tuple[list[int], ...]]:
+    assert all(array.dtype == np.int32 and len(array) == each.length for each in encoded for array in each.values)
+    return [tuple(array.tolist() for array in each.values) for each in encoded]
+
+
+def column(*elements: str | bytes) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
+    return np.array(elements, dtype=object)
+
+
+def test_a_text_is_its_token_ids(folder: Path) -> None:
+    assert listed(text_codec(folder).encode(["a b", "c"])) == [([1, 4, 5, 2],), ([1, 6, 2],)]
+
+
+def test_a_pair_is_its_token_ids_and_their_types(folder: Path) -> None:
+    encoded = pair_codec(folder).encode([("a b", "c"), ("a", "b c")])
+    assert listed(encoded) == [
+        ([1, 4, 5, 2, 6, 2], [0, 0, 0, 0, 1, 1]),
+        ([1, 4, 2, 5, 6, 2], [0, 0, 0, 1, 1, 1]),
+    ]
+    assert listed(pair_codec(folder).encode([("a b", "c")])) == listed(encoded)[:1]
+
+
+def test_too_long_a_pair_is_cut_where_it_is_longest(folder: Path) -> None:
+    codec = pair_codec(folder, max_length=7)
+    cut = codec.encode([("a b c d", "e f g h"), ("a b c d", "e"), ("a", "b c d e"), ("a", "b")], truncate=True)
+    assert [ids for ids, _ in listed(cut)] == [
+        [1, 4, 5, 2, 8, 9, 2],
+        [1, 4, 5, 6, 2, 8, 2],
+        [1, 4, 2, 5, 6, 7, 2],
+        [1, 4, 2, 5, 2],
+    ]
+    with pytest.raises(UnprocessableInputError, match=r"input 0 has 11 tokens, the model takes 7; send \"truncate\""):
+        codec.encode([("a b c d", "e f g h")])
+
+
+def test_a_limit_that_special_tokens_alone_exceed_is_not_passed(folder: Path) -> None:
+    with pytest.raises(UnprocessableInputError, match="input 0 has 5 tokens, the model takes 2"):
+        pair_codec(folder, max_length=2).encode([("a", "b")], truncate=True)
+
+
+def test_rows_come_of_columns_and_of_json(folder: Path) -> None:
+    text, pair = text_codec(folder), pair_codec(folder)
+    assert text.from_columns({"text": column("a", "é".encode())}) == ["a", "é"]
+    assert text.from_json("a") == (["a"], False)
+    assert text.from_json(["a"]) == (["a"], True)
+    assert pair.from_columns({"text": column(b"a"), "text_pair": column("b")}) == [("a", "b")]
+    assert pair.from_json(["a", "b"]) == ([("a", "b")], False)
+    assert pair.from_json([["a", "b"], ["c", "d"]]) == ([("a", "b"), ("c", "d")], True)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        (None, "inputs: a text or a list of texts is needed"),
+        ([], "inputs: a text or a list of texts is needed"),
+        ("", "inputs: the text is empty"),
+        (["a", ""], "inputs.1: the text is empty"),
+        (["a", 1], "inputs.1: a text is needed, not int"),
+        ([["a", "b"]], "inputs.0: a text is needed, not list"),
+    ],
+)
+def test_other_json_than_texts_is_refused(folder: Path, inputs: object, why: str) -> None:
+    with pytest.raises(InputError) as refused:
+        text_codec(folder).from_json(inputs)
+    assert str(refused.value) == why
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ("a", "inputs: a pair of texts, or a list of pairs, is needed"),
+        ([], "inputs: a pair of texts, or a list of pairs, is needed"),
+        (["a"], "inputs: two texts are needed"),
+        (["a", "b", "c"], "inputs: two texts are needed"),
+        ([["a", "b"], ["a"]], "inputs.1: two texts are needed"),
+        ([["a", None]], "inputs.0: two texts are needed"),
+        ([["a", "b"], "c"], "inputs.1: two texts are needed"),
+        (["a", ""], "inputs: a text of the pair is empty"),
+    ],
+)
+def test_other_json_than_pairs_is_refused(folder: Path, inputs: object, why: str) -> None:
+    with pytest.raises(InputError) as refused:
+        pair_codec(folder).from_json(inputs)
+    assert str(refused.value).startswith(why)
+
+
+def test_columns_that_are_no_texts_are_refused_with_their_place(folder: Path) -> None:
+    with pytest.raises(InputError, match="text: element 1 is not UTF-8 at byte 0"):
+        text_codec(folder).from_columns({"text": column(b"a", b"\xff")})
+    with pytest.raises(InputError, match="text_pair: element 0 is empty"):
+        pair_codec(folder).from_columns({"text": column(b"a"), "text_pair": column(b"")})
+
+
+def test_texts_of_many_characters_leave_the_event_loop(folder: Path) -> None:
+    text, pair = text_codec(folder), pair_codec(folder)
+    assert not text.is_slow(["a" * 20_000])
+    assert text.is_slow(["a" * 20_000, "b"])
+    assert pair.is_slow([("a" * 20_000, "b")])
+
+
+@pytest.mark.parametrize("name", ["text", "text_pair"])
+def test_a_card_names_them_and_their_length(folder: Path, name: str) -> None:
+    codec: Codec[object] = find_codec({"name": name, "max_length": 12}, folder)
+    assert codec.spec() == {"name": name, "max_length": 12}
+    with pytest.raises(ModelFolderError, match="does not take"):
+        find_codec({"name": name, "max_length": 0}, folder)
+    with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing"):
+        find_codec(codec.spec(), folder / "elsewhere")
