@@ -26,7 +26,7 @@ import httpx
 
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
-from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
 from offramp.calibration import CalibrationCard, read_calibration
 from offramp.client import Client
@@ -90,13 +90,13 @@ def _service(options: Any, plan: Plan, *, ingress_replicas: int) -> Iterator[str
 
 
 def _under_load(
-    url: str, data: LabelledTexts, requests: int, chaos: Chaos, *, retries: int
+    url: str, data: LabelledRows, requests: int, chaos: Chaos, *, retries: int
 ) -> tuple[LoadReport, list[float]]:
     return asyncio.run(_load_and_chaos(url, data, requests, chaos, retries=retries))
 
 
 async def _load_and_chaos(
-    url: str, data: LabelledTexts, requests: int, chaos: Chaos, *, retries: int
+    url: str, data: LabelledRows, requests: int, chaos: Chaos, *, retries: int
 ) -> tuple[LoadReport, list[float]]:
     probe = LoadConfig(url=url, texts=data.texts, labels=data.labels, num_requests=600, concurrency=64, slo_s=0.25)
     await run_load(replace(probe, num_requests=200))

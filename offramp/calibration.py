@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from earlyexit.dataset import LabelledTexts
+from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.tasks.label import LabelTask
 from optimizer.plan import PolicySpec
 from optimizer.thresholds import Guarantee
 from profiles.records import ExitOutcome, ExitRecords, Score
@@ -67,7 +68,7 @@ class CalibrateJob:
 
 
 def calibrate(
-    folder: Path, data: LabelledTexts, job: CalibrateJob, *, progress: Progress | None = None
+    folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: Progress | None = None
 ) -> tuple[CalibrationCard, ExitRecords]:
     """Fit temperatures, find thresholds, and write them, with the exit records, into the model's folder.
 
@@ -85,7 +86,7 @@ def calibrate(
     _check_rows(data, job)
     model = load_model(folder)
     encoded = TextTokenizer.load(folder, model.info.max_length).encode(data.texts, truncate=True)
-    labels = data.label_indices(model.info.label_names)
+    labels = LabelTask(model.info.label_names).targets(data.labels).tolist()
     design, tested = divide(len(data), job.design_share, job.seed)
     model.temperatures_E.fill_(1.0)
     raw = exit_logits(model, encoded, progress=progress or no_progress)
@@ -118,7 +119,7 @@ def forget_calibration(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _check_rows(data: LabelledTexts, job: CalibrateJob) -> None:
+def _check_rows(data: LabelledRows, job: CalibrateJob) -> None:
     if len(data) < job.least_rows:
         promise = job.guarantee
         raise DataError(
@@ -130,7 +131,7 @@ def _check_rows(data: LabelledTexts, job: CalibrateJob) -> None:
 
 def record_exits(
     folder: Path,
-    data: LabelledTexts,
+    data: LabelledRows,
     policy: Score,
     ids: Sequence[str] | None = None,
     *,
@@ -145,7 +146,8 @@ def record_exits(
     model = load_model(folder)
     encoded = TextTokenizer.load(folder, model.info.max_length).encode(data.texts, truncate=True)
     logits = exit_logits(model, encoded, progress=progress or no_progress)
-    return records_from_logits(logits, policy, data.label_indices(model.info.label_names), ids=ids)
+    labels = LabelTask(model.info.label_names).targets(data.labels)
+    return records_from_logits(logits, policy, labels.tolist(), ids=ids)
 
 
 def records_from_logits(

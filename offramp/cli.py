@@ -170,7 +170,8 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Load a running service and report rate, latency, goodput, exits and errors."""
-    from earlyexit.dataset import read_labelled, read_texts
+    from earlyexit.dataset import read_labelled
+    from earlyexit.text_tables import read_texts
     from offramp.load import LoadConfig
 
     if rate is not None and concurrency is not None:

@@ -30,10 +30,10 @@ from offramp.options import (
 )
 
 if TYPE_CHECKING:
-    from earlyexit.dataset import LabelledTexts
+    from earlyexit.dataset import LabelledRows
     from offramp.calibration import CalibrationCard
 
-HELD_OUT_FILE = "held_out.csv"
+HELD_OUT = "held_out"
 
 commands = typer.Typer()
 
@@ -144,7 +144,7 @@ def calibrate(
     _print_calibration(card, report, as_json=as_json)
 
 
-def _hold_out(texts: LabelledTexts, share: float, seed: int, out: Path) -> LabelledTexts:
+def _hold_out(texts: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:
     """The texts to train on; the others are written where calibration and tests find them."""
     from earlyexit.dataset import write_labelled
     from offramp.training import make_folder
@@ -153,16 +153,17 @@ def _hold_out(texts: LabelledTexts, share: float, seed: int, out: Path) -> Label
         raise InputError(f"--hold-out {share:g}; a share between 0 and 1 is needed")
     learned, held = texts.divide(share, seed)
     make_folder(out)
-    write_labelled(held, out / HELD_OUT_FILE)
-    print(f"{len(held)} of {len(texts)} texts held out: {out / HELD_OUT_FILE}")
+    written = write_labelled(held, out, HELD_OUT)
+    print(f"{len(held)} of {len(texts)} rows held out: {written}")
     return learned
 
 
-def _known_texts(model: Path, texts: LabelledTexts) -> LabelledTexts:
+def _known_texts(model: Path, texts: LabelledRows) -> LabelledRows:
     """The texts, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
     from earlyexit.store import read_card
+    from earlyexit.tasks.label import LabelTask
 
-    texts.label_indices(read_card(model).label_names)
+    LabelTask(read_card(model).label_names).targets(texts.labels)
     return texts
 
 

@@ -11,13 +11,14 @@ from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pr
 from earlyexit.errors import DataError, InputError
 from earlyexit.families import is_own
 from earlyexit.store import NAME_PATTERN, save_model
+from earlyexit.tasks.label import LabelTask
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
 from offramp.calibration import forget_calibration
 from offramp.provenance import provenance
 
 if TYPE_CHECKING:
-    from earlyexit.dataset import LabelledTexts
+    from earlyexit.dataset import LabelledRows
     from earlyexit.model import EarlyExitModel
 
 
@@ -50,7 +51,7 @@ class TrainJob:
             raise InputError(f"{self.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")
 
 
-def train(job: TrainJob, data: LabelledTexts, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
+def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
     """Train and save, in place of whatever model the folder holds.
 
     Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
@@ -82,7 +83,7 @@ def train(job: TrainJob, data: LabelledTexts, out: Path, *, progress: Progress =
     copy_tokenizer(job.tokenizer or job.backbone, out)
     encoded = TextTokenizer.load(out, model.info.max_length).encode(data.texts, truncate=True)
     learn = train_jointly if job.joint else train_ramps
-    learn(model, encoded, data.label_indices(model.info.label_names), options)
+    learn(model, encoded, LabelTask(model.info.label_names).targets(data.labels).tolist(), options)
     save_model(model, out)
     return model
 

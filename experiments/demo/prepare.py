@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
 from earlyexit.store import read_card
 from experiments.demo.texts import LabelledText, divide, generate, write_csv
@@ -32,7 +32,7 @@ class Prepared:
     """A model folder and what is known of it."""
 
     folder: Path
-    test: LabelledTexts
+    test: LabelledRows
     calibration: CalibrationCard
     expected: ExitRecords
     """Exit records of the test texts: what the full model, and every ramp, says of them."""
@@ -87,21 +87,21 @@ def _is_trained_on(folder: Path, source: str) -> bool:
     return (folder / CALIBRATION_FILE).is_file() and read_card(folder).provenance.get("data") == source
 
 
-def _train(folder: Path, learn: LabelledTexts, validate: LabelledTexts, _: LabelledTexts, *, source: str) -> None:
+def _train(folder: Path, learn: LabelledRows, validate: LabelledRows, _: LabelledRows, *, source: str) -> None:
     job = TrainJob(backbone=resolve_backbone("minilm"), name="demo", max_length=128, seed=SEED, source=source)
     with progress_bars() as progress:
         train(job, learn, folder, progress=progress)
     calibrate(folder, validate, CalibrateJob(seed=SEED, source=source))
 
 
-def _generated_parts(runs: Path) -> tuple[LabelledTexts, LabelledTexts, LabelledTexts]:
+def _generated_parts(runs: Path) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
     divided = divide(generate(seed=SEED), seed=SEED)
     for name, part in (("train", divided.train), ("validation", divided.validation), ("test", divided.test)):
         write_csv(runs / f"{name}.csv", part)
     return _labelled(divided.train), _labelled(divided.validation), _labelled(divided.test)
 
 
-def _own_parts(data: Path) -> tuple[LabelledTexts, LabelledTexts, LabelledTexts]:
+def _own_parts(data: Path) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
     """The user's file in three parts: CLINC150's own lists, or 60:20:20 by label."""
     if data.suffix == ".json":
         train_part, validation, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
@@ -112,5 +112,5 @@ def _own_parts(data: Path) -> tuple[LabelledTexts, LabelledTexts, LabelledTexts]
     return _labelled(divided.train), _labelled(divided.validation), _labelled(divided.test)
 
 
-def _labelled(texts: list[LabelledText] | tuple[LabelledText, ...]) -> LabelledTexts:
-    return LabelledTexts(texts=tuple(each.text for each in texts), labels=tuple(each.label for each in texts))
+def _labelled(texts: list[LabelledText] | tuple[LabelledText, ...]) -> LabelledRows:
+    return LabelledRows.of_texts(texts=tuple(each.text for each in texts), labels=tuple(each.label for each in texts))

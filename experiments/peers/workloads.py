@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.store import CARD_FILE
 from experiments import clinc150
 from experiments.data import RUNS, require_data
@@ -139,7 +139,7 @@ def _bert_base() -> Workload:
     )
 
 
-def _calibrated(name: Name, folder: Path, test: LabelledTexts, *, truncate: bool = False) -> Workload:
+def _calibrated(name: Name, folder: Path, test: LabelledRows, *, truncate: bool = False) -> Workload:
     return Workload(
         name=name,
         folder=folder,
@@ -158,7 +158,7 @@ def _sst2_texts(path: Path) -> tuple[str, ...]:
         return tuple(row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-def _long_texts() -> tuple[LabelledTexts, LabelledTexts, LabelledTexts]:
+def _long_texts() -> tuple[LabelledRows, LabelledRows, LabelledRows]:
     """To learn from, to calibrate with, to send: no text is in two of them."""
     with require_data(AG_NEWS_LEARN).open(newline="", encoding="utf-8") as file:
         news = [(text, label) for text, label in csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)]
@@ -175,5 +175,5 @@ def _long_texts() -> tuple[LabelledTexts, LabelledTexts, LabelledTexts]:
     )
 
 
-def _labelled(pairs: Sequence[tuple[str, str]]) -> LabelledTexts:
-    return LabelledTexts(texts=tuple(text for text, _ in pairs), labels=tuple(label for _, label in pairs))
+def _labelled(pairs: Sequence[tuple[str, str]]) -> LabelledRows:
+    return LabelledRows.of_texts(texts=tuple(text for text, _ in pairs), labels=tuple(label for _, label in pairs))

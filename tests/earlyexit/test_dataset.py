@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from earlyexit.dataset import LabelledTexts, read_labelled, read_texts, write_labelled
+from earlyexit.dataset import LabelledRows, read_labelled, write_labelled
 from earlyexit.errors import DataError
+from earlyexit.text_tables import read_texts
 
-EXPECTED = LabelledTexts(texts=("pay my bill", 'a "b" c'), labels=("bills", "other"))
+TEXTS, LABELS = ("pay my bill", 'a "b" c'), ("bills", "other")
 CLINC = {"train": [["pay my bill", "bills"], ['a "b" c', "other"]], "test": [["hello", "greeting"], ["bye", "leave"]]}
 
 
@@ -35,29 +38,23 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
     ],
 )
 def test_texts_and_labels_are_read_in_file_order(tmp_path: Path, name: str, content: str) -> None:
-    assert read_labelled(write(tmp_path, name, content)) == EXPECTED
+    data = read_labelled(write(tmp_path, name, content))
+    assert (data.texts, data.labels) == (TEXTS, LABELS)
 
 
 def test_columns_can_have_other_names(tmp_path: Path) -> None:
     path = write(tmp_path, "d.tsv", "sentence\tclass\ngood\t1\nbad\t0\n")
     data = read_labelled(path, text_column="sentence", label_column="class")
-    assert data == LabelledTexts(texts=("good", "bad"), labels=("1", "0"))
+    assert (data.texts, data.labels) == (("good", "bad"), ("1", "0"))
 
 
 def test_a_part_of_clinc_can_be_chosen(tmp_path: Path) -> None:
     assert read_labelled(write(tmp_path, "d.json", json.dumps(CLINC)), part="test").texts == ("hello", "bye")
 
 
-def test_label_names_are_sorted_and_labels_are_indices_into_them() -> None:
-    data = LabelledTexts(texts=("x", "y", "z"), labels=("b", "a", "b"))
-    assert data.label_names == ("a", "b")
-    assert data.label_indices(("a", "b")) == [1, 0, 1]
-    assert len(data) == 3
-
-
-def test_labels_that_the_model_does_not_know_are_named() -> None:
-    with pytest.raises(DataError, match=r"labels unknown to the model: c, d \(2 in all\)"):
-        LabelledTexts(texts=("x", "y", "z"), labels=("d", "a", "c")).label_indices(("a", "b"))
+def test_label_names_are_sorted() -> None:
+    data = LabelledRows.of_texts(texts=("x", "y", "z"), labels=("b", "a", "b"))
+    assert (data.label_names, len(data)) == (("a", "b"), 3)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +133,7 @@ def test_texts_that_cannot_be_read_are_refused(tmp_path: Path, content: bytes, m
         read_texts(path)
 
 
-@pytest.mark.parametrize("label", ["null", "[]", "1.5", '""'])
+@pytest.mark.parametrize("label", ["null", "[]", '""'])
 def test_labels_that_are_no_names_are_refused(tmp_path: Path, label: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(f'{{"text": "a", "label": "x"}}\n{{"text": "b", "label": {label}}}\n', encoding="utf-8")
@@ -146,16 +143,85 @@ def test_labels_that_are_no_names_are_refused(tmp_path: Path, label: str) -> Non
 
 def test_a_share_of_every_label_is_divided_off_at_random_but_never_all_of_it() -> None:
     texts = (*(f"{label}{row}" for label in "ab" for row in range(10)), "c0")
-    whole = LabelledTexts(texts=texts, labels=tuple(text[0] for text in texts))
+    whole = LabelledRows.of_texts(texts=texts, labels=(text[0] for text in texts))
     rest, held = whole.divide(0.3, seed=1)
     assert Counter(rest.labels) == {"a": 7, "b": 7, "c": 1}
     assert Counter(held.labels) == {"a": 3, "b": 3}
     assert sorted((*rest.texts, *held.texts)) == sorted(texts)
-    assert whole.divide(0.3, seed=1) == (rest, held)
-    assert whole.divide(0.3, seed=2) != (rest, held)
+    assert [part.texts for part in whole.divide(0.3, seed=1)] == [rest.texts, held.texts]
+    assert [part.texts for part in whole.divide(0.3, seed=2)] != [rest.texts, held.texts]
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    texts = LabelledTexts(texts=('he said "no", twice', "b"), labels=("x", "y"))
-    write_labelled(texts, tmp_path / "t.csv")
-    assert read_labelled(tmp_path / "t.csv") == texts
+def test_texts_that_are_written_are_read_again(tmp_path: Path) -> None:
+    texts = LabelledRows.of_texts(texts=('he said "no", twice', "b"), labels=("x", "y"))
+    path = write_labelled(texts, tmp_path, "held_out")
+    again = read_labelled(path)
+    assert (path.name, again.texts, again.labels) == ("held_out.csv", texts.texts, texts.labels)
+
+
+def test_pairs_are_two_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "d.tsv", 'question\tsentence\tlabel\nwho "a"?\tb\tyes\n')
+    data = read_labelled(path, text_column="question", pair_column="sentence")
+    assert {name: column.tolist() for name, column in data.columns.items()} == {
+        "text": ['who "a"?'],
+        "text_pair": ["b"],
+    }
+    again = read_labelled(write_labelled(data, tmp_path, "again"), pair_column="text_pair")
+    assert again.columns["text_pair"].tolist() == ["b"]
+    with pytest.raises(DataError, match="single texts are needed; the data holds text, text_pair"):
+        _ = data.texts
+
+
+def test_a_pair_with_one_side_missing_is_refused_at_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "d.csv", "a,b,label\nx,y,1\nx, ,1\n")
+    with pytest.raises(DataError, match=r"d\.csv:3: the b is empty"):
+        read_labelled(path, text_column="a", pair_column="b")
+
+
+def test_the_form_of_clinc_holds_no_pairs(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds single texts"):
+        read_labelled(write(tmp_path, "d.json", json.dumps(CLINC)), pair_column="b")
+
+
+def test_images_are_labelled_by_their_folders(tmp_path: Path) -> None:
+    for name in ("train/cat/1.png", "train/dog/1.png", "train/cat/2.jpg"):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_bytes((b"\x89PNG" if name.endswith("png") else b"\xff\xd8") + name.encode())
+    data = read_labelled(tmp_path / "set", part="train")
+    assert data.labels == ("cat", "cat", "dog")
+    path = write_labelled(data.select([2, 1]), tmp_path, "held_out")
+    again = read_labelled(path)
+    assert (path.name, again.labels) == ("held_out.zip", ("cat", "dog"))
+    assert again.columns["image"].tolist() == [b"\xff\xd8train/cat/2.jpg", b"\x89PNGtrain/dog/1.png"]
+
+
+def test_arrays_have_a_label_for_each_row(tmp_path: Path) -> None:
+    spectra = np.arange(12, dtype=np.float32).reshape(4, 3)
+    np.savez(tmp_path / "d.npz", spectrum=spectra, labels=np.array([1, 2, 1, 2]))
+    data = read_labelled(tmp_path / "d.npz")
+    assert data.labels == ("1", "2", "1", "2")
+    part = data.select([3, 0])
+    again = read_labelled(write_labelled(part, tmp_path, "part"))
+    assert again.labels == ("2", "1")
+    assert np.array_equal(again.columns["spectrum"], spectra[[3, 0]])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        pytest.param({"x": np.zeros((2, 3))}, "'labels', one for each row, and at least one other", id="no labels"),
+        pytest.param({"labels": np.zeros(2)}, "'labels', one for each row, and at least one other", id="no inputs"),
+        pytest.param({"x": np.zeros((3, 1)), "labels": np.zeros(2)}, r"'x' has the shape \[3, 1\]; 2 rows", id="rows"),
+        pytest.param({"x": np.zeros((0, 1)), "labels": np.zeros(0)}, "no rows", id="empty"),
+        pytest.param({"x": np.array([{}]), "labels": np.zeros(1)}, "no file of arrays", id="objects"),
+    ],
+)
+def test_arrays_that_are_no_labelled_rows_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "d.npz", allow_pickle=True, **arrays)
+    with pytest.raises(DataError, match=message):
+        read_labelled(tmp_path / "d.npz")
+
+
+def test_a_file_that_only_says_it_holds_arrays_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file of arrays"):
+        read_labelled(write(tmp_path, "d.npz", "PK"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError
 from offramp.calibration import CalibrateJob, CalibrationCard, calibrate, read_calibration
 from offramp.report_calibration import no_threshold_text
@@ -31,7 +31,7 @@ def test_the_fewest_rows_leave_enough_to_test(guarantee: Guarantee, share: float
 
 
 def test_too_few_rows_are_refused_before_the_model_is_read(tmp_path: Path) -> None:
-    few = LabelledTexts(texts=("a",) * 305, labels=("x",) * 305)
+    few = LabelledRows.of_texts(texts=("a",) * 305, labels=("x",) * 305)
     with pytest.raises(DataError) as refused:
         calibrate(tmp_path / "no model", few, CalibrateJob(source="d.csv"))
     assert str(refused.value) == (

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from earlyexit.dataset import LabelledTexts, read_labelled
+from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.store import load_model, read_card
 from offramp.training import TrainJob, head_in_words, resolve_backbone, train
@@ -49,12 +49,12 @@ def test_a_checkpoint_that_knows_the_labels_keeps_its_head_and_their_order(check
 def test_where_the_head_comes_from_is_said(
     checkpoint: Path, tmp_path: Path, joint: bool, labels: tuple[str, str], words: str
 ) -> None:
-    data = LabelledTexts(texts=("pay my bill", "rain in town") * 4, labels=labels * 4)
+    data = LabelledRows.of_texts(texts=("pay my bill", "rain in town") * 4, labels=labels * 4)
     assert head_in_words(train(job_of(checkpoint, joint=joint), data, tmp_path / "new")) == words
 
 
 def test_texts_of_one_class_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    data = LabelledTexts(texts=("a", "b"), labels=("x", "x"))
+    data = LabelledRows.of_texts(texts=("a", "b"), labels=("x", "x"))
     with pytest.raises(DataError, match=r"^d\.csv: only one class, 'x'; a classifier needs at least two$"):
         train(job_of(checkpoint), data, tmp_path / "new")
 

@@ -1,0 +1,142 @@
+"""Labelled texts, and pairs of texts, from files: CSV, TSV, JSONL, or CLINC150's JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from earlyexit.errors import DataError
+
+CLINC_LISTS = ("train", "val", "test")
+Row = tuple[int, tuple[str, ...], str]
+"""Line, texts, label."""
+
+
+def read_table(path: Path, text_columns: Sequence[str], label_column: str, part: str | None) -> list[Row]:
+    """The rows of a file, in its order, by its ending; of CLINC150's form `part` names a list.
+
+    Raises DataError, naming file, line and what is allowed, for anything that is no labelled text.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        rows = list(_rows(path, text_columns, label_column, part))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
+    if not rows:
+        raise DataError(f"{path}: no rows")
+    for line, texts, label in rows:
+        for name, text in zip(text_columns, texts, strict=True):
+            if not text.strip():
+                raise DataError(f"{path}:{line}: the {'text' if len(texts) == 1 else name} is empty")
+        if not label.strip():
+            raise DataError(f"{path}:{line}: the label is empty")
+    return rows
+
+
+def read_texts(path: Path) -> tuple[str, ...]:
+    """Texts without labels: a .txt file, one text per line; raises DataError for an empty or undecodable one."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        texts = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
+    if not texts:
+        raise DataError(f"{path}: no texts")
+    return texts
+
+
+def _first_bad_line(path: Path) -> int:
+    # The error's own position is that within a chunk of the file.
+    try:
+        path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.object.count(b"\n", 0, error.start) + 1
+    return 1
+
+
+def _rows(path: Path, text_columns: Sequence[str], label_column: str, part: str | None) -> Iterator[Row]:
+    match path.suffix:
+        case ".csv":
+            return _delimited(path, text_columns, label_column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+        case ".tsv":  # GLUE's files hold bare quotes
+            return _delimited(path, text_columns, label_column, delimiter="\t", quoting=csv.QUOTE_NONE)
+        case ".jsonl":
+            return _json_lines(path, text_columns, label_column)
+        case ".json":
+            if len(text_columns) > 1:
+                raise DataError(f"{path}: CLINC150's form holds single texts; pairs come as .csv, .tsv or .jsonl")
+            return _clinc(path, part)
+        case suffix:
+            raise DataError(f"{path}: unknown ending {suffix!r}; known: .csv, .tsv, .jsonl, .json (CLINC150's form)")
+
+
+def _delimited(
+    path: Path, text_columns: Sequence[str], label_column: str, *, delimiter: str, quoting: Literal[0, 3]
+) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
+        reader: csv.DictReader[str] = csv.DictReader(file, delimiter=delimiter, quoting=quoting)
+        try:
+            columns = list(reader.fieldnames or ())
+            _check_columns(path, columns, (*text_columns, label_column))
+            for row in reader:
+                *texts, label = (row[column] for column in (*text_columns, label_column))
+                if label is None or None in texts or None in row:
+                    raise DataError(f"{path}:{reader.line_num}: the row does not have {len(columns)} columns")
+                yield reader.line_num, tuple(texts), label
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.reader.line_num}: {error}") from error
+
+
+def _json_lines(path: Path, text_columns: Sequence[str], label_column: str) -> Iterator[Row]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            row = _parse(path, number, line.rstrip("\n"))
+            if not isinstance(row, dict):
+                raise DataError(f"{path}:{number}: a JSON object is needed")
+            _check_columns(f"{path}:{number}", list(row), (*text_columns, label_column))
+            texts = tuple(_string(path, number, row, column) for column in text_columns)
+            yield number, texts, _label(path, number, row, label_column)
+
+
+def _clinc(path: Path, part: str | None) -> Iterator[Row]:
+    lists = _parse(path, 1, path.read_text(encoding="utf-8"))
+    part = part or "train"
+    if not isinstance(lists, dict) or part not in lists:
+        known = ", ".join(lists) if isinstance(lists, dict) else ", ".join(CLINC_LISTS)
+        raise DataError(f"{path}: no list {part!r}; the file has {known}")
+    if not isinstance(lists[part], list):
+        raise DataError(f"{path}: {part!r} is not a list of pairs [text, label]")
+    for number, row in enumerate(lists[part], start=1):
+        if not (isinstance(row, list) and len(row) == 2 and all(isinstance(cell, str) for cell in row)):
+            raise DataError(f"{path}: item {number} of {part!r} is not a pair [text, label]")
+        yield number, (row[0],), row[1]
+
+
+def _parse(path: Path, line: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{line + error.lineno - 1}: not JSON: {error.msg}") from error
+
+
+def _string(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
+    if not isinstance(row[column], str):
+        raise DataError(f"{path}:{line}: {column!r} is not a string")
+    return str(row[column])
+
+
+def _label(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
+    if not isinstance(row[column], str | int | float):
+        raise DataError(f"{path}:{line}: {column!r} is neither a string nor a number")
+    return str(row[column])
+
+
+def _check_columns(where: Path | str, columns: Sequence[str], wanted: Sequence[str]) -> None:
+    for column in wanted:
+        if column not in columns:
+            raise DataError(f"{where}: no column {column!r}; there are {', '.join(columns)}")
