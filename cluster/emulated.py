@@ -23,7 +23,6 @@ from profiles.table import LatencyTable
 P = TypeVar("P", bound=Payload)
 Sleep = Callable[[float], None]
 IntArray = npt.NDArray[np.int64]
-NO_VALUES: npt.NDArray[np.generic] = np.empty(0, dtype=np.int32)
 WARM_UP_LENGTH = 16
 STAYS = -1
 
@@ -56,7 +55,7 @@ class EmulatedPiece:
             sample_ids=self.sample_ids,
             next_block=self.next_block,
             lengths_B=self.lengths_B,
-            values=NO_VALUES,
+            values=(),
             state_BS=None,
         )
 
@@ -173,14 +172,14 @@ class RecordedRunner(Runner[EmulatedPiece]):
         said = self._said(ramp, rows_B[left])
         return tuple(
             [
-                Answer(sample_id=inside.sample_ids[k], label=label, score=score, exit=ramp)
+                Answer(sample_id=inside.sample_ids[k], value=label, score=score, exit=ramp)
                 for k, (label, score) in zip(left, said, strict=True)
             ]
         )
 
     def _seen(self, ramp: int, inside: EmulatedPiece, rows_B: IntArray) -> tuple[Seen, ...]:
         return tuple(
-            Seen(sample_id=sample_id, block=ramp, score=score, label=label)
+            Seen(sample_id=sample_id, block=ramp, score=score, value=label)
             for sample_id, (label, score) in zip(inside.sample_ids, self._said(ramp, rows_B), strict=True)
         )
 
@@ -196,7 +195,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
         return Step(
             answers=tuple(
                 [
-                    Answer(sample_id=inside.sample_ids[k], label=label, score=1.0, exit=split.end - 1)
+                    Answer(sample_id=inside.sample_ids[k], value=label, score=1.0, exit=split.end - 1)
                     for k, label in zip(stay, labels, strict=True)
                 ]
             ),
@@ -218,7 +217,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
 
 
 def _full_model(answer: Answer) -> Seen:
-    return Seen(sample_id=answer.sample_id, block=answer.exit, score=math.nan, label=answer.label)
+    return Seen(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)
 
 
 class PacedRunner(Runner[P]):

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from earlyexit.errors import ModelFolderError
-from earlyexit.families import FAMILIES, find_family, is_own
-from earlyexit.families.base import Backbone, JsonDict, Pretrained
+from earlyexit.families import find_family
+from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.model import EarlyExitModel, ModelInfo
-from earlyexit.ramps import Pooling, RampStyle, build_ramp
+from earlyexit.named import NamedSpec, is_own
+from earlyexit.ramps import Pooling, RampStyle, build_ramp, pooled_size
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tokenizer import TOKENIZER_FILE
 
 
@@ -28,8 +33,10 @@ class RampOptions:
     """The blocks that get a ramp; None for all but the last."""
 
 
-def load_pretrained(source: str) -> tuple[Pretrained, str]:
+def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, str]:
     """A checkpoint's network and its family's name; `source` is a local folder, a hub name, or `module:function`.
+
+    `pairs`: its inputs are pairs of texts.
 
     Raises ModelFolderError for what is neither, of an unknown family, or without weights that fit.
     """
@@ -53,7 +60,7 @@ def load_pretrained(source: str) -> tuple[Pretrained, str]:
         hf_model = loader.from_pretrained(source, dtype=torch.float32).eval()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {_first_line(error)}") from error
-    return family.from_transformers(hf_model), config.model_type
+    return family.from_transformers(hf_model, pairs=pairs), config.model_type
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:
@@ -79,29 +86,26 @@ def add_ramps(
     *,
     name: str,
     family: str,
-    label_names: Sequence[str],
+    codec: NamedSpec,
+    task: Task,
     ramps: RampOptions,
-    max_length: int | None = None,
     provenance: JsonDict | None = None,
 ) -> EarlyExitModel:
-    """A model around a backbone: untrained ramps, and the checkpoint's head where it answers the same labels.
+    """A model around a backbone: untrained ramps, and the checkpoint's head where it answers the same.
 
     The labels are then in the checkpoint's order, which is that of its classifier's outputs.
     """
-    own_names = pretrained.label_names
-    keeps_head = own_names is not None and sorted(own_names) == sorted(label_names)
-    names = own_names if own_names is not None and keeps_head else tuple(label_names)
-    head = pretrained.head if keeps_head else None
+    task, head = _with_head(pretrained, task)
     head_style: RampStyle = ramps.style if head is None else ("pooler" if head.activation == "tanh" else "pooler-relu")
     info = ModelInfo(
         name=name,
         family=family,
-        label_names=names,
+        codec=codec,
+        task=task,
         ramp_style=ramps.style,
         pooling=ramps.pooling,
         head_style=head_style,
         head_pooling=ramps.pooling if head is None else "first",
-        max_length=max_length or pretrained.backbone.max_length,
         provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
     )
     model = assemble(info, pretrained.backbone, ramps.at)
@@ -116,12 +120,35 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     at = range(last) if ramps_at is None else ramps_at
     if any(not 0 <= block < last for block in at):
         raise ModelFolderError(f"ramps can sit after blocks 0 to {last - 1}, not {sorted(at)}")
-    if info.max_length > backbone.max_length:
-        raise ModelFolderError(f"max_length {info.max_length} is beyond the backbone's {backbone.max_length} positions")
-    size, classes = backbone.hidden_size, len(info.label_names)
-    ramps = {block: build_ramp(info.ramp_style, size, classes, info.pooling) for block in at}
-    head = build_ramp(info.head_style, size, classes, info.head_pooling)
+    longest = info.codec.get("max_length", 1)
+    if longest > backbone.max_length:
+        raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")
+    sizes = [pooled_size(backbone.boundary(block)[0].shape) for block in range(backbone.num_blocks)]
+    outputs = info.task.num_outputs
+    ramps = {block: build_ramp(info.ramp_style, sizes[block], outputs, info.pooling) for block in at}
+    head = build_ramp(info.head_style, sizes[last], outputs, info.head_pooling)
     return EarlyExitModel(info, backbone, ramps, head).eval()
+
+
+def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | None]:
+    """The task as the checkpoint's head has it, and that head, if it has one for this task."""
+    head, names = pretrained.head, pretrained.label_names
+    if head is None:
+        return task, None
+    if isinstance(task, RegressionTask) and len(head.weights["classifier.bias"]) == 1:
+        return task, FinalHead(activation=head.activation, weights=_in_units_of(task, head.weights))
+    if isinstance(task, LabelTask) and names is not None and sorted(names) == sorted(task.label_names):
+        return LabelTask(names), head
+    return task, None
+
+
+def _in_units_of(task: RegressionTask, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A head of one output as the task's two: the number in units of its scale, and nothing about how far off it is."""
+    weight_1D, bias_1 = weights["classifier.weight"], weights["classifier.bias"]
+    return dict(weights) | {
+        "classifier.weight": torch.cat([weight_1D / task.scale, torch.zeros_like(weight_1D)]),
+        "classifier.bias": torch.cat([(bias_1 - task.offset) / task.scale, torch.zeros_like(bias_1)]),
+    }
 
 
 def random_model(
@@ -129,11 +156,15 @@ def random_model(
     *,
     family: str = "bert",
     name: str = "random",
-    label_names: Sequence[str] = ("no", "yes"),
+    codec: NamedSpec | None = None,
+    task: Task | None = None,
     ramps: RampOptions | None = None,
     seed: int = 0,
 ) -> EarlyExitModel:
-    """A model of the family's structure with random weights, for timing; `config` overrides the family's sizes."""
+    """A model of the family's structure with random weights, for timing; `config` overrides the family's sizes.
+
+    `codec`: None for texts up to the family's length; `task`: None for the labels `no` and `yes`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = find_family(family).build(config)
@@ -143,7 +174,8 @@ def random_model(
             pretrained,
             name=name,
             family=family,
-            label_names=label_names,
+            codec=codec or {"name": "text", "max_length": backbone.max_length},
+            task=task or LabelTask(("no", "yes")),
             ramps=ramps or RampOptions(),
             provenance=provenance,
         )
@@ -152,8 +184,3 @@ def random_model(
 def _first_line(error: Exception) -> str:
     """What went wrong, without the advice of many lines that follows it in `transformers`."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def known_families() -> tuple[str, ...]:
-    """Names that `random_model` and checkpoints may have."""
-    return tuple(sorted(FAMILIES))

@@ -3,62 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from earlyexit.layout import Layout
+from earlyexit.errors import PlanError
+from earlyexit.network import Network, SegmentRunner
 from earlyexit.piece import Piece
-from earlyexit.policies import ExitPolicy
+from earlyexit.policies import ExitPolicy, Opinion
 from earlyexit.release import Step
 from earlyexit.split import Segment, Split
 from earlyexit.transfer import mark_cuda, to_host, when_computed
-from earlyexit.wire import Answer, Seen
-
-if TYPE_CHECKING:
-    from earlyexit.model import EarlyExitModel
+from earlyexit.wire import Answer, Seen, Value, values_of
 
 
-class SegmentRunner(Protocol):
-    """How a segment is computed: torch in this file, ONNX Runtime in `onnx_backend.py`."""
+def cut_out(
+    network: Network,
+    first: int,
+    end: int,
+    ramps: tuple[int, ...],
+    policy: ExitPolicy,
+    segments: SegmentRunner | None = None,
+) -> Cut:
+    """A runnable piece of a network: blocks first to end - 1, with the given ramps active.
 
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
-        """Hidden state (N, D) after the segment, and the logits (B, C) of the exit at its end, if there is one."""
-        ...
-
-
-@runtime_checkable
-class PreparedSegments(SegmentRunner, Protocol):
-    """Segments that take seconds of preparation each."""
-
-    def is_ready(self, segment: Segment) -> bool:
-        """Whether `run` computes it at once."""
-        ...
-
-    def prepare(self, segments: Collection[Segment]) -> None:
-        """Be ready for these; what is neither among them nor among the last ones prepared may be given up."""
-        ...
-
-
-class TorchSegments:
-    """Segments computed by the model's own modules."""
-
-    def __init__(self, model: EarlyExitModel) -> None:
-        self._model = model
-
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
-        return compute(self._model, segment, piece.values, Layout(piece.lengths_B, self._model.device))
-
-
-def compute(model: EarlyExitModel, segment: Segment, values: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
-    """What `SegmentRunner.run` gives, by the model's own modules."""
-    hidden_ND = model.run_blocks(segment.first, segment.end, values, layout)
-    if segment.ramp is None and segment.end != model.num_blocks:
-        return hidden_ND, None
-    return hidden_ND, model.exit_logits(segment.end - 1, hidden_ND, layout)
+    `segments` computes it; None for the network itself. Raises PlanError for blocks or ramps that the network does not
+    have, and for a policy that cannot judge them.
+    """
+    if not 0 <= first < end <= network.num_blocks:
+        raise PlanError(
+            f"blocks {first} to {end - 1} are not in the model, whose blocks are 0 to {network.num_blocks - 1}"
+        )
+    unknown = sorted(set(ramps) - set(network.ramp_indices))
+    if unknown:
+        raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(network.ramp_indices)}")
+    policy.check_ramps(ramps)
+    if ramps:
+        policy.check_task(network.task)
+    return Cut(network, first, end, ramps, policy, segments)
 
 
 class Cut:
@@ -70,7 +54,7 @@ class Cut:
 
     def __init__(
         self,
-        model: EarlyExitModel,
+        network: Network,
         first: int,
         end: int,
         ramps: tuple[int, ...],
@@ -81,19 +65,19 @@ class Cut:
     ) -> None:
         self.first = first
         self.end = end
-        self._model = model
+        self._network = network
         self._ramps = ramps
         self._policy = policy
         self._probe = probe
         active = Split(first=first, end=end, batch=1, ramps=ramps)
-        self._segments = (_with_looks(active, model.ramp_indices, policy) if probe else active).segments()
-        # Probes are run by torch whatever the others are run by: one batch in fifty is no reason to hold a session of
-        # ONNX Runtime, with its own copy of the weights, for every ramp.
-        self._runner = TorchSegments(model) if probe or segments is None else segments
+        self._segments = (_with_looks(active, network.ramp_indices, policy) if probe else active).segments()
+        # Probes are run by the network whatever the others are run by: one batch in fifty is no reason to hold a
+        # session of ONNX Runtime, with its own copy of the weights, for every ramp.
+        self._runner = network if probe or segments is None else segments
 
     def for_probes(self) -> Cut:
         """The same blocks and active ramps, for batches of probes."""
-        return Cut(self._model, self.first, self.end, self._ramps, self._policy, probe=True)
+        return Cut(self._network, self.first, self.end, self._ramps, self._policy, probe=True)
 
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
         """Run a piece whose next block is `first`; one step per segment, as soon as it is known and computed.
@@ -102,7 +86,7 @@ class Cut:
         """
         assert piece.next_block == self.first
         steps = self._steps(piece)
-        device = self._model.device
+        device = self._network.device
         if device.type == "cuda" and self._policy.foreknows:  # others read the logits, and so wait for them
             return when_computed(steps, lambda: mark_cuda(device))
         return steps
@@ -119,23 +103,22 @@ class Cut:
             yield step
 
     def _step(self, segment: Segment, piece: Piece, answered: set[str]) -> Step[Piece]:
-        hidden_ND, logits_BC = self._runner.run(segment, piece)
-        after = replace(piece, next_block=segment.end, values=hidden_ND)
-        if logits_BC is None:
+        values, outputs_BC = self._runner.run(segment, piece)
+        after = replace(piece, next_block=segment.end, values=values)
+        if outputs_BC is None:
             return Step(answers=(), survivors=after)
-        if not self._policy.foreknows:
-            logits_BC = to_host(logits_BC)
-        if segment.end == self._model.num_blocks:
-            return self._conclude(piece, logits_BC)
+        opinion = Opinion(self._network.task, outputs_BC if self._policy.foreknows else to_host(outputs_BC))
+        if segment.end == self._network.num_blocks:
+            return self._conclude(piece, opinion)
         assert segment.ramp is not None
-        seen = self._look(segment.ramp, logits_BC, piece) if self._probe else ()
+        seen = self._look(segment.ramp, opinion, piece) if self._probe else ()
         if segment.ramp not in self._ramps:
             return Step(answers=(), survivors=after, seen=seen)
-        state_BS = piece.state_BS.to(logits_BC.device)
-        verdict = self._policy.decide(segment.ramp, logits_BC, state_BS, piece.sample_ids)
+        state_BS = piece.state_BS.to(opinion.outputs_BC.device)
+        verdict = self._policy.decide(segment.ramp, opinion, state_BS, piece.sample_ids)
         leave_B = verdict.leave_B.tolist()
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
-        answers = _answers(piece, left, verdict.label_B, verdict.score_B, segment.ramp)
+        answers = _answers(piece, left, verdict.value_B, verdict.score_B, segment.ramp) if left else ()
         after = replace(after, state_BS=verdict.state_BS.to(piece.state_BS.device))
         if self._probe:
             answered.update(answer.sample_id for answer in answers)
@@ -145,18 +128,21 @@ class Cut:
         stay = [k for k, leaves in enumerate(leave_B) if not leaves]
         return Step(answers=answers, survivors=after.select(stay) if stay else None)
 
-    def _conclude(self, piece: Piece, logits_BC: Tensor) -> Step[Piece]:
-        label_B, score_B = self._policy.conclude(logits_BC, piece.sample_ids)
-        last = self._model.num_blocks - 1
-        seen = _seen(piece, label_B.tolist(), [math.nan] * len(piece), last) if self._probe else ()
-        return Step(answers=_answers(piece, range(len(piece)), label_B, score_B, last), survivors=None, seen=seen)
+    def _conclude(self, piece: Piece, opinion: Opinion) -> Step[Piece]:
+        value_B, score_B = self._policy.conclude(opinion, piece.sample_ids)
+        last = self._network.num_blocks - 1
+        answers = _answers(piece, range(len(piece)), value_B, score_B, last)
+        if not self._probe:
+            return Step(answers=answers, survivors=None)
+        seen = _seen(piece, [answer.value for answer in answers], [math.nan] * len(piece), last)
+        return Step(answers=answers, survivors=None, seen=seen)
 
-    def _look(self, ramp: int, logits_BC: Tensor, piece: Piece) -> tuple[Seen, ...]:
+    def _look(self, ramp: int, opinion: Opinion, piece: Piece) -> tuple[Seen, ...]:
         if not self._policy.can_look(ramp):
             return ()
-        score_B, label_B = self._policy.look(ramp, logits_BC, piece.sample_ids)
+        score_B, value_B = self._policy.look(ramp, opinion, piece.sample_ids)
         # A ramp that is broken, and perhaps not even active, costs the record of an input, not its answer.
-        seen = _seen(piece, label_B.tolist(), score_B.tolist(), ramp)
+        seen = _seen(piece, values_of(value_B.numpy()), score_B.tolist(), ramp)
         return tuple(each for each in seen if not math.isnan(each.score))
 
 
@@ -165,17 +151,25 @@ def _with_looks(split: Split, ramps: Sequence[int], policy: ExitPolicy) -> Split
     return replace(split, ramps=tuple(sorted(looks.union(split.ramps))))
 
 
-def _seen(piece: Piece, labels: Sequence[int], scores: Sequence[float], block: int) -> tuple[Seen, ...]:
+def _seen(piece: Piece, values: Sequence[Value], scores: Sequence[float], block: int) -> tuple[Seen, ...]:
     return tuple(
-        Seen(sample_id=sample_id, block=block, score=score, label=label)
-        for sample_id, label, score in zip(piece.sample_ids, labels, scores, strict=True)
+        Seen(sample_id=sample_id, block=block, score=score, value=value)
+        for sample_id, value, score in zip(piece.sample_ids, values, scores, strict=True)
     )
 
 
 def _answers(
-    piece: Piece, positions: list[int] | range, label_B: Tensor, score_B: Tensor, block: int
+    piece: Piece, positions: list[int] | range, value_B: Tensor, score_B: Tensor, block: int
 ) -> tuple[Answer, ...]:
-    labels, scores = label_B.tolist(), score_B.tolist()
+    scores = score_B.tolist()
     if any(map(math.isnan, scores)):
         raise ArithmeticError(f"the exit after block {block} gave scores that are not numbers")
-    return tuple(Answer(sample_id=piece.sample_ids[k], label=labels[k], score=scores[k], exit=block) for k in positions)
+    if value_B.ndim > 1 and len(positions) < len(piece):  # answers of many numbers are dear to copy
+        values = dict(zip(positions, values_of(value_B[list(positions)].numpy()), strict=True))
+        return tuple(_answer(piece, k, values[k], scores[k], block) for k in positions)
+    all_values = values_of(value_B.numpy())
+    return tuple(_answer(piece, k, all_values[k], scores[k], block) for k in positions)
+
+
+def _answer(piece: Piece, position: int, value: Value, score: float, block: int) -> Answer:
+    return Answer(sample_id=piece.sample_ids[position], value=value, score=score, exit=block)

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.cut import TorchSegments, compute
 from earlyexit.errors import PlanError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece
+from earlyexit.network import arbitrary_values
+from earlyexit.piece import Piece, Tensors
 from earlyexit.split import Segment
 from earlyexit.wire import Lengths
 
@@ -53,7 +53,7 @@ def shapes_up_to(batch: int, length: int) -> tuple[Shape, ...]:
 class CapturedSegment(Protocol):
     """A segment that is ready to run on one shape."""
 
-    def run(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
+    def run(self, values: Tensors) -> tuple[Tensors, Tensor | None]:
         """As `SegmentRunner.run`, of as many inputs as the shape has, or fewer; what it gives is the caller's."""
         ...
 
@@ -70,7 +70,7 @@ class GraphSegments:
 
     def __init__(self, model: EarlyExitModel, shapes: Collection[Shape], capture: Capture | None = None) -> None:
         """`capture` makes what runs a segment on a shape; None for CUDA graphs."""
-        self._torch = TorchSegments(model)
+        self._model = model
         self._capture = CudaCapture(model) if capture is None else capture
         self._shapes = tuple(sorted(shapes, reverse=True))
         self._sizes: defaultdict[int, list[int]] = defaultdict(list)
@@ -79,11 +79,11 @@ class GraphSegments:
         self._captured: dict[Segment, dict[Shape, CapturedSegment]] = {}
         self._prepared: frozenset[Segment] = frozenset()
 
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         shape = self.shape_of(piece.lengths_B)
         captured = self._captured.get(segment)
         if shape is None or captured is None:
-            return self._torch.run(segment, piece)
+            return self._model.run(segment, piece)
         return captured[shape].run(piece.values)
 
     def shape_of(self, lengths_B: Lengths) -> Shape | None:
@@ -133,11 +133,11 @@ class CudaCapture:
             if self._pool is None:
                 self._pool = _open_pool()
             inputs = self._inputs_of(segment, shape)
-            _warm_up(lambda: compute(self._model, segment, inputs.values, inputs.layout), self._pool.stream)
+            _warm_up(lambda: self._model.compute(segment, inputs.values, inputs.layout), self._pool.stream)
             graph = torch.cuda.CUDAGraph()
             with self._pool.capture(graph):
-                hidden_ND, logits_BC = compute(self._model, segment, inputs.values, inputs.layout)
-        return StaticSegment(graph.replay, shape, inputs, hidden_ND, logits_BC)
+                hidden, outputs_BC = self._model.compute(segment, inputs.values, inputs.layout)
+        return StaticSegment(graph.replay, shape, inputs, hidden, outputs_BC)
 
     def _inputs_of(self, segment: Segment, shape: Shape) -> StaticInputs:
         """One for all segments: each is filled before its replay, and read in it."""
@@ -173,22 +173,19 @@ def _open_pool() -> _Pool:
 class StaticInputs:
     """What a graph reads, at the same addresses for ever."""
 
-    values: Tensor
+    values: Tensors
     """Overwritten before every replay."""
     layout: Layout
     """Its index tensors are all on the device: a capture cannot fetch them."""
 
 
 def static_inputs(model: EarlyExitModel, segment: Segment, shape: Shape) -> StaticInputs:
-    """Zeros of a segment's shape."""
+    """Values of a segment's shape."""
     lengths_B: Lengths = np.full(shape.num_inputs, shape.length, dtype=np.int32)
     layout = Layout(lengths_B, model.device)
     for _ in (layout.first_token_B, layout.position_N, layout.lengths_B1):
         pass  # each is made when it is first asked for
-    if segment.first == 0:
-        values = torch.zeros(layout.num_tokens, dtype=torch.int32, device=model.device)
-    else:
-        values = torch.zeros(layout.num_tokens, model.backbone.hidden_size, dtype=model.dtype, device=model.device)
+    values = arbitrary_values(model, segment.first, lengths_B, np.random.default_rng(0))
     return StaticInputs(values=values, layout=layout)
 
 
@@ -200,25 +197,26 @@ class StaticSegment:
         replay: Callable[[], object],
         shape: Shape,
         inputs: StaticInputs,
-        hidden_ND: Tensor,
-        logits_BC: Tensor | None,
+        hidden: Tensors,
+        outputs_BC: Tensor | None,
     ) -> None:
         self._replay = replay
         self._shape = shape
         self._inputs = inputs  # whole: the layout is never asked again, but its tensors are read
-        self._hidden_ND = hidden_ND
-        self._logits_BC = logits_BC
+        self._hidden = hidden
+        self._outputs_BC = outputs_BC
 
     @torch.inference_mode()
-    def run(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        num_rows = len(values)
-        self._inputs.values[:num_rows].copy_(values)
+    def run(self, values: Tensors) -> tuple[Tensors, Tensor | None]:
+        for held, given in zip(self._inputs.values, values, strict=True):
+            held[: len(given)].copy_(given)
         self._replay()
+        share = len(values[0]) / len(self._inputs.values[0])
         # Copies, for the next replay writes to the same addresses while survivors may wait for long.
-        hidden_ND = self._hidden_ND[:num_rows].clone()
-        if self._logits_BC is None:
-            return hidden_ND, None
-        return hidden_ND, self._logits_BC[: num_rows // self._shape.length].clone()
+        hidden = tuple(each[: round(len(each) * share)].clone() for each in self._hidden)
+        if self._outputs_BC is None:
+            return hidden, None
+        return hidden, self._outputs_BC[: round(self._shape.num_inputs * share)].clone()
 
 
 def _warm_up(run: Callable[[], object], stream: torch.cuda.Stream) -> None:

@@ -31,6 +31,11 @@ class Layout:
         """Whether all inputs have the same length, so that packed and padded are the same."""
         return self.num_tokens == self.num_inputs * self.longest
 
+    @property
+    def single(self) -> bool:
+        """Whether every input is one row: packed, padded and pooled are then the same."""
+        return self.longest == 1
+
     @cached_property
     def first_token_B(self) -> Tensor:
         """Index of every input's first token, int64."""

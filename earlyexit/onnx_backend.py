@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +20,8 @@ from torch import Tensor
 from earlyexit.errors import PlanError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
-from earlyexit.onnx_export import EXPORT_VERSION, OPSET, export, export_elsewhere, has_exit, index_tensors
-from earlyexit.piece import Piece
+from earlyexit.onnx_export import EXPORT_VERSION, OPSET, export, export_elsewhere, index_tensors, value_names
+from earlyexit.piece import Piece, Tensors
 from earlyexit.split import Segment
 
 
@@ -57,12 +56,12 @@ class OnnxSegments:
         self._prepared: frozenset[Segment] = frozenset()
         self._fingerprint: str | None = None
 
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
-        layout = Layout(piece.lengths_B)
-        feeds = {"values": piece.values.cpu(), **index_tensors(layout)}
-        results = self._session(segment).run(None, {name: tensor.numpy() for name, tensor in feeds.items()})
-        hidden_ND, *logits_BC = (torch.from_numpy(result).to(self._model.device) for result in results)
-        return hidden_ND, logits_BC[0] if logits_BC else None
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        values = zip(value_names(self._model, segment.first), piece.values, strict=True)
+        feeds = dict(values) | index_tensors(self._model, Layout(piece.lengths_B))
+        results = self._session(segment).run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
+        tensors = tuple(torch.from_numpy(result).to(self._model.device) for result in results)
+        return (tensors[:-1], tensors[-1]) if self._model.has_exit(segment) else (tensors, None)
 
     def is_ready(self, segment: Segment) -> bool:
         return segment in self._sessions
@@ -87,7 +86,7 @@ class OnnxSegments:
     def file(self, segment: Segment) -> Path:
         """Where the segment's export is kept; the name changes with whatever changes its content."""
         self._fingerprint = self._fingerprint or _fingerprint(self._model)
-        end = f"{segment.end}-exit" if has_exit(self._model, segment) else f"{segment.end}"
+        end = f"{segment.end}-exit" if self._model.has_exit(segment) else f"{segment.end}"
         return self._cache / f"{self._model.info.name}-{segment.first}-{end}-{self._fingerprint[:16]}.onnx"
 
     def _session(self, segment: Segment) -> Any:
@@ -124,9 +123,19 @@ def _load_runtime(providers: Sequence[str]) -> Any:
 
 def _fingerprint(model: EarlyExitModel) -> str:
     """SHA-256 of everything that an export depends on."""
-    info = replace(model.info, provenance={})
+    info = model.info
+    heads = [
+        info.ramp_style,
+        info.pooling,
+        info.head_style,
+        info.head_pooling,
+        model.ramp_indices,
+        model.task.num_outputs,
+    ]
     versions = [EXPORT_VERSION, OPSET, torch.__version__, *map(metadata.version, ("onnx", "onnxscript"))]
-    digest = hashlib.sha256(json.dumps([versions, str(info), model.backbone.to_config()], sort_keys=True).encode())
+    digest = hashlib.sha256(
+        json.dumps([versions, info.family, heads, model.backbone.to_config()], sort_keys=True).encode()
+    )
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().cpu().numpy().data)

@@ -25,10 +25,12 @@ from torch import Tensor, nn
 from earlyexit.errors import PlanError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
+from earlyexit.network import arbitrary_values
+from earlyexit.piece import Tensors
 from earlyexit.split import Segment
 
 # Part of every file's name: raise it when `_SegmentGraph` or the export changes, so that older files are not used.
-EXPORT_VERSION = 3
+EXPORT_VERSION = 4
 # The first opset with Gelu as one node is 20. From 23 on attention is one node too, but ONNX Runtime 1.31 refuses it
 # with a mask that is the same for all queries, as ours is.
 OPSET = 20
@@ -39,15 +41,19 @@ MAX_WEIGHT_BYTES = 2**31 - 2**24
 def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
     """Write a segment's file; meanwhile no other thread may run torch, for the exporter changes what threads share."""
     values, tensors = _example_inputs(model, segment)
+    inputs, outputs = value_names(model, segment.first), value_names(model, segment.end)
     with _quiet_exporter(), torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
             _SegmentGraph(model, segment).eval(),
             kwargs={"values": values, "tensors": tensors},
             dynamo=True,
             opset_version=OPSET,
-            input_names=["values", *tensors],
-            output_names=["hidden_ND", "logits_BC"] if has_exit(model, segment) else ["hidden_ND"],
-            dynamic_shapes={"values": _free_sizes("values"), "tensors": {name: _free_sizes(name) for name in tensors}},
+            input_names=[*inputs, *tensors],
+            output_names=[*(f"{name}_after" for name in outputs), *(["outputs"] if model.has_exit(segment) else [])],
+            dynamic_shapes={
+                "values": tuple(_free_sizes(name) for name in inputs),
+                "tensors": {name: _free_sizes(name) for name in tensors},
+            },
             verbose=False,
         )
     assert program is not None
@@ -91,6 +97,20 @@ class _GraphLayout(Layout):
     def uniform(self) -> bool:
         return False
 
+    @property
+    def single(self) -> bool:
+        return False
+
+
+class _NoTokens(Layout):
+    """The layout of inputs that have no tokens, as a graph sees it: rows are inputs, of any number."""
+
+    def __init__(self) -> None:
+        self.longest = 1
+
+
+_NO_TOKENS = _NoTokens()
+
 
 class _SegmentGraph(nn.Module):
     """What is exported: a segment, with the exit at its end if there is one."""
@@ -99,35 +119,32 @@ class _SegmentGraph(nn.Module):
         super().__init__()
         self.model = model
         self.segment = segment
-        self.has_exit = has_exit(model, segment)
 
-    def forward(self, values: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        layout = _GraphLayout(tensors)
-        hidden_ND = self.model.run_blocks(self.segment.first, self.segment.end, values, layout)
-        if not self.has_exit:
-            return (hidden_ND,)
-        return hidden_ND, self.model.exit_logits(self.segment.end - 1, hidden_ND, layout)
+    def forward(self, values: Tensors, tensors: dict[str, Tensor]) -> Tensors:
+        layout = _GraphLayout(tensors) if tensors else _NO_TOKENS
+        hidden, outputs_BC = self.model.compute(self.segment, values, layout)
+        return hidden if outputs_BC is None else (*hidden, outputs_BC)
 
 
-def index_tensors(layout: Layout) -> dict[str, Tensor]:
-    """The graph's inputs beside the values."""
+def value_names(model: EarlyExitModel, block: int) -> list[str]:
+    """Of a graph's tensors that cross before `block`."""
+    return [each.name for each in model.boundary(block - 1)]
+
+
+def index_tensors(model: EarlyExitModel, layout: Layout) -> dict[str, Tensor]:
+    """The graph's inputs beside the values: none where inputs have no tokens."""
+    if model.max_length == 1:
+        return {}
     names = ("mask_BT", "slot_N", "position_N", "first_token_B", "lengths_B1")
     return {name: getattr(layout, name) for name in names}
 
 
-def has_exit(model: EarlyExitModel, segment: Segment) -> bool:
-    """Whether a segment ends at an exit that is evaluated."""
-    return segment.ramp is not None or segment.end == model.num_blocks
-
-
-def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensor, dict[str, Tensor]]:
+def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensors, dict[str, Tensor]]:
     # Any sizes but 0 and 1, which the exporter would take for constants.
-    layout = Layout(np.array([3, 2], dtype=np.int32), model.device)
-    if segment.first == 0:
-        values = torch.zeros(layout.num_tokens, dtype=torch.int32, device=model.device)
-    else:
-        values = torch.zeros(layout.num_tokens, model.backbone.hidden_size, device=model.device)
-    return values, index_tensors(layout)
+    lengths = [1, 1] if model.max_length == 1 else [3, 2]
+    layout = Layout(np.array(lengths, dtype=np.int32), model.device)
+    values = arbitrary_values(model, segment.first, layout.lengths_B, np.random.default_rng(0))
+    return values, index_tensors(model, layout)
 
 
 def _free_sizes(name: str) -> dict[int, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from earlyexit.wire import Lengths, WirePiece
+
+Tensors = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,15 +21,16 @@ class Piece:
 
     Packed: all tokens one after the other, without padding, so that fusing is concatenation, an input costs what its
     own tokens cost, and no input's arithmetic contains another's padding. Masks and positions follow from the lengths.
-    Inputs without tokens (images) have length 1.
+    Inputs without tokens (images) have length 1. A tensor has as many rows as there are tokens, or as there are inputs;
+    where these are equal, so are the two.
     """
 
     sample_ids: tuple[str, ...]
     next_block: int
     lengths_B: Lengths
     """On the host, so that layouts are made without waiting for the device."""
-    values: Tensor
-    """Before block 0 token ids, int32 (N,); then the hidden state (N, D) in the model's dtype."""
+    values: Tensors
+    """What crosses before `next_block`: tensors with a row per token of all inputs, or a row per input."""
     state_BS: Tensor
     """The exit policy's state (PABEE's counter, votes), one row per input, S = 0 for policies without."""
 
@@ -35,58 +39,58 @@ class Piece:
 
     def select(self, keep: Sequence[int]) -> Piece:
         """The inputs at the given positions, in the given order."""
-        index_K = torch.tensor(keep).to(self.values.device, non_blocking=True)
+        index_K = torch.tensor(keep).to(self.state_BS.device, non_blocking=True)
+        lengths_K = self.lengths_B[list(keep)]
+        pick = self._select_rows(keep, lengths_K, index_K)
         return replace(
             self,
             sample_ids=tuple(self.sample_ids[k] for k in keep),
-            lengths_B=self.lengths_B[list(keep)],
-            values=self._values_of(keep, index_K),
+            lengths_B=lengths_K,
+            values=tuple(pick(values) for values in self.values),
             state_BS=self.state_BS[index_K],
         )
 
-    def _values_of(self, keep: Sequence[int], index_K: Tensor) -> Tensor:
-        if self.lengths_B.min() < self.lengths_B.max():
-            return self.values[self.rows_of_tokens(keep)]
-        # Of equal lengths an input is one row: a copy of a few long rows, and a few numbers sent to the device.
-        width = self.values.shape[1:]
-        return self.values.reshape(len(self), -1).index_select(0, index_K).view(-1, *width)
-
-    def rows_of_tokens(self, keep: Sequence[int]) -> Tensor:
-        """Indices into `values` of the tokens of the inputs at the given positions."""
-        starts_B = np.cumsum(self.lengths_B) - self.lengths_B
-        lengths = self.lengths_B[list(keep)]
-        ends = np.cumsum(lengths)
-        rows = np.arange(int(lengths.sum())) + np.repeat(starts_B[list(keep)] - (ends - lengths), lengths)
-        return torch.from_numpy(rows).to(self.values.device, non_blocking=True)
-
     def singles(self) -> list[Piece]:
         """One piece per input; views, no copies."""
-        values = torch.split(self.values, self.lengths_B.tolist())
+        lengths = self.lengths_B.tolist()
+        columns = [torch.split(values, 1 if len(values) == len(self) else lengths) for values in self.values]
         # Most policies have no state: then one row of nothing does for all.
         states = torch.split(self.state_BS, 1) if self.state_BS.shape[1] else [self.state_BS[:1]] * len(self)
+        rows = zip(*columns, strict=True) if columns else [()] * len(self)
         return [
             Piece(
                 sample_ids=(sample_id,),
                 next_block=self.next_block,
                 lengths_B=self.lengths_B[k : k + 1],
-                values=values[k],
+                values=values,
                 state_BS=states[k],
             )
-            for k, sample_id in enumerate(self.sample_ids)
+            for k, (sample_id, values) in enumerate(zip(self.sample_ids, rows, strict=True))
         ]
 
     def to_wire(self) -> WirePiece:
         """Host copy for another process."""
-        values = self.values.detach().cpu()
-        if values.dtype == torch.bfloat16:
-            values = values.view(torch.uint16)
         return WirePiece(
             sample_ids=self.sample_ids,
             next_block=self.next_block,
             lengths_B=self.lengths_B,
-            values=values.numpy(),
+            values=tuple(map(_to_host, self.values)),
             state_BS=self.state_BS.detach().cpu().numpy(),
         )
+
+    def _select_rows(self, keep: Sequence[int], lengths_K: Lengths, index_K: Tensor) -> Callable[[Tensor], Tensor]:
+        """What takes the rows of some inputs out of a tensor of either kind."""
+        if self.lengths_B.min() == self.lengths_B.max():
+            # Of equal lengths an input is one row: a copy of a few long rows, and a few numbers sent to the device.
+            return lambda values: values.reshape(len(self), -1).index_select(0, index_K).view(-1, *values.shape[1:])
+        rows = self._rows_of_tokens(keep, lengths_K).to(index_K.device, non_blocking=True)
+        return lambda values: values[index_K if len(values) == len(self) else rows]
+
+    def _rows_of_tokens(self, keep: Sequence[int], lengths_K: Lengths) -> Tensor:
+        starts_B = np.cumsum(self.lengths_B) - self.lengths_B
+        ends_K = np.cumsum(lengths_K)
+        shift_K = starts_B[list(keep)] - (ends_K - lengths_K)
+        return torch.from_numpy(np.arange(int(lengths_K.sum())) + np.repeat(shift_K, lengths_K))
 
 
 def fuse(pieces: Sequence[Piece]) -> Piece:
@@ -100,10 +104,15 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
         sample_ids=sample_ids,
         next_block=first.next_block,
         lengths_B=np.concatenate([piece.lengths_B for piece in pieces]),
-        values=torch.cat([piece.values for piece in pieces]),
+        values=tuple(map(torch.cat, zip(*(piece.values for piece in pieces), strict=True))),
         state_BS=_cat_states([piece.state_BS for piece in pieces], len(sample_ids)),
     )
 
 
 def _cat_states(states: list[Tensor], num_inputs: int) -> Tensor:
     return torch.cat(states) if states[0].shape[1] else states[0].new_empty(num_inputs, 0)
+
+
+def _to_host(values: Tensor) -> npt.NDArray[np.generic]:
+    host = values.detach().cpu()
+    return (host.view(torch.uint16) if host.dtype == torch.bfloat16 else host).numpy()

@@ -1,4 +1,4 @@
-"""What computes a device's batches with a model's own blocks and ramps."""
+"""What computes a device's batches with a network's own blocks and ramps."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from earlyexit.cut import Cut, PreparedSegments, SegmentRunner, TorchSegments
+from earlyexit.cut import Cut, cut_out
 from earlyexit.engine import Batch
-from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece, fuse
+from earlyexit.network import Network, PreparedSegments, SegmentRunner, arbitrary_values, from_wire
+from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.policies import ExitPolicy
 from earlyexit.release import Step
 from earlyexit.split import Segment, Split
@@ -33,15 +31,15 @@ class TorchRunner:
     leave, and the state that another policy gave an input begins anew.
     """
 
-    def __init__(self, model: EarlyExitModel, policy: ExitPolicy, segments: SegmentRunner | None = None) -> None:
-        """`segments` computes what is not a probe, where it needs preparation as soon as it is; None for torch."""
-        self._model = model
+    def __init__(self, network: Network, policy: ExitPolicy, segments: SegmentRunner | None = None) -> None:
+        """`segments` computes what is no probe, once prepared where it needs that; None for the network itself."""
+        self._network = network
         self._slow = segments if isinstance(segments, PreparedSegments) else None
-        self._segments = segments if self._slow is None else _OnceReady(TorchSegments(model), self._slow)
+        self._segments = segments if self._slow is None else _OnceReady(network, self._slow)
         self._regime = _Regime(policy)
 
     def from_wire(self, wire: WirePiece) -> Piece:
-        return self._model.from_wire(wire, self._regime.policy)
+        return from_wire(self._network, wire, self._regime.policy)
 
     def run(self, batch: Batch[Piece]) -> Iterator[Step[Piece]]:
         regime = self._regime  # a batch is decided by one policy, even if another comes while it runs
@@ -56,37 +54,32 @@ class TorchRunner:
             self._slow.prepare({segment for split in splits for segment in split.segments()})
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
-        model, policy = self._model, self._regime.policy
-        length = min(WARM_UP_TOKENS, model.info.max_length)
-        if split.first == 0:
-            values: npt.NDArray[np.generic] = np.zeros(size * length, dtype=np.int32)
-        else:
-            dtype = np.uint16 if model.dtype == torch.bfloat16 else np.float32
-            values = np.zeros((size * length, model.backbone.hidden_size), dtype=dtype)
-        wire = WirePiece(
+        network, policy = self._network, self._regime.policy
+        lengths_B = np.full(size, min(WARM_UP_TOKENS, network.max_length), dtype=np.int32)
+        return Piece(
             sample_ids=policy.warm_up_ids(size),
             next_block=split.first,
-            lengths_B=np.full(size, length, dtype=np.int32),
-            values=values,
-            state_BS=None,
+            lengths_B=lengths_B,
+            values=arbitrary_values(network, split.first, lengths_B, np.random.default_rng(0)),
+            state_BS=policy.initial_state(size, network.task.num_outputs, network.device),
         )
-        return model.from_wire(wire, policy)
 
     def _cut(self, regime: _Regime, split: Split, *, probe: bool) -> Cut:
         """The split's; raises PlanError for blocks or ramps that the model does not have."""
         if (split, probe) not in regime.cuts:
             ramps = tuple(ramp for ramp in split.ramps if regime.policy.can_decide(ramp))
-            cut = self._model.cut(split.first, split.end, ramps, regime.policy, self._segments)
+            cut = cut_out(self._network, split.first, split.end, ramps, regime.policy, self._segments)
             # With nothing to record, a probe is run as any other input.
-            looks = probe and any(map(regime.policy.can_look, self._model.ramp_indices))
+            looks = probe and any(map(regime.policy.can_look, self._network.ramp_indices))
             regime.cuts[split, probe] = cut.for_probes() if looks else cut
         return regime.cuts[split, probe]
 
     def _in_state(self, piece: Piece, policy: ExitPolicy) -> Piece:
-        width = policy.state_width(self._model.num_classes)
+        num_outputs, device = self._network.task.num_outputs, self._network.device
+        width = policy.state_width(num_outputs)
         if piece.state_BS.shape[1] == width and (width == 0 or piece.state_BS.dtype == policy.state_dtype):
             return piece
-        return replace(piece, state_BS=policy.initial_state(len(piece), self._model.num_classes, self._model.device))
+        return replace(piece, state_BS=policy.initial_state(len(piece), num_outputs, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +92,14 @@ class _Regime:
 
 
 class _OnceReady:
-    """Segments by another runner, as soon as it is ready for them; until then by torch."""
+    """Segments by another runner, as soon as it is ready for them; until then by the network itself."""
 
-    def __init__(self, torch_segments: TorchSegments, segments: PreparedSegments) -> None:
-        self._torch = torch_segments
+    def __init__(self, network: Network, segments: PreparedSegments) -> None:
+        self._network = network
         self._segments = segments
 
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         if self._segments.is_ready(segment):
             return self._segments.run(segment, piece)
-        logger.debug("blocks %d to %d are not prepared: torch runs them", segment.first, segment.end - 1)
-        return self._torch.run(segment, piece)
+        logger.debug("blocks %d to %d are not prepared: the network itself runs them", segment.first, segment.end - 1)
+        return self._network.run(segment, piece)

@@ -40,7 +40,7 @@ class Column:
         return self.datatypes[0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """An input as the network takes it before block 0."""
 

@@ -1,14 +1,16 @@
-"""A model's folder: `model.safetensors`, `model.json` (schema, labels, provenance), `tokenizer.json`."""
+"""A model's folder: `model.safetensors`, `model.json` (schema, codec, task, provenance), and what its codec needs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from earlyexit.boundary import TensorSpec, bytes_per_input
 from earlyexit.errors import ModelFolderError
+from earlyexit.named import is_own
 
 if TYPE_CHECKING:  # the ingress reads model.json without torch
     import torch
@@ -21,24 +23,80 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 WEIGHTS_FILE = "model.safetensors"
 
 
+class TensorCard(BaseModel):
+    """A `TensorSpec`, as the card has it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Literal["float", "int32", "uint8"] = "float"
+    per_token: bool = False
+    below: int | None = None
+
+
 class ModelCard(BaseModel):
     """What `model.json` holds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     name: str = Field(pattern=NAME_PATTERN)
     family: str
     backbone: dict[str, Any]
-    label_names: tuple[str, ...] = Field(min_length=2)
+    codec: dict[str, Any]
+    """How inputs are encoded: the codec's name, and its settings beside it."""
+    task: dict[str, Any]
+    """What answers are: the task's name, and its settings beside it."""
+    boundaries: tuple[tuple[TensorCard, ...], ...]
+    """What crosses after every block, so that hops can be planned without building the network."""
     ramp_style: Literal["light", "pooler", "pooler-relu"]
     pooling: Literal["mean", "first"]
     head_style: Literal["light", "pooler", "pooler-relu"]
     head_pooling: Literal["mean", "first"]
     ramps: tuple[int, ...]
     num_blocks: int = Field(gt=0)
-    max_length: int = Field(gt=0)
     provenance: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_schema_1(cls, data: Any) -> Any:
+        return from_schema_1(data) if isinstance(data, dict) and data.get("schema_version") == 1 else data
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens; 1 where inputs have none."""
+        return int(self.codec.get("max_length", 1))
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The labels; none where answers are something else."""
+        return tuple(self.task.get("label_names", ()))
+
+    def bytes_per_input(self, block: int, length: float, *, float_bytes: int) -> float:
+        """What one input of `length` tokens carries after a block."""
+        specs = [TensorSpec(**each.model_dump()) for each in self.boundaries[block]]
+        return bytes_per_input(specs, length, float_bytes=float_bytes)
+
+
+def from_schema_1(data: dict[str, Any]) -> dict[str, Any]:
+    """A card of the first schema, which knew texts and labels only, in the words of this one."""
+    new = {key: value for key, value in data.items() if key not in ("label_names", "max_length")}
+    hidden = {"name": "hidden", "shape": [_hidden_size(data)], "per_token": True}
+    return new | {
+        "schema_version": 2,
+        "codec": {"name": "text", "max_length": data.get("max_length")},
+        "task": {"name": "label", "label_names": data.get("label_names")},
+        "boundaries": [[hidden]] * int(data.get("num_blocks", 0)),
+    }
+
+
+def _hidden_size(data: dict[str, Any]) -> int:
+    """Of a card that does not say what crosses: the built-in families name it in their configuration."""
+    backbone = data.get("backbone", {})
+    if is_own(str(data.get("family"))):
+        raise ValueError("saved by an earlier version, which did not note what its blocks give: train it again")
+    return int(backbone.get("hidden_size", 768))
 
 
 def read_card(folder: Path) -> ModelCard:
@@ -60,8 +118,16 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS_FILE)
-    info = asdict(model.info)
-    card = ModelCard(**info, backbone=model.backbone.to_config(), ramps=model.ramp_indices, num_blocks=model.num_blocks)
+    info = {each.name: getattr(model.info, each.name) for each in fields(model.info)}
+    card = ModelCard(
+        **info | {"codec": dict(model.info.codec), "task": model.task.spec()},
+        backbone=model.backbone.to_config(),
+        boundaries=tuple(
+            tuple(TensorCard(**asdict(each)) for each in model.boundary(block)) for block in range(model.num_blocks)
+        ),
+        ramps=model.ramp_indices,
+        num_blocks=model.num_blocks,
+    )
     (folder / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
@@ -77,13 +143,15 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     from earlyexit.checkpoint import assemble
     from earlyexit.families import find_family
     from earlyexit.model import ModelInfo
+    from earlyexit.tasks import find_task
 
     card = read_card(folder)
-    fields = card.model_dump(exclude={"schema_version", "backbone", "ramps", "num_blocks"})
+    facts = card.model_dump(exclude={"schema_version", "backbone", "task", "boundaries", "ramps", "num_blocks"})
+    info = ModelInfo(**facts, task=find_task(card.task))
     try:
         family = find_family(card.family)
         with torch.device("meta" if family.lazy_weights else "cpu"):  # no time spent on random weights
-            model = assemble(ModelInfo(**fields), family.build(card.backbone), card.ramps)
+            model = assemble(info, family.build(card.backbone), card.ramps)
     except (KeyError, TypeError) as error:
         raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
     try:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
+from earlyexit.signature import Encoded
 
 TOKENIZER_FILE = "tokenizer.json"
-TokenIds = npt.NDArray[np.int32]
 TextOrPair = str | tuple[str, str]
 
 
@@ -37,9 +36,12 @@ class TextTokenizer:
         tokenizer.no_truncation()
         return cls(tokenizer, max_length)
 
-    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[TokenIds]:
+    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         """Token ids, int32, special tokens included, of every text; see `encodings`."""
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in self.encodings(texts, truncate=truncate)]
+        return [
+            Encoded(len(encoding.ids), (np.array(encoding.ids, dtype=np.int32),))
+            for encoding in self.encodings(texts, truncate=truncate)
+        ]
 
     def encodings(self, rows: Sequence[TextOrPair], *, truncate: bool = False) -> list[Encoding]:
         """What the tokenizer makes of every text, or pair of texts.

@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Tensors
 from earlyexit.ramps import Pooling
-from earlyexit.ramps.base import pool
-from earlyexit.tokenizer import TokenIds
+from earlyexit.ramps.base import pool, pooled_size
+from earlyexit.signature import Encoded
+from earlyexit.tasks.base import Task, ValueArray
+from earlyexit.wire import entering
 
 Progress = Callable[[str, int, int], None]
 """(what is done, how much, of how much)."""
@@ -42,29 +43,30 @@ class TrainOptions:
 JOINT_OPTIONS = TrainOptions(epochs=3, batch=32, learning_rate=3e-5, weight_decay=0.01)
 
 
-def batches_by_length(encoded: Sequence[TokenIds], batch: int) -> Iterator[list[int]]:
+def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[int]]:
     """Positions in batches of similar length, longest first, so that the largest memory is asked for at once."""
-    order = sorted(range(len(encoded)), key=lambda k: -len(encoded[k]))
+    order = sorted(range(len(encoded)), key=lambda k: -encoded[k].length)
     for start in range(0, len(order), batch):
         yield order[start : start + batch]
 
 
-def pack(encoded: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Layout]:
-    """Token ids of several inputs as one packed tensor, with its layout."""
-    lengths_B = np.array([len(ids) for ids in encoded], dtype=np.int32)
-    return torch.from_numpy(np.concatenate(encoded)).to(device), Layout(lengths_B, device)
+def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Layout]:
+    """Several inputs as the network takes them, with their layout."""
+    piece = entering([""] * len(encoded), encoded)
+    return tuple(torch.from_numpy(values).to(device) for values in piece.values), Layout(piece.lengths_B, device)
 
 
 @torch.inference_mode()
 def pooled_features(
-    model: EarlyExitModel, encoded: Sequence[TokenIds], *, batch: int = 64, progress: Progress = no_progress
+    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
 ) -> dict[tuple[int, Pooling], Tensor]:
     """The pooled hidden state (N, D) after every block that has an exit, in each pooling that exits there use.
 
     One pass over the backbone; float32 on the host, N * D * 4 bytes per exit.
     """
     wanted = _exits_and_poolings(model)
-    features = {key: torch.empty(len(encoded), model.backbone.hidden_size) for key in wanted}
+    sizes = {at: pooled_size(model.boundary(at)[0].shape) for at, _ in wanted}
+    features = {(at, pooling): torch.empty(len(encoded), sizes[at]) for at, pooling in wanted}
     done = 0
     for rows in batches_by_length(encoded, batch):
         values, layout = pack([encoded[row] for row in rows], model.device)
@@ -72,14 +74,14 @@ def pooled_features(
             values = model.run_blocks(block, block + 1, values, layout)
             for at, pooling in wanted:
                 if at == block:
-                    features[at, pooling][rows] = pool(values, layout, pooling).float().cpu()
+                    features[at, pooling][rows] = pool(values[0], layout, pooling).float().cpu()
         done += len(rows)
         progress("features", done, len(encoded))
     return {key: feature.clone() for key, feature in features.items()}
 
 
 def train_ramps(
-    model: EarlyExitModel, encoded: Sequence[TokenIds], labels: Sequence[int], options: TrainOptions | None = None
+    model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: TrainOptions | None = None
 ) -> None:
     """Train all ramps, and the full model's head unless a checkpoint brought it, on the frozen backbone.
 
@@ -91,38 +93,38 @@ def train_ramps(
     if "head" not in model.info.provenance:
         heads[model.num_blocks - 1] = model.head
     inputs = {block: features[block, head.pooling] for block, head in heads.items()}
-    targets_N = torch.tensor(labels)
+    targets_N = torch.from_numpy(targets)
     device = model.device
 
     def loss(rows: Tensor) -> Tensor:
-        logits = [head.classify(inputs[at][rows].to(device)) for at, head in heads.items()]
-        return _mean_loss(logits, targets_N[rows].to(device), options)
+        outputs = [head.classify(inputs[at][rows].to(device)) for at, head in heads.items()]
+        return _mean_loss(model.task, outputs, targets_N[rows].to(device), options)
 
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
     for head in heads.values():
         head.train()
-    _descend(parameters, loss, len(labels), options)
+    _descend(parameters, loss, len(targets), options)
     model.eval()
 
 
 def train_jointly(
-    model: EarlyExitModel, encoded: Sequence[TokenIds], labels: Sequence[int], options: TrainOptions = JOINT_OPTIONS
+    model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: TrainOptions = JOINT_OPTIONS
 ) -> None:
     """Train backbone, ramps and head together on the average of all heads' losses, equal weights (PAME section 5.2)."""
-    targets_N = torch.tensor(labels)
+    targets_N = torch.from_numpy(targets)
 
     def loss(rows: Tensor) -> Tensor:
         values, layout = pack([encoded[row] for row in rows.tolist()], model.device)
-        logits = []
+        outputs = []
         for block in range(model.num_blocks):
             values = model.run_blocks(block, block + 1, values, layout)
             if block in model.ramp_indices or block == model.num_blocks - 1:
-                logits.append(model.exit_head(block)(values, layout))
-        return _mean_loss(logits, targets_N[rows].to(model.device), options)
+                outputs.append(model.exit_head(block)(values[0], layout))
+        return _mean_loss(model.task, outputs, targets_N[rows].to(model.device), options)
 
     model.requires_grad_(True)
     model.train()
-    _descend(list(model.parameters()), loss, len(labels), options)
+    _descend(list(model.parameters()), loss, len(targets), options)
     model.requires_grad_(False)
     model.eval()
 
@@ -132,8 +134,8 @@ def _exits_and_poolings(model: EarlyExitModel) -> list[tuple[int, Pooling]]:
     return [(block, model.exit_head(block).pooling) for block in exits]
 
 
-def _mean_loss(logits: Sequence[Tensor], targets_B: Tensor, options: TrainOptions) -> Tensor:
-    losses = [F.cross_entropy(each.float(), targets_B, label_smoothing=options.label_smoothing) for each in logits]
+def _mean_loss(task: Task, outputs: Sequence[Tensor], targets_B: Tensor, options: TrainOptions) -> Tensor:
+    losses = [task.training_loss(each, targets_B, label_smoothing=options.label_smoothing) for each in outputs]
     return torch.stack(losses).mean()
 
 

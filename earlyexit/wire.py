@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.signature import Encoded
+
 Lengths = npt.NDArray[np.int32]
 """Tokens per input, (B,)."""
-Value = int | float | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An answer of many numbers, as it travels."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+    @classmethod
+    def of(cls, array: npt.NDArray[np.generic]) -> Array:
+        """A copy of an array."""
+        return cls(array.dtype.str, array.shape, array.tobytes())
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """The array, read-only."""
+        return np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape)
+
+
+Value = int | float | Array
 """An answer, as its task has it: a label's index, a number, an array."""
 
 
@@ -19,9 +42,9 @@ class Answer:
     """What an input left with."""
 
     sample_id: str
-    label: int
+    value: Value
     score: float
-    """Probability of the label, after the exit's temperature; with recorded exits, the recorded score."""
+    """How sure the exit was, as its task says; with recorded exits, the recorded score."""
     exit: int
     """The block it left after; the last block's index for inputs that ran the whole model."""
 
@@ -35,7 +58,7 @@ class Seen:
     """The exit sits after it; the model's last block stands for the full model."""
     score: float
     """In the policy's unit; of the full model NaN."""
-    label: int
+    value: Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +68,38 @@ class WirePiece:
     sample_ids: tuple[str, ...]
     next_block: int
     lengths_B: Lengths
-    values: npt.NDArray[np.generic]
-    """Before block 0 token ids, int32 (N,); then the hidden state (N, D), float32 or bfloat16's bits (uint16)."""
+    values: tuple[npt.NDArray[np.generic], ...]
+    """What crosses before `next_block`: one array per tensor of the network's boundary, with a row per token of all
+    inputs, or a row per input; bfloat16 as its bits (uint16). Empty where nothing is computed."""
     state_BS: npt.NDArray[np.generic] | None
     """The exit policy's state; None before block 0, where the policy's initial state stands for it."""
+
+
+def entering(sample_ids: Sequence[str], encoded: Sequence[Encoded]) -> WirePiece:
+    """Inputs before block 0, as one piece."""
+    return WirePiece(
+        sample_ids=tuple(sample_ids),
+        next_block=0,
+        lengths_B=np.array([each.length for each in encoded], dtype=np.int32),
+        values=tuple(map(np.concatenate, zip(*(each.values for each in encoded), strict=True))),
+        state_BS=None,
+    )
+
+
+def label_of(said: Answer | Seen) -> int:
+    """The index of the label, where answers are labels."""
+    assert isinstance(said.value, int)
+    return said.value
+
+
+def values_of(array: npt.NDArray[Any]) -> list[Value]:
+    """The answers that an array holds, one per row."""
+    if array.ndim > 1:
+        return [Array.of(row) for row in array]
+    values: list[Value] = array.tolist()
+    return values
+
+
+def stacked(values: Sequence[Value]) -> npt.NDArray[Any]:
+    """Answers of one task as an array, one row each."""
+    return np.array([value.numpy() if isinstance(value, Array) else value for value in values])

@@ -28,19 +28,20 @@ from earlyexit.wire import Answer
 
 BODY = b'{"inputs": "how long does a cheesecake bake"}'
 KEY = "key-0123456789abcdef"
-ANSWER = [Answer(sample_id="", label=0, score=0.75, exit=1)]
+ANSWER = [Answer(sample_id="", value=0, score=0.75, exit=1)]
 CARD = ModelCard(
     name="nothing",
     family="bert",
     backbone={},
-    label_names=("a", "b"),
+    codec={"name": "text", "max_length": 8},
+    task={"name": "label", "label_names": ["a", "b"]},
+    boundaries=((),),
     ramp_style="light",
     pooling="mean",
     head_style="light",
     head_pooling="mean",
     ramps=(),
     num_blocks=1,
-    max_length=8,
     provenance={},
 )
 

@@ -18,16 +18,18 @@ import numpy as np
 import torch
 
 from deployments.stage.build import build_policy, build_segments
-from earlyexit.cut import Cut, SegmentRunner, TorchSegments
+from earlyexit.cut import Cut
 from earlyexit.dataset import read_labelled
 from earlyexit.model import EarlyExitModel
+from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.packed import pack_linears
-from earlyexit.piece import Piece, fuse
+from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.policies import ExitPolicy
+from earlyexit.signature import Encoded
 from earlyexit.split import Segment
 from earlyexit.store import load_model
-from earlyexit.tokenizer import TextTokenizer, TokenIds
-from earlyexit.wire import Answer, WirePiece
+from earlyexit.tokenizer import TextTokenizer
+from earlyexit.wire import Answer, entering
 from offramp.calibration import read_calibration
 
 BATCH = 32
@@ -41,13 +43,13 @@ class LoggedSegments:
         self._inner = inner
         self.logits: dict[tuple[str, int], torch.Tensor] = {}
 
-    def run(self, segment: Segment, piece: Piece) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, torch.Tensor | None]:
         """As the inner runner."""
-        hidden_ND, logits_BC = self._inner.run(segment, piece)
+        hidden, logits_BC = self._inner.run(segment, piece)
         if logits_BC is not None:
             for sample_id, row in zip(piece.sample_ids, logits_BC, strict=True):
                 self.logits[sample_id, segment.end - 1] = row
-        return hidden_ND, logits_BC
+        return hidden, logits_BC
 
 
 class CutRun:
@@ -59,11 +61,11 @@ class CutRun:
         self._ramps = ramps
         self._inner = inner
 
-    def run(self, encoded: Sequence[TokenIds], cuts: Sequence[int], seed: int) -> tuple[Exits, LoggedSegments]:
+    def run(self, encoded: Sequence[Encoded], cuts: Sequence[int], seed: int) -> tuple[Exits, LoggedSegments]:
         """Answers by sample id, and the logits on the way."""
         rng = np.random.default_rng(seed)
         logged = LoggedSegments(self._inner)
-        pieces = [self._enter(index, ids) for index, ids in enumerate(encoded)]
+        pieces = [self._enter(index, each) for index, each in enumerate(encoded)]
         answers: Exits = {}
         bounds = [0, *cuts, self._model.num_blocks]
         for first, end in pairwise(bounds):
@@ -75,15 +77,8 @@ class CutRun:
             pieces = survivors
         return answers, logged
 
-    def _enter(self, index: int, ids: TokenIds) -> Piece:
-        wire = WirePiece(
-            sample_ids=(str(index),),
-            next_block=0,
-            lengths_B=np.array([len(ids)], dtype=np.int32),
-            values=ids,
-            state_BS=None,
-        )
-        return self._model.from_wire(wire, self._policy)
+    def _enter(self, index: int, encoded: Encoded) -> Piece:
+        return from_wire(self._model, entering([str(index)], [encoded]), self._policy)
 
 
 def _batches(pieces: list[Piece], rng: np.random.Generator, *, shuffle: bool) -> Iterator[list[Piece]]:
@@ -107,8 +102,8 @@ def compare(reference: tuple[Exits, LoggedSegments], other: tuple[Exits, LoggedS
     """Share of equal labels, share of equal labels and exits, largest difference of logits at exits both evaluated."""
     ours, theirs = reference[0], other[0]
     assert ours.keys() == theirs.keys(), "every input has one answer"
-    labels = np.mean([ours[key].label == theirs[key].label for key in ours])
-    both = np.mean([(ours[k].label, ours[k].exit) == (theirs[k].label, theirs[k].exit) for k in ours])
+    labels = np.mean([ours[key].value == theirs[key].value for key in ours])
+    both = np.mean([(ours[k].value, ours[k].exit) == (theirs[k].value, theirs[k].exit) for k in ours])
     shared = reference[1].logits.keys() & other[1].logits.keys()
     apart = max(float((reference[1].logits[key] - other[1].logits[key]).abs().max()) for key in shared)
     return float(labels), float(both), apart
@@ -146,8 +141,7 @@ def _cut_run(folder: Path, backend: Literal["torch", "onnx"], dtype: Literal["fl
     segments = build_segments(model, backend, folder, torch.get_num_threads())
     if segments is None:  # as a replica has it
         pack_linears(model)
-        segments = TorchSegments(model)
-    return CutRun(model, policy, tuple(sorted(calibration.thresholds)), segments)
+    return CutRun(model, policy, tuple(sorted(calibration.thresholds)), segments or model)
 
 
 if __name__ == "__main__":

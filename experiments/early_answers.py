@@ -22,7 +22,7 @@ from torch import Tensor
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.dataset import read_labelled
-from earlyexit.policies import EntropyPolicy, Verdict
+from earlyexit.policies import EntropyPolicy, Opinion, Verdict
 from earlyexit.split import Split
 from earlyexit.store import read_card
 from offramp.client import Client
@@ -46,11 +46,11 @@ def is_slow(monotonic_s: float) -> bool:
 class SlowSecondStage(EntropyPolicy):
     """Entropy, but in slowed windows every ramp behind the first block takes its time."""
 
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
         """As the entropy policy, at times later."""
         if ramp > 0 and is_slow(time.monotonic()):
             time.sleep(SLOWED_BY_S)
-        return super().decide(ramp, logits_BC, state_BS, sample_ids)
+        return super().decide(ramp, opinion, state_BS, sample_ids)
 
 
 slow_second_stage = SlowSecondStage(ENTROPY)

@@ -21,32 +21,33 @@ import torch
 
 from deployments.stage.build import build_policy, build_segments, warm_up
 from earlyexit.clock import MonotonicClock
-from earlyexit.cut import SegmentRunner
 from earlyexit.dataset import read_labelled
 from earlyexit.device import Answered, Device, Release
 from earlyexit.engine import BatchEngine, Member
 from earlyexit.model import EarlyExitModel
+from earlyexit.network import SegmentRunner
 from earlyexit.piece import Piece
 from earlyexit.runner import TorchRunner
+from earlyexit.signature import Encoded
 from earlyexit.split import Split
 from earlyexit.store import load_model
-from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import pack
-from earlyexit.wire import WirePiece
+from earlyexit.wire import entering
 from offramp.calibration import CalibrationCard, read_calibration
 
-Side = Callable[[Sequence[TokenIds]], None]
+Side = Callable[[Sequence[Encoded]], None]
 
 
 def plain_loop(model: EarlyExitModel, batch: int) -> Side:
     """The full model on batches in order of arrival, nothing else."""
 
     @torch.inference_mode()
-    def run(encoded: Sequence[TokenIds]) -> None:
+    def run(encoded: Sequence[Encoded]) -> None:
         for start in range(0, len(encoded), batch):
             values, layout = pack(encoded[start : start + batch], model.device)
-            hidden_ND = model.run_blocks(0, model.num_blocks, values, layout)
-            model.exit_logits(model.num_blocks - 1, hidden_ND, layout).argmax(-1).tolist()
+            hidden = model.run_blocks(0, model.num_blocks, values, layout)
+            model.exit_outputs(model.num_blocks - 1, hidden, layout).argmax(-1).tolist()
 
     return run
 
@@ -58,7 +59,7 @@ def transformers_loop(model: EarlyExitModel, batch: int) -> Side:
     encoder = AutoModel.from_pretrained(str(model.info.provenance["backbone"])).eval()
 
     @torch.inference_mode()
-    def run(encoded: Sequence[TokenIds]) -> None:
+    def run(encoded: Sequence[Encoded]) -> None:
         for start in range(0, len(encoded), batch):
             ids_BT, mask_BT = _padded(encoded[start : start + batch])
             hidden_BTD = encoder(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
@@ -86,16 +87,9 @@ def engine(
     runner.prepare(splits)
     device = Device(BatchEngine(splits, warm_up(runner, splits, clock=clock)), runner, clock, deliver)
 
-    def run(encoded: Sequence[TokenIds]) -> None:
+    def run(encoded: Sequence[Encoded]) -> None:
         answered.clear()
-        wire = WirePiece(
-            sample_ids=tuple(map(str, range(len(encoded)))),
-            next_block=0,
-            lengths_B=np.array([len(ids) for ids in encoded], dtype=np.int32),
-            values=np.concatenate(encoded),
-            state_BS=None,
-        )
-        singles = model.from_wire(wire, policy).singles()
+        singles = runner.from_wire(entering([str(k) for k in range(len(encoded))], encoded)).singles()
         members = [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
         device.engine.submit(0, members, clock.now_s())
         device.run_until_idle()
@@ -141,7 +135,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, card = load_model(options.model), read_calibration(options.model)
     texts = read_labelled(options.data, part=options.part).texts
-    encoded = TextTokenizer.load(options.model, model.info.max_length).encode(texts)
+    encoded = TextTokenizer.load(options.model, model.max_length).encode(texts)
     order = np.random.default_rng(0).permutation(len(encoded))
     sample = [encoded[k] for k in order[: options.inputs]]
     onnx = build_segments(model, "onnx", options.model, 1) if options.onnx else None
@@ -159,7 +153,7 @@ def main() -> None:
         )
 
 
-def _rates(named: dict[str, Side], sample: Sequence[TokenIds], rounds: int) -> dict[str, list[float]]:
+def _rates(named: dict[str, Side], sample: Sequence[Encoded], rounds: int) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {name: [] for name in named}
     for side in named.values():
         side(sample[:128])
@@ -178,12 +172,12 @@ def _cut_at(bounds: Sequence[int], ramps: Sequence[int], batch: int) -> list[Spl
     ]
 
 
-def _padded(encoded: Sequence[TokenIds]) -> tuple[torch.Tensor, torch.Tensor]:
-    ids_BT = torch.zeros(len(encoded), max(map(len, encoded)), dtype=torch.long)
+def _padded(encoded: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
+    ids_BT = torch.zeros(len(encoded), max(each.length for each in encoded), dtype=torch.long)
     mask_BT = torch.zeros_like(ids_BT)
-    for row, ids in enumerate(encoded):
-        ids_BT[row, : len(ids)] = torch.from_numpy(ids)
-        mask_BT[row, : len(ids)] = 1
+    for row, each in enumerate(encoded):
+        ids_BT[row, : each.length] = torch.from_numpy(each.values[0])
+        mask_BT[row, : each.length] = 1
     return ids_BT, mask_BT
 
 

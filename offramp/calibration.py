@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
-from earlyexit.tasks.label import LabelTask
 from optimizer.plan import PolicySpec
 from optimizer.thresholds import Guarantee
 from profiles.records import ExitOutcome, ExitRecords, Score
 
 if TYPE_CHECKING:
+    from earlyexit.tasks.base import Task, ValueArray
     from earlyexit.train import Progress
 
 CALIBRATION_FILE = "calibration.json"
@@ -76,7 +76,7 @@ def calibrate(
     """
     import torch
 
-    from earlyexit.record import exit_logits, fit_temperature
+    from earlyexit.record import exit_outputs
     from earlyexit.store import load_model, save_model
     from earlyexit.tokenizer import TextTokenizer
     from earlyexit.train import no_progress
@@ -85,18 +85,17 @@ def calibrate(
 
     _check_rows(data, job)
     model = load_model(folder)
-    encoded = TextTokenizer.load(folder, model.info.max_length).encode(data.texts, truncate=True)
-    labels = LabelTask(model.info.label_names).targets(data.labels).tolist()
+    encoded = TextTokenizer.load(folder, model.max_length).encode(data.texts, truncate=True)
+    labels = model.task.targets(data.labels)
     design, tested = divide(len(data), job.design_share, job.seed)
     model.temperatures_E.fill_(1.0)
-    raw = exit_logits(model, encoded, progress=progress or no_progress)
+    raw = exit_outputs(model, encoded, progress=progress or no_progress)
     design_rows = torch.from_numpy(design)
-    design_labels = [labels[row] for row in design]
     for block, raw_NC in raw.items():
-        model.temperatures_E[block] = fit_temperature(raw_NC[design_rows], design_labels)
+        model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_rows], labels[design])
     logits = {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()}
     facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share)
-    records = records_from_logits(logits, job.policy, labels, provenance=facts)
+    records = records_from_logits(logits, job.policy, model.task, labels, provenance=facts)
     found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)
     forget_calibration(folder)
     save_model(model, folder)
@@ -138,30 +137,30 @@ def record_exits(
     progress: Progress | None = None,
 ) -> ExitRecords:
     """Exit records of labelled texts under a calibrated model, for evaluation."""
-    from earlyexit.record import exit_logits
+    from earlyexit.record import exit_outputs
     from earlyexit.store import load_model
     from earlyexit.tokenizer import TextTokenizer
     from earlyexit.train import no_progress
 
     model = load_model(folder)
-    encoded = TextTokenizer.load(folder, model.info.max_length).encode(data.texts, truncate=True)
-    logits = exit_logits(model, encoded, progress=progress or no_progress)
-    labels = LabelTask(model.info.label_names).targets(data.labels)
-    return records_from_logits(logits, policy, labels.tolist(), ids=ids)
+    encoded = TextTokenizer.load(folder, model.max_length).encode(data.texts, truncate=True)
+    logits = exit_outputs(model, encoded, progress=progress or no_progress)
+    return records_from_logits(logits, policy, model.task, model.task.targets(data.labels), ids=ids)
 
 
 def records_from_logits(
     logits: dict[int, Any],
     policy: Score,
-    true_labels: Sequence[int],
+    task: Task,
+    true_labels: ValueArray,
     *,
     ids: Sequence[str] | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:
     """Exit records of temperature-scaled logits (N, C) by block; the last block is the full model."""
-    from earlyexit.policies import ConfidencePolicy, EntropyPolicy
+    from earlyexit.policies import ConfidencePolicy, EntropyPolicy, Opinion
 
-    score = {"entropy": EntropyPolicy.score, "confidence": ConfidencePolicy.score}[policy]
+    score = {"entropy": EntropyPolicy, "confidence": ConfidencePolicy}[policy](0.0).score
     last = max(logits)
     ramps = tuple(sorted(block for block in logits if block != last))
     num_inputs = len(true_labels)
@@ -170,10 +169,10 @@ def records_from_logits(
         num_blocks=last + 1,
         ramps=ramps,
         sample_ids=tuple(ids) if ids is not None else tuple(map(str, range(num_inputs))),
-        scores_NR=np.stack([score(logits[ramp]).numpy() for ramp in ramps], axis=1).astype(np.float32),
+        scores_NR=np.stack([score(Opinion(task, logits[ramp])).numpy() for ramp in ramps], axis=1).astype(np.float32),
         labels_NR=np.stack([logits[ramp].argmax(-1).numpy() for ramp in ramps], axis=1),
         final_labels_N=logits[last].argmax(-1).numpy(),
-        true_labels_N=np.array(true_labels),
+        true_labels_N=true_labels,
         provenance=provenance,
     )
 

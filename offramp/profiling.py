@@ -63,8 +63,8 @@ class ProfileJob:
 
     def probes(self, model: EarlyExitModel) -> tuple[Probe, ...]:
         """What a profile of the model needs; raises InputError for lengths that the model does not take."""
-        if self.lengths[-1] > model.info.max_length:
-            raise InputError(f"length {self.lengths[-1]}; the model takes at most {model.info.max_length} tokens")
+        if self.lengths[-1] > model.max_length:
+            raise InputError(f"length {self.lengths[-1]}; the model takes at most {model.max_length} tokens")
         return profile_probes(model.num_blocks, model.ramp_indices, self.batches, self.lengths)
 
 

@@ -168,13 +168,13 @@ def slowed(table: LatencyTable, times: float) -> LatencyTable:
     return LatencyTable(batches=table.batches, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
 
 
-def bytes_per_sample(document: ModelDocument, card: ModelCard) -> float:
-    """Hidden state of one input: what hops between stages."""
+def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, ...]:
+    """Per block, what one input carries to the next stage when a stage ends there."""
     if document.bytes_per_sample is not None:
-        return document.bytes_per_sample
+        return (document.bytes_per_sample,) * card.num_blocks
     lengths = [entry.length for entry in document.latency.values() if not isinstance(entry, TableDocument)]
-    hidden_size = int(card.backbone.get("hidden_size", 0))
-    return float(max(lengths, default=card.max_length) * hidden_size * BYTES[document.dtype])
+    length, float_bytes = max(lengths, default=card.max_length), BYTES[document.dtype]
+    return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
 
 
 def check_memory(document: ModelDocument, model: Path, inventory: Inventory, source: Source) -> None:

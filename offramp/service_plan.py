@@ -36,7 +36,7 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
             latency={name: with_rows(table, card.ramps, ramps) for name, table in parts.tables.items()},
             devices=supply,
             link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, delay_s=link.delay_s),
-            bytes_per_sample_N=(bytes_per_sample(document.model, card),) * card.num_blocks,
+            bytes_per_sample_N=bytes_per_sample(document.model, card),
             slo=Slo(latency_s=document.slo.latency_s, slack=document.slo.slack),
             objective=objective,
             budget_usd_per_hour=None if budget is None else budget.usd_per_hour,

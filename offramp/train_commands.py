@@ -97,7 +97,7 @@ def train(
         texts = _hold_out(texts, hold_out, seed, out)
     with progress_bars() as progress:
         model = run_training(job, texts, out, progress=progress)
-    print(f"{len(texts)} texts, {model.num_classes} labels, ramps after blocks {list(model.ramp_indices)}: {out}")
+    print(f"{len(texts)} texts, {model.task.num_outputs} labels, ramps after blocks {list(model.ramp_indices)}: {out}")
     print(f"head of the full model: {head_in_words(model)}")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
 from earlyexit.errors import DataError, InputError
-from earlyexit.families import is_own
+from earlyexit.named import is_own
 from earlyexit.store import NAME_PATTERN, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tokenizer import TextTokenizer
@@ -66,9 +66,9 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
         pretrained,
         name=job.name,
         family=family,
-        label_names=data.label_names,
+        codec={"name": "text", "max_length": job.max_length or pretrained.backbone.max_length},
+        task=LabelTask(data.label_names),
         ramps=job.ramps,
-        max_length=job.max_length,
         provenance=provenance(
             backbone=job.backbone,
             data=job.source,
@@ -81,9 +81,9 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
     )
     forget_calibration(out)
     copy_tokenizer(job.tokenizer or job.backbone, out)
-    encoded = TextTokenizer.load(out, model.info.max_length).encode(data.texts, truncate=True)
+    encoded = TextTokenizer.load(out, model.max_length).encode(data.texts, truncate=True)
     learn = train_jointly if job.joint else train_ramps
-    learn(model, encoded, LabelTask(model.info.label_names).targets(data.labels).tolist(), options)
+    learn(model, encoded, model.task.targets(data.labels), options)
     save_model(model, out)
     return model
 

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,8 +19,7 @@ from earlyexit.split import Split
 from profiles.table import FloatArray, LatencyTable
 
 if TYPE_CHECKING:
-    from earlyexit.cut import SegmentRunner
-    from earlyexit.model import EarlyExitModel
+    from earlyexit.network import Network, SegmentRunner
     from earlyexit.piece import Piece
     from earlyexit.train import Progress
 
@@ -30,8 +30,8 @@ STABLE = 0.1
 OUTLIER_MADS = 3.0
 MAD_TO_SIGMA = 1.4826
 """Makes the median absolute deviation estimate a normal distribution's standard deviation."""
-NEVER = -1.0
-"""An entropy that no prediction has: inputs stay, so that a probe's batch is the same at its end."""
+NEVER = math.inf
+"""No exit is so sure: inputs stay, so that a probe's batch is the same at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,28 +146,28 @@ def latency_tables(points: Sequence[Point], num_blocks: int, ramps: Sequence[int
 
 
 class LiveSplits:
-    """Runs probes on a model as a replica's device runs batches: inputs are fused, then cut by cut, on packed tokens.
+    """Runs probes on a network as a replica's device runs batches: inputs are fused, then cut by cut.
 
-    Token ids are random. Later blocks get the hidden state that the first gives, whatever their place: the values
-    do not change how long a block takes.
+    What goes in is random: the values do not change how long a block takes.
     """
 
-    def __init__(self, model: EarlyExitModel, rng: np.random.Generator, segments: SegmentRunner | None = None) -> None:
-        """`segments` compute the cuts; None for the model's own modules."""
-        from earlyexit.policies import EntropyPolicy
+    def __init__(self, network: Network, rng: np.random.Generator, segments: SegmentRunner | None = None) -> None:
+        """`segments` compute the cuts; None for the network itself."""
+        from earlyexit.policies import ConfidencePolicy
 
-        self._model = model
+        self._network = network
         self._rng = rng
         self._segments = segments
-        self._policy = EntropyPolicy(NEVER)
-        self._pieces: dict[tuple[int, int, bool], Piece] = {}
+        self._policy = ConfidencePolicy(NEVER)
+        self._pieces: dict[tuple[int, int, int], Piece] = {}
 
     def prepare(self, probe: Probe) -> Callable[[], None]:
+        from earlyexit.cut import cut_out
         from earlyexit.piece import fuse
 
         split = probe.split
-        cut = self._model.cut(split.first, split.end, split.ramps, self._policy, self._segments)
-        singles = replace(self._piece(probe), next_block=split.first).singles()
+        cut = cut_out(self._network, split.first, split.end, split.ramps, self._policy, self._segments)
+        singles = self._piece(probe).singles()
 
         def run() -> None:
             for _ in cut.run(fuse(singles)):
@@ -177,37 +177,29 @@ class LiveSplits:
         return run
 
     def _piece(self, probe: Probe) -> Piece:
-        """Kept, so that all splits of a batch size and length run the same inputs."""
-        key = (probe.split.batch, probe.length, probe.split.first == 0)
+        """Kept, so that all splits of a batch size and length that begin at one block run the same inputs."""
+        from earlyexit.network import arbitrary_values
+        from earlyexit.piece import Piece
+
+        network, batch, first = self._network, probe.split.batch, probe.split.first
+        key = (batch, probe.length, first)
         if key not in self._pieces:
-            if probe.split.first == 0:
-                self._pieces[key] = self._tokens(probe)
-            else:
-                before = replace(probe, split=replace(probe.split, first=0, end=1, ramps=()))
-                (step,) = self._model.cut(0, 1, (), self._policy).run(self._piece(before))
-                assert step.survivors is not None, "later blocks exist, so nobody ends here"
-                self._pieces[key] = step.survivors
+            lengths_B = np.full(batch, probe.length, dtype=np.int32)
+            self._pieces[key] = Piece(
+                sample_ids=tuple(map(str, range(batch))),
+                next_block=first,
+                lengths_B=lengths_B,
+                values=arbitrary_values(network, first, lengths_B, self._rng),
+                state_BS=self._policy.initial_state(batch, network.task.num_outputs, network.device),
+            )
         return self._pieces[key]
-
-    def _tokens(self, probe: Probe) -> Piece:
-        from earlyexit.wire import WirePiece
-
-        batch, vocabulary = probe.split.batch, self._model.backbone.to_config()["vocab_size"]
-        wire = WirePiece(
-            sample_ids=tuple(map(str, range(batch))),
-            next_block=0,
-            lengths_B=np.full(batch, probe.length, dtype=np.int32),
-            values=self._rng.integers(0, vocabulary, size=batch * probe.length, dtype=np.int32),
-            state_BS=None,
-        )
-        return self._model.from_wire(wire, self._policy)
 
     def _wait(self) -> None:
         """Kernels of a GPU run on after the call that started them."""
         import torch
 
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
+        if self._network.device.type == "cuda":
+            torch.cuda.synchronize(self._network.device)
 
 
 def _splits(num_blocks: int, ramps: Sequence[int], batch: int) -> tuple[Split, ...]:

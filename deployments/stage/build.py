@@ -27,8 +27,8 @@ from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
-    from earlyexit.cut import SegmentRunner
     from earlyexit.model import EarlyExitModel
+    from earlyexit.network import SegmentRunner
     from earlyexit.policies import ExitPolicy, RecordedAnswers, ThresholdPolicy
     from earlyexit.runner import TorchRunner
 

@@ -58,7 +58,7 @@ class TextCodec(TokenizedCodec[str]):
         return sum(map(len, rows)) > LONG_CHARS
 
     def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
-        return [Encoded(length=len(ids), values=(ids,)) for ids in self._tokenizer.encode(rows, truncate=truncate)]
+        return self._tokenizer.encode(rows, truncate=truncate)
 
 
 def _text(row: object, where: str) -> str:

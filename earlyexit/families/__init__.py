@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from earlyexit.errors import ModelFolderError
+from earlyexit.named import is_own
 
 if TYPE_CHECKING:
     from earlyexit.families.base import Family
@@ -16,12 +17,6 @@ FAMILIES = {
     "distilbert": "earlyexit.families.distilbert:DistilBert",
     "roberta": "earlyexit.families.roberta:Roberta",
 }
-
-
-def is_own(name: str) -> bool:
-    """Whether it names a function that makes a network, rather than a family or a checkpoint."""
-    module, colon, function = name.partition(":")
-    return bool(colon) and function.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 def find_family(name: str) -> Family:

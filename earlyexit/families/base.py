@@ -9,15 +9,18 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from earlyexit.boundary import Boundary
 from earlyexit.layout import Layout
+from earlyexit.piece import Tensors
 
 JsonDict = dict[str, Any]
 
 
 class Backbone(nn.Module, ABC):
-    """A chain of blocks over a packed hidden state.
+    """A chain of blocks over tensors that have a row per token of all inputs, or a row per input.
 
-    Blocks must treat every input on its own: an input's values may depend on its own tokens only.
+    Blocks must treat every input on its own: an input's values may depend on its own rows only. Exits look at the first
+    tensor of a boundary.
     """
 
     packs_linears: ClassVar[bool] = True
@@ -25,17 +28,25 @@ class Backbone(nn.Module, ABC):
     another layout."""
 
     num_blocks: int
-    hidden_size: int
-    max_length: int
-    """The longest input in tokens, special tokens included."""
+    max_length: int = 1
+    """The longest input in tokens, special tokens included; 1 where inputs have none."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> Boundary:
+        """What `embed` takes."""
 
     @abstractmethod
-    def embed(self, token_ids_N: Tensor, layout: Layout) -> Tensor:
-        """Token ids, int32 (N,), to the hidden state before block 0, (N, D)."""
+    def boundary(self, block: int) -> Boundary:
+        """What crosses after a block."""
 
     @abstractmethod
-    def run_block(self, index: int, hidden_ND: Tensor, layout: Layout) -> Tensor:
-        """One block on a packed hidden state, (N, D) to (N, D)."""
+    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
+        """The model's inputs to what crosses before block 0."""
+
+    @abstractmethod
+    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
+        """One block on what crosses before it, to what crosses after it."""
 
     @abstractmethod
     def to_config(self) -> JsonDict:
@@ -44,7 +55,7 @@ class Backbone(nn.Module, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalHead:
-    """The classification head that a checkpoint carries: dense, activation, linear on the first token."""
+    """The head that a checkpoint carries: dense, activation, linear on the first token."""
 
     activation: str
     weights: Mapping[str, Tensor]
@@ -62,7 +73,7 @@ class Pretrained:
 
 
 class Family(ABC):
-    """A way from a `transformers` configuration or checkpoint to a backbone."""
+    """A way from a configuration or a checkpoint to a backbone."""
 
     name: str
     lazy_weights: bool = True
@@ -73,5 +84,8 @@ class Family(ABC):
         """A backbone with random weights from `Backbone.to_config` (missing keys: the family's defaults)."""
 
     @abstractmethod
-    def from_transformers(self, hf_model: Any) -> Pretrained:
-        """The same network as a loaded `transformers` model of this family."""
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
+        """The same network as a loaded `transformers` model of this family.
+
+        `pairs`: inputs are pairs of texts, told apart by token types where the model has them.
+        """

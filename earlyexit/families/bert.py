@@ -29,7 +29,7 @@ BLOCK_NAMES = BlockNames(
 )
 
 
-def encoder_config(hf_config: Any, *, position_offset: int = 0) -> EncoderConfig:
+def encoder_config(hf_config: Any, *, position_offset: int = 0, pairs: bool = False) -> EncoderConfig:
     """Sizes of a BERT-like `transformers` configuration."""
     return EncoderConfig(
         vocab_size=hf_config.vocab_size,
@@ -41,6 +41,7 @@ def encoder_config(hf_config: Any, *, position_offset: int = 0) -> EncoderConfig
         position_offset=position_offset,
         activation=hf_config.hidden_act,
         norm_eps=hf_config.layer_norm_eps,
+        token_types=hf_config.type_vocab_size if pairs and hf_config.type_vocab_size > 1 else 0,
     )
 
 
@@ -52,11 +53,11 @@ class Bert(Family):
     def build(self, config: JsonDict) -> EncoderBackbone:
         return EncoderBackbone(EncoderConfig(**config))
 
-    def from_transformers(self, hf_model: Any) -> Pretrained:
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         classifies = hasattr(hf_model, "classifier")
         encoder = hf_model.bert if classifies else hf_model
         weights: dict[str, Tensor] = encoder.state_dict()
-        backbone = EncoderBackbone(encoder_config(hf_model.config))
+        backbone = EncoderBackbone(encoder_config(hf_model.config, pairs=pairs))
         copy_embeddings(backbone, weights, token_type=True)
         copy_blocks(backbone, weights, "encoder.layer.{}.", BLOCK_NAMES)
         if not classifies:

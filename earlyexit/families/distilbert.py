@@ -37,7 +37,7 @@ class DistilBert(Family):
     def build(self, config: JsonDict) -> EncoderBackbone:
         return EncoderBackbone(EncoderConfig(**{"num_blocks": 6, **config}))
 
-    def from_transformers(self, hf_model: Any) -> Pretrained:
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         classifies = hasattr(hf_model, "classifier")
         encoder = hf_model.distilbert if classifies else hf_model
         weights: dict[str, Tensor] = encoder.state_dict()

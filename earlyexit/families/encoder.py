@@ -14,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, FinalHead, JsonDict
 from earlyexit.layout import Layout
+from earlyexit.piece import Tensors
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -39,21 +41,29 @@ class EncoderConfig:
     """Position of the first token: RoBERTa counts from its padding index + 1."""
     activation: str = "gelu"
     norm_eps: float = 1e-12
+    token_types: int = 0
+    """Kinds of tokens that inputs tell apart, such as those of the first and of the second text of a pair; 0 where all
+    are of one kind, which is then folded into the positions."""
 
 
 class Embeddings(nn.Module):
-    """Token and position embeddings, summed and normalised; a constant token type is folded into the positions."""
+    """Token, position and type embeddings, summed and normalised."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.position_offset = config.position_offset
         self.word = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = nn.Embedding(config.max_length + config.position_offset, config.hidden_size)
+        self.token_type = nn.Embedding(config.token_types, config.hidden_size) if config.token_types else None
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
 
-    def forward(self, token_ids_N: Tensor, position_N: Tensor) -> Tensor:
-        hidden: Tensor = self.norm(self.word(token_ids_N) + self.position(position_N + self.position_offset))
-        return hidden
+    def forward(self, inputs: Tensors, position_N: Tensor) -> Tensor:
+        """Token ids, and their types where they have any, each (N,), to (N, D)."""
+        hidden_ND = self.word(inputs[0]) + self.position(position_N + self.position_offset)
+        if self.token_type is not None:
+            hidden_ND = hidden_ND + self.token_type(inputs[1])
+        normed_ND: Tensor = self.norm(hidden_ND)
+        return normed_ND
 
 
 class EncoderBlock(nn.Module):
@@ -104,21 +114,31 @@ class EncoderBackbone(Backbone):
         super().__init__()
         self.config = config
         self.num_blocks = config.num_blocks
-        self.hidden_size = config.hidden_size
         self.max_length = config.max_length
         self.embeddings = Embeddings(config)
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_blocks))
 
-    def embed(self, token_ids_N: Tensor, layout: Layout) -> Tensor:
-        hidden_ND: Tensor = self.embeddings(token_ids_N, layout.position_N)
-        return hidden_ND
+    @property
+    def inputs(self) -> Boundary:
+        ids = _whole_per_token("token_ids", self.config.vocab_size)
+        types = self.config.token_types
+        return (ids, _whole_per_token("token_types", types)) if types else (ids,)
 
-    def run_block(self, index: int, hidden_ND: Tensor, layout: Layout) -> Tensor:
-        result: Tensor = self.blocks[index](hidden_ND, layout)
-        return result
+    def boundary(self, block: int) -> Boundary:
+        return (TensorSpec(name="hidden", shape=(self.config.hidden_size,), per_token=True),)
+
+    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
+        return (self.embeddings(inputs, layout.position_N),)
+
+    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
+        return (self.blocks[index](hidden[0], layout),)
 
     def to_config(self) -> JsonDict:
         return asdict(self.config)
+
+
+def _whole_per_token(name: str, below: int) -> TensorSpec:
+    return TensorSpec(name=name, shape=(), dtype="int32", per_token=True, below=below)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,9 +174,12 @@ def copy_blocks(backbone: EncoderBackbone, weights: dict[str, Tensor], prefix: s
 def copy_embeddings(
     backbone: EncoderBackbone, weights: dict[str, Tensor], *, prefix: str = "embeddings.", token_type: bool
 ) -> None:
-    """Fill the embeddings; the type of a first sentence, the same for every token, is added to the positions."""
+    """Fill the embeddings; where inputs do not tell types apart, that of a first sentence is added to the positions."""
     position = weights[f"{prefix}position_embeddings.weight"]
-    if token_type:
+    types = {}
+    if backbone.config.token_types:
+        types = {"token_type.weight": weights[f"{prefix}token_type_embeddings.weight"]}
+    elif token_type:
         position = position + weights[f"{prefix}token_type_embeddings.weight"][0]
     backbone.embeddings.load_state_dict(
         {
@@ -164,6 +187,7 @@ def copy_embeddings(
             "position.weight": position,
             "norm.weight": weights[f"{prefix}LayerNorm.weight"],
             "norm.bias": weights[f"{prefix}LayerNorm.bias"],
+            **types,
         }
     )
 

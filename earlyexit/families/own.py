@@ -1,18 +1,21 @@
-"""Anybody's network: ordinary torch modules over padded tensors, named `module:function` where a family is named."""
+"""Anybody's network: ordinary torch modules, named `module:function` where a family is named."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from importlib import import_module
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.layout import Layout
+from earlyexit.named import import_own
+from earlyexit.piece import Tensors
 
 LENGTHS = (2, 7, 4)
 """Of the inputs by which a network is tried: none as long as all, so that every one but one is padded."""
@@ -20,13 +23,8 @@ TOLERANCE = 1e-4
 """Between an input alone and among others; the order of a sum alone gives some 1e-6."""
 
 
-class PaddedBackbone(Backbone):
+class OwnBackbone(Backbone):
     """A backbone made of modules that know nothing of Offramp.
-
-    `embed(token_ids_BT, mask_BT)` gives the hidden state (B, T, D) before the first block, `block(hidden_BTD, mask_BT)`
-    that after each. The mask is True where there is a token; behind an input's last token ids are 0 and hidden states
-    are whatever was left there. What a module does there must not reach the tokens: an input's answer must not depend
-    on how long the others of its batch are. `check_alone` tries it.
 
     Linear layers stay as they are, since modules may read their weights. A network that is to be as fast on a CPU as
     the built-in families works on packed tensors, as a subclass of `Backbone`.
@@ -34,26 +32,89 @@ class PaddedBackbone(Backbone):
 
     packs_linears: ClassVar[bool] = False
 
-    def __init__(
-        self, *, embed: nn.Module, blocks: Iterable[nn.Module], hidden_size: int, max_length: int, config: JsonDict
-    ) -> None:
-        """`config`: the arguments with which the function that made this makes an equal, untrained one; JSON."""
+    def __init__(self, *, embed: nn.Module, blocks: Iterable[nn.Module], inputs: Boundary, config: JsonDict) -> None:
         super().__init__()
         self.embedding = embed
         self.blocks = nn.ModuleList(blocks)
         self.num_blocks = len(self.blocks)
-        self.hidden_size = hidden_size
-        self.max_length = max_length
+        self._inputs = inputs
         self._config = config
 
-    def embed(self, token_ids_N: Tensor, layout: Layout) -> Tensor:
-        return layout.unpad(self.embedding(layout.pad(token_ids_N.long()), layout.mask_BT))
+    @property
+    def inputs(self) -> Boundary:
+        return self._inputs
 
-    def run_block(self, index: int, hidden_ND: Tensor, layout: Layout) -> Tensor:
-        return layout.unpad(self.blocks[index](layout.pad(hidden_ND), layout.mask_BT))
+    def boundary(self, block: int) -> Boundary:
+        return self._boundaries[block]
 
     def to_config(self) -> JsonDict:
         return dict(self._config)
+
+    @cached_property
+    def _boundaries(self) -> tuple[Boundary, ...]:
+        """What the blocks give for one input, tried."""
+        layout = _layout([min(2, self.max_length)])
+        training = self.training
+        self.eval()
+        with torch.inference_mode():
+            hidden = self.embed(_examples(self, layout), layout)
+            boundaries = []
+            for index in range(self.num_blocks):
+                hidden = self.run_block(index, hidden, layout)
+                boundaries.append(self._described(hidden))
+        self.train(training)
+        return tuple(boundaries)
+
+    def _described(self, hidden: Tensors) -> Boundary:
+        return tuple(
+            TensorSpec(name=f"hidden_{k}", shape=tuple(each.shape[1:]), per_token=self.max_length > 1)
+            for k, each in enumerate(hidden)
+        )
+
+
+class PaddedBackbone(OwnBackbone):
+    """Modules over padded tokens.
+
+    `embed(token_ids_BT, mask_BT)` gives the hidden state (B, T, ...) before the first block, `block(hidden, mask_BT)`
+    that after each, whose trailing shape may change from block to block. The mask is True where there is a token;
+    behind an input's last token ids are 0 and hidden states are whatever was left there. What a module does there must
+    not reach the tokens: an input's answer must not depend on how long the others of its batch are. `check_alone` tries
+    it.
+    """
+
+    def __init__(
+        self,
+        *,
+        embed: nn.Module,
+        blocks: Iterable[nn.Module],
+        max_length: int,
+        config: JsonDict,
+        vocab_size: int | None = None,
+    ) -> None:
+        """`config`: the arguments with which the function that made this makes an equal, untrained one; JSON."""
+        ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=vocab_size or 2)
+        super().__init__(embed=embed, blocks=blocks, inputs=(ids,), config=config)
+        self.max_length = max_length
+
+    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
+        return (layout.unpad(self.embedding(layout.pad(inputs[0].long()), layout.mask_BT)),)
+
+    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
+        return (layout.unpad(self.blocks[index](layout.pad(hidden[0]), layout.mask_BT)),)
+
+
+class TensorBackbone(OwnBackbone):
+    """Modules over tensors with a row per input: images, spectra, table rows.
+
+    `embed(*inputs)` takes what the codec gives, tensors (B, ...) described by `inputs`; `block(*hidden)` takes what the
+    one before it gave. Each gives a tensor (B, ...) or a tuple of them, of any trailing shape; exits look at the first.
+    """
+
+    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
+        return _as_tuple(self.embedding(*inputs))
+
+    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
+        return _as_tuple(self.blocks[index](*hidden))
 
 
 class OwnFamily(Family):
@@ -67,24 +128,18 @@ class OwnFamily(Family):
     def __init__(self, name: str) -> None:
         """Import `module:function`; raises ModelFolderError where that fails."""
         self.name = name
-        module, _, attribute = name.partition(":")
-        try:
-            self._make: Callable[..., Any] = getattr(import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ModelFolderError(
-                f"network {name!r} cannot be imported: {error}; the folder of its module belongs into PYTHONPATH"
-            ) from error
+        self._make: Callable[..., Any] = import_own(name, called="network")
 
     def build(self, config: JsonDict) -> Backbone:
         backbone = self._make(**config)
         if not isinstance(backbone, Backbone):
             raise ModelFolderError(
                 f"{self.name!r} gave {type(backbone).__name__}; a Backbone is needed, such as "
-                "earlyexit.families.own.PaddedBackbone around your modules"
+                "earlyexit.families.own.PaddedBackbone or TensorBackbone around your modules"
             )
         return backbone
 
-    def from_transformers(self, hf_model: Any) -> Pretrained:
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         raise ModelFolderError(f"{self.name!r} is no family of transformers checkpoints")
 
     def pretrained(self) -> Pretrained:
@@ -97,35 +152,59 @@ class OwnFamily(Family):
 @torch.inference_mode()
 def check_alone(backbone: Backbone) -> None:
     """Raise ModelFolderError, naming the block, where an input comes out otherwise among others than alone."""
-    lengths = [min(length, backbone.max_length) for length in LENGTHS]
+    layout = _layout([min(length, backbone.max_length) for length in LENGTHS])
     training = backbone.training
     backbone.eval()
-    token_ids = [torch.ones(length, dtype=torch.int32) for length in lengths]
-    together, layout = torch.cat(token_ids), _layout(lengths)
-    alone, layouts = token_ids, [_layout([length]) for length in lengths]
+    together = _examples(backbone, layout)
+    layouts = [_layout([length]) for length in layout.lengths_B.tolist()]
+    alone = list(zip(*(_apart(values, layout) for values in together), strict=True))
     for block in range(-1, backbone.num_blocks):
         together = _step(backbone, block, together, layout)
         alone = [_step(backbone, block, each, own) for each, own in zip(alone, layouts, strict=True)]
-        _check_shape(together, backbone, layout, block)
-        difference = float((together - torch.cat(alone)).abs().max())
-        if not difference <= TOLERANCE:
-            raise ModelFolderError(
-                f"{_named(block)} gives an input other values among longer ones than alone (by {difference:.2g}): it "
-                "lets the padding, or other inputs, through; mask_BT says where tokens are"
-            )
+        _check_rows(together, layout, block)
+        for values, *apart in zip(together, *alone, strict=True):
+            difference = float((values - torch.cat(apart)).abs().max())
+            if not difference <= TOLERANCE:
+                raise ModelFolderError(
+                    f"{_named(block)} gives an input other values among others than alone (by {difference:.2g}): it "
+                    "lets the padding, or other inputs, through; of tokens mask_BT says where they are"
+                )
     backbone.train(training)
 
 
-def _step(backbone: Backbone, block: int, values: Tensor, layout: Layout) -> Tensor:
+def _step(backbone: Backbone, block: int, values: Tensors, layout: Layout) -> Tensors:
     return backbone.embed(values, layout) if block < 0 else backbone.run_block(block, values, layout)
 
 
-def _check_shape(hidden_ND: Tensor, backbone: Backbone, layout: Layout, block: int) -> None:
-    wanted = (layout.num_tokens, backbone.hidden_size)
-    if tuple(hidden_ND.shape) != wanted:
-        raise ModelFolderError(
-            f"{_named(block)} gives {list(hidden_ND.shape[1:])} values for a token; {wanted[1]} are its hidden_size"
-        )
+def _check_rows(hidden: Tensors, layout: Layout, block: int) -> None:
+    for values in hidden:
+        if len(values) not in (layout.num_tokens, layout.num_inputs):
+            raise ModelFolderError(
+                f"{_named(block)} gives {len(values)} rows for {layout.num_inputs} inputs of {layout.num_tokens} "
+                "tokens; one per input, or one per token, is needed"
+            )
+
+
+def _examples(backbone: Backbone, layout: Layout) -> Tensors:
+    """Inputs that differ from each other."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(_example(each, layout, generator) for each in backbone.inputs)
+
+
+def _example(spec: TensorSpec, layout: Layout, generator: torch.Generator) -> Tensor:
+    shape = (layout.num_tokens if spec.per_token else layout.num_inputs, *spec.shape)
+    if spec.dtype == "float":
+        return torch.randn(shape, generator=generator)
+    dtype = getattr(torch, spec.dtype)
+    return torch.randint(0, spec.below or 256, shape, generator=generator).to(dtype)
+
+
+def _apart(values: Tensor, layout: Layout) -> Sequence[Tensor]:
+    return torch.split(values, 1 if len(values) == layout.num_inputs else layout.lengths_B.tolist())
+
+
+def _as_tuple(given: Tensor | Tensors) -> Tensors:
+    return given if isinstance(given, tuple) else (given,)
 
 
 def _layout(lengths: list[int]) -> Layout:

@@ -26,7 +26,7 @@ class Roberta(Family):
     def build(self, config: JsonDict) -> EncoderBackbone:
         return EncoderBackbone(EncoderConfig(**config))
 
-    def from_transformers(self, hf_model: Any) -> Pretrained:
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         classifies = hasattr(hf_model, "classifier")
         encoder = hf_model.roberta if classifies else hf_model
         weights: dict[str, Tensor] = encoder.state_dict()

@@ -1,6 +1,6 @@
 """Exit policies: when an input may leave; `base.py` holds the contract, one file per kind beside it."""
 
-from earlyexit.policies.base import ExitPolicy, Verdict
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.patience import PatiencePolicy
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
@@ -11,6 +11,7 @@ __all__ = [
     "ConfidencePolicy",
     "EntropyPolicy",
     "ExitPolicy",
+    "Opinion",
     "PatiencePolicy",
     "RecordedAnswers",
     "RecordedPolicy",

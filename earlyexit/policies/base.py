@@ -5,12 +5,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+
+
+class Opinion:
+    """What an exit says of a set of inputs; what the task makes of its outputs is computed when first asked for."""
+
+    def __init__(self, task: Task, outputs_BC: Tensor) -> None:
+        self.task = task
+        self.outputs_BC = outputs_BC
+        """Temperature-scaled, float32."""
+
+    @property
+    def value_B(self) -> Tensor:
+        """The answers, (B, ...)."""
+        return self._answer[0]
+
+    @property
+    def score_B(self) -> Tensor:
+        """How sure the exit is of each, float32 (B,), larger is surer."""
+        return self._answer[1]
+
+    @cached_property
+    def _answer(self) -> tuple[Tensor, Tensor]:
+        return self.task.answer(self.outputs_BC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,39 +45,46 @@ class Verdict:
 
     leave_B: Tensor
     """bool: who leaves here."""
-    label_B: Tensor
-    """int64: the answer of those who leave."""
+    value_B: Tensor
+    """(B, ...): the answer of those who leave."""
     score_B: Tensor
-    """float32: probability of that answer."""
+    """float32: how sure the exit is of that answer."""
     state_BS: Tensor
     """The state that the inputs which stay carry on."""
 
 
 class ExitPolicy(ABC):
-    """A rule over logits, row by row: an input's verdict depends on its own logits and state only.
+    """A rule over an exit's outputs, row by row: an input's verdict depends on its own outputs and state only.
 
-    Logits and state come in host memory, whatever device the model is on, and verdicts are read there.
+    Outputs and state come in host memory, whatever device the model is on, and verdicts are read there.
 
-    *Independent* policies decide by the logits of one ramp. *Dependent* ones carry a state from ramp to ramp, which
+    *Independent* policies decide by the outputs of one ramp. *Dependent* ones carry a state from ramp to ramp, which
     travels with the input over cuts and hops (E3 section 3.4 tells the two apart).
     """
 
     name: ClassVar[str]
     dependent: ClassVar[bool] = False
     foreknows: ClassVar[bool] = False
-    """Whether it never reads the logits. They may then be on the model's device, and not computed yet."""
+    """Whether it never reads the outputs. They may then be on the model's device, and not computed yet."""
+    labels_only: ClassVar[bool] = False
+    """Whether it is about labels, and means nothing where answers are something else."""
     state_dtype: ClassVar[torch.dtype] = torch.int32
 
-    def state_width(self, num_classes: int) -> int:
+    def state_width(self, num_outputs: int) -> int:
         """S, the numbers an input carries; 0 for independent policies."""
         return 0
 
-    def initial_state(self, num_inputs: int, num_classes: int, device: torch.device) -> Tensor:
+    def initial_state(self, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
         """The state (B, S) before the first ramp."""
-        return torch.zeros(num_inputs, self.state_width(num_classes), dtype=self.state_dtype, device=device)
+        return torch.zeros(num_inputs, self.state_width(num_outputs), dtype=self.state_dtype, device=device)
 
     def check_ramps(self, ramps: Sequence[int]) -> None:  # noqa: B027 - policies without thresholds take any ramp
         """Raise PlanError where an active ramp lacks what the policy needs."""
+
+    def check_task(self, task: Task) -> None:
+        """Raise PlanError where the policy cannot judge such answers."""
+        if self.labels_only and not isinstance(task, LabelTask):
+            raise PlanError(f"exit policy {self.name!r} is for labels; of task {task.name!r} 'confidence' can judge")
 
     def can_decide(self, ramp: int) -> bool:
         """Whether it has what it needs to let inputs leave at `ramp`."""
@@ -66,11 +99,11 @@ class ExitPolicy(ABC):
         return tuple(f"warm-up-{k}" for k in range(num_inputs))
 
     @abstractmethod
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        """Who leaves at `ramp`, and with what; logits are temperature-scaled float32."""
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        """Who leaves at `ramp`, and with what."""
 
-    def look(self, ramp: int, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Score in the unit of the policy's thresholds, and label, each (B,), at a ramp that need not be active.
+    def look(self, ramp: int, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Score in the unit of the policy's thresholds, (B,), and answers, at a ramp that need not be active.
 
         Raises PlanError for policies that do not compare one score with one threshold: nothing to record.
         """
@@ -79,15 +112,9 @@ class ExitPolicy(ABC):
             "entropy, confidence and recorded"
         )
 
-    def conclude(self, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Label and score, each (B,), of inputs that ran the whole model."""
-        return predict(logits_BC)
-
-
-def predict(logits_BC: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest label and its probability, each (B,)."""
-    score_B, label_B = logits_BC.softmax(-1).max(-1)
-    return label_B, score_B
+    def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Answers and scores of inputs that ran the whole model."""
+        return opinion.value_B, opinion.score_B
 
 
 class Thresholds:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.policies.base import ExitPolicy, Verdict, predict
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 
 UNSEEN = -1
 """The last label of an input that has met no ramp yet."""
@@ -22,21 +22,22 @@ class PatiencePolicy(ExitPolicy):
 
     name = "patience"
     dependent = True
+    labels_only = True
 
     def __init__(self, patience: int) -> None:
         if patience < 1:
             raise PlanError(f"patience must be at least 1, not {patience}")
         self.patience = patience
 
-    def state_width(self, num_classes: int) -> int:
+    def state_width(self, num_outputs: int) -> int:
         return 2
 
-    def initial_state(self, num_inputs: int, num_classes: int, device: torch.device) -> Tensor:
+    def initial_state(self, num_inputs: int, num_outputs: int, device: torch.device) -> Tensor:
         return torch.tensor([[UNSEEN, 0]], dtype=self.state_dtype, device=device).repeat(num_inputs, 1)
 
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        label_B, score_B = predict(logits_BC)
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        label_B = opinion.value_B
         repeated_B = label_B == state_BS[:, 0]
         count_B = torch.where(repeated_B, state_BS[:, 1] + 1, 0)
         state = torch.stack([label_B, count_B], dim=1).to(self.state_dtype)
-        return Verdict(leave_B=count_B >= self.patience, label_B=label_B, score_B=score_B, state_BS=state)
+        return Verdict(leave_B=count_B >= self.patience, value_B=label_B, score_B=opinion.score_B, state_BS=state)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError, UnprocessableInputError
-from earlyexit.policies.base import ExitPolicy, Verdict
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.policies.threshold import ThresholdPolicy
 
 
@@ -55,18 +55,18 @@ class RecordedPolicy(ExitPolicy):
         known = next(iter(self._answers.row_of))
         return tuple(f"{known}#{k}" for k in range(num_inputs))
 
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        score_B, label_B = self.look(ramp, logits_BC, sample_ids)
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        score_B, value_B = self.look(ramp, opinion, sample_ids)
         leave_B = self._judge.is_sure(ramp, score_B)
-        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+        return Verdict(leave_B=leave_B, value_B=value_B, score_B=score_B, state_BS=state_BS)
 
-    def look(self, ramp: int, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def look(self, ramp: int, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows, column = self._rows(sample_ids), self._column_of[ramp]
         score_B = torch.from_numpy(self._answers.scores_NR[rows, column])
         label_B = torch.from_numpy(self._answers.labels_NR[rows, column])
         return score_B, label_B
 
-    def conclude(self, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         label_B = torch.from_numpy(self._answers.final_labels_N[self._rows(sample_ids)])
         return label_B, torch.ones_like(label_B, dtype=torch.float32)
 

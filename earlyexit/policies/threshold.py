@@ -6,10 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from earlyexit.policies.base import ExitPolicy, Thresholds, Verdict, predict
+from earlyexit.policies.base import ExitPolicy, Opinion, Thresholds, Verdict
 
 
 class ThresholdPolicy(ExitPolicy):
@@ -20,9 +19,8 @@ class ThresholdPolicy(ExitPolicy):
     def __init__(self, thresholds: float | Mapping[int, float]) -> None:
         self.thresholds = Thresholds(thresholds)
 
-    @staticmethod
     @abstractmethod
-    def score(logits_BC: Tensor) -> Tensor:
+    def score(self, opinion: Opinion) -> Tensor:
         """How sure a ramp is, (B,), in the policy's own unit."""
 
     def check_ramps(self, ramps: Sequence[int]) -> None:
@@ -34,18 +32,17 @@ class ThresholdPolicy(ExitPolicy):
     def can_look(self, ramp: int) -> bool:
         return True
 
-    def look(self, ramp: int, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        return self.score(logits_BC), predict(logits_BC)[0]
+    def look(self, ramp: int, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self.score(opinion), opinion.value_B
 
     def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:
         """Whether each score passes the ramp's threshold, bool (B,)."""
         threshold = self.thresholds[ramp]
         return score_B >= threshold if self.larger_is_surer else score_B <= threshold
 
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        label_B, score_B = predict(logits_BC)
-        leave_B = self.is_sure(ramp, self.score(logits_BC))
-        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        leave_B = self.is_sure(ramp, self.score(opinion))
+        return Verdict(leave_B=leave_B, value_B=opinion.value_B, score_B=opinion.score_B, state_BS=state_BS)
 
 
 class EntropyPolicy(ThresholdPolicy):
@@ -56,19 +53,18 @@ class EntropyPolicy(ThresholdPolicy):
 
     name = "entropy"
     larger_is_surer = False
+    labels_only = True
 
-    @staticmethod
-    def score(logits_BC: Tensor) -> Tensor:
-        log_probability_BC = logits_BC.log_softmax(-1)
+    def score(self, opinion: Opinion) -> Tensor:
+        log_probability_BC = opinion.outputs_BC.log_softmax(-1)
         return -(log_probability_BC.exp() * log_probability_BC).sum(-1)
 
 
 class ConfidencePolicy(ThresholdPolicy):
-    """Leave when the likeliest label is likely enough. Thresholds are probabilities."""
+    """Leave when the exit is sure enough of its answer; for labels, when the likeliest is likely enough."""
 
     name = "confidence"
     larger_is_surer = True
 
-    @staticmethod
-    def score(logits_BC: Tensor) -> Tensor:
-        return torch.amax(logits_BC.softmax(-1), -1)
+    def score(self, opinion: Opinion) -> Tensor:
+        return opinion.score_B

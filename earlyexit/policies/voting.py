@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.policies.base import ExitPolicy, Verdict, predict
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 
 
 class VotingPolicy(ExitPolicy):
@@ -19,18 +19,19 @@ class VotingPolicy(ExitPolicy):
 
     name = "voting"
     dependent = True
+    labels_only = True
 
     def __init__(self, votes: int) -> None:
         if votes < 1:
             raise PlanError(f"votes must be at least 1, not {votes}")
         self.votes = votes
 
-    def state_width(self, num_classes: int) -> int:
-        return num_classes
+    def state_width(self, num_outputs: int) -> int:
+        return num_outputs
 
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        label_B, score_B = predict(logits_BC)
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        label_B = opinion.value_B
         one_B1 = torch.ones_like(label_B[:, None], dtype=self.state_dtype)
         votes_BC = state_BS.scatter_add(1, label_B[:, None], one_B1)
         leave_B = votes_BC.gather(1, label_B[:, None])[:, 0] >= self.votes
-        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=votes_BC)
+        return Verdict(leave_B=leave_B, value_B=label_B, score_B=opinion.score_B, state_BS=votes_BC)

@@ -8,12 +8,12 @@ from typing import ClassVar, overload
 import torch
 from torch import Tensor
 
-from earlyexit.policies.base import ExitPolicy, Verdict, predict
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 
 IndependentRule = Callable[[int, Tensor], Tensor]
-"""(ramp, logits (B, C)) -> who leaves, bool (B,)."""
+"""(ramp, outputs (B, C), logits where answers are labels) -> who leaves, bool (B,)."""
 DependentRule = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(ramp, logits (B, C), state (B, S)) -> who leaves, bool (B,), and the new state (B, S)."""
+"""(ramp, outputs (B, C), state (B, S)) -> who leaves, bool (B,), and the new state (B, S)."""
 
 
 class IndependentExit(ExitPolicy):
@@ -24,10 +24,9 @@ class IndependentExit(ExitPolicy):
     def __init__(self, rule: IndependentRule) -> None:
         self._rule = rule
 
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        label_B, score_B = predict(logits_BC)
-        leave_B = self._rule(ramp, logits_BC)
-        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        leave_B = self._rule(ramp, opinion.outputs_BC)
+        return Verdict(leave_B=leave_B, value_B=opinion.value_B, score_B=opinion.score_B, state_BS=state_BS)
 
 
 class DependentExit(ExitPolicy):
@@ -41,13 +40,12 @@ class DependentExit(ExitPolicy):
         self._rule = rule
         self._state_width = state_width
 
-    def state_width(self, num_classes: int) -> int:
+    def state_width(self, num_outputs: int) -> int:
         return self._state_width
 
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        label_B, score_B = predict(logits_BC)
-        leave_B, state_BS = self._rule(ramp, logits_BC, state_BS)
-        return Verdict(leave_B=leave_B, label_B=label_B, score_B=score_B, state_BS=state_BS)
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        leave_B, state_BS = self._rule(ramp, opinion.outputs_BC, state_BS)
+        return Verdict(leave_B=leave_B, value_B=opinion.value_B, score_B=opinion.score_B, state_BS=state_BS)
 
 
 @overload
@@ -61,8 +59,8 @@ def exit_wrapper(
 ) -> IndependentExit | Callable[[DependentRule], DependentExit]:
     """Make an exit policy of a function; plans name it as `own: "module:name"`.
 
-    `@exit_wrapper` on `rule(ramp, logits)` gives independent ramps, `@exit_wrapper(state_width=2)` on
-    `rule(ramp, logits, state)` dependent ones. A rule must judge every row by itself.
+    `@exit_wrapper` on `rule(ramp, outputs)` gives independent ramps, `@exit_wrapper(state_width=2)` on
+    `rule(ramp, outputs, state)` dependent ones. A rule must judge every row by itself.
     """
     if rule is not None:
         return IndependentExit(rule)

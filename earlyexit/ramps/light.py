@@ -10,11 +10,11 @@ from earlyexit.ramps.base import Pooling, Ramp
 class LightRamp(Ramp):
     """Pooling and one linear layer; Apparate pools the first token, a frozen sentence encoder wants the mean."""
 
-    def __init__(self, hidden_size: int, num_classes: int, *, pooling: Pooling = "mean") -> None:
+    def __init__(self, size: int, num_outputs: int, *, pooling: Pooling = "mean") -> None:
         super().__init__()
         self.pooling = pooling
-        self.classifier = nn.Linear(hidden_size, num_classes)
+        self.classifier = nn.Linear(size, num_outputs)
 
     def classify(self, pooled_BD: Tensor) -> Tensor:
-        logits_BC: Tensor = self.classifier(pooled_BD)
-        return logits_BC
+        outputs_BC: Tensor = self.classifier(pooled_BD)
+        return outputs_BC

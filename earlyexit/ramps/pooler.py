@@ -15,8 +15,8 @@ class PoolerRamp(Ramp):
 
     def __init__(
         self,
-        hidden_size: int,
-        num_classes: int,
+        size: int,
+        num_outputs: int,
         *,
         pooling: Pooling = "first",
         activation: Literal["tanh", "relu"] = "tanh",
@@ -25,10 +25,10 @@ class PoolerRamp(Ramp):
         super().__init__()
         self.pooling = pooling
         self.activation = torch.tanh if activation == "tanh" else torch.relu
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = nn.Linear(size, size)
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(hidden_size, num_classes)
+        self.classifier = nn.Linear(size, num_outputs)
 
     def classify(self, pooled_BD: Tensor) -> Tensor:
-        logits_BC: Tensor = self.classifier(self.dropout(self.activation(self.dense(pooled_BD))))
-        return logits_BC
+        outputs_BC: Tensor = self.classifier(self.dropout(self.activation(self.dense(pooled_BD))))
+        return outputs_BC

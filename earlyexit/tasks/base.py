@@ -38,6 +38,12 @@ class Task(ABC):
     def spec(self) -> dict[str, Any]:
         """What a model card holds of it; `find_task` makes an equal one."""
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Task) and self.spec() == other.spec()
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @abstractmethod
     def answer(self, outputs_BC: Tensor) -> tuple[Tensor, Tensor]:
         """The answers (B, ...), and how sure the exit is of each, float32 (B,), larger is surer."""

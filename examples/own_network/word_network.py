@@ -46,7 +46,7 @@ def build(vocab_size: int = 30522, width: int = 48, depth: int = 4, max_length: 
     return PaddedBackbone(
         embed=WordEmbedding(vocab_size, width),
         blocks=[ConvolutionBlock(width) for _ in range(depth)],
-        hidden_size=width,
         max_length=max_length,
+        vocab_size=vocab_size,
         config={"vocab_size": vocab_size, "width": width, "depth": depth, "max_length": max_length},
     )

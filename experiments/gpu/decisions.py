@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from earlyexit.policies import EntropyPolicy, ExitPolicy, RecordedAnswers, RecordedPolicy, Verdict
+from earlyexit.policies import EntropyPolicy, ExitPolicy, Opinion, RecordedAnswers, RecordedPolicy, Verdict
 
 Decisions = Literal["waited", "known"]
 """Waited: the host waits for the logits of every active ramp and judges them, as any policy that decides by them must;
@@ -28,13 +28,13 @@ class WaitedPolicy(RecordedPolicy):
         super().__init__(answers, judge)
         self._reader = judge
 
-    def decide(self, ramp: int, logits_BC: Tensor, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        self._reader.decide(ramp, logits_BC, state_BS, sample_ids)
-        return super().decide(ramp, logits_BC, state_BS, sample_ids)
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        self._reader.decide(ramp, opinion, state_BS, sample_ids)
+        return super().decide(ramp, opinion, state_BS, sample_ids)
 
-    def conclude(self, logits_BC: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        self._reader.conclude(logits_BC, sample_ids)
-        return super().conclude(logits_BC, sample_ids)
+    def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        self._reader.conclude(opinion, sample_ids)
+        return super().conclude(opinion, sample_ids)
 
 
 def policy_of(answers: RecordedAnswers, threshold: float, decisions: Decisions) -> ExitPolicy:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from earlyexit.clock import Clock
-from earlyexit.cut import SegmentRunner
 from earlyexit.engine import Batch, Member
-from earlyexit.piece import Piece, fuse
+from earlyexit.network import SegmentRunner
+from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.release import Step
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Segment, Split
@@ -77,7 +77,7 @@ class MeteredSegments:
         self._inner = inner
         self._meter = meter
 
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         with self._meter.span("compute"):
             return self._inner.run(segment, piece)
 

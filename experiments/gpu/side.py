@@ -117,7 +117,7 @@ class Side:
             return
         for answer in self.log.answers:
             known = self._expected[answer.sample_id.rpartition("#")[0]]
-            assert (answer.exit, answer.label) == known, (self.plan.name, answer, known)
+            assert (answer.exit, answer.value) == known, (self.plan.name, answer, known)
 
 
 def poisson_arrivals(number: int, rate_per_s: float, rng: np.random.Generator) -> FloatArray:

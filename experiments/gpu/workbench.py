@@ -13,15 +13,14 @@ import torch
 
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.clock import Clock
-from earlyexit.cut import SegmentRunner, TorchSegments
 from earlyexit.engine import Member
 from earlyexit.graphs import GraphSegments, shapes_up_to
 from earlyexit.model import EarlyExitModel
+from earlyexit.network import SegmentRunner, arbitrary_values
 from earlyexit.piece import Piece
 from earlyexit.policies import ExitPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
-from earlyexit.wire import WirePiece
 from experiments.gpu.decisions import NEVER, policy_of
 from experiments.gpu.exits import THRESHOLD, Exits
 from experiments.gpu.meter import CudaMeter, HostMeter, Meter, MeteredRunner, MeteredSegments
@@ -63,15 +62,16 @@ class Workbench:
         """Inputs of random tokens, all of one length, whose exits are those of the records in random order."""
         ids = self.exits.sample_ids
         rows = np.resize(self.rng.permutation(len(ids)), number)
-        vocabulary = self.model.backbone.to_config()["vocab_size"]
-        wire = WirePiece(
+        lengths_B = np.full(number, self.size.length, dtype=np.int32)
+        policy = self._policy(THRESHOLD)
+        piece = Piece(
             sample_ids=tuple(f"{ids[row]}#{k}" for k, row in enumerate(rows.tolist())),
             next_block=0,
-            lengths_B=np.full(number, self.size.length, dtype=np.int32),
-            values=self.rng.integers(0, vocabulary, size=number * self.size.length, dtype=np.int32),
-            state_BS=None,
+            lengths_B=lengths_B,
+            values=arbitrary_values(self.model, 0, lengths_B, self.rng),
+            state_BS=policy.initial_state(number, self.model.task.num_outputs, self.model.device),
         )
-        singles = self.model.from_wire(wire, self._policy(THRESHOLD)).singles()
+        singles = piece.singles()
         return [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
 
     def _runner(self, segments: SegmentRunner, *, leaving: bool) -> TorchRunner:
@@ -93,7 +93,7 @@ def build_workbench(
     model = random_model(dict(size.config), name=size.name, ramps=ramps, seed=options.seed)
     model = model.to(torch.device(options.device), DTYPE).requires_grad_(False)
     shapes = shapes_up_to(options.batches[-1], size.length)
-    segments = GraphSegments(model, shapes) if options.graphs else TorchSegments(model)
+    segments = GraphSegments(model, shapes) if options.graphs else model
     return Workbench(
         size=size,
         options=options,

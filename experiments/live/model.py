@@ -56,6 +56,7 @@ def make_model(folder: Path) -> ExitRecords:
     """Write model, tokenizer, records and card; gives the records."""
     from earlyexit.checkpoint import random_model
     from earlyexit.store import save_model
+    from earlyexit.tasks.label import LabelTask
 
     sizes = {
         "vocab_size": len(WORDS),
@@ -65,7 +66,7 @@ def make_model(folder: Path) -> ExitRecords:
         "intermediate_size": 8,
         "max_length": 128,
     }
-    save_model(random_model(sizes, name="emulated", label_names=LABELS), folder)
+    save_model(random_model(sizes, name="emulated", task=LabelTask(LABELS)), folder)
     _save_tokenizer(folder)
     records = recorded() or made_up(survival_of_problem(), num_inputs=NUM_MADE_UP, rng=np.random.default_rng(0))
     records.save(folder / RECORDS_FILE)

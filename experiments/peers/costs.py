@@ -50,7 +50,7 @@ def step_s(workload: Workload, bodies: Sequence[bytes]) -> dict[str, float]:
     tokenizer = TextTokenizer.load(workload.folder, card.max_length)
     some = [bodies[k % len(bodies)] for k in range(STEP_REPEATS)]
     requests = [parse_predict(body)[0] for body in some]
-    answer = Answer(sample_id="0", label=0, score=0.9, exit=0)
+    answer = Answer(sample_id="0", value=0, score=0.9, exit=0)
     answers = [[answer] * len(request.texts) for request in requests]
 
     def tokenize() -> None:

@@ -91,7 +91,6 @@ def main() -> None:
 def _measure(options: LimitOptions) -> float:
     import json
 
-    import numpy as np
     import torch
 
     from deployments.stage.build import build_policy
@@ -102,7 +101,7 @@ def _measure(options: LimitOptions) -> float:
     from earlyexit.runner import TorchRunner
     from earlyexit.store import load_model
     from earlyexit.tokenizer import TextTokenizer
-    from earlyexit.wire import WirePiece
+    from earlyexit.wire import entering
     from experiments.gpu.side import Plan as Splits
     from experiments.gpu.side import Side
 
@@ -114,16 +113,8 @@ def _measure(options: LimitOptions) -> float:
     clock = MonotonicClock()
     side = Side(Splits(name="limit", splits=plan.splits), runner, clock, None)
     rows = [json.loads(line) for line in options.texts.read_text(encoding="utf-8").splitlines()]
-    encoded = TextTokenizer.load(options.model, model.info.max_length).encode(
-        [row["text"] for row in rows], truncate=True
-    )
-    wire = WirePiece(
-        sample_ids=tuple(f"{row['id']}#{index}" for index, row in enumerate(rows)),
-        next_block=0,
-        lengths_B=np.array([len(ids) for ids in encoded], dtype=np.int32),
-        values=np.concatenate(encoded),
-        state_BS=None,
-    )
+    encoded = TextTokenizer.load(options.model, model.max_length).encode([row["text"] for row in rows], truncate=True)
+    wire = entering([f"{row['id']}#{index}" for index, row in enumerate(rows)], encoded)
 
     def members() -> list[Member[Piece]]:
         return [Member(sample_id=each.sample_ids[0], payload=each) for each in runner.from_wire(wire).singles()]

@@ -103,7 +103,7 @@ def _mean_length(workload: Workload) -> int:
     from earlyexit.store import read_card
 
     tokenizer = TextTokenizer.load(workload.folder, read_card(workload.folder).max_length)
-    return round(np.mean([len(ids) for ids in tokenizer.encode(workload.texts, truncate=True)]))
+    return round(np.mean([each.length for each in tokenizer.encode(workload.texts, truncate=True)]))
 
 
 def _plan(problem: PlanProblem, strategy: Strategy, workload: Workload) -> Plan:

@@ -14,13 +14,15 @@ from earlyexit.families.encoder import EncoderBackbone, EncoderConfig
 from earlyexit.model import EarlyExitModel
 from earlyexit.packed import pack_linears
 from earlyexit.ramps import Pooling
+from earlyexit.signature import Encoded
 from earlyexit.store import load_model
-from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import pack
 from experiments.peers.bodies import Prediction
 from experiments.peers.options import ServerOptions
 
-Logits = Callable[[Sequence[TokenIds]], Tensor]
+Logits = Callable[[Sequence[Encoded]], Tensor]
 """Logits (B, C), float32, of a batch."""
 
 
@@ -42,18 +44,18 @@ class StockModel:
             logits = packed_logits(model)
         else:
             logits = transformers_logits(model)
-        return cls(TextTokenizer.load(options.model, model.info.max_length), logits, model.info.label_names)
+        return cls(TextTokenizer.load(options.model, model.max_length), logits, label_task(model).label_names)
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         """One prediction per text, all computed as one batch."""
         return self.predict_encoded(self.encode(texts))
 
-    def encode(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Token ids of every text, for `predict_encoded`."""
+    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+        """What the model takes of every text, for `predict_encoded`."""
         return self._tokenizer.encode(texts, truncate=True)
 
     @torch.inference_mode()
-    def predict_encoded(self, encoded: Sequence[TokenIds]) -> list[Prediction]:
+    def predict_encoded(self, encoded: Sequence[Encoded]) -> list[Prediction]:
         """`predict` of texts that were encoded before."""
         score_B, label_B = self._logits(encoded).softmax(-1).max(-1)
         return [
@@ -62,13 +64,20 @@ class StockModel:
         ]
 
 
+def label_task(model: EarlyExitModel) -> LabelTask:
+    """The model's task; raises ModelFolderError for one that answers no labels."""
+    if not isinstance(model.task, LabelTask):
+        raise ModelFolderError(f"{model.info.name} answers no labels")
+    return model.task
+
+
 def packed_logits(model: EarlyExitModel) -> Logits:
     """Offramp's own modules, without an engine: nothing is spent on padding, nor on laying out weights."""
     last = model.num_blocks
 
-    def logits(encoded: Sequence[TokenIds]) -> Tensor:
+    def logits(encoded: Sequence[Encoded]) -> Tensor:
         values, layout = pack(encoded, model.device)
-        return model.exit_logits(last - 1, model.run_blocks(0, last, values, layout), layout)
+        return model.exit_outputs(last - 1, model.run_blocks(0, last, values, layout), layout)
 
     return logits
 
@@ -78,7 +87,7 @@ def transformers_logits(model: EarlyExitModel) -> Logits:
     encoder = to_transformers(model)
     head, temperature = model.head, model.temperatures_E[model.num_blocks - 1]
 
-    def logits(encoded: Sequence[TokenIds]) -> Tensor:
+    def logits(encoded: Sequence[Encoded]) -> Tensor:
         ids_BT, mask_BT = pad(encoded)
         hidden_BTD = encoder(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
         return head.classify(pool_padded(hidden_BTD, mask_BT, head.pooling)).float() / temperature
@@ -106,13 +115,13 @@ def to_transformers(model: EarlyExitModel) -> Any:
     return encoder.eval()
 
 
-def pad(encoded: Sequence[TokenIds]) -> tuple[Tensor, Tensor]:
+def pad(encoded: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     """Token ids and attention mask, int64 (B, T)."""
-    ids_BT = torch.zeros(len(encoded), max(map(len, encoded)), dtype=torch.long)
+    ids_BT = torch.zeros(len(encoded), max(each.length for each in encoded), dtype=torch.long)
     mask_BT = torch.zeros_like(ids_BT)
-    for row, ids in enumerate(encoded):
-        ids_BT[row, : len(ids)] = torch.from_numpy(ids)
-        mask_BT[row, : len(ids)] = 1
+    for row, each in enumerate(encoded):
+        ids_BT[row, : each.length] = torch.from_numpy(each.values[0])
+        mask_BT[row, : each.length] = 1
     return ids_BT, mask_BT
 
 

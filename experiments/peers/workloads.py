@@ -118,12 +118,13 @@ def _long() -> Workload:
 def _bert_base() -> Workload:
     from earlyexit.checkpoint import copy_tokenizer, random_model
     from earlyexit.store import save_model
+    from earlyexit.tasks.label import LabelTask
 
     folder, records = FOLDER / "bert-base", bert12_sst2("entropy")
     texts = _sst2_texts(require_data(SST2_DEV))
     if not (folder / CARD_FILE).is_file():
         sizes = {"vocab_size": VOCABULARY, "max_length": LONGEST}
-        save_model(random_model(sizes, name="bert-base", label_names=("negative", "positive")), folder)
+        save_model(random_model(sizes, name="bert-base", task=LabelTask(("negative", "positive"))), folder)
         copy_tokenizer(resolve_backbone("minilm"), folder)
     records.save(folder / RECORDS_FILE)
     thresholds = dict.fromkeys(records.ramps, ENTROPY)

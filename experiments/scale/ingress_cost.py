@@ -16,12 +16,13 @@ from deployments.ingress.core.routing import FillFirst, fill_first
 from deployments.messages import Chunk, StageCall, Timing
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError
+from earlyexit.signature import Encoded
 from earlyexit.wire import Answer
 from optimizer.placement import initial_placement
 from optimizer.plan import stock_plan
 
 ROUNDS = 5
-TOKENS = np.arange(128, dtype=np.int32)
+TOKENS = Encoded(8, (np.arange(128, dtype=np.int32),))
 """Of an input; what an ingress copies once."""
 REPLICA_COUNTS = (10, 100, 1000, 10_000)
 BATCHES = (1, 8, 32)
@@ -83,7 +84,7 @@ class _AnswersAtOnce:
         take(
             Chunk(
                 answers=tuple(
-                    (Answer(sample_id=sample_id, label=0, score=1.0, exit=11), timing)
+                    (Answer(sample_id=sample_id, value=0, score=1.0, exit=11), timing)
                     for sample_id in call.piece.sample_ids
                 )
             )

@@ -141,9 +141,9 @@ class Watching:
         row = self._rows_N[member.payload % len(self._rows_N)]
         for column, ramp in enumerate(records.ramps):
             score, label = float(records.scores_NR[row, column]), int(records.labels_NR[row, column])
-            yield Seen(sample_id=sample_id, block=ramp, score=score, label=label)
+            yield Seen(sample_id=sample_id, block=ramp, score=score, value=label)
         label = int(records.final_labels_N[row])
-        yield Seen(sample_id=sample_id, block=records.num_blocks - 1, score=float("nan"), label=label)
+        yield Seen(sample_id=sample_id, block=records.num_blocks - 1, score=float("nan"), value=label)
 
 
 def _sample_id(member: Input) -> str:

@@ -16,7 +16,7 @@ from earlyexit.engine import Batch, BatchEngine, Dispatch, Member
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
-from earlyexit.wire import Answer, Seen, WirePiece
+from earlyexit.wire import Answer, Seen, WirePiece, label_of
 from profiles.records import ExitRecords, Score
 from profiles.table import LatencyTable
 
@@ -77,7 +77,7 @@ def batch_of(
 
 
 def answer(sample_id: str, label: int, exit: int, score: float = 1.0) -> Answer:  # noqa: A002 - the answer's own word
-    return Answer(sample_id=sample_id, label=label, score=score, exit=exit)
+    return Answer(sample_id=sample_id, value=label, score=score, exit=exit)
 
 
 def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | None]]:
@@ -175,7 +175,7 @@ def test_probes_are_seen_by_every_ramp_and_answered_early_without_leaving() -> N
         (seen("b", 1, 1.0, 11), seen("d", 1, 0.0, 13)),
         (seen("b", 2, 1.0, 21), seen("d", 2, 0.0, 23)),
     ]
-    assert [(said.sample_id, said.block, said.label) for said in steps[3].seen] == [("b", 3, 101), ("d", 3, 103)]
+    assert [(said.sample_id, said.block, said.value) for said in steps[3].seen] == [("b", 3, 101), ("d", 3, 103)]
     assert all(math.isnan(said.score) for said in steps[3].seen)
 
 
@@ -188,7 +188,7 @@ def test_probes_that_do_not_reach_the_models_end_go_on() -> None:
 
 
 def seen(sample_id: str, block: int, score: float, label: int) -> Seen:
-    return Seen(sample_id=sample_id, block=block, score=score, label=label)
+    return Seen(sample_id=sample_id, block=block, score=score, value=label)
 
 
 def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:
@@ -214,7 +214,7 @@ def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:
         for first, end in ((0, cut), (cut, 6)):
             split = Split(first=first, end=end, batch=40, ramps=tuple(r for r in active if first <= r < end))
             for step in runner.run(batch_of(inside, split)):
-                got |= {said.sample_id: (said.exit, said.label) for said in step.answers}
+                got |= {said.sample_id: (said.exit, label_of(said)) for said in step.answers}
                 inside = () if step.survivors is None else step.survivors.sample_ids
             if not inside:
                 break
@@ -229,7 +229,7 @@ def test_ramps_without_records_are_refused_when_prepared() -> None:
 def test_a_piece_crosses_processes_without_values() -> None:
     runner = recorded(HALF)
     wire = piece_of("ab", next_block=2).to_wire()
-    assert (wire.values.size, wire.state_BS) == (0, None)
+    assert (wire.values, wire.state_BS) == ((), None)
     back = runner.from_wire(wire)
     assert (back.sample_ids, back.next_block, back.lengths_B.tolist()) == (("a", "b"), 2, [1, 2])
 
@@ -239,7 +239,7 @@ def test_what_a_real_ingress_sends_is_taken_without_its_tokens() -> None:
         sample_ids=("a",),
         next_block=0,
         lengths_B=np.array([3], dtype=np.int32),
-        values=np.array([7, 8, 9], dtype=np.int32),
+        values=(np.array([7, 8, 9], dtype=np.int32),),
         state_BS=None,
     )
     assert recorded(HALF).from_wire(wire).sample_ids == ("a",)

@@ -30,19 +30,19 @@ TOKENS = WirePiece(
     sample_ids=("a#i.1.0", "b#i.2.0"),
     next_block=0,
     lengths_B=np.array([2, 3], dtype=np.int32),
-    values=np.array([101, 7, 101, 8, 2**31 - 1], dtype=np.int32),
+    values=(np.array([101, 7, 101, 8, 2**31 - 1], dtype=np.int32),),
     state_BS=None,
 )
 FLOAT32 = WirePiece(
     sample_ids=("a", "b"),
     next_block=2,
     lengths_B=np.array([1, 2], dtype=np.int32),
-    values=np.array([[0.1, -0.0], [math.inf, math.nan], [1e-45, 3e38]], dtype=np.float32),
+    values=(np.array([[0.1, -0.0], [math.inf, math.nan], [1e-45, 3e38]], dtype=np.float32),),
     state_BS=np.array([[1.5], [2.5]], dtype=np.float32),
 )
 BFLOAT16 = replace(
     FLOAT32,
-    values=np.array([[0, 1], [0x7F80, 0xFFFF], [3, 4]], dtype=np.uint16),
+    values=(np.array([[0, 1], [0x7F80, 0xFFFF], [3, 4]], dtype=np.uint16), np.zeros((2, 3, 1), np.uint8)),
     state_BS=np.array([[1, -2], [3, 4]], dtype=np.int64),
 )
 ASSIGNMENT = Assignment(
@@ -57,11 +57,11 @@ ASSIGNMENT = Assignment(
 )
 CALL = StageCall(piece=TOKENS, remaining_s=(0.25, 1.0), reserve_s=0.125, assignment=ASSIGNMENT)
 CHUNK = Chunk(
-    answers=((Answer(sample_id="a", label=3, score=0.1, exit=1), TIMING),),
-    early=((Answer(sample_id="é", label=0, score=1.0, exit=0), TIMING),),
+    answers=((Answer(sample_id="a", value=3, score=0.1, exit=1), TIMING),),
+    early=((Answer(sample_id="é", value=0, score=1.0, exit=0), TIMING),),
     seen=(
-        Seen(sample_id="b", block=1, score=0.75, label=2),
-        Seen(sample_id="b", block=5, score=math.nan, label=1),
+        Seen(sample_id="b", block=1, score=0.75, value=2),
+        Seen(sample_id="b", block=5, score=math.nan, value=1),
     ),
     going_on=GoingOn(piece=FLOAT32, timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf))),
     lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
@@ -92,10 +92,10 @@ def plain(value: Any) -> Any:
         pytest.param(CALL, id="tokens"),
         pytest.param(replace(CALL, piece=FLOAT32), id="float32"),
         pytest.param(replace(CALL, piece=BFLOAT16), id="bfloat16"),
-        pytest.param(replace(CALL, piece=replace(TOKENS, values=np.empty(0, dtype=np.int32))), id="recorded"),
-        pytest.param(replace(CALL, piece=replace(FLOAT32, values=np.zeros((0, 5), np.float32))), id="no-rows"),
-        pytest.param(replace(CALL, piece=replace(FLOAT32, values=FLOAT32.values.T)), id="transposed"),
-        pytest.param(replace(CALL, piece=replace(TOKENS, values=TOKENS.values[::2])), id="every-second"),
+        pytest.param(replace(CALL, piece=replace(TOKENS, values=())), id="recorded"),
+        pytest.param(replace(CALL, piece=replace(FLOAT32, values=(np.zeros((0, 5), np.float32),))), id="no-rows"),
+        pytest.param(replace(CALL, piece=replace(FLOAT32, values=(FLOAT32.values[0].T,))), id="transposed"),
+        pytest.param(replace(CALL, piece=replace(TOKENS, values=(TOKENS.values[0][::2],))), id="every-second"),
         pytest.param(replace(CALL, remaining_s=(math.inf, -1.0), reserve_s=math.inf), id="no-deadline"),
         pytest.param(replace(CALL, probe=True), id="probe"),
         pytest.param(replace(CALL, traced=(1,)), id="traced"),
@@ -189,7 +189,7 @@ def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
     assert isinstance(message, Begin)
     piece = message.call.piece
     assert piece.state_BS is not None
-    assert [array.flags.writeable for array in (piece.lengths_B, piece.values, piece.state_BS)] == [False] * 3
+    assert [array.flags.writeable for array in (piece.lengths_B, *piece.values, piece.state_BS)] == [False] * 3
 
 
 def test_a_part_of_a_longer_buffer_is_decoded_in_place() -> None:
@@ -247,7 +247,7 @@ def test_what_no_ingress_says_is_refused(frame: bytes) -> None:
         pytest.param(b"\xc1noise", id="noise"),
         pytest.param(encode(Begin(1, CALL)), id="an-ingresss-message"),
         pytest.param(encode(Part(1, CHUNK))[:-1], id="cut-short"),
-        pytest.param(changed(Part(1, CHUNK), "chunk", "answers", 0, 0, "label", to="yes"), id="label-of-another-type"),
+        pytest.param(changed(Part(1, CHUNK), "chunk", "answers", 0, 0, "value", to="yes"), id="value-of-another-type"),
         pytest.param(changed(Part(1, CHUNK), "chunk", "lost", 0, 1, to="late"), id="no-error"),
         pytest.param(changed(Part(1, CHUNK), "chunk", "lost", 0, 1, to=["DeadlineError"]), id="half-an-error"),
     ],

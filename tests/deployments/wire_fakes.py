@@ -49,7 +49,7 @@ def piece_of(sample_ids: Sequence[str], next_block: int = 0) -> WirePiece:
         sample_ids=tuple(sample_ids),
         next_block=next_block,
         lengths_B=np.full(len(sample_ids), 2, dtype=np.int32),
-        values=np.arange(2 * len(sample_ids), dtype=np.int32),
+        values=(np.arange(2 * len(sample_ids), dtype=np.int32),),
         state_BS=None,
     )
 
@@ -67,7 +67,7 @@ def call_of(sample_ids: Sequence[str]) -> StageCall:
 def answered(sample_ids: Sequence[str]) -> Chunk:
     """A part that answers these."""
     return Chunk(
-        answers=tuple((Answer(sample_id=sample_id, label=1, score=0.5, exit=1), TIMING) for sample_id in sample_ids)
+        answers=tuple((Answer(sample_id=sample_id, value=1, score=0.5, exit=1), TIMING) for sample_id in sample_ids)
     )
 
 

@@ -8,7 +8,9 @@ import torch
 
 from earlyexit.checkpoint import random_model
 from earlyexit.model import EarlyExitModel
-from earlyexit.tokenizer import TokenIds
+from earlyexit.signature import Encoded
+from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.tokens import random_inputs
 
 SMALL = {
     "vocab_size": 100,
@@ -31,11 +33,11 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def small_model() -> EarlyExitModel:
     """Four blocks, ramps after 0, 1 and 2, three labels, random weights; new for every test."""
-    return random_model(SMALL, label_names=("a", "b", "c"), seed=1)
+    return random_model(SMALL, task=LabelTask(("a", "b", "c")), seed=1)
 
 
 @pytest.fixture(scope="session")
-def encoded() -> list[TokenIds]:
+def encoded() -> list[Encoded]:
     """Twenty-four inputs of 2 to 20 tokens."""
     rng = np.random.default_rng(7)
-    return [rng.integers(1, 100, size=length, dtype=np.int32) for length in rng.integers(2, 21, size=24)]
+    return random_inputs(rng, rng.integers(2, 21, size=24).tolist(), least=1)

@@ -97,13 +97,13 @@ class FakeRunner:
 def _step(part: Part, inside: Letters, *, probe: bool) -> Step[Letters]:
     leave = [part.leave == EVERYONE or name in part.leave for name in inside.sample_ids]
     answers = tuple(
-        Answer(sample_id=name, label=0, score=1.0, exit=part.end - 1)
+        Answer(sample_id=name, value=0, score=1.0, exit=part.end - 1)
         for name, leaves in zip(inside.sample_ids, leave, strict=True)
         if leaves
     )
     stay = [k for k, leaves in enumerate(leave) if not leaves or (probe and part.end < NUM_BLOCKS)]
     survivors = replace(inside.select(stay), next_block=part.end) if stay else None
-    seen = tuple(Seen(sample_id=name, block=part.end - 1, score=0.5, label=0) for name in inside.sample_ids)
+    seen = tuple(Seen(sample_id=name, block=part.end - 1, score=0.5, value=0) for name in inside.sample_ids)
     return Step(answers=answers, survivors=survivors, seen=seen if probe else ())
 
 

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from earlyexit.checkpoint import random_model
+from earlyexit.cut import cut_out
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
+from earlyexit.network import from_wire
 from earlyexit.piece import Piece, fuse
 from earlyexit.policies import (
     ConfidencePolicy,
@@ -24,9 +26,11 @@ from earlyexit.policies import (
     VotingPolicy,
     exit_wrapper,
 )
-from earlyexit.record import exit_logits
-from earlyexit.tokenizer import TokenIds
-from earlyexit.wire import Answer, WirePiece
+from earlyexit.record import exit_outputs
+from earlyexit.signature import Encoded
+from earlyexit.tasks.label import LabelTask
+from earlyexit.wire import Answer
+from tests.earlyexit.tokens import random_inputs, wire_of
 
 RAMPS = (0, 1, 2)
 NUM_BLOCKS = 4
@@ -45,9 +49,9 @@ def model() -> EarlyExitModel:
         "intermediate_size": 64,
         "max_length": 32,
     }
-    model = random_model(config, label_names=("a", "b", "c"), seed=1)
+    model = random_model(config, task=LabelTask(("a", "b", "c")), seed=1)
     rng = np.random.default_rng(0)
-    logits = exit_logits(model, [rng.integers(1, 100, size=9, dtype=np.int32) for _ in range(64)])
+    logits = exit_outputs(model, random_inputs(rng, [9] * 64, least=1))
     for block, logits_NC in logits.items():
         head = model.exit_head(block)
         assert isinstance(head.classifier, torch.nn.Linear)
@@ -100,20 +104,13 @@ POLICIES: dict[str, Callable[[], ExitPolicy]] = {
 each_policy = pytest.mark.parametrize("make_policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
 
 
-def piece_of(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[TokenIds], *, prefix: str = "i") -> Piece:
-    wire = WirePiece(
-        sample_ids=tuple(f"{prefix}{k}" for k in range(len(encoded))),
-        next_block=0,
-        lengths_B=np.array([len(ids) for ids in encoded], dtype=np.int32),
-        values=np.concatenate(encoded),
-        state_BS=None,
-    )
-    return model.from_wire(wire, policy)
+def piece_of(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded], *, prefix: str = "i") -> Piece:
+    return from_wire(model, wire_of(encoded, prefix=prefix), policy)
 
 
-def answers_uncut(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[TokenIds]) -> dict[str, Answer]:
+def answers_uncut(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded]) -> dict[str, Answer]:
     """Every input alone through the whole model."""
-    cut = model.cut(0, NUM_BLOCKS, RAMPS, policy)
+    cut = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy)
     pieces = piece_of(model, policy, encoded).singles()
     return {answer.sample_id: answer for piece in pieces for step in cut.run(piece) for answer in step.answers}
 
@@ -121,7 +118,7 @@ def answers_uncut(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[T
 def answers_cut_up(
     model: EarlyExitModel,
     policy: ExitPolicy,
-    encoded: Sequence[TokenIds],
+    encoded: Sequence[Encoded],
     bounds: Sequence[int],
     *,
     seed: int,
@@ -130,7 +127,7 @@ def answers_cut_up(
     """Splits run in random order on random handfuls of whoever waits for them."""
     rng = random.Random(seed)
     cuts = {
-        first: model.cut(first, end, tuple(ramp for ramp in RAMPS if first <= ramp < end), policy)
+        first: cut_out(model, first, end, tuple(ramp for ramp in RAMPS if first <= ramp < end), policy)
         for first, end in pairwise(bounds)
     }
     waiting: defaultdict[int, list[Piece]] = defaultdict(list)
@@ -148,14 +145,14 @@ def answers_cut_up(
                 assert answer.sample_id not in answers
                 answers[answer.sample_id] = answer
         if survivors is not None:
-            arrived = model.from_wire(survivors.to_wire(), policy) if over_the_wire else survivors
+            arrived = from_wire(model, survivors.to_wire(), policy) if over_the_wire else survivors
             waiting[survivors.next_block] += arrived.singles()
     return answers
 
 
 def assert_equal(answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
-    assert {key: (answer.label, answer.exit) for key, answer in answers.items()} == {
-        key: (answer.label, answer.exit) for key, answer in expected.items()
+    assert {key: (answer.value, answer.exit) for key, answer in answers.items()} == {
+        key: (answer.value, answer.exit) for key, answer in expected.items()
     }
     for key, answer in expected.items():
         assert answers[key].score == pytest.approx(answer.score, abs=1e-5)
@@ -163,17 +160,17 @@ def assert_equal(answers: dict[str, Answer], expected: dict[str, Answer]) -> Non
 
 @each_policy
 def test_the_small_model_puts_the_policies_to_work(
-    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     answers = answers_uncut(model, make_policy(), encoded).values()
     assert len({answer.exit for answer in answers}) >= 3
-    assert len({answer.label for answer in answers}) >= 2
+    assert len({answer.value for answer in answers}) >= 2
 
 
 @pytest.mark.parametrize("bounds", [pytest.param(bounds, id="-".join(map(str, bounds))) for bounds in BOUNDS])
 @each_policy
 def test_cuts_and_batch_mates_change_no_answer(
-    bounds: tuple[int, ...], make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+    bounds: tuple[int, ...], make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
     expected = answers_uncut(model, policy, encoded)
@@ -183,43 +180,43 @@ def test_cuts_and_batch_mates_change_no_answer(
 
 @each_policy
 def test_the_wire_changes_no_answer(
-    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
     answers = answers_cut_up(model, policy, encoded, (0, 1, 2, 3, 4), seed=5, over_the_wire=True)
     assert_equal(answers, answers_uncut(model, policy, encoded))
 
 
-def test_inputs_that_left_are_gone_from_what_goes_on(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_inputs_that_left_are_gone_from_what_goes_on(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9})
     piece = piece_of(model, policy, encoded)
     lengths = dict(zip(piece.sample_ids, piece.lengths_B.tolist(), strict=True))
     inside = set(piece.sample_ids)
-    for step in model.cut(0, 3, RAMPS, policy).run(piece):
+    for step in cut_out(model, 0, 3, RAMPS, policy).run(piece):
         left = {answer.sample_id for answer in step.answers}
         assert left
         inside -= left
         assert step.survivors is not None
         assert set(step.survivors.sample_ids) == inside
         assert step.survivors.lengths_B.tolist() == [lengths[name] for name in step.survivors.sample_ids]
-        assert step.survivors.values.shape == (sum(lengths[name] for name in inside), 32)
+        assert step.survivors.values[0].shape == (sum(lengths[name] for name in inside), 32)
 
 
-def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = ConfidencePolicy(0.0)
-    steps = list(model.cut(0, NUM_BLOCKS, RAMPS, policy).run(piece_of(model, policy, encoded)))
+    steps = list(cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(piece_of(model, policy, encoded)))
     assert [(len(step.answers), step.survivors) for step in steps] == [(24, None)]
 
 
-def test_without_active_ramps_everyone_leaves_at_the_end(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_without_active_ramps_everyone_leaves_at_the_end(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = ConfidencePolicy(0.0)
-    steps = list(model.cut(0, NUM_BLOCKS, (), policy).run(piece_of(model, policy, encoded)))
+    steps = list(cut_out(model, 0, NUM_BLOCKS, (), policy).run(piece_of(model, policy, encoded)))
     assert [[answer.exit for answer in step.answers] for step in steps] == [[3] * 24]
 
 
-def test_a_cut_that_ends_before_the_model_passes_on_who_is_left(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_a_cut_that_ends_before_the_model_passes_on_who_is_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     policy = ConfidencePolicy(1.1)
-    steps = list(model.cut(0, 2, (0,), policy).run(piece_of(model, policy, encoded)))
+    steps = list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded)))
     assert [len(step.answers) for step in steps] == [0, 0]
     assert [step.survivors.next_block for step in steps if step.survivors is not None] == [1, 2]
 
@@ -230,25 +227,23 @@ def test_a_bfloat16_piece_survives_the_wire_bit_for_bit(model: EarlyExitModel) -
         sample_ids=("a",),
         next_block=2,
         lengths_B=np.array([2], dtype=np.int32),
-        values=values,
+        values=(values,),
         state_BS=torch.tensor([[3, 1]], dtype=torch.int32),
     )
     wire = piece.to_wire()
-    assert wire.values.dtype == np.uint16
-    back = model.from_wire(wire, PatiencePolicy(1))
-    assert back.values.dtype == torch.bfloat16
-    assert back.values.view(torch.int16).equal(values.view(torch.int16))
+    assert wire.values[0].dtype == np.uint16
+    back = from_wire(model, wire, PatiencePolicy(1))
+    assert back.values[0].dtype == torch.bfloat16
+    assert back.values[0].view(torch.int16).equal(values.view(torch.int16))
     assert back.state_BS.equal(piece.state_BS)
     assert (back.sample_ids, back.next_block, back.lengths_B.tolist()) == (("a",), 2, [2])
 
 
-def test_a_piece_from_a_read_only_buffer_can_be_run(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
-    values = np.concatenate(encoded[:2])
-    values.setflags(write=False)
-    lengths_B = np.array([len(ids) for ids in encoded[:2]], dtype=np.int32)
-    wire = WirePiece(sample_ids=("i0", "i1"), next_block=0, lengths_B=lengths_B, values=values, state_BS=None)
+def test_a_piece_from_a_read_only_buffer_can_be_run(model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    wire = wire_of(encoded[:2])
+    wire.values[0].setflags(write=False)
     policy = VotingPolicy(9)
-    *_, last = model.cut(0, NUM_BLOCKS, RAMPS, policy).run(model.from_wire(wire, policy))
+    *_, last = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
     assert [answer.exit for answer in last.answers] == [3, 3]
 
 
@@ -268,9 +263,9 @@ def test_parts_that_the_model_does_not_have_are_refused(
     model: EarlyExitModel, first: int, end: int, ramps: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(PlanError, match=message):
-        model.cut(first, end, ramps, EntropyPolicy(0.4))
+        cut_out(model, first, end, ramps, EntropyPolicy(0.4))
 
 
 def test_an_active_ramp_without_a_threshold_is_refused(model: EarlyExitModel) -> None:
     with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold; thresholds name \[0\]"):
-        model.cut(0, 4, (0, 1), EntropyPolicy({0: 0.4}))
+        cut_out(model, 0, 4, (0, 1), EntropyPolicy({0: 0.4}))

@@ -10,10 +10,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from earlyexit.cut import cut_out
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece, fuse
 from earlyexit.policies import ConfidencePolicy, EntropyPolicy, ExitPolicy, PatiencePolicy, ThresholdPolicy
-from earlyexit.tokenizer import TokenIds
+from earlyexit.signature import Encoded
 from earlyexit.wire import Answer, Seen
 from tests.earlyexit.test_cut import (
     BOUNDS,
@@ -48,7 +49,7 @@ class Probed:
 def probe(
     model: EarlyExitModel,
     policy: ExitPolicy,
-    encoded: Sequence[TokenIds],
+    encoded: Sequence[Encoded],
     bounds: Sequence[int],
     ramps: Sequence[int] = RAMPS,
 ) -> Probed:
@@ -57,7 +58,7 @@ def probe(
     probed = Probed()
     waiting = piece_of(model, policy, encoded).singles()
     for first, end in pairwise(bounds):
-        cut = model.cut(first, end, tuple(ramp for ramp in ramps if first <= ramp < end), policy).for_probes()
+        cut = cut_out(model, first, end, tuple(ramp for ramp in ramps if first <= ramp < end), policy).for_probes()
         rng.shuffle(waiting)
         survivors: list[Piece] = []
         while waiting:
@@ -80,7 +81,7 @@ def probe(
 @each_cut
 @each_policy
 def test_a_probe_s_first_answer_is_that_of_any_other_input(
-    bounds: tuple[int, ...], make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+    bounds: tuple[int, ...], make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
     plain = answers_cut_up(model, policy, encoded, bounds, seed=3)
@@ -90,7 +91,7 @@ def test_a_probe_s_first_answer_is_that_of_any_other_input(
 @each_cut
 @pytest.mark.parametrize("active", [(), (1,), (0, 2)], ids=["none active", "one active", "two active"])
 def test_ramps_that_are_not_active_look_and_decide_nothing(
-    bounds: tuple[int, ...], active: tuple[int, ...], model: EarlyExitModel, encoded: list[TokenIds]
+    bounds: tuple[int, ...], active: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = EntropyPolicy(dict.fromkeys(active, 0.8))
     probed = probe(model, policy, encoded, bounds, active)
@@ -100,7 +101,7 @@ def test_ramps_that_are_not_active_look_and_decide_nothing(
 
 @each_policy
 def test_every_probe_is_answered_at_the_model_s_end_as_well(
-    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     probed = probe(model, make_policy(), encoded, (0, NUM_BLOCKS))
     assert {answers[-1].exit for answers in probed.answers.values()} == {NUM_BLOCKS - 1}
@@ -109,7 +110,7 @@ def test_every_probe_is_answered_at_the_model_s_end_as_well(
 
 @pytest.mark.parametrize("make", [EntropyPolicy, ConfidencePolicy], ids=["entropy", "confidence"])
 def test_what_is_seen_is_what_the_policy_compares_with_its_threshold(
-    make: Callable[[float], ThresholdPolicy], model: EarlyExitModel, encoded: list[TokenIds]
+    make: Callable[[float], ThresholdPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make(0.7)
     probed = probe(model, policy, encoded, (0, 2, NUM_BLOCKS))
@@ -118,19 +119,19 @@ def test_what_is_seen_is_what_the_policy_compares_with_its_threshold(
             ramp for ramp in RAMPS if policy.is_sure(ramp, torch.tensor([probed.seen[sample_id, ramp].score])).item()
         ]
         assert answer.exit == min([*sure, NUM_BLOCKS - 1])
-        assert answer.label == probed.seen[sample_id, answer.exit].label
+        assert answer.value == probed.seen[sample_id, answer.exit].value
         assert math.isnan(probed.seen[sample_id, NUM_BLOCKS - 1].score)
 
 
 def test_a_policy_that_cannot_be_probed_shows_the_full_model_s_label_alone(
-    model: EarlyExitModel, encoded: list[TokenIds]
+    model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     probed = probe(model, PatiencePolicy(1), encoded[:2], (0, 2, NUM_BLOCKS))
     assert sorted(probed.seen) == [("i0", 3), ("i1", 3)]
 
 
 def test_a_ramp_that_gives_no_numbers_costs_its_record_and_no_answer(
-    model: EarlyExitModel, encoded: list[TokenIds]
+    model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     temperature = model.temperatures_E[1].item()
     model.temperatures_E[1] = math.nan

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,9 +13,12 @@ from torch import Tensor
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained, random_model
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
-from earlyexit.families.base import Backbone
-from earlyexit.tokenizer import TokenIds
+from earlyexit.families.base import Backbone, Pretrained
+from earlyexit.model import EarlyExitModel
+from earlyexit.signature import Encoded
+from earlyexit.tasks.label import LabelTask
 from earlyexit.train import pack
+from tests.earlyexit.tokens import of_tokens
 
 NAMES = {0: "bad", 1: "fair", 2: "good"}
 BERT_SIZES = {
@@ -60,32 +64,36 @@ def hf_model(family: str, *, classifies: bool) -> Any:
     return model
 
 
-def hf_inputs(encoded: Sequence[TokenIds]) -> dict[str, Tensor]:
+def hf_inputs(encoded: Sequence[Encoded]) -> dict[str, Tensor]:
     """Padded token ids (with 1, RoBERTa's padding) and their mask."""
-    rows = [torch.from_numpy(ids).long() for ids in encoded]
+    rows = [torch.from_numpy(each.values[0]).long() for each in encoded]
     ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
     mask_BT = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return {"input_ids": ids_BT, "attention_mask": mask_BT}
 
 
 @pytest.fixture
-def mixed(encoded: list[TokenIds]) -> list[TokenIds]:
+def mixed(encoded: list[Encoded]) -> list[Encoded]:
     """Eight inputs of different lengths, without the token that RoBERTa takes for padding."""
-    return [ids.clip(min=2) for ids in encoded[:8]]
+    return [of_tokens(np.maximum(each.values[0], 2)) for each in encoded[:8]]
 
 
-def hidden_after_every_block(backbone: Backbone, encoded: Sequence[TokenIds]) -> list[Tensor]:
+def with_ramps(pretrained: Pretrained, family: str, names: tuple[str, ...], *, max_length: int = 32) -> EarlyExitModel:
+    codec = {"name": "text", "max_length": max_length}
+    return add_ramps(pretrained, name="m", family=family, codec=codec, task=LabelTask(names), ramps=RampOptions())
+
+
+def hidden_after_every_block(backbone: Backbone, encoded: Sequence[Encoded]) -> list[Tensor]:
     values, layout = pack(encoded, torch.device("cpu"))
-    hidden_ND = backbone.embed(values, layout)
-    after = [hidden_ND]
+    after = [backbone.embed(values, layout)]
     for index in range(backbone.num_blocks):
         after.append(backbone.run_block(index, after[-1], layout))
-    return after
+    return [hidden_ND for (hidden_ND,) in after]
 
 
 @each_family
 @torch.inference_mode()
-def test_every_hidden_state_equals_that_of_transformers(family: str, mixed: list[TokenIds]) -> None:
+def test_every_hidden_state_equals_that_of_transformers(family: str, mixed: list[Encoded]) -> None:
     theirs = hf_model(family, classifies=False)
     ours = find_family(family).from_transformers(theirs)
     assert (ours.head, ours.label_names) == (None, None)
@@ -99,13 +107,13 @@ def test_every_hidden_state_equals_that_of_transformers(family: str, mixed: list
 
 @each_family
 @torch.inference_mode()
-def test_the_logits_of_a_fine_tuned_checkpoint_equal_those_of_transformers(family: str, mixed: list[TokenIds]) -> None:
+def test_the_logits_of_a_fine_tuned_checkpoint_equal_those_of_transformers(family: str, mixed: list[Encoded]) -> None:
     theirs = hf_model(family, classifies=True)
     pretrained = find_family(family).from_transformers(theirs)
     assert pretrained.label_names == ("bad", "fair", "good")
-    ours = add_ramps(pretrained, name="m", family=family, label_names=("bad", "fair", "good"), ramps=RampOptions())
+    ours = with_ramps(pretrained, family, ("bad", "fair", "good"))
     values, layout = pack(mixed, torch.device("cpu"))
-    logits_BC = ours.exit_logits(2, ours.run_blocks(0, 3, values, layout), layout)
+    logits_BC = ours.exit_outputs(2, ours.run_blocks(0, 3, values, layout), layout)
     torch.testing.assert_close(logits_BC, theirs(**hf_inputs(mixed)).logits, rtol=0, atol=1e-5)
 
 
@@ -131,16 +139,16 @@ def test_roberta_counts_positions_from_behind_its_padding_index() -> None:
 @each_family
 def test_an_input_as_long_as_the_limit_runs(family: str) -> None:
     backbone = find_family(family).from_transformers(hf_model(family, classifies=False)).backbone
-    values, layout = pack([torch.full((backbone.max_length,), 5, dtype=torch.int32).numpy()], torch.device("cpu"))
-    assert backbone.embed(values, layout).shape == (32, 32)
+    values, layout = pack([of_tokens([5] * backbone.max_length)], torch.device("cpu"))
+    assert backbone.embed(values, layout)[0].shape == (32, 32)
 
 
 @each_family
 @torch.inference_mode()
-def test_an_input_alone_has_the_hidden_state_that_it_has_among_others(family: str, mixed: list[TokenIds]) -> None:
+def test_an_input_alone_has_the_hidden_state_that_it_has_among_others(family: str, mixed: list[Encoded]) -> None:
     backbone = find_family(family).build({**random_sizes(), "num_blocks": 2})
     together = hidden_after_every_block(backbone, mixed)[-1]
-    alone = torch.cat([hidden_after_every_block(backbone, [ids])[-1] for ids in mixed])
+    alone = torch.cat([hidden_after_every_block(backbone, [each])[-1] for each in mixed])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
 
 
@@ -156,8 +164,8 @@ def test_a_checkpoints_order_of_the_labels_wins_over_the_datas() -> None:
     theirs = hf_model("bert", classifies=True)
     theirs.config.id2label = {0: "good", 1: "bad", 2: "fair"}
     pretrained = find_family("bert").from_transformers(theirs)
-    model = add_ramps(pretrained, name="m", family="bert", label_names=("bad", "fair", "good"), ramps=RampOptions())
-    assert model.info.label_names == ("good", "bad", "fair")
+    model = with_ramps(pretrained, "bert", ("bad", "fair", "good"))
+    assert model.task.spec()["label_names"] == ["good", "bad", "fair"]
     assert model.info.provenance["head"] == "checkpoint"
     assert model.head.state_dict()["classifier.weight"].equal(theirs.classifier.weight)
 
@@ -185,8 +193,9 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 def test_a_head_for_other_labels_is_not_kept() -> None:
     pretrained = find_family("bert").from_transformers(hf_model("bert", classifies=True))
-    model = add_ramps(pretrained, name="m", family="bert", label_names=("yes", "no"), ramps=RampOptions())
-    assert (model.info.head_style, model.info.head_pooling, model.num_classes) == ("light", "mean", 2)
+    model = with_ramps(pretrained, "bert", ("yes", "no"))
+    assert (model.info.head_style, model.info.head_pooling) == ("light", "mean")
+    assert model.task.num_outputs == 2
 
 
 @pytest.mark.parametrize(
@@ -194,7 +203,7 @@ def test_a_head_for_other_labels_is_not_kept() -> None:
 )
 def test_a_kept_head_has_the_checkpoints_activation(family: str, style: str) -> None:
     pretrained = find_family(family).from_transformers(hf_model(family, classifies=True))
-    model = add_ramps(pretrained, name="m", family=family, label_names=tuple(NAMES.values()), ramps=RampOptions())
+    model = with_ramps(pretrained, family, tuple(NAMES.values()))
     assert (model.info.head_style, model.info.head_pooling) == (style, "first")
 
 
@@ -223,4 +232,4 @@ def test_ramps_out_of_range_are_refused(at: tuple[int, ...]) -> None:
 def test_a_length_beyond_the_positions_is_refused() -> None:
     pretrained = find_family("bert").from_transformers(hf_model("bert", classifies=False))
     with pytest.raises(ModelFolderError, match="max_length 33 is beyond the backbone's 32 positions"):
-        add_ramps(pretrained, name="m", family="bert", label_names=("a", "b"), ramps=RampOptions(), max_length=33)
+        with_ramps(pretrained, "bert", ("a", "b"), max_length=33)

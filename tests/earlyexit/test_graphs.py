@@ -7,19 +7,21 @@ import pytest
 import torch
 
 from earlyexit.clock import ManualClock
-from earlyexit.cut import TorchSegments, compute
+from earlyexit.cut import cut_out
 from earlyexit.device import Answered, Device, Release
 from earlyexit.engine import BatchEngine, Member
 from earlyexit.errors import PlanError
 from earlyexit.graphs import CapturedSegment, GraphSegments, Shape, StaticSegment, shapes_up_to, static_inputs
 from earlyexit.model import EarlyExitModel
+from earlyexit.network import from_wire
 from earlyexit.piece import Piece
 from earlyexit.policies import ConfidencePolicy, RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Segment, Split
 from earlyexit.times import ObservedTimes
-from earlyexit.wire import WirePiece
+from earlyexit.wire import label_of
+from tests.earlyexit.tokens import random_inputs, wire_of
 
 LENGTH = 5
 FIRST, WITH_RAMP, LAST = (
@@ -42,31 +44,26 @@ class EagerCapture:
     @torch.inference_mode()
     def __call__(self, segment: Segment, shape: Shape) -> CapturedSegment:
         inputs = static_inputs(self.model, segment, shape)
-        hidden_ND, logits_BC = compute(self.model, segment, inputs.values, inputs.layout)
+        hidden, logits_BC = self.model.compute(segment, inputs.values, inputs.layout)
 
         def replay() -> None:
             self.replayed.append((segment, shape.num_inputs))
-            new_ND, new_BC = compute(self.model, segment, inputs.values, inputs.layout)
-            hidden_ND.copy_(new_ND)
+            new, new_BC = self.model.compute(segment, inputs.values, inputs.layout)
+            for held, computed in zip(hidden, new, strict=True):
+                held.copy_(computed)
             if logits_BC is not None and new_BC is not None:
                 logits_BC.copy_(new_BC)
 
         self.captured.append((segment, shape.num_inputs))
-        return StaticSegment(replay, shape, inputs, hidden_ND, logits_BC)
+        return StaticSegment(replay, shape, inputs, hidden, logits_BC)
 
 
 def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int], *, seed: int = 0) -> Piece:
-    wire = WirePiece(
-        sample_ids=tuple(f"s{k}" for k in range(len(lengths))),
-        next_block=0,
-        lengths_B=np.array(lengths, dtype=np.int32),
-        values=np.random.default_rng(seed).integers(0, 100, sum(lengths), dtype=np.int32),
-        state_BS=None,
-    )
-    piece = model.from_wire(wire, POLICY)
+    wire = wire_of(random_inputs(np.random.default_rng(seed), lengths), prefix="s")
+    piece = from_wire(model, wire, POLICY)
     if block == 0:
         return piece
-    (step,) = model.cut(0, block, (), POLICY).run(piece)
+    (step,) = cut_out(model, 0, block, (), POLICY).run(piece)
     assert step.survivors is not None
     return step.survivors
 
@@ -134,20 +131,20 @@ def test_a_shape_with_free_rows_gives_what_torch_gives(
     segments.prepare([segment])
     segments.run(segment, piece_before(small_model, segment.first, [LENGTH] * 4, seed=1))  # leaves its rows behind
     piece = piece_before(small_model, segment.first, [LENGTH] * num_inputs)
-    hidden_ND, logits_BC = segments.run(segment, piece)
+    hidden, logits_BC = segments.run(segment, piece)
     with torch.inference_mode():
-        expected_ND, expected_BC = TorchSegments(small_model).run(segment, piece)
-    torch.testing.assert_close(hidden_ND, expected_ND)
+        expected, expected_BC = small_model.run(segment, piece)
+    torch.testing.assert_close(hidden, expected)
     torch.testing.assert_close(logits_BC, expected_BC)
 
 
 def test_what_a_replay_gave_survives_the_next(small_model: EarlyExitModel) -> None:
     segments = GraphSegments(small_model, SHAPES, EagerCapture(small_model))
     segments.prepare([WITH_RAMP])
-    first_ND, first_BC = segments.run(WITH_RAMP, piece_before(small_model, 1, [LENGTH] * 2, seed=1))
+    (first_ND,), first_BC = segments.run(WITH_RAMP, piece_before(small_model, 1, [LENGTH] * 2, seed=1))
     assert first_BC is not None
     before = first_ND.clone(), first_BC.clone()
-    second_ND, _ = segments.run(WITH_RAMP, piece_before(small_model, 1, [LENGTH] * 2, seed=2))
+    (second_ND,), _ = segments.run(WITH_RAMP, piece_before(small_model, 1, [LENGTH] * 2, seed=2))
     assert not second_ND.equal(first_ND)
     assert first_ND.equal(before[0])
     assert first_BC.equal(before[1])
@@ -160,7 +157,7 @@ def test_torch_runs_what_no_shape_holds(small_model: EarlyExitModel) -> None:
     piece = piece_before(small_model, 2, [3, 5])
     with torch.inference_mode():
         given = segments.run(LAST, piece)
-        expected = TorchSegments(small_model).run(LAST, piece)
+        expected = small_model.run(LAST, piece)
     torch.testing.assert_close(given, expected)
     assert capture.replayed == []
 
@@ -172,7 +169,7 @@ def answers_of(runner: TorchRunner, splits: Sequence[Split], piece: Piece) -> di
         for release in releases:
             assert isinstance(release, Answered)
             assert release.answer.sample_id not in found
-            found[release.answer.sample_id] = (release.answer.exit, release.answer.label)
+            found[release.answer.sample_id] = (release.answer.exit, label_of(release.answer))
 
     device = Device(BatchEngine(splits, ObservedTimes()), runner, ManualClock(), deliver)
     members = [Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles()]
@@ -209,10 +206,10 @@ def test_a_cuda_graph_gives_what_torch_gives(num_inputs: int, segment: Segment, 
         for other in (LAST, segment, FIRST):
             segments.run(other, piece_before(model, other.first, [LENGTH] * 4, seed=seed))
     piece = piece_before(model, segment.first, [LENGTH] * num_inputs)
-    hidden_ND, logits_BC = segments.run(segment, piece)
+    hidden, logits_BC = segments.run(segment, piece)
     with torch.inference_mode():
-        expected_ND, expected_BC = TorchSegments(model).run(segment, piece)
-    torch.testing.assert_close(hidden_ND, expected_ND, rtol=0.05, atol=0.05)
+        expected, expected_BC = model.run(segment, piece)
+    torch.testing.assert_close(hidden, expected, rtol=0.05, atol=0.05)
     torch.testing.assert_close(logits_BC, expected_BC, rtol=0.05, atol=0.05)
 
 

@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from earlyexit.checkpoint import RampOptions, random_model
-from earlyexit.cut import SegmentRunner, TorchSegments
+from earlyexit.cut import cut_out
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
+from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.piece import Piece
 from earlyexit.policies import ConfidencePolicy
 from earlyexit.split import Segment
-from earlyexit.wire import Answer, WirePiece
+from earlyexit.wire import Answer, label_of
+from tests.earlyexit.tokens import random_inputs, wire_of
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -58,17 +60,11 @@ def segments(model: EarlyExitModel, cache: Path) -> OnnxSegments:
 
 
 def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int]) -> Piece:
-    wire = WirePiece(
-        sample_ids=tuple(f"s{k}" for k in range(len(lengths))),
-        next_block=0,
-        lengths_B=np.array(lengths, dtype=np.int32),
-        values=np.random.default_rng(sum(lengths)).integers(0, 100, sum(lengths), dtype=np.int32),
-        state_BS=None,
-    )
-    piece = model.from_wire(wire, POLICY)
+    wire = wire_of(random_inputs(np.random.default_rng(sum(lengths)), lengths), prefix="s")
+    piece = from_wire(model, wire, POLICY)
     if block == 0:
         return piece
-    (step,) = model.cut(0, block, (), POLICY).run(piece)
+    (step,) = cut_out(model, 0, block, (), POLICY).run(piece)
     assert step.survivors is not None
     return step.survivors
 
@@ -83,23 +79,23 @@ def run_chain(
         if inside is None:
             break
         ramps = tuple(ramp for ramp in model.ramp_indices if first <= ramp < end)
-        for step in model.cut(first, end, ramps, POLICY, segments).run(inside):
+        for step in cut_out(model, first, end, ramps, POLICY, segments).run(inside):
             steps.append([_facts(answer) for answer in step.answers])
             inside = step.survivors
     return steps
 
 
 def _facts(answer: Answer) -> tuple[str, int, int]:
-    return answer.sample_id, answer.label, answer.exit
+    return answer.sample_id, label_of(answer), answer.exit
 
 
 def assert_runners_agree(model: EarlyExitModel, segments: OnnxSegments, segment: Segment) -> None:
     for lengths in BATCHES:
         piece = piece_before(model, segment.first, lengths)
         with torch.inference_mode():
-            hidden_ND, logits_BC = TorchSegments(model).run(segment, piece)
-            onnx_hidden_ND, onnx_logits_BC = segments.run(segment, piece)
-        torch.testing.assert_close(onnx_hidden_ND, hidden_ND, atol=1e-4, rtol=0)
+            hidden, logits_BC = model.run(segment, piece)
+            onnx_hidden, onnx_logits_BC = segments.run(segment, piece)
+        torch.testing.assert_close(onnx_hidden, hidden, atol=1e-4, rtol=0)
         assert (logits_BC is None) == (onnx_logits_BC is None)
         if logits_BC is not None:
             torch.testing.assert_close(onnx_logits_BC, logits_BC, atol=1e-4, rtol=0)

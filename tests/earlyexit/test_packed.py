@@ -10,8 +10,8 @@ from torch import nn
 from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
 from earlyexit.packed import PackedLinear, pack_linears, rows_run
+from earlyexit.signature import Encoded
 from earlyexit.store import save_model
-from earlyexit.tokenizer import TokenIds
 from earlyexit.train import pack
 
 pytestmark = pytest.mark.skipif(
@@ -34,7 +34,7 @@ def test_a_packed_layer_computes_what_the_layer_computed(
 
 @torch.inference_mode()
 def test_a_packed_model_gives_the_same_logits_at_every_exit(
-    small_model: EarlyExitModel, encoded: list[TokenIds]
+    small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     packed = deepcopy(small_model)
     pack_linears(packed)
@@ -42,7 +42,7 @@ def test_a_packed_model_gives_the_same_logits_at_every_exit(
     for end in range(1, small_model.num_blocks + 1):
         if end == small_model.num_blocks or end - 1 in small_model.ramp_indices:
             logits = [
-                each.exit_logits(end - 1, each.run_blocks(0, end, values, layout), layout)
+                each.exit_outputs(end - 1, each.run_blocks(0, end, values, layout), layout)
                 for each in (small_model, packed)
             ]
             torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)

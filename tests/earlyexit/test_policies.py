@@ -12,6 +12,7 @@ from earlyexit.policies import (
     ConfidencePolicy,
     EntropyPolicy,
     ExitPolicy,
+    Opinion,
     PatiencePolicy,
     RecordedAnswers,
     RecordedPolicy,
@@ -20,6 +21,7 @@ from earlyexit.policies import (
     VotingPolicy,
     exit_wrapper,
 )
+from earlyexit.tasks.label import LabelTask
 
 EVEN = [0.0, 0.0]
 """Probabilities 1/2 and 1/2; entropy ln 2 = 0.693."""
@@ -27,31 +29,32 @@ THREE_TO_ONE = [log(3.0), 0.0]
 """Probabilities 3/4 and 1/4; entropy 3/4 ln(4/3) + 1/4 ln 4 = 0.562."""
 ONE_TO_NINE = [0.0, log(9.0)]
 """Probabilities 1/10 and 9/10; entropy 0.1 ln 10 + 0.9 ln(10/9) = 0.325."""
-LOGITS_BC = torch.tensor([EVEN, THREE_TO_ONE, ONE_TO_NINE])
+TASK = LabelTask(("no", "yes"))
+OPINION = Opinion(TASK, torch.tensor([EVEN, THREE_TO_ONE, ONE_TO_NINE]))
 IDS = ("a", "b", "c")
 CPU = torch.device("cpu")
 
 
-def decide(policy: ExitPolicy, logits: Tensor = LOGITS_BC, ramp: int = 0) -> Verdict:
-    state_BS = policy.initial_state(len(logits), 2, CPU)
-    return policy.decide(ramp, logits, state_BS, IDS[: len(logits)])
+def decide(policy: ExitPolicy, ramp: int = 0) -> Verdict:
+    return policy.decide(ramp, OPINION, policy.initial_state(3, 2, CPU), IDS)
 
 
-def labels_of(*labels: int) -> Tensor:
-    """Logits of inputs whose likeliest label is the given one."""
-    return 5 * torch.nn.functional.one_hot(torch.tensor(labels), 3).float()
+def labels_of(*labels: int) -> Opinion:
+    """Of inputs whose likeliest label is the given one."""
+    logits_BC = 5 * torch.nn.functional.one_hot(torch.tensor(labels), 3).float()
+    return Opinion(LabelTask(("a", "b", "c")), logits_BC)
 
 
 def test_entropy_is_that_of_the_prediction_in_nats() -> None:
-    assert EntropyPolicy.score(LOGITS_BC).tolist() == pytest.approx([0.6931, 0.5623, 0.3251], abs=1e-4)
+    assert EntropyPolicy(0.4).score(OPINION).tolist() == pytest.approx([0.6931, 0.5623, 0.3251], abs=1e-4)
 
 
 def test_entropy_of_certainty_is_zero() -> None:
-    assert EntropyPolicy.score(torch.tensor([[0.0, 1000.0]])).tolist() == [0.0]
+    assert EntropyPolicy(0.4).score(Opinion(TASK, torch.tensor([[0.0, 1000.0]]))).tolist() == [0.0]
 
 
 def test_confidence_is_the_probability_of_the_likeliest_label() -> None:
-    assert ConfidencePolicy.score(LOGITS_BC).tolist() == pytest.approx([0.5, 0.75, 0.9])
+    assert ConfidencePolicy(0.4).score(OPINION).tolist() == pytest.approx([0.5, 0.75, 0.9])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +70,7 @@ def test_confidence_is_the_probability_of_the_likeliest_label() -> None:
 def test_a_score_that_is_sure_enough_lets_an_input_leave(policy: ThresholdPolicy, leave: list[bool]) -> None:
     verdict = decide(policy)
     assert verdict.leave_B.tolist() == leave
-    assert verdict.label_B.tolist() == [0, 0, 1]
+    assert verdict.value_B.tolist() == [0, 0, 1]
     assert verdict.score_B.tolist() == pytest.approx([0.5, 0.75, 0.9])
     assert verdict.state_BS.shape == (3, 0)
 
@@ -145,11 +148,11 @@ def recorded() -> RecordedPolicy:
 
 def test_recorded_decides_by_the_records_whatever_the_logits_say() -> None:
     policy, state_BS = recorded(), torch.zeros(3, 0)
-    verdict = policy.decide(2, LOGITS_BC, state_BS, ("y", "x", "y#7"))
+    verdict = policy.decide(2, OPINION, state_BS, ("y", "x", "y#7"))
     assert verdict.leave_B.tolist() == [False, True, False]
-    assert verdict.label_B.tolist() == [20, 10, 20]
-    assert policy.decide(5, LOGITS_BC, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
-    assert policy.conclude(LOGITS_BC, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
+    assert verdict.value_B.tolist() == [20, 10, 20]
+    assert policy.decide(5, OPINION, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
+    assert policy.conclude(OPINION, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
 
 
 def test_recorded_refuses_ramps_that_were_not_recorded() -> None:
@@ -179,7 +182,7 @@ def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
 
 
 def look(policy: ExitPolicy, ramp: int = 7) -> tuple[list[float], list[int]]:
-    score_B, label_B = policy.look(ramp, LOGITS_BC, IDS)
+    score_B, label_B = policy.look(ramp, OPINION, IDS)
     return score_B.tolist(), label_B.tolist()
 
 
@@ -193,7 +196,7 @@ def test_looking_gives_the_score_that_the_threshold_is_for_at_any_ramp() -> None
 
 
 def test_looking_at_records_gives_what_was_recorded_at_ramps_that_were() -> None:
-    score_B, label_B = recorded().look(5, LOGITS_BC, ("y#3", "x", "y"))
+    score_B, label_B = recorded().look(5, OPINION, ("y#3", "x", "y"))
     assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
     assert label_B.tolist() == [21, 11, 21]
     assert [recorded().can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]

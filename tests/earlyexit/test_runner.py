@@ -6,41 +6,30 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from earlyexit.clock import ManualClock
-from earlyexit.cut import TorchSegments
 from earlyexit.device import Answered, Device, Looked, Release, Runner
 from earlyexit.engine import Batch, BatchEngine, Member
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.onnx_export import export
-from earlyexit.piece import Piece
+from earlyexit.piece import Piece, Tensors
 from earlyexit.policies import ConfidencePolicy, EntropyPolicy, ExitPolicy, PatiencePolicy, VotingPolicy
 from earlyexit.release import Step
 from earlyexit.runner import TorchRunner
+from earlyexit.signature import Encoded
 from earlyexit.split import Segment, Split
 from earlyexit.times import ObservedTimes
-from earlyexit.tokenizer import TokenIds
-from earlyexit.wire import WirePiece
+from earlyexit.wire import label_of
+from tests.earlyexit.tokens import wire_of
 
 WHOLE = Split(first=0, end=4, batch=8, ramps=(0, 1, 2))
 HALVES = (Split(first=0, end=2, batch=8, ramps=(0,)), Split(first=2, end=4, batch=8, ramps=(2,)))
 EVERYONE_LEAVES, NOBODY_LEAVES = ConfidencePolicy(0.0), ConfidencePolicy(1.1)
-
-
-def wire_of(encoded: Sequence[TokenIds]) -> WirePiece:
-    return WirePiece(
-        sample_ids=tuple(f"i{k}" for k in range(len(encoded))),
-        next_block=0,
-        lengths_B=np.array([len(ids) for ids in encoded], dtype=np.int32),
-        values=np.concatenate(encoded),
-        state_BS=None,
-    )
 
 
 def batch_of(split: Split, piece: Piece, *, probe: bool = False) -> Batch[Piece]:
@@ -61,7 +50,7 @@ def exits(steps: Sequence[Step[Piece]]) -> list[int]:
     return [answer.exit for step in steps for answer in step.answers]
 
 
-def test_any_split_can_be_run_without_being_announced(small_model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_any_split_can_be_run_without_being_announced(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     runner = TorchRunner(small_model, NOBODY_LEAVES)
     piece = runner.from_wire(wire_of(encoded[:3]))
     before = survivors_of(run(runner, Split(first=0, end=1, batch=8), piece))
@@ -69,13 +58,13 @@ def test_any_split_can_be_run_without_being_announced(small_model: EarlyExitMode
     assert exits(run(runner, WHOLE.rest(1), before)) == [3, 3, 3]
 
 
-def test_members_are_fused_in_their_order(small_model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_members_are_fused_in_their_order(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     runner = TorchRunner(small_model, EVERYONE_LEAVES)
     (step,) = run(runner, WHOLE, runner.from_wire(wire_of(encoded[:5])))
     assert [answer.sample_id for answer in step.answers] == ["i0", "i1", "i2", "i3", "i4"]
 
 
-def test_another_policy_decides_from_the_next_batch_on(small_model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_another_policy_decides_from_the_next_batch_on(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     runner = TorchRunner(small_model, NOBODY_LEAVES)
     piece = runner.from_wire(wire_of(encoded[:2]))
     running = runner.run(batch_of(WHOLE, piece))
@@ -86,7 +75,7 @@ def test_another_policy_decides_from_the_next_batch_on(small_model: EarlyExitMod
 
 
 def test_a_ramp_of_a_plan_that_is_gone_lets_nobody_leave_without_a_threshold(
-    small_model: EarlyExitModel, encoded: list[TokenIds]
+    small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     runner = TorchRunner(small_model, ConfidencePolicy({1: 0.0}))
     assert exits(run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])))) == [1, 1]
@@ -101,7 +90,7 @@ def test_a_ramp_of_a_plan_that_is_gone_lets_nobody_leave_without_a_threshold(
     ],
 )
 def test_pieces_of_another_policy_are_fused_and_begin_anew(
-    before: ExitPolicy, after: ExitPolicy, small_model: EarlyExitModel, encoded: list[TokenIds]
+    before: ExitPolicy, after: ExitPolicy, small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     runner = TorchRunner(small_model, before)
     old = survivors_of(run(runner, HALVES[0], runner.from_wire(wire_of(encoded[:2]))))
@@ -112,7 +101,7 @@ def test_pieces_of_another_policy_are_fused_and_begin_anew(
     assert exits(steps) == [3, 3, 3, 3]
 
 
-def test_probes_are_seen_by_every_ramp_and_stay(small_model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_probes_are_seen_by_every_ramp_and_stay(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     runner = TorchRunner(small_model, ConfidencePolicy({0: 0.0}))
     steps = run(runner, HALVES[0], runner.from_wire(wire_of(encoded[:2])), probe=True)
     assert [[(seen.sample_id, seen.block) for seen in step.seen] for step in steps] == [
@@ -124,14 +113,14 @@ def test_probes_are_seen_by_every_ramp_and_stay(small_model: EarlyExitModel, enc
 
 
 def test_where_a_policy_cannot_be_probed_probes_run_as_any_other_input(
-    small_model: EarlyExitModel, encoded: list[TokenIds]
+    small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     runner = TorchRunner(small_model, VotingPolicy(1))
     (step,) = run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])), probe=True)
     assert (exits([step]), step.seen, step.survivors) == ([0, 0], (), None)
 
 
-def test_a_split_that_the_model_does_not_have_is_refused(small_model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_a_split_that_the_model_does_not_have_is_refused(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     runner = TorchRunner(small_model, NOBODY_LEAVES)
     with pytest.raises(PlanError, match="blocks 0 to 4 are not in the model"):
         run(runner, Split(first=0, end=5, batch=1), runner.from_wire(wire_of(encoded[:1])))
@@ -147,7 +136,7 @@ def test_inputs_of_nothing_run(split: Split, dtype: torch.dtype, small_model: Ea
 
 
 def test_a_device_runs_probes_beside_others_with_the_same_answers(
-    small_model: EarlyExitModel, encoded: list[TokenIds]
+    small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     first: dict[tuple[bool, str], tuple[int, int]] = {}
     seen: set[tuple[str, int]] = set()
@@ -156,7 +145,7 @@ def test_a_device_runs_probes_beside_others_with_the_same_answers(
         for release in releases:
             if isinstance(release, Answered):
                 answer = release.answer
-                first.setdefault((release.member.probe, answer.sample_id), (answer.label, answer.exit))
+                first.setdefault((release.member.probe, answer.sample_id), (label_of(answer), answer.exit))
             elif isinstance(release, Looked):
                 seen.add((release.seen.sample_id, release.seen.block))
 
@@ -175,11 +164,11 @@ def test_a_device_runs_probes_beside_others_with_the_same_answers(
 class SlowSegments:
     """Counts what it runs; ready for what it prepared."""
 
-    inner: TorchSegments
+    inner: EarlyExitModel
     ready: set[Segment] = field(default_factory=set)
     ran: list[Segment] = field(default_factory=list)
 
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         self.ran.append(segment)
         return self.inner.run(segment, piece)
 
@@ -191,26 +180,26 @@ class SlowSegments:
 
 
 def test_torch_runs_what_is_not_prepared_and_says_so(
-    small_model: EarlyExitModel, encoded: list[TokenIds], caplog: pytest.LogCaptureFixture
+    small_model: EarlyExitModel, encoded: list[Encoded], caplog: pytest.LogCaptureFixture
 ) -> None:
-    slow = SlowSegments(TorchSegments(small_model))
+    slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
     piece = runner.from_wire(wire_of(encoded[:2]))
     with caplog.at_level(logging.DEBUG, logger="earlyexit.runner"):
         unprepared = run(runner, HALVES[0], piece)
     assert caplog.messages == [
-        "blocks 0 to 0 are not prepared: torch runs them",
-        "blocks 1 to 1 are not prepared: torch runs them",
+        "blocks 0 to 0 are not prepared: the network itself runs them",
+        "blocks 1 to 1 are not prepared: the network itself runs them",
     ]
     assert slow.ran == []
     runner.prepare(HALVES)
     prepared = run(runner, HALVES[0], piece)
     assert slow.ran == [Segment(first=0, end=1, ramp=0), Segment(first=1, end=2, ramp=None)]
-    assert survivors_of(prepared).values.equal(survivors_of(unprepared).values)
+    assert survivors_of(prepared).values[0].equal(survivors_of(unprepared).values[0])
 
 
-def test_probes_are_run_by_torch(small_model: EarlyExitModel, encoded: list[TokenIds]) -> None:
-    slow = SlowSegments(TorchSegments(small_model))
+def test_probes_are_run_by_torch(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
     runner.prepare([WHOLE])
     assert exits(run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])), probe=True)) == [3, 3]
@@ -224,19 +213,19 @@ def onnx_segments(model: EarlyExitModel, cache: Path) -> OnnxSegments:
 
 
 def test_sessions_are_made_beside_a_device_that_runs(
-    tmp_path: Path, small_model: EarlyExitModel, encoded: list[TokenIds]
+    tmp_path: Path, small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     segments = onnx_segments(small_model, tmp_path)
     split = Split(first=0, end=3, batch=8)
     runner = TorchRunner(small_model, NOBODY_LEAVES, segments)
     piece = runner.from_wire(wire_of(encoded[:4]))
-    expected = survivors_of(run(TorchRunner(small_model, NOBODY_LEAVES), split, piece)).values
+    expected = survivors_of(run(TorchRunner(small_model, NOBODY_LEAVES), split, piece)).values[0]
     (segment,) = split.segments()
     preparing = threading.Thread(target=runner.prepare, args=([split],))
     preparing.start()
     runs_by_torch = 0
     while not segments.is_ready(segment) and preparing.is_alive():
-        assert torch.allclose(survivors_of(run(runner, split, piece)).values, expected, atol=1e-5)
+        assert torch.allclose(survivors_of(run(runner, split, piece)).values[0], expected, atol=1e-5)
         runs_by_torch += 1
     preparing.join()
     assert segments.is_ready(segment)

@@ -10,9 +10,9 @@ import torch
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
-from earlyexit.record import exit_logits
+from earlyexit.record import exit_outputs
+from earlyexit.signature import Encoded
 from earlyexit.store import load_model, read_card, save_model
-from earlyexit.tokenizer import TokenIds
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def change_card(folder: Path, **changes: Any) -> None:
 
 
 def test_a_loaded_model_gives_the_logits_of_the_saved_one(
-    folder: Path, small_model: EarlyExitModel, encoded: list[TokenIds]
+    folder: Path, small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     loaded = load_model(folder)
-    expected = exit_logits(small_model, encoded)
-    found = exit_logits(loaded, encoded)
+    expected = exit_outputs(small_model, encoded)
+    found = exit_outputs(loaded, encoded)
     assert list(found) == list(expected) == [0, 1, 2, 3]
     assert all(found[block].equal(expected[block]) for block in expected)
     assert loaded.info == small_model.info
@@ -72,9 +72,8 @@ def test_the_card_says_what_the_model_is(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"schema_version": 2}, "schema_version: Input should be 1", id="another schema"),
+        pytest.param({"schema_version": 3}, "schema_version: Input should be 2", id="another schema"),
         pytest.param({"colour": "red"}, "colour: Extra inputs are not permitted", id="unknown key"),
-        pytest.param({"label_names": ["a"]}, "label_names: Tuple should have at least 2 items", id="one label"),
         pytest.param({"name": "../x"}, "name: String should match pattern", id="a name that is a path"),
     ],
 )
@@ -82,6 +81,12 @@ def test_a_card_of_another_form_is_refused(folder: Path, changes: dict[str, Any]
     change_card(folder, **changes)
     with pytest.raises(ModelFolderError, match=message):
         read_card(folder)
+
+
+def test_a_task_of_one_label_is_refused(folder: Path) -> None:
+    change_card(folder, task={"name": "label", "label_names": ["a"]})
+    with pytest.raises(ModelFolderError, match=r"task 'label' does not take .*at least two different labels"):
+        load_model(folder)
 
 
 def test_a_card_that_is_not_json_is_refused(folder: Path) -> None:
@@ -112,7 +117,7 @@ def test_weights_that_cannot_be_read_are_refused(folder: Path, content: bytes) -
     "changes",
     [
         pytest.param({"ramps": [0, 1]}, id="weights of more ramps"),
-        pytest.param({"label_names": ["a", "b"]}, id="weights of more labels"),
+        pytest.param({"task": {"name": "label", "label_names": ["a", "b"]}}, id="weights of more labels"),
     ],
 )
 def test_weights_that_the_card_does_not_describe_are_refused(folder: Path, changes: dict[str, Any]) -> None:

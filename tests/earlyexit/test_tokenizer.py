@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
+from earlyexit.signature import Encoded
 from earlyexit.tokenizer import TextTokenizer
 
 VOCABULARY = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "pay": 4, "my": 5, "bill": 6}
@@ -26,14 +27,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def as_lists(encoded: list[np.ndarray[tuple[int], np.dtype[np.int32]]]) -> list[list[int]]:
-    return [ids.tolist() for ids in encoded]
+def as_lists(encoded: list[Encoded]) -> list[list[int]]:
+    assert [each.length for each in encoded] == [len(each.values[0]) for each in encoded]
+    return [each.values[0].tolist() for each in encoded]
 
 
 def test_texts_become_token_ids_with_special_tokens_and_without_padding(folder: Path) -> None:
     encoded = TextTokenizer.load(folder, max_length=8).encode(["pay my bill", "pay it", ""])
     assert as_lists(encoded) == [[1, 4, 5, 6, 2], [1, 4, 3, 2], [1, 2]]
-    assert {ids.dtype for ids in encoded} == {np.dtype(np.int32)}
+    assert {each.values[0].dtype for each in encoded} == {np.dtype(np.int32)}
 
 
 def test_no_texts_give_no_ids(folder: Path) -> None:

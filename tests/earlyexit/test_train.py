@@ -8,12 +8,14 @@ from torch import Tensor
 from earlyexit.checkpoint import RampOptions, add_ramps, random_model
 from earlyexit.families import find_family
 from earlyexit.families.base import FinalHead, Pretrained
-from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.ramps.base import pool
-from earlyexit.record import exit_logits
-from earlyexit.tokenizer import TokenIds
+from earlyexit.record import exit_outputs
+from earlyexit.signature import Encoded
+from earlyexit.tasks.base import ValueArray
+from earlyexit.tasks.label import LabelTask
 from earlyexit.train import TrainOptions, batches_by_length, pack, pooled_features, train_jointly, train_ramps
+from tests.earlyexit.tokens import of_tokens
 
 SIZES = {
     "vocab_size": 40,
@@ -27,20 +29,20 @@ NUM_INPUTS = 96
 QUICK = TrainOptions(epochs=30, batch=32, learning_rate=2e-2)
 
 
-def toy(seed: int) -> tuple[list[TokenIds], list[int]]:
+def toy(seed: int) -> tuple[list[Encoded], ValueArray]:
     """Inputs of 4 to 8 tokens; those of class 0 use tokens 1-19, those of class 1 tokens 20-38."""
     rng = np.random.default_rng(seed)
     labels = [k % 2 for k in range(NUM_INPUTS)]
     inputs = [rng.integers(1 + 19 * label, 20 + 19 * label, rng.integers(4, 9), dtype=np.int32) for label in labels]
-    return inputs, labels
+    return [of_tokens(token_ids) for token_ids in inputs], np.array(labels)
 
 
 def accuracies(model: EarlyExitModel, seed: int) -> dict[int, float]:
     inputs, labels = toy(seed)
-    targets_N = torch.tensor(labels)
+    targets_N = torch.from_numpy(labels)
     return {
         block: float((logits_NC.argmax(1) == targets_N).float().mean())
-        for block, logits_NC in exit_logits(model, inputs).items()
+        for block, logits_NC in exit_outputs(model, inputs).items()
     }
 
 
@@ -88,7 +90,14 @@ def test_a_head_that_a_checkpoint_brought_is_kept() -> None:
         activation="tanh", weights={name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     )
     pretrained = Pretrained(backbone=find_family("bert").build(SIZES), head=head, label_names=("no", "yes"))
-    model = add_ramps(pretrained, name="m", family="bert", label_names=("no", "yes"), ramps=RampOptions())
+    model = add_ramps(
+        pretrained,
+        name="m",
+        family="bert",
+        codec={"name": "text", "max_length": 16},
+        task=LabelTask(("no", "yes")),
+        ramps=RampOptions(),
+    )
     ramps = copy_of(model.ramps)
     train_ramps(model, *toy(seed=0), TrainOptions(epochs=2, batch=32))
     assert changed(model.head, dict(head.weights)) == set()
@@ -110,13 +119,13 @@ def test_progress_tells_epochs_and_features() -> None:
 
 
 def test_batches_are_of_similar_length_longest_first() -> None:
-    encoded = [np.zeros(length, dtype=np.int32) for length in (2, 5, 3, 5, 1)]
+    encoded = [of_tokens([0] * length) for length in (2, 5, 3, 5, 1)]
     assert list(batches_by_length(encoded, 2)) == [[1, 3], [2, 0], [4]]
 
 
 def test_packed_inputs_stand_one_after_the_other() -> None:
-    values, layout = pack([np.array([7, 8], dtype=np.int32), np.array([9], dtype=np.int32)], torch.device("cpu"))
-    assert values.tolist() == [7, 8, 9]
+    values, layout = pack([of_tokens([7, 8]), of_tokens([9])], torch.device("cpu"))
+    assert [each.tolist() for each in values] == [[7, 8, 9]]
     assert layout.lengths_B.tolist() == [2, 1]
 
 
@@ -127,6 +136,6 @@ def test_features_are_the_pooled_hidden_states_in_the_order_of_the_inputs() -> N
     features = pooled_features(model, inputs, batch=7)
     assert set(features) == {(0, "mean"), (1, "mean"), (2, "mean")}
     for row in (0, 50, 95):
-        layout = Layout(np.array([len(inputs[row])], dtype=np.int32))
-        hidden_ND = model.run_blocks(0, 2, torch.from_numpy(inputs[row]), layout)
+        values, layout = pack([inputs[row]], model.device)
+        (hidden_ND,) = model.run_blocks(0, 2, values, layout)
         torch.testing.assert_close(features[1, "mean"][row], pool(hidden_ND, layout, "mean")[0], rtol=0, atol=1e-5)

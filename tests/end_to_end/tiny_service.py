@@ -21,13 +21,16 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from earlyexit.checkpoint import random_model
+from earlyexit.cut import cut_out
 from earlyexit.model import EarlyExitModel
-from earlyexit.policies import EntropyPolicy
-from earlyexit.record import exit_logits
+from earlyexit.network import from_wire
+from earlyexit.policies import EntropyPolicy, Opinion
+from earlyexit.record import exit_outputs
 from earlyexit.split import Split
 from earlyexit.store import save_model
+from earlyexit.tasks.label import LabelTask
 from earlyexit.tokenizer import TextTokenizer
-from earlyexit.wire import WirePiece
+from earlyexit.wire import entering, label_of
 from optimizer.plan import Plan, PolicySpec, Stage
 
 HERE = Path(__file__).parent
@@ -93,7 +96,7 @@ def make_model(folder: Path, *, seed: int = 3) -> tuple[EarlyExitModel, TextToke
         "intermediate_size": 64,
         "max_length": MAX_LENGTH,
     }
-    model = random_model(sizes, name="tiny", label_names=LABELS, seed=seed)
+    model = random_model(sizes, name="tiny", task=LabelTask(LABELS), seed=seed)
     save_model(model, folder)
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -103,10 +106,10 @@ def make_model(folder: Path, *, seed: int = 3) -> tuple[EarlyExitModel, TextToke
 
 def median_entropies(model: EarlyExitModel, tokenizer: TextTokenizer, texts: tuple[str, ...]) -> dict[int, float]:
     """Thresholds that let about half of the inputs leave at every ramp, none of them on the edge."""
-    logits = exit_logits(model, tokenizer.encode(texts))
+    logits = exit_outputs(model, tokenizer.encode(texts))
     thresholds = {}
     for ramp in RAMPS:
-        entropies = torch.sort(EntropyPolicy.score(logits[ramp])).values
+        entropies = torch.sort(EntropyPolicy(0.0).score(Opinion(model.task, logits[ramp]))).values
         middle = len(texts) // 2
         thresholds[ramp] = float(entropies[middle - 1] + entropies[middle]) / 2
     return thresholds
@@ -127,18 +130,11 @@ def one_stage(thresholds: dict[int, float]) -> Plan:
 
 def answer_alone(model: EarlyExitModel, tokenizer: TextTokenizer, text: str, thresholds: dict[int, float]) -> Expected:
     """The uncut model's answer to one text."""
-    [token_ids] = tokenizer.encode([text])
     policy = EntropyPolicy(thresholds)
-    wire = WirePiece(
-        sample_ids=("",),
-        next_block=0,
-        lengths_B=np.array([len(token_ids)], dtype=np.int32),
-        values=token_ids,
-        state_BS=None,
-    )
-    steps = model.cut(0, NUM_BLOCKS, RAMPS, policy).run(model.from_wire(wire, policy))
+    wire = entering([""], tokenizer.encode([text]))
+    steps = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
     [answer] = [answer for step in steps for answer in step.answers]
-    return Expected(label=LABELS[answer.label], score=answer.score, exit=answer.exit)
+    return Expected(label=LABELS[label_of(answer)], score=answer.score, exit=answer.exit)
 
 
 @contextmanager

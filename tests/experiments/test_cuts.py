@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from earlyexit.checkpoint import random_model
-from earlyexit.cut import TorchSegments
 from earlyexit.model import EarlyExitModel
 from earlyexit.policies import EntropyPolicy
-from earlyexit.tokenizer import TokenIds
+from earlyexit.signature import Encoded
+from earlyexit.tasks.label import LabelTask
 from experiments.cuts import CutRun, compare
 
 NUM_BLOCKS = 4
@@ -28,22 +28,23 @@ SIZES = {
 @pytest.fixture(scope="module")
 def model() -> EarlyExitModel:
     torch.set_num_threads(1)
-    return random_model(SIZES, label_names=("a", "b", "c", "d"))
+    return random_model(SIZES, task=LabelTask(("a", "b", "c", "d")))
 
 
 @pytest.fixture(scope="module")
-def encoded() -> list[TokenIds]:
+def encoded() -> list[Encoded]:
     rng = np.random.default_rng(0)
-    return [rng.integers(0, 50, size=rng.integers(1, 20)).astype(np.int32) for _ in range(90)]
+    rows = [rng.integers(0, 50, size=rng.integers(1, 20)).astype(np.int32) for _ in range(90)]
+    return [Encoded(len(token_ids), (token_ids,)) for token_ids in rows]
 
 
 def cut_run(model: EarlyExitModel) -> CutRun:
-    return CutRun(model, EntropyPolicy(1.35), RAMPS, TorchSegments(model))
+    return CutRun(model, EntropyPolicy(1.35), RAMPS, model)
 
 
 @pytest.mark.parametrize("cuts", [*((k,) for k in range(1, 4)), *combinations(range(1, 4), 2), (1, 2, 3)], ids=str)
 def test_a_chain_of_cuts_fused_at_random_answers_as_the_uncut_model(
-    model: EarlyExitModel, encoded: list[TokenIds], cuts: tuple[int, ...]
+    model: EarlyExitModel, encoded: list[Encoded], cuts: tuple[int, ...]
 ) -> None:
     reference = cut_run(model).run(encoded, (), seed=0)
     assert len({answer.exit for answer in reference[0].values()}) > 1, "some leave early, some do not"
@@ -52,8 +53,8 @@ def test_a_chain_of_cuts_fused_at_random_answers_as_the_uncut_model(
     assert apart < 1e-4
 
 
-def test_the_comparison_sees_a_wrong_answer(model: EarlyExitModel, encoded: list[TokenIds]) -> None:
+def test_the_comparison_sees_a_wrong_answer(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     reference = cut_run(model).run(encoded, (), seed=0)
-    never = CutRun(model, EntropyPolicy(-1.0), RAMPS, TorchSegments(model)).run(encoded, (2,), seed=1)
+    never = CutRun(model, EntropyPolicy(-1.0), RAMPS, model).run(encoded, (2,), seed=1)
     _, both, _ = compare(reference, never)
     assert both < 1.0

@@ -37,7 +37,7 @@ def test_the_folder_is_a_model_that_can_be_served(folder: Path) -> None:
     card = read_card(folder)
     assert (card.num_blocks, card.ramps, card.label_names) == (12, tuple(range(11)), LABELS)
     tokens = TextTokenizer.load(folder, card.max_length).encode([TEXT])[0]
-    assert len(tokens) == 5, "three words between two special tokens"
+    assert tokens.length == 5, "three words between two special tokens"
     plan = resolve_plan("serial", folder)
     assert plan.ramps == card.ramps
     assert plan.policy is not None

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from earlyexit.store import CARD_FILE, WEIGHTS_FILE, ModelCard
+from earlyexit.store import CARD_FILE, WEIGHTS_FILE
 from offramp.calibration import CALIBRATION_FILE, RECORDS_FILE, CalibrationCard
 from profiles.records import ExitRecords
+from tests.model_cards import a_card
 
 WEIGHTS_BYTES = 4000
 
@@ -22,20 +23,7 @@ def write_model(folder: Path, *, num_blocks: int = 3, thresholds: dict[int, floa
     """
     folder.mkdir(parents=True)
     ramps = tuple(range(num_blocks - 1))
-    card = ModelCard(
-        name="m",
-        family="bert",
-        backbone={"hidden_size": 8},
-        label_names=("bill", "weather"),
-        ramp_style="light",
-        pooling="mean",
-        head_style="light",
-        head_pooling="mean",
-        ramps=ramps,
-        num_blocks=num_blocks,
-        max_length=16,
-        provenance={},
-    )
+    card = a_card(("bill", "weather"), name="m", num_blocks=num_blocks, codec={"name": "text", "max_length": 16})
     (folder / CARD_FILE).write_text(card.model_dump_json(), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(bytes(WEIGHTS_BYTES))
     calibration = CalibrationCard(

@@ -12,10 +12,15 @@ import pytest
 import torch
 
 from deployments.stage.build import build_policy
+from earlyexit.cut import cut_out
 from earlyexit.dataset import read_labelled
 from earlyexit.errors import InputError
+from earlyexit.network import from_wire
+from earlyexit.policies import Opinion
+from earlyexit.signature import Encoded
 from earlyexit.store import load_model, read_card
-from earlyexit.wire import WirePiece
+from earlyexit.tasks.label import LabelTask
+from earlyexit.wire import entering
 from offramp.cli import main
 from offramp.service_file import read_service
 from offramp.training import TrainJob
@@ -51,7 +56,7 @@ def folder(checkpoint: Path, tmp_path: Path, network_path: None) -> Path:
 def test_the_network_is_trained_and_loaded_by_its_name(folder: Path) -> None:
     card = read_card(folder)
     assert (card.family, card.num_blocks, card.ramps, card.max_length) == ("word_network:build", 4, (0, 1, 2), 32)
-    assert load_model(folder).backbone.hidden_size == card.backbone["width"]
+    assert load_model(folder).boundary(0)[0].shape == (card.backbone["width"],)
     assert len(read_labelled(folder / "held_out.csv")) == 6, "three of ten rows of both labels"
 
 
@@ -60,16 +65,10 @@ def test_the_plan_lets_inputs_out_by_the_examples_own_rule(folder: Path) -> None
     plan = read_plan(NETWORK / "plan.yaml", ModelShape(num_blocks=4, ramps=(0, 1, 2)))
     policy = build_policy(plan.policy)
     [stage] = plan.stages
-    wire = WirePiece(
-        sample_ids=("x",),
-        next_block=0,
-        lengths_B=np.array([3], dtype=np.int32),
-        values=np.array([2, 3, 4], dtype=np.int32),
-        state_BS=None,
-    )
-    piece, answers = model.from_wire(wire, policy), 0
+    wire = entering(["x"], [Encoded(3, (np.array([2, 3, 4], dtype=np.int32),))])
+    piece, answers = from_wire(model, wire, policy), 0
     for split in stage.splits:
-        for step in model.cut(split.first, split.end, split.ramps, policy).run(piece):
+        for step in cut_out(model, split.first, split.end, split.ramps, policy).run(piece):
             answers += len(step.answers)
             survivors = step.survivors
         if survivors is None:
@@ -82,11 +81,12 @@ def test_the_rules_look_at_the_margin_and_at_two_ramps_in_a_row(network_path: No
     from word_exits import margin, twice_sure  # type: ignore[import-not-found] # of a folder that is on no path
 
     sure, unsure = [9.0, 0.0, 0.0], [1.0, 0.5, 0.0]
-    logits_BC, none_BS = torch.tensor([sure, unsure]), torch.zeros(2, 1)
-    assert margin.decide(0, logits_BC, torch.zeros(2, 0), ("a", "b")).leave_B.tolist() == [True, False]
-    first = twice_sure.decide(0, logits_BC, none_BS, ("a", "b"))
+    none_BS = torch.zeros(2, 1)
+    said = Opinion(LabelTask(("a", "b", "c")), torch.tensor([sure, unsure]))
+    assert margin.decide(0, said, torch.zeros(2, 0), ("a", "b")).leave_B.tolist() == [True, False]
+    first = twice_sure.decide(0, said, none_BS, ("a", "b"))
     assert (first.leave_B.tolist(), first.state_BS.tolist()) == ([False, False], [[1.0], [0.0]])
-    assert twice_sure.decide(1, logits_BC, first.state_BS, ("a", "b")).leave_B.tolist() == [True, False]
+    assert twice_sure.decide(1, said, first.state_BS, ("a", "b")).leave_B.tolist() == [True, False]
 
 
 def test_a_network_without_a_tokenizer_is_refused() -> None:

@@ -337,7 +337,7 @@ def test_of_an_emulated_cluster_the_nearest_slo_is_in_the_files_own_seconds(file
 
 
 def test_a_model_folder_of_another_version_is_refused(files: Files) -> None:
-    with_card(files.model, schema_version=2)
+    with_card(files.model, schema_version=3)
     at, said = files.refused()
     assert at == files.line_of("folder: model")
     assert "model.json: schema_version" in said

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from earlyexit.checkpoint import random_model
 from earlyexit.clock import ManualClock
-from earlyexit.cut import TorchSegments
 from earlyexit.errors import DataError
 from earlyexit.model import EarlyExitModel
-from earlyexit.piece import Piece
+from earlyexit.piece import Piece, Tensors
 from earlyexit.split import Segment, Split
+from earlyexit.tasks.label import LabelTask
 from profiles.measure import LiveSplits, Point, Probe, latency_tables, profile_probes, time_probes
 from profiles.table import LatencyTable
 
@@ -255,20 +255,20 @@ class LoggedSegments:
     """What was computed, on how many inputs and tokens."""
 
     def __init__(self, model: EarlyExitModel) -> None:
-        self._inner = TorchSegments(model)
+        self._model = model
         self.log: list[tuple[int, int, int | None, int, int]] = []
-        self.values: list[Tensor] = []
+        self.values: list[Tensors] = []
 
-    def run(self, segment: Segment, piece: Piece) -> tuple[Tensor, Tensor | None]:
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         self.log.append((segment.first, segment.end, segment.ramp, len(piece), int(piece.lengths_B.sum())))
         self.values.append(piece.values)
-        return self._inner.run(segment, piece)
+        return self._model.run(segment, piece)
 
 
 @pytest.fixture(scope="module")
 def model() -> EarlyExitModel:
     """Three blocks, ramps after 0 and 1, random weights."""
-    return random_model(SIZES, label_names=("a", "b"))
+    return random_model(SIZES, task=LabelTask(("a", "b")))
 
 
 def run_live(model: EarlyExitModel, *splits: Split, seed: int = 0) -> LoggedSegments:
@@ -285,12 +285,12 @@ def test_a_probe_runs_its_segments_on_its_whole_batch_and_nobody_leaves(model: E
 
 
 def test_the_first_block_gets_random_tokens_and_later_ones_a_hidden_state(model: EarlyExitModel) -> None:
-    first, later = run_live(model, split(0, 1, 4), split(2, 3, 4)).values
+    (first,), (later,) = run_live(model, split(0, 1, 4), split(2, 3, 4)).values
     assert (first.dtype, first.shape) == (torch.int32, (32,))
     assert 0 <= int(first.min()) < int(first.max()) < 50
     assert later.shape == (32, 16)
-    assert torch.equal(first, run_live(model, split(0, 1, 4)).values[0])
-    assert not torch.equal(first, run_live(model, split(0, 1, 4), seed=1).values[0])
+    assert torch.equal(first, run_live(model, split(0, 1, 4)).values[0][0])
+    assert not torch.equal(first, run_live(model, split(0, 1, 4), seed=1).values[0][0])
 
 
 def test_measuring_loads_torch_only_when_a_model_is_run() -> None:

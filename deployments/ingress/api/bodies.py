@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 from deployments.ingress.api.tensors import packed, unpacked_texts
 from earlyexit.errors import InputError, UnknownModelError
 from earlyexit.store import ModelCard
-from earlyexit.wire import Answer
+from earlyexit.wire import Answer, label_of
 
 T = TypeVar("T")
 Text = Annotated[str, Field(min_length=1)]
@@ -167,7 +167,7 @@ def parse_predict(body: bytes) -> tuple[InferRequest, bool]:
 
 def predict_response(answers: Sequence[Answer], labels: Sequence[str], request_id: str, *, many: bool) -> bytes:
     """JSON of a `/predict` answer."""
-    outputs = [{"label": labels[a.label], "score": round(a.score, 6), "exit": a.exit} for a in answers]
+    outputs = [{"label": labels[label_of(a)], "score": round(a.score, 6), "exit": a.exit} for a in answers]
     return to_json({"outputs": outputs, "request_id": request_id} if many else outputs[0] | {"request_id": request_id})
 
 
@@ -230,7 +230,7 @@ def v2_reply(
 def v2_columns(answers: Sequence[Answer], labels: Sequence[str]) -> dict[str, list[Any]]:
     """The model's outputs, by name."""
     return {
-        "label": [labels[answer.label] for answer in answers],
+        "label": [labels[label_of(answer)] for answer in answers],
         "score": [answer.score for answer in answers],
         "exit": [answer.exit for answer in answers],
     }

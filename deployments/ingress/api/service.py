@@ -12,7 +12,8 @@ from deployments.ingress.core.flights import Flight
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
-from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.signature import Encoded
+from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
 
 LONG_TEXT_CHARS = 20_000
@@ -92,8 +93,8 @@ class InferService:
             raise InputError(f"a timeout of {asked:g} s; at most {longest:g} s are taken")
         return min(asked or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
 
-    async def _encode(self, texts: Sequence[str], *, truncate: bool) -> list[TokenIds]:
-        encode: Callable[[], list[TokenIds]] = lambda: self._tokenizer.encode(texts, truncate=truncate)  # noqa: E731
+    async def _encode(self, texts: Sequence[str], *, truncate: bool) -> list[Encoded]:
+        encode: Callable[[], list[Encoded]] = lambda: self._tokenizer.encode(texts, truncate=truncate)  # noqa: E731
         if sum(map(len, texts)) > LONG_TEXT_CHARS:
             return await asyncio.to_thread(encode)
         return encode()

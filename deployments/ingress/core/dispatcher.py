@@ -24,7 +24,7 @@ from deployments.ingress.core.routing import may_call
 from deployments.reports import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import AdmissionError, OverloadedError, StageUnavailableError
-from earlyexit.tokenizer import TokenIds
+from earlyexit.signature import Encoded
 from optimizer.placement import PlacedPlan
 from profiles.stream import StreamShape
 
@@ -168,7 +168,7 @@ class Dispatcher:
 
     def submit(
         self,
-        inputs: Sequence[tuple[str, TokenIds]],
+        inputs: Sequence[tuple[str, Encoded]],
         deadline_s: float,
         settle: Settle,
         *,

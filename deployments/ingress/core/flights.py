@@ -7,11 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from earlyexit.errors import InputError, OfframpError, OverloadedError
-from earlyexit.tokenizer import TokenIds
-from earlyexit.wire import Answer, WirePiece
+from earlyexit.signature import Encoded
+from earlyexit.wire import Answer, WirePiece, entering
 
 Settle = Callable[["Flight", Answer | OfframpError], None]
 
@@ -27,7 +25,7 @@ class Flight:
     book: str
     """The book that holds it: sample ids of different ingresses meet in one batch."""
     serial: int
-    token_ids: TokenIds
+    encoded: Encoded
     arrived_s: float
     ahead: int
     """Inputs that had no answer when it arrived."""
@@ -70,7 +68,7 @@ class FlightBook:
 
     def admit(
         self,
-        inputs: Sequence[tuple[str, TokenIds]],
+        inputs: Sequence[tuple[str, Encoded]],
         deadline_s: float,
         settle: Settle,
         *,
@@ -91,14 +89,14 @@ class FlightBook:
             )
         ahead = self.num_unanswered
         flights: list[Flight] = []
-        for key, token_ids in inputs:
+        for key, encoded in inputs:
             self._serial += 1
             flight = Flight(
                 key=key,
                 request_id=request_id,
                 book=self._name,
                 serial=self._serial,
-                token_ids=token_ids,
+                encoded=encoded,
                 arrived_s=arrived_s,
                 ahead=ahead + len(flights),
                 deadline_s=deadline_s,
@@ -156,13 +154,7 @@ class FlightBook:
 
 def departure(flights: Sequence[Flight]) -> WirePiece:
     """The inputs as a piece that waits for block 0."""
-    return WirePiece(
-        sample_ids=tuple(flight.sample_id for flight in flights),
-        next_block=0,
-        lengths_B=np.array([len(flight.token_ids) for flight in flights], dtype=np.int32),
-        values=np.concatenate([flight.token_ids for flight in flights]),
-        state_BS=None,
-    )
+    return entering([flight.sample_id for flight in flights], [flight.encoded for flight in flights])
 
 
 LONGEST_RETRY_S = 30.0

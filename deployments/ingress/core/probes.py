@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from earlyexit.wire import Seen
+from earlyexit.wire import Seen, label_of
 from optimizer.plan import PolicySpec
 from profiles.records import Score
 from profiles.stream import UNSEEN, Observations, StreamShape
@@ -134,10 +134,10 @@ class ProbeBook:
             if probe is None:
                 continue
             if each.block == self._last:
-                probe.final_label = each.label
+                probe.final_label = label_of(each)
                 self._close(each.sample_id, probe)
             elif (column := self._column.get(each.block)) is not None:
-                probe.scores[column], probe.labels[column] = each.score, each.label
+                probe.scores[column], probe.labels[column] = each.score, label_of(each)
 
     def forget(self, sample_ids: Iterable[str]) -> None:
         """Give probes up that did not get to the end."""

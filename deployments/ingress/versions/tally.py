@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.reports import BUCKET
-from earlyexit.wire import Answer
+from earlyexit.wire import Answer, label_of
 
 Counts = Mapping[tuple[str, str], int]
 """By version and status."""
@@ -73,7 +73,7 @@ class Tally:
 
 def labels_of(answers: Iterable[Answer], names: tuple[str, ...]) -> list[str]:
     """The answers' labels by name: versions may number them differently."""
-    return [names[answer.label] for answer in answers]
+    return [names[label_of(answer)] for answer in answers]
 
 
 def quantile_s(latencies: Mapping[int, int], share: float) -> float | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from earlyexit.checkpoint import random_model
 from earlyexit.store import save_model
+from earlyexit.tasks.label import LabelTask
 
 SIZES = {
     "vocab_size": 20,
@@ -19,4 +20,4 @@ SIZES = {
 
 def save_small_model(folder: Path) -> None:
     """With ramps after 0, 1 and 2, and two labels."""
-    save_model(random_model(SIZES, label_names=("yes", "no"), seed=1), folder)
+    save_model(random_model(SIZES, task=LabelTask(("yes", "no")), seed=1), folder)

@@ -36,7 +36,7 @@ def member(sample_id: str, opened: OpenCall, *, length: int = 1) -> Member[Emula
 
 
 def answer(sample_id: str) -> Answer:
-    return Answer(sample_id=sample_id, label=3, score=0.5, exit=1)
+    return Answer(sample_id=sample_id, value=3, score=0.5, exit=1)
 
 
 def goes_on(*members: Member[EmulatedPiece]) -> GoesOn[EmulatedPiece]:
@@ -96,7 +96,7 @@ def test_early_answers_of_probes_settle_nothing(one: OpenCall) -> None:
 
 
 def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call(one: OpenCall) -> None:
-    seen = Seen(sample_id="a", block=3, score=0.25, label=7)
+    seen = Seen(sample_id="a", block=3, score=0.25, value=7)
     [(_, chunk), (_, last)] = chunks_by_call(
         [
             goes_on(member("b", one)),

@@ -95,7 +95,7 @@ class Replica:
             sample_ids=tuple(ids),
             next_block=next_block,
             lengths_B=np.ones(len(ids), dtype=np.int32),
-            values=np.empty(0, dtype=np.int32),
+            values=(),
             state_BS=None,
         )
         call = StageCall(

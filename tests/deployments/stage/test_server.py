@@ -70,7 +70,7 @@ def member(sample_id: str, opened: OpenCall) -> Member[EmulatedPiece]:
 
 
 def answers(sample_id: str, opened: OpenCall, *, early: bool = False) -> Answered[EmulatedPiece]:
-    answer = Answer(sample_id=sample_id, label=1, score=0.5, exit=1)
+    answer = Answer(sample_id=sample_id, value=1, score=0.5, exit=1)
     return Answered(member=member(sample_id, opened), answer=answer, stays=early)
 
 
@@ -127,7 +127,7 @@ async def test_the_host_gets_a_call_as_it_was_sent(scene: Scene) -> None:
     caller.begin(1, "ab")
     call, opened = await soon(scene.host.submitted.get())
     sent = call_of("ab")
-    assert (call.piece.sample_ids, call.piece.values.tolist()) == (("a", "b"), [0, 1, 2, 3])
+    assert (call.piece.sample_ids, [each.tolist() for each in call.piece.values]) == (("a", "b"), [[0, 1, 2, 3]])
     assert (call.remaining_s, call.reserve_s, call.assignment) == (sent.remaining_s, 0.0, sent.assignment)
     assert opened.unsettled == 2
 

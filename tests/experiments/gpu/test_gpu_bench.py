@@ -14,6 +14,7 @@ from earlyexit.errors import InputError
 from earlyexit.piece import Piece
 from earlyexit.policies import EntropyPolicy
 from earlyexit.runner import TorchRunner
+from earlyexit.wire import label_of
 from experiments.gpu.__main__ import main, parse
 from experiments.gpu.costs import measured_sizes
 from experiments.gpu.decisions import NEVER
@@ -170,7 +171,7 @@ def test_a_gpu_gives_every_answer_with_graphs(tmp_path: Path) -> None:
 
 
 def answers_of(side: Side) -> dict[str, tuple[int, int]]:
-    answers = {answer.sample_id: (answer.exit, answer.label) for answer in side.log.answers}
+    answers = {answer.sample_id: (answer.exit, label_of(answer)) for answer in side.log.answers}
     assert len(answers) == len(side.log.answers)
     return answers
 

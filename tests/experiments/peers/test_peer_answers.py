@@ -10,6 +10,7 @@ import pytest
 
 from earlyexit.checkpoint import random_model
 from earlyexit.store import save_model
+from earlyexit.tasks.label import LabelTask
 from experiments.peers.answers import check_answers
 from experiments.peers.workloads import Workload
 from optimizer.plan import PolicySpec
@@ -28,7 +29,7 @@ SIZES = {
 @pytest.fixture
 def workload(tmp_path: Path) -> Workload:
     """Three texts; the one ramp lets the first out as a `yes`, the others reach the end as `no` and `yes`."""
-    save_model(random_model(SIZES, label_names=("no", "yes")), tmp_path)
+    save_model(random_model(SIZES, task=LabelTask(("no", "yes"))), tmp_path)
     records = ExitRecords(
         score="entropy",
         num_blocks=2,

@@ -12,8 +12,9 @@ import torch
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.errors import ModelFolderError
 from earlyexit.ramps import Pooling
-from earlyexit.record import exit_logits
+from earlyexit.record import exit_outputs
 from earlyexit.store import load_model, save_model
+from earlyexit.tasks.label import LabelTask
 from experiments.peers.options import Dtype, Kernel, ServerOptions
 from experiments.peers.stock import StockModel
 from tests.deployments.stage.small_model import SIZES
@@ -33,7 +34,7 @@ def threads_as_before() -> Iterator[None]:
 def unsplit_answers(folder: Path) -> tuple[list[str], list[float]]:
     """Labels and scores of the full model, its inputs one by one, so that nothing is padded or packed."""
     model, tokenizer = make_model(folder)
-    logits = [exit_logits(model, tokenizer.encode([text]))[NUM_BLOCKS - 1] for text in TEXTS]
+    logits = [exit_outputs(model, tokenizer.encode([text]))[NUM_BLOCKS - 1] for text in TEXTS]
     score_N, label_N = torch.cat(logits).softmax(-1).max(-1)
     return [LABELS[label] for label in label_N.tolist()], score_N.tolist()
 
@@ -63,7 +64,7 @@ def test_an_answer_does_not_depend_on_its_batch_mates(tmp_path: Path, kernel: Ke
 def test_the_transformers_kernel_pools_as_the_model_does(tmp_path: Path, pooling: Pooling) -> None:
     make_model(tmp_path)  # for its tokenizer
     sizes = SIZES | {"max_length": 12}
-    save_model(random_model(sizes, label_names=LABELS, ramps=RampOptions(pooling=pooling), seed=2), tmp_path)
+    save_model(random_model(sizes, task=LabelTask(LABELS), ramps=RampOptions(pooling=pooling), seed=2), tmp_path)
     packed, padded = (
         StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(TEXTS) for kernel in KERNELS
     )
@@ -76,7 +77,7 @@ def test_a_score_is_of_the_temperature_that_the_full_model_was_calibrated_to(tmp
     model, tokenizer = make_model(tmp_path)
     model.temperatures_E[NUM_BLOCKS - 1] = 0.25
     save_model(model, tmp_path)
-    [expected] = (exit_logits(load_model(tmp_path), tokenizer.encode(["pay my bill"]))[NUM_BLOCKS - 1]).softmax(-1)
+    [expected] = (exit_outputs(load_model(tmp_path), tokenizer.encode(["pay my bill"]))[NUM_BLOCKS - 1]).softmax(-1)
     [prediction] = StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(["pay my bill"])
     assert prediction.score == pytest.approx(float(expected.max()), abs=1e-5)
 
@@ -105,7 +106,7 @@ def test_what_is_encoded_elsewhere_gets_the_same_answers(tmp_path: Path) -> None
 
 def test_the_transformers_kernel_says_which_families_it_does_not_serve(tmp_path: Path) -> None:
     make_model(tmp_path)
-    save_model(random_model(SIZES, family="roberta", label_names=LABELS), tmp_path)
+    save_model(random_model(SIZES, family="roberta", task=LabelTask(LABELS)), tmp_path)
     with pytest.raises(ModelFolderError, match="serves the bert family, 'random' is roberta; use packed"):
         StockModel.load(ServerOptions(model=tmp_path, kernel="transformers"))
 

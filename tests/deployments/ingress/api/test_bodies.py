@@ -24,8 +24,8 @@ from earlyexit.wire import Answer
 
 LABELS = ("bill", "café")
 ANSWERS = (
-    Answer(sample_id="#1.0", label=0, score=0.75, exit=2),
-    Answer(sample_id="#2.0", label=1, score=0.5, exit=11),
+    Answer(sample_id="#1.0", value=0, score=0.75, exit=2),
+    Answer(sample_id="#2.0", value=1, score=0.5, exit=11),
 )
 
 

@@ -32,21 +32,9 @@ from earlyexit.errors import (
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
 from tests.deployments.ingress.versions.version_fakes import FakeDesk, FakeServed
+from tests.model_cards import a_card
 
-CARD = ModelCard(
-    name="intents",
-    family="bert",
-    backbone={},
-    label_names=("bill", "card"),
-    ramp_style="light",
-    pooling="mean",
-    head_style="light",
-    head_pooling="mean",
-    ramps=(0,),
-    num_blocks=2,
-    max_length=8,
-    provenance={},
-)
+CARD = a_card()
 MAX_BODY_BYTES = 2000
 V2_INFER = "/v2/models/intents/infer"
 V2_BODY: dict[str, Any] = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["pay"]}]}
@@ -112,7 +100,7 @@ class FakeBackend:
         self.requests.append(request)
         if self.failure is not None:
             raise self.failure
-        return [Answer(sample_id="", label=len(text) % 2, score=0.75, exit=1) for text in request.texts]
+        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.texts]
 
     def choose(self, request_id: str) -> Chosen | None:
         return self.chosen
@@ -544,7 +532,7 @@ async def test_errors_are_described_in_the_form_that_they_have(document: dict[st
 async def test_a_chosen_version_answers_by_its_own_labels_and_says_which_it_is(
     client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    other = FakeServed(version="2", label=1, card=CARD.model_copy(update={"label_names": ("a", "b")}))
+    other = FakeServed(version="2", label=1, card=a_card(("a", "b")))
     backend.chosen = Chosen(other, backend, Tally(), ManualClock())
     predicted = (await client.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": "r-1"})).json()
     assert predicted == {"label": "b", "score": 0.75, "exit": 1, "request_id": "r-1"}

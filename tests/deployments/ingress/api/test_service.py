@@ -23,7 +23,8 @@ from earlyexit.errors import (
     OverloadedError,
     UnprocessableInputError,
 )
-from earlyexit.tokenizer import TextTokenizer, TokenIds
+from earlyexit.signature import Encoded
+from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
@@ -55,7 +56,7 @@ class Desk(Dispatcher):
 
     def submit(
         self,
-        inputs: Sequence[tuple[str, TokenIds]],
+        inputs: Sequence[tuple[str, Encoded]],
         deadline_s: float,
         settle: Settle,
         *,
@@ -66,7 +67,7 @@ class Desk(Dispatcher):
         self.arrivals_s.append(arrived_s)
         if self.refusal is not None:
             raise self.refusal
-        self.submitted.extend((key, token_ids.tolist()) for key, token_ids in inputs)
+        self.submitted.extend((key, encoded.values[0].tolist()) for key, encoded in inputs)
         self.deadlines_s.append(deadline_s)
         self.settle = settle
         self.flights = [
@@ -75,13 +76,13 @@ class Desk(Dispatcher):
                 request_id=request_id,
                 book="i",
                 serial=serial,
-                token_ids=token_ids,
+                encoded=encoded,
                 arrived_s=arrived_s,
                 ahead=0,
                 deadline_s=deadline_s,
                 settle=settle,
             )
-            for serial, (key, token_ids) in enumerate(inputs)
+            for serial, (key, encoded) in enumerate(inputs)
         ]
         self.clock.advance(self.takes_s)
         return self.flights
@@ -127,7 +128,7 @@ def ask(*texts: str, ids: Sequence[str] = (), truncate: bool = False, timeout_s:
 
 
 def answer(name: str) -> Answer:
-    return Answer(sample_id=name, label=0, score=1.0, exit=0)
+    return Answer(sample_id=name, value=0, score=1.0, exit=0)
 
 
 async def test_answers_come_in_the_order_of_the_texts_whatever_order_they_were_found_in() -> None:
@@ -256,7 +257,7 @@ class ThreadNoting(TextTokenizer):
         super().__init__(plain._tokenizer, MAX_LENGTH)
         self.on_main_thread: list[bool] = []
 
-    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[TokenIds]:
+    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         self.on_main_thread.append(threading.current_thread() is threading.main_thread())
         return super().encode(texts, truncate=truncate)
 

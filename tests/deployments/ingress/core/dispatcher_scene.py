@@ -14,6 +14,7 @@ from deployments.ingress.core.flights import Flight
 from deployments.messages import Chunk, GoingOn, StageCall, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.errors import OfframpError
+from earlyexit.signature import Encoded
 from earlyexit.split import Split
 from earlyexit.wire import Answer, Seen, WirePiece
 from optimizer.placement import PlacedPlan
@@ -62,7 +63,7 @@ class StageCallLog:
 
     def see(self, name: str, block: int, *, score: float = 0.5, label: int = 0) -> None:
         """What an exit says of a probe."""
-        self.say(Chunk(seen=(Seen(sample_id=self.id_of(name), block=block, score=score, label=label),)))
+        self.say(Chunk(seen=(Seen(sample_id=self.id_of(name), block=block, score=score, value=label),)))
 
     def say(self, chunk: Chunk) -> None:
         self._parts.put_nowait(chunk)
@@ -82,7 +83,7 @@ class StageCallLog:
 
     def _answers(self, names: str, exit_block: int) -> tuple[tuple[Answer, Timing], ...]:
         return tuple(
-            (Answer(sample_id=self.id_of(name), label=0, score=1.0, exit=exit_block), TIMING) for name in names
+            (Answer(sample_id=self.id_of(name), value=0, score=1.0, exit=exit_block), TIMING) for name in names
         )
 
     async def reply(self, take: Callable[[Chunk], None]) -> None:
@@ -98,7 +99,7 @@ def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
         sample_ids=tuple(sample_ids),
         next_block=next_block,
         lengths_B=np.ones(len(sample_ids), dtype=np.int32),
-        values=np.zeros((len(sample_ids), 2), dtype=np.float32),
+        values=(np.zeros((len(sample_ids), 2), dtype=np.float32),),
         state_BS=None,
     )
 
@@ -184,7 +185,7 @@ class Scene:
 
     def submit(self, names: str, *, deadline_s: float = 10.0) -> list[Flight]:
         """One input of two tokens per letter."""
-        inputs = [(name, np.array([1, 2], dtype=np.int32)) for name in names]
+        inputs = [(name, Encoded(2, (np.array([1, 2], dtype=np.int32),))) for name in names]
         return self.dispatcher.submit(inputs, deadline_s, self._settle)
 
     async def sent(self, names: str) -> StageCallLog:

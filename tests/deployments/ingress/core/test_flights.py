@@ -14,18 +14,18 @@ from deployments.ingress.core.flights import (
     serial_and_attempt,
 )
 from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError
-from earlyexit.tokenizer import TokenIds
+from earlyexit.signature import Encoded
 from earlyexit.wire import Answer
 
 Outcomes = list[tuple[str, Answer | OfframpError]]
 
 
-def tokens(*ids: int) -> TokenIds:
-    return np.array(ids, dtype=np.int32)
+def tokens(*ids: int) -> Encoded:
+    return Encoded(len(ids), (np.array(ids, dtype=np.int32),))
 
 
 def answer(sample_id: str) -> Answer:
-    return Answer(sample_id=sample_id, label=0, score=1.0, exit=0)
+    return Answer(sample_id=sample_id, value=0, score=1.0, exit=0)
 
 
 class Owner:
@@ -170,7 +170,8 @@ def test_a_departure_is_a_packed_piece_before_block_0() -> None:
     piece = departure(book.depart(2, 0))
     assert (piece.sample_ids, piece.next_block, piece.state_BS) == (("a#i.1.0", "b#i.2.0"), 0, None)
     assert piece.lengths_B.tolist() == [3, 1]
-    assert (piece.values.tolist(), piece.values.dtype) == ([5, 6, 7, 8], np.dtype(np.int32))
+    [token_ids] = piece.values
+    assert (token_ids.tolist(), token_ids.dtype) == ([5, 6, 7, 8], np.dtype(np.int32))
 
 
 # How many answers a second

@@ -8,24 +8,11 @@ import pytest
 
 from deployments.ingress.core.probe_shape import probe_shape
 from deployments.settings import ServeSettings
-from earlyexit.store import ModelCard
 from profiles.records import ExitRecords
 from profiles.stream import StreamShape
+from tests.model_cards import a_card
 
-CARD = ModelCard(
-    name="intents",
-    family="bert",
-    backbone={},
-    label_names=("bill", "card"),
-    ramp_style="light",
-    pooling="mean",
-    head_style="light",
-    head_pooling="mean",
-    ramps=(0, 2),
-    num_blocks=4,
-    max_length=8,
-    provenance={},
-)
+CARD = a_card(ramps=(0, 2), num_blocks=4)
 
 
 def settings(policy: dict[str, Any] | None, probe_share: float = 0.02) -> ServeSettings:

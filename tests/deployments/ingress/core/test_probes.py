@@ -8,6 +8,7 @@ import pytest
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.core.probes import ProbeBook, can_look
 from earlyexit.errors import OfframpError
+from earlyexit.signature import Encoded
 from earlyexit.wire import Answer, Seen
 from optimizer.plan import PolicySpec
 from profiles.stream import StreamShape
@@ -24,7 +25,7 @@ def flight(serial: int, *, deadline_s: float = 10.0) -> Flight:
         request_id="",
         book="i",
         serial=serial,
-        token_ids=np.array([1], dtype=np.int32),
+        encoded=Encoded(1, (np.array([1], dtype=np.int32),)),
         arrived_s=1.5,
         ahead=0,
         deadline_s=deadline_s,
@@ -33,7 +34,7 @@ def flight(serial: int, *, deadline_s: float = 10.0) -> Flight:
 
 
 def seen(each: Flight, block: int, *, score: float = 0.5, label: int = 1) -> Seen:
-    return Seen(sample_id=each.sample_id, block=block, score=math.nan if block == 3 else score, label=label)
+    return Seen(sample_id=each.sample_id, block=block, score=math.nan if block == 3 else score, value=label)
 
 
 def begun(*flights: Flight, active: frozenset[int] = BOTH, most_complete: int = 10) -> ProbeBook:

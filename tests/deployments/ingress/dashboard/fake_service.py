@@ -32,6 +32,7 @@ from optimizer.placement import PlacedPlan, initial_placement, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
 from tests.deployments.ingress.versions.version_fakes import FakeDesk
+from tests.model_cards import a_card
 
 NUM_BLOCKS = 12
 SURVIVAL = (1.0, 0.97, 0.86, 0.71, 0.6, 0.52, 0.44, 0.35, 0.29, 0.25, 0.22, 0.2)
@@ -45,20 +46,7 @@ STAGES = (
     Stage(device="emulated:P100", replicas=4, splits=(Split(first=6, end=12, batch=8, ramps=(6, 7, 8, 9, 10)),)),
 )
 RATE_PER_S = 300.0
-CARD = ModelCard(
-    name="bert-base",
-    family="bert",
-    backbone={},
-    label_names=("bill", "card"),
-    ramp_style="light",
-    pooling="mean",
-    head_style="light",
-    head_pooling="mean",
-    ramps=tuple(range(NUM_BLOCKS - 1)),
-    num_blocks=NUM_BLOCKS,
-    max_length=8,
-    provenance={},
-)
+CARD = a_card(name="bert-base", num_blocks=NUM_BLOCKS)
 
 
 def plan(epoch: int) -> PlacedPlan:

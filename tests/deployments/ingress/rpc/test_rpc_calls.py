@@ -29,21 +29,9 @@ from earlyexit.errors import (
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
 from tests.deployments.ingress.versions.version_fakes import FakeDesk, FakeServed
+from tests.model_cards import a_card
 
-CARD = ModelCard(
-    name="intents",
-    family="bert",
-    backbone={},
-    label_names=("bill", "card"),
-    ramp_style="light",
-    pooling="mean",
-    head_style="light",
-    head_pooling="mean",
-    ramps=(0,),
-    num_blocks=2,
-    max_length=8,
-    provenance={},
-)
+CARD = a_card()
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -66,7 +54,7 @@ class FakeBackend:
         self.requests.append(request)
         if self.failure is not None:
             raise self.failure
-        return [Answer(sample_id="", label=len(text) % 2, score=0.75, exit=1) for text in request.texts]
+        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.texts]
 
     def choose(self, request_id: str) -> Chosen | None:
         return self.chosen

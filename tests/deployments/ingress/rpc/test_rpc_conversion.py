@@ -109,7 +109,7 @@ def test_what_is_no_message_is_refused() -> None:
 
 
 def test_answers_are_tensors_of_bytes() -> None:
-    answers = [Answer(sample_id="", label=1, score=0.75, exit=2), Answer(sample_id="", label=0, score=0.5, exit=11)]
+    answers = [Answer(sample_id="", value=1, score=0.75, exit=2), Answer(sample_id="", value=0, score=0.5, exit=11)]
     reply = V2Reply(id="r7", outputs=("exit", "label", "score"), binary=frozenset())
     response = infer_response(answers, ("bill", "café"), reply, "intents", "1")
     assert (response.id, response.model_name, response.model_version) == ("r7", "intents", "1")

@@ -13,6 +13,7 @@ from deployments.ingress.tracing.tracer import Attributes, Tracer
 from deployments.messages import Chunk, SplitRun
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError
+from earlyexit.signature import Encoded
 from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
@@ -47,13 +48,12 @@ class Scene:
         self.tracer.follow([self.flight(serial) for serial in serials])
 
     def flight(self, serial: int) -> Flight:
-        tokens = np.zeros(2, dtype=np.int32)
         return Flight(
             key="",
             request_id="r",
             book="i",
             serial=serial,
-            token_ids=tokens,
+            encoded=Encoded(2, (np.zeros(2, dtype=np.int32),)),
             arrived_s=0.0,
             ahead=0,
             deadline_s=1.0,

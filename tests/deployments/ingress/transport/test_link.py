@@ -138,7 +138,7 @@ async def test_a_call_takes_every_part_and_ends_when_all_its_inputs_are_settled(
     asked = await scene.asked()
     assert (asked.names, asked.call.assignment) == ("abcd", call_of("a").assignment)
     looked = Chunk(
-        early=answered("a").answers, seen=(Seen(sample_id="a", block=1, score=0.5, label=0),)
+        early=answered("a").answers, seen=(Seen(sample_id="a", block=1, score=0.5, value=0),)
     )  # settles nothing
     lost = Chunk(lost=(("c", DeadlineError("too late")),))
     for part in (looked, answered("a"), going_on("b"), lost):

@@ -298,7 +298,7 @@ async def test_a_transport_and_a_replicas_server_understand_each_other() -> None
     closing = asyncio.create_task(server.close())
     for sample_id in "xy":
         member = Member(sample_id=sample_id, payload=None, origin=opened["x", "y"])
-        answer = Answer(sample_id=sample_id, label=1, score=0.5, exit=1)
+        answer = Answer(sample_id=sample_id, value=1, score=0.5, exit=1)
         await asyncio.to_thread(server.deliver, [Answered(member=member, answer=answer)])
     await soon(answered_call.task)
     assert answered_call.names == ["x", "y"]

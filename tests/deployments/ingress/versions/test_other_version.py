@@ -17,7 +17,7 @@ async def test_answers_are_those_of_the_other_side() -> None:
     link = FakeLink(served=FakeServed(version="2", label=1))
     version = await other(link)
     answers = await version.infer(a_request("r-7", "pay", "my bill"))
-    assert (version.version, [answer.label for answer in answers]) == ("2", [1, 1])
+    assert (version.version, [answer.value for answer in answers]) == ("2", [1, 1])
     assert link.served.asked == ["r-7"]
 
 

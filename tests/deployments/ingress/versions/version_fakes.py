@@ -18,25 +18,13 @@ from deployments.ingress.versions.traffic import Traffic
 from earlyexit.errors import OfframpError
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
+from tests.model_cards import a_card
 
 RUNNING = AppStatus(status="RUNNING")
 
 
 def card(name: str = "intents", labels: tuple[str, ...] = ("bill", "card")) -> ModelCard:
-    return ModelCard(
-        name=name,
-        family="bert",
-        backbone={},
-        label_names=labels,
-        ramp_style="light",
-        pooling="mean",
-        head_style="light",
-        head_pooling="mean",
-        ramps=(0,),
-        num_blocks=2,
-        max_length=8,
-        provenance={},
-    )
+    return a_card(labels, name=name)
 
 
 def a_request(request_id: str = "r-1", *texts: str) -> InferRequest:
@@ -59,7 +47,7 @@ class FakeServed:
         self.asked.append(request.request_id)
         if self.failure is not None:
             raise self.failure
-        return [Answer(sample_id="", label=self.label, score=0.75, exit=self.exit) for _ in request.texts]
+        return [Answer(sample_id="", value=self.label, score=0.75, exit=self.exit) for _ in request.texts]
 
 
 @dataclass

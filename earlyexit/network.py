@@ -1,0 +1,112 @@
+"""The contract of a network: a chain of blocks that can be cut at any of them and left at its ramps.
+
+Nobody above it knows what a block is, or what crosses between two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from earlyexit.boundary import Boundary, TensorSpec
+from earlyexit.piece import Piece, Tensors
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.split import Segment
+from earlyexit.tasks.base import Task
+from earlyexit.wire import Lengths, WirePiece
+
+
+class SegmentRunner(Protocol):
+    """What computes segments of a network: its own modules, ONNX Runtime, CUDA graphs."""
+
+    def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
+        """What crosses after the segment, and the outputs (B, C) of the exit at its end, if there is one."""
+        ...
+
+
+@runtime_checkable
+class PreparedSegments(SegmentRunner, Protocol):
+    """Segments that take seconds of preparation each."""
+
+    def is_ready(self, segment: Segment) -> bool:
+        """Whether `run` computes it at once."""
+        ...
+
+    def prepare(self, segments: Collection[Segment]) -> None:
+        """Be ready for these; what is neither among them nor among the last ones prepared may be given up."""
+        ...
+
+
+class Network(SegmentRunner, Protocol):
+    """Blocks 0 to `num_blocks` - 1, a ramp after some of them, and the full model's exit after the last.
+
+    An input's values may depend on its own rows only, never on its batch-mates.
+    """
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def ramp_indices(self) -> tuple[int, ...]:
+        """The blocks that have a ramp, ascending."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """What an exit's outputs mean."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """The longest input in tokens; 1 where inputs have none."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the boundaries' `float` tensors."""
+        ...
+
+    def boundary(self, block: int) -> Boundary:
+        """What crosses after a block; -1 for what the network takes."""
+        ...
+
+
+def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
+    """A piece on the network's device; before block 0 with the policy's initial state."""
+    if wire.state_BS is None:
+        state_BS = policy.initial_state(len(wire.sample_ids), network.task.num_outputs, network.device)
+    else:
+        state_BS = _tensor(wire.state_BS).to(network.device)
+    return Piece(
+        sample_ids=wire.sample_ids,
+        next_block=wire.next_block,
+        lengths_B=wire.lengths_B,
+        values=tuple(_tensor(values).to(network.device) for values in wire.values),
+        state_BS=state_BS,
+    )
+
+
+def arbitrary_values(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:
+    """What might cross before `block`, for inputs of these lengths, on the network's device."""
+    return tuple(_arbitrary(each, lengths_B, rng, network) for each in network.boundary(block - 1))
+
+
+def _arbitrary(spec: TensorSpec, lengths_B: Lengths, rng: np.random.Generator, network: Network) -> Tensor:
+    rows = int(lengths_B.sum()) if spec.per_token else len(lengths_B)
+    if spec.dtype == "float":
+        values = rng.standard_normal((rows, *spec.shape), dtype=np.float32)
+        return torch.from_numpy(values).to(network.device, network.dtype)
+    most = spec.below or 1 + np.iinfo(spec.dtype).max
+    whole = rng.integers(0, most, size=(rows, *spec.shape), dtype=np.dtype(spec.dtype))
+    return torch.from_numpy(whole).to(network.device)
+
+
+def _tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:
+    """Its own writable memory's; the bits of bfloat16 travel as uint16."""
+    tensor = torch.from_numpy(np.require(array, requirements="W"))
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
