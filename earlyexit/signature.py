@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,3 +49,29 @@ class Encoded:
     """In tokens; 1 for inputs that have none."""
     values: tuple[npt.NDArray[np.generic], ...]
     """One array per tensor of the network's inputs, each (length, ...), or (1, ...) where it is per input."""
+
+
+def as_numbers(value: object, datatype: str) -> npt.NDArray[Any]:
+    """Numbers of JSON, nested or not, as an array; raises ValueError where some are none of the datatype."""
+    dtype: np.dtype[Any] = DATATYPES[datatype]
+    try:
+        given = np.array(value)
+    except (ValueError, OverflowError):  # lists of different lengths
+        raise ValueError("not an array of numbers") from None
+    if dtype == np.uint64 and given.dtype.kind in "fO":  # what numpy makes of small numbers beside the largest
+        given = np.array(value, dtype=object)
+        if all(isinstance(each, int) and 0 <= each < 2**64 for each in given.flat):
+            return given.astype(dtype)
+    if not _fits(given, dtype):
+        raise ValueError(f"not all {datatype}")
+    with np.errstate(over="ignore"):  # too large for FP16 is infinite there
+        return given.astype(dtype)
+
+
+def _fits(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    if dtype.kind == "f":
+        return given.dtype.kind in "fiu"
+    if dtype.kind == "b" or not given.size:
+        return given.dtype.kind == dtype.kind or not given.size
+    limits = np.iinfo(dtype)
+    return given.dtype.kind in "iu" and int(given.min()) >= limits.min and int(given.max()) <= limits.max

@@ -21,9 +21,12 @@ from deployments.access import AccessSettings
 from deployments.ingress.access.gate import gate_of
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.http import build_app
+from deployments.ingress.api.signature import Signature
 from deployments.ingress.dashboard.feed import Viewer
 from earlyexit.clock import MonotonicClock
+from earlyexit.codecs.text import TextCodec
 from earlyexit.store import ModelCard
+from earlyexit.tasks import find_task
 from earlyexit.wire import Answer
 
 BODY = b'{"inputs": "how long does a cheesecake bake"}'
@@ -50,6 +53,8 @@ class NoBackend:
     """Answers at once."""
 
     card = CARD
+    task = find_task(CARD.task)
+    signature = Signature(TextCodec(CARD.max_length), task)
     version = "1"
     max_body_bytes = 1_000_000
 

@@ -20,6 +20,7 @@ from offramp.cli import app
 from optimizer.plan import PolicyName
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
+from tests.deployments.ingress.api.signatures import TEXT
 from tests.metrics_page import documented
 
 ROOT = Path(__file__).parents[1]
@@ -162,7 +163,7 @@ def test_the_table_of_routes_is_that_of_the_description() -> None:
     }
     described = {
         (method, path)
-        for path, operations in openapi_document()["paths"].items()
+        for path, operations in openapi_document(TEXT)["paths"].items()
         for method in operations
         if method != "parameters"
     }

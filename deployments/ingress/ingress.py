@@ -22,6 +22,7 @@ from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.http import build_app
 from deployments.ingress.api.served import VersionFacts
 from deployments.ingress.api.service import InferService
+from deployments.ingress.api.signature import Signature
 from deployments.ingress.core.dispatcher import Dispatcher
 from deployments.ingress.core.probe_shape import probe_shape
 from deployments.ingress.dashboard.everyone import Everyone
@@ -46,9 +47,10 @@ from deployments.metrics import IngressMetrics
 from deployments.reports import IngressReport
 from deployments.settings import ServeSettings
 from earlyexit.clock import MonotonicClock, WallClock
+from earlyexit.codecs import find_codec
 from earlyexit.errors import OfframpError, PlanError
 from earlyexit.store import ModelCard, read_card
-from earlyexit.tokenizer import TextTokenizer
+from earlyexit.tasks import find_task
 from earlyexit.wire import Answer
 from optimizer.placement import initial_placement, parse_placed, placed_document
 from optimizer.plan_file import parse_plan
@@ -77,6 +79,9 @@ class Ingress(RpcMethods):
         self._ready = False
         folder = Path(self._settings.model)
         self.card: ModelCard = read_card(folder)
+        self.task = find_task(self.card.task)
+        codec = find_codec(self.card.codec, folder)
+        self.signature = Signature(codec, self.task)
         phase = random.random()
         self._tracing = start_tracing(self._settings, self._clock)
         self._transports = {
@@ -84,10 +89,9 @@ class Ingress(RpcMethods):
             for name in self._slots
         }
         self._dispatcher = self._build_dispatcher()
-        tokenizer = TextTokenizer.load(folder, self.card.max_length)
         self._feed = self._build_feed()
         trace = None if self._tracing is None else self._tracing.follow
-        self._service = InferService(tokenizer, self._dispatcher, self._settings, self._clock, trace=trace)
+        self._service = InferService(codec, self._dispatcher, self._settings, self._clock, trace=trace)
         self.version = self._settings.version
         store, repository = RayStore(), self._settings.repository
         self.versions = Versions(self, self._settings, store, RayIngressLink, self._clock, VersionMetrics().show)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from earlyexit.codecs.base import Codec, Columns
 from earlyexit.errors import InputError, UnprocessableInputError
-from earlyexit.signature import DATATYPES, Column, Encoded
+from earlyexit.signature import DATATYPES, Column, Encoded, as_numbers
 
 Arrays: TypeAlias = tuple[npt.NDArray[np.generic], ...]
 """A row: one array per column, in their order."""
@@ -111,26 +111,14 @@ def _depth(value: object) -> int:
 
 def _array(value: object, column: Column, where: str) -> npt.NDArray[np.generic]:
     """Numbers of JSON as a column's array; raises InputError where they are no such numbers or not so many."""
-    dtype = DATATYPES[column.datatype]
+    needed = f"{column.datatype} of the shape {list(column.shape)} is needed"
     try:
-        given = np.array(value)
-    except (ValueError, OverflowError) as error:  # ragged lists
-        raise InputError(f"{where}: {column.datatype} of the shape {list(column.shape)} is needed") from error
-    if given.shape != column.shape or not _fits(given, dtype):
-        raise InputError(
-            f"{where}: {column.datatype} of the shape {list(column.shape)} is needed, not {list(given.shape)} of "
-            f"{given.dtype.name}"
-        )
-    return given.astype(dtype)
-
-
-def _fits(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    if dtype.kind == "f":
-        return given.dtype.kind in "fiu"
-    if dtype.kind == "b":
-        return given.dtype.kind == "b"
-    limits = np.iinfo(dtype)
-    return given.dtype.kind in "iu" and int(given.min()) >= limits.min and int(given.max()) <= limits.max
+        given = as_numbers(value, column.datatype)
+    except ValueError as error:
+        raise InputError(f"{where}: {needed}: {error}") from error
+    if given.shape != column.shape:
+        raise InputError(f"{where}: {needed}, not {list(given.shape)}")
+    return given
 
 
 def _schema(datatype: str, shape: Sequence[int]) -> Mapping[str, Any]:

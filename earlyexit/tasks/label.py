@@ -21,6 +21,7 @@ class LabelTask(Task):
 
     name = "label"
     zero_one = True
+    columns = (Column(name="label", datatypes=("BYTES",)), Column(name="score", datatypes=("FP32",)))
 
     def __init__(self, label_names: Sequence[str]) -> None:
         """Raise ValueError for fewer than two names, or repeated ones."""
@@ -42,10 +43,6 @@ class LabelTask(Task):
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         return np.asarray(early != full, dtype=np.float64)
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        return Column(name="label", datatypes=("BYTES",)), Column(name="score", datatypes=("FP32",))
 
     def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
         return {"label": [self._name(value) for value in values], "score": list(scores)}

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
-from deployments.ingress.api.bodies import parse_predict, predict_response
+from deployments.ingress.api.answers import predict_response
+from deployments.ingress.api.parsing import parse_predict
+from earlyexit.codecs import find_codec
 from earlyexit.store import read_card
-from earlyexit.tokenizer import TextTokenizer
+from earlyexit.tasks import find_task
 from earlyexit.wire import Answer
 from experiments.peers.processes import PeerProcess
 from experiments.peers.workloads import Workload
@@ -47,23 +49,23 @@ def spent(before: Mapping[str, float], after: Mapping[str, float], num_inputs: i
 def step_s(workload: Workload, bodies: Sequence[bytes]) -> dict[str, float]:
     """Seconds per request of what an ingress does itself, each step alone: parse, tokenize, answer."""
     card = read_card(workload.folder)
-    tokenizer = TextTokenizer.load(workload.folder, card.max_length)
+    codec, task = find_codec(card.codec, workload.folder), find_task(card.task)
     some = [bodies[k % len(bodies)] for k in range(STEP_REPEATS)]
-    requests = [parse_predict(body)[0] for body in some]
+    requests = [parse_predict(body, codec)[0] for body in some]
     answer = Answer(sample_id="0", value=0, score=0.9, exit=0)
-    answers = [[answer] * len(request.texts) for request in requests]
+    answers = [[answer] * len(request.rows) for request in requests]
 
     def tokenize() -> None:
         for request in requests:
-            tokenizer.encode(request.texts, truncate=True)
+            codec.encode(request.rows, truncate=True)
 
     def parse() -> None:
         for body in some:
-            parse_predict(body)
+            parse_predict(body, codec)
 
     def reply() -> None:
         for each in answers:
-            predict_response(each, card.label_names, "id", many=len(each) > 1)
+            predict_response(each, task, "id", many=len(each) > 1)
 
     return {
         name: _seconds(step) / STEP_REPEATS

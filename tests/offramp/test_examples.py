@@ -10,7 +10,7 @@ import yaml
 
 from cluster.inventory_file import read_inventory
 from cluster.render import Kubernetes, ray_service, serve_config
-from deployments.ingress.api.bodies import parse_predict
+from deployments.ingress.api.parsing import parse_predict
 from deployments.settings import ServeSettings
 from offramp.service_file import read_service
 from optimizer.decision import Decision, Strategy
@@ -19,6 +19,7 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
 from tests.cluster.kuberay_schema import RayService
+from tests.deployments.ingress.api.signatures import TEXT
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COUNTS = {
@@ -51,7 +52,7 @@ def test_every_service_among_the_examples_is_read_above() -> None:
 @pytest.mark.parametrize("name", ["v100_16", "e3_mixed"])
 def test_the_request_that_an_emulated_example_shows_is_accepted(name: str) -> None:
     [body] = re.findall(r"-d '(.*)'", (EXAMPLES / f"{name}.yaml").read_text("utf-8"))
-    assert parse_predict(body.encode())[0].ids == ("0", "1")
+    assert parse_predict(body.encode(), TEXT.codec)[0].ids == ("0", "1")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("clusters/*.yaml")), ids=lambda path: path.stem)

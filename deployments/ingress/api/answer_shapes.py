@@ -59,8 +59,8 @@ class BinaryTail(_Answer):
 class V2AnswerTensor(_Answer):
     """An output; `data`, or `parameters` that say how many bytes follow the JSON."""
 
-    name: Literal["label", "score", "exit"]
-    datatype: Literal["BYTES", "FP32", "INT32"]
+    name: str
+    datatype: str
     shape: list[int]
     data: list[Any] | None = None
     parameters: BinaryTail | None = None

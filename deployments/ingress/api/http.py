@@ -13,17 +13,8 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from deployments.ingress.access.gate import Gate
-from deployments.ingress.api.bodies import (
-    EXTENSIONS,
-    OUTPUTS,
-    InferRequest,
-    check_model,
-    parse_predict,
-    parse_v2,
-    predict_response,
-    server_version,
-    v2_response,
-)
+from deployments.ingress.api.answers import EXTENSIONS, predict_response, server_version, v2_response
+from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.cross_origin import cross_origin
 from deployments.ingress.api.endpoint import (
     CALLER,
@@ -39,12 +30,16 @@ from deployments.ingress.api.endpoint import (
     request_id,
 )
 from deployments.ingress.api.openapi import SWAGGER_PAGE, openapi_document
+from deployments.ingress.api.parsing import parse_content, parse_predict, parse_v2
 from deployments.ingress.api.served import Chooser, Names, Served
+from deployments.ingress.api.signature import Signature, check_model
 from deployments.ingress.dashboard import pages
 from deployments.ingress.dashboard.feed import Viewer
 from earlyexit.errors import InputError
 from earlyexit.wire import Answer
 
+FILES = ("image/", "audio/", "video/")
+"""What is no JSON by its content type; others are read as JSON, since many clients say something else."""
 HEADER_LENGTH = "inference-header-content-length"
 SOME_PLANS = 20
 """Of the history, unless the caller wants another number."""
@@ -53,6 +48,9 @@ MOST_PLANS = 1000
 
 class Backend(Served, Protocol):
     """What the routes need of an ingress."""
+
+    @property
+    def signature(self) -> Signature: ...
 
     @property
     def max_body_bytes(self) -> int: ...
@@ -83,21 +81,30 @@ class Routes:
         self._gate = gate
 
     async def predict(self, request: Request) -> Response:
-        """One text or a list of texts to labels."""
+        """One input or a list of them, in JSON; or one input as the body."""
         body = await read_body(request, self._backend.max_body_bytes)
-        infer_request, many = parse_predict(body)
+        infer_request, many = self._parse_predict(request, body)
         served, answers = await self._answer(request, infer_request)
-        labels = served.card.label_names
-        return Response(predict_response(answers, labels, request_id(request), many=many), media_type=JSON)
+        return Response(predict_response(answers, served.task, request_id(request), many=many), media_type=JSON)
+
+    def _parse_predict(self, request: Request, body: bytes) -> tuple[InferRequest, bool]:
+        codec = self._backend.signature.codec
+        content_type = _content_type(request)
+        if content_type in codec.content_types:
+            return parse_content(content_type, body, codec), False
+        if content_type.startswith(FILES):
+            taken = ", ".join((JSON, *codec.content_types))
+            raise InputError(f"content-type {content_type[:80]!r}; this model takes {taken}")
+        return parse_predict(body, codec)
 
     async def v2_infer(self, request: Request) -> Response:
         """Open Inference Protocol, tensors in JSON or in the binary extension."""
         self._check_model(request)
         body = await read_body(request, self._backend.max_body_bytes)
-        infer_request, reply = parse_v2(body, _json_length(request))
+        infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature)
         served, answers = await self._answer(request, infer_request)
         card = served.card
-        content, json_length = v2_response(answers, card.label_names, reply, card.name, served.version)
+        content, json_length = v2_response(answers, served.task, reply, card.name, served.version)
         if json_length is None:
             return Response(content, media_type=JSON)
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
@@ -105,7 +112,7 @@ class Routes:
     async def _answer(self, request: Request, asked: InferRequest) -> tuple[Served, list[Answer]]:
         """Who answered: another version's ingress where the path names none and this request is its to answer."""
         if self._gate is not None:
-            self._gate.charge(request.scope[CALLER], len(asked.texts))
+            self._gate.charge(request.scope[CALLER], len(asked.rows))
         asked = replace(asked, request_id=request_id(request))
         chosen = None if "version" in request.path_params else self._backend.choose(asked.request_id)
         return (self._backend, await self._backend.infer(asked)) if chosen is None else await chosen.answer(asked)
@@ -119,8 +126,8 @@ class Routes:
                 "name": card.name,
                 "versions": await self._backend.versions.names(),
                 "platform": "offramp",
-                "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-                "outputs": [{"name": name, "datatype": kind, "shape": [-1]} for name, kind in OUTPUTS.items()],
+                "inputs": self._backend.signature.input_tensors,
+                "outputs": self._backend.signature.output_tensors,
             }
         )
 
@@ -165,7 +172,9 @@ class Routes:
         """The API's description."""
         has_keys = self._gate is not None and self._gate.ring is not None
         return json_response(
-            openapi_document(keys=has_keys, model=self._backend.card.name, version=self._backend.version)
+            openapi_document(
+                self._backend.signature, keys=has_keys, model=self._backend.card.name, version=self._backend.version
+            )
         )
 
     async def docs(self, request: Request) -> Response:
@@ -244,6 +253,13 @@ class FromTheRoot:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request that matches nothing below the prefix."""
         await self._router({**scope, "root_path": ""}, receive, send)
+
+
+def _content_type(request: Request) -> str:
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            return str(value.partition(b";")[0].strip().lower(), "latin-1")
+    return ""
 
 
 def _json_length(request: Request) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -10,8 +10,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.ingress.api.answer_shapes import Live, Ready, V2Answer, V2Model, V2Server
-from deployments.ingress.api.bodies import ErrorBody, PredictBody, PredictMany, PredictOne, V2Body, V2Error
+from deployments.ingress.api.bodies import ErrorBody, PredictBody, V2Body, V2Error
 from deployments.ingress.api.orders import Canary, DefaultVersion, IndexBody, LoadBody
+from deployments.ingress.api.signature import Signature
+from earlyexit.signature import Column
 
 SWAGGER_PAGE = """<!doctype html>
 <html><head><title>Offramp</title>
@@ -23,7 +25,7 @@ SWAGGER_PAGE = """<!doctype html>
 """
 
 BODIES: tuple[type[BaseModel], ...] = (
-    *(PredictBody, PredictOne, PredictMany, ErrorBody),
+    *(PredictBody, ErrorBody),
     *(V2Body, V2Answer, V2Model, V2Server, V2Error, Live, Ready),
 )
 ORDERS: tuple[type[BaseModel], ...] = (IndexBody, LoadBody, Canary, DefaultVersion)
@@ -34,7 +36,7 @@ ERRORS = {
     "404": "No such model or version.",
     "405": "A path asked with a method that it does not take.",
     "413": "The body is too large.",
-    "422": "A text that this model cannot take.",
+    "422": "An input that this model cannot take.",
     "429": "More than this key may send; see Retry-After.",
     "500": "The model, or the server, failed on this request.",
     "503": "Too much is queued, it would be answered too late, or no replica is there; see Retry-After.",
@@ -48,6 +50,7 @@ HEADERS = {
     "429": RETRY_AFTER,
     "503": RETRY_AFTER,
 }
+PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
 LIMIT = {
     "name": "limit",
     "in": "query",
@@ -77,11 +80,14 @@ FILES = ("text/css", "text/javascript", "text/html", "image/svg+xml")
 
 
 @cache
-def openapi_document(*, keys: bool = False, model: str | None = None, version: str = "1") -> dict[str, Any]:
-    """OpenAPI 3.1, of a service with API keys or without, and of one model or any."""
+def openapi_document(
+    signature: Signature, *, keys: bool = False, model: str | None = None, version: str = "1"
+) -> dict[str, Any]:
+    """OpenAPI 3.1, of a service with API keys or without, and of one model or any with this signature."""
     _, schemas = models_json_schema(
         [(body, "validation") for body in (*BODIES, *ORDERS)], ref_template="#/components/schemas/{model}"
     )
+    _say_of_the_model(schemas["$defs"], signature)
     named = _parameter("model", None if model is None else [model])
     versions = [version]
     return {
@@ -89,9 +95,7 @@ def openapi_document(*, keys: bool = False, model: str | None = None, version: s
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
         "paths": {
             "/predict": {
-                "post": _operation(
-                    "Classify one text or a list of texts", PredictBody, _one_of(PredictOne, PredictMany)
-                )
+                "post": _predict(signature.codec.content_types),
             },
             **_model_paths("/v2/models/{model}", [named]),
             **_model_paths("/v2/models/{model}/versions/{version}", [named, _parameter("version", versions)]),
@@ -114,6 +118,43 @@ def openapi_document(*, keys: bool = False, model: str | None = None, version: s
         "components": {"schemas": schemas["$defs"], "securitySchemes": SCHEMES},
         "security": [{"key": []}, {"page": []}] if keys else [],
     }
+
+
+def _say_of_the_model(schemas: dict[str, Any], signature: Signature) -> None:
+    """Put in what follows from the model: its inputs, and what an answer is."""
+    schemas["PredictBody"]["properties"]["inputs"] = dict(signature.codec.json_schema)
+    schemas |= answer_schemas(signature)
+    forms = "; ".join(f"{column.name}: {' or '.join(column.datatypes)} {_shape(column)}" for column in signature.inputs)
+    schemas["V2Input"]["description"] = f"An input tensor: {forms}."
+    tensor = schemas["V2AnswerTensor"]["properties"]
+    tensor["name"]["enum"] = list(signature.output_names)
+    tensor["datatype"]["enum"] = sorted({column.datatype for column in signature.outputs})
+
+
+def answer_schemas(signature: Signature) -> dict[str, Any]:
+    """The answers of `POST /predict`."""
+    answer = {**signature.answer_schema, "additionalProperties": False}
+    request_id = {"request_id": {"type": "string"}}
+    one = answer | {"properties": answer["properties"] | request_id, "required": [*answer["required"], *request_id]}
+    outputs = {"outputs": {"type": "array", "items": answer, "description": "In the order of the inputs."}}
+    many = {
+        "type": "object",
+        "properties": outputs | request_id,
+        "required": [*outputs, *request_id],
+        "additionalProperties": False,
+    }
+    return {PREDICT_ONE: one, PREDICT_MANY: many}
+
+
+def _predict(content_types: Sequence[str]) -> dict[str, Any]:
+    answer = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in (PREDICT_ONE, PREDICT_MANY)]}
+    operation = _operation("Answer one input or a list of inputs", PredictBody, answer)
+    operation["requestBody"]["content"] |= {content_type: {} for content_type in content_types}
+    return operation
+
+
+def _shape(column: Column) -> str:
+    return f"[{', '.join(['rows', *map(str, column.shape)])}]"
 
 
 def _model_paths(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
@@ -218,7 +259,3 @@ def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _reference(body: type[BaseModel]) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{body.__name__}"}
-
-
-def _one_of(*bodies: type[BaseModel]) -> dict[str, Any]:
-    return {"anyOf": [_reference(body) for body in bodies]}

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from deployments.ingress.api.bodies import InferRequest
 from earlyexit.store import ModelCard
+from earlyexit.tasks.base import Task
 from earlyexit.wire import Answer
 
 
@@ -15,6 +16,11 @@ class Served(Protocol):
 
     @property
     def card(self) -> ModelCard: ...
+
+    @property
+    def task(self) -> Task:
+        """What its answers are."""
+        ...
 
     @property
     def version(self) -> str: ...

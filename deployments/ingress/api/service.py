@@ -1,34 +1,40 @@
-"""From checked texts to answers: what every route of an ingress calls."""
+"""From checked inputs to answers: what every route of an ingress calls."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.core.dispatcher import Dispatcher
 from deployments.ingress.core.flights import Flight
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
-from earlyexit.errors import DeadlineError, InputError, OfframpError
+from earlyexit.codecs.base import Codec
+from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError
 from earlyexit.signature import Encoded
-from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
 
-LONG_TEXT_CHARS = 20_000
-"""Above this, tokenizing takes milliseconds and leaves the event loop."""
+MOST_ENCODERS = 4
+"""Threads for inputs that take milliseconds to encode. Each may hold a decoded image of the largest size."""
+RETRY_S = 1.0
+"""Until when some of the inputs that wait to be encoded have been."""
 
 ABANDONED = "abandoned"
 """Why an input is dropped whose caller went away."""
 
 
 class InferService:
-    """Tokenizes, dispatches, waits; raises what the HTTP layer turns into a status."""
+    """Encodes, dispatches, waits; raises what the HTTP layer turns into a status."""
 
     def __init__(
         self,
-        tokenizer: TextTokenizer,
+        codec: Codec[Any],
         dispatcher: Dispatcher,
         settings: ServeSettings,
         clock: Clock,
@@ -36,14 +42,16 @@ class InferService:
         trace: Callable[[Sequence[Flight]], None] | None = None,
     ) -> None:
         """`trace`: told of every request's flights; None where nobody wants to know."""
-        self._tokenizer = tokenizer
+        self._codec = codec
+        self._encoders = ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1), "encode")
+        self._num_encoding = 0
         self._dispatcher = dispatcher
         self._settings = settings
         self._clock = clock
         self._trace = trace
 
     async def infer(self, request: InferRequest) -> list[Answer]:
-        """The answers, in the order of the texts.
+        """The answers, in the order of the inputs.
 
         Raises InputError for what the settings or the model do not allow, AdmissionError, OverloadedError,
         StageUnavailableError, DeadlineError, ExecutionError.
@@ -52,10 +60,10 @@ class InferService:
         arrived_s = self._clock.now_s()
         deadline_s = arrived_s + timeout_s
         limit = self._settings.max_inputs_per_request
-        if len(request.texts) > limit:
-            raise InputError(f"{len(request.texts)} inputs in one request; at most {limit} are taken")
-        self._dispatcher.check(len(request.texts), deadline_s)
-        encoded = await self._encode(request.texts, truncate=request.truncate)
+        if len(request.rows) > limit:
+            raise InputError(f"{len(request.rows)} inputs in one request; at most {limit} are taken")
+        self._dispatcher.check(len(request.rows), deadline_s)
+        encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
         waiter = _Waiter(len(encoded), asyncio.get_running_loop())
         flights = self._dispatcher.submit(
             list(zip(request.ids, encoded, strict=True)),
@@ -93,11 +101,23 @@ class InferService:
             raise InputError(f"a timeout of {asked:g} s; at most {longest:g} s are taken")
         return min(asked or self._settings.default_timeout_s, self._settings.slo_s or math.inf)
 
-    async def _encode(self, texts: Sequence[str], *, truncate: bool) -> list[Encoded]:
-        encode: Callable[[], list[Encoded]] = lambda: self._tokenizer.encode(texts, truncate=truncate)  # noqa: E731
-        if sum(map(len, texts)) > LONG_TEXT_CHARS:
-            return await asyncio.to_thread(encode)
-        return encode()
+    async def _encode(
+        self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool
+    ) -> Sequence[Encoded]:
+        if not self._codec.is_slow(rows):
+            return self._codec.encode(rows, truncate=truncate)
+        if self._num_encoding + len(rows) > self._settings.max_queued:
+            message = f"{self._num_encoding} inputs wait to be encoded, at most {self._settings.max_queued} are taken"
+            raise OverloadedError(message, retry_after_s=RETRY_S)
+        self._num_encoding += len(rows)
+        encode = partial(self._codec.encode, rows, truncate=truncate)
+        try:
+            async with asyncio.timeout(deadline_s - self._clock.now_s()):
+                return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
+        except TimeoutError:
+            raise DeadlineError(f"no answer within {timeout_s:g} s") from None
+        finally:
+            self._num_encoding -= len(rows)
 
 
 class _Waiter:

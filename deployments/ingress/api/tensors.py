@@ -1,40 +1,47 @@
-"""Tensors as bytes, as Triton writes them: little-endian, texts each behind its length in four bytes."""
+"""Tensors as bytes, as Triton writes them: little-endian, elements of BYTES each behind its length in four bytes."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from earlyexit.errors import InputError
+from earlyexit.signature import DATATYPES
 
-CODES = {"FP32": "f", "INT32": "i"}
+STORED = {name: dtype.newbyteorder("<") for name, dtype in DATATYPES.items() if name != "BYTES"}
 
 
-def packed(datatype: str, column: Sequence[Any]) -> bytes:
-    """A column of texts (BYTES), FP32 or INT32."""
+def packed(datatype: str, column: Iterable[Any]) -> bytes:
+    """A column's elements, row by row."""
     if datatype == "BYTES":
-        encoded = [text.encode("utf-8") for text in column]
+        encoded = [each if isinstance(each, bytes) else str(each).encode("utf-8") for each in column]
         return b"".join(struct.pack("<I", len(each)) + each for each in encoded)
-    return struct.pack(f"<{len(column)}{CODES[datatype]}", *column)
+    return np.asarray(column, dtype=STORED[datatype]).tobytes()
 
 
-def unpacked_texts(data: bytes) -> list[str]:
-    """The texts of a BYTES tensor; raises InputError."""
-    texts: list[str] = []
+def unpacked(datatype: str, data: bytes | memoryview, where: str) -> npt.NDArray[Any] | list[bytes]:
+    """The elements of a tensor, one after the other; raises InputError, `where` being its place in the request."""
+    if datatype == "BYTES":
+        return _strings(data, where)
+    dtype = STORED[datatype]
+    if len(data) % dtype.itemsize:
+        raise InputError(f"{where}: {len(data)} bytes; an element of {datatype} has {dtype.itemsize}")
+    if datatype == "BOOL" and any(byte > 1 for byte in set(bytes(data))):
+        raise InputError(f"{where}: bytes other than 0 and 1, as BOOL")
+    return np.frombuffer(data, dtype=dtype).astype(DATATYPES[datatype], copy=False)
+
+
+def _strings(data: bytes | memoryview, where: str) -> list[bytes]:
+    elements: list[bytes] = []
     at = 0
     while at < len(data):
         end = at + 4 + (struct.unpack_from("<I", data, at)[0] if at + 4 <= len(data) else len(data))
         if end > len(data):
-            raise InputError(f"inputs.0: element {len(texts)} ends beyond the bytes that were sent")
-        texts.append(decoded(data[at + 4 : end], len(texts)))
+            raise InputError(f"{where}: element {len(elements)} ends beyond the bytes that were sent")
+        elements.append(bytes(data[at + 4 : end]))
         at = end
-    return texts
-
-
-def decoded(element: bytes, index: int) -> str:
-    """One text of a tensor; raises InputError."""
-    try:
-        return element.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"inputs.0: element {index} is not UTF-8 at byte {error.start}") from error
+    return elements

@@ -13,9 +13,10 @@ from typing import Any, Protocol
 import grpc
 
 from deployments.ingress.access.gate import EVERYBODY, Gate
-from deployments.ingress.api.bodies import EXTENSIONS, OUTPUTS, check_model, server_version
+from deployments.ingress.api.answers import EXTENSIONS, server_version
 from deployments.ingress.api.endpoint import GONE
 from deployments.ingress.api.served import Chooser, Names, Served
+from deployments.ingress.api.signature import Signature, check_model
 from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
 from deployments.ingress.rpc.server import REMAINING_S, SERVICE
@@ -56,6 +57,9 @@ class Context(Protocol):
 
 class Backend(Served, Protocol):
     """What the RPCs need of an ingress."""
+
+    @property
+    def signature(self) -> Signature: ...
 
     @property
     def versions(self) -> Names: ...
@@ -174,16 +178,16 @@ class Rpcs:
             name=card.name,
             versions=await self._backend.versions.names(),
             platform="offramp",
-            inputs=[tensor(name="text", datatype="BYTES", shape=[-1])],
-            outputs=[tensor(name=name, datatype=kind, shape=[-1]) for name, kind in OUTPUTS.items()],
+            inputs=[tensor(**each) for each in self._backend.signature.input_tensors],
+            outputs=[tensor(**each) for each in self._backend.signature.output_tensors],
         )
 
     async def _model_infer(self, message: Any, caller: Caller) -> Any:
         card = self._backend.card
         check_model(card, message.model_name, message.model_version or self._backend.version, self._backend.version)
-        request, reply = parse_infer(message)
+        request, reply = parse_infer(message, self._backend.signature)
         if self._gate is not None:
-            self._gate.charge(caller.owner, len(request.texts))
+            self._gate.charge(caller.owner, len(request.rows))
         timeout_s = within(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
         request = replace(request, request_id=caller.request_id, timeout_s=timeout_s)
         chosen = None if message.model_version else self._backend.choose(request.request_id)
@@ -192,7 +196,7 @@ class Rpcs:
             answers = await served.infer(request)
         else:
             served, answers = await chosen.answer(request)
-        return infer_response(answers, served.card.label_names, reply, card.name, served.version)
+        return infer_response(answers, served.task, reply, card.name, served.version)
 
 
 def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -> float | None:

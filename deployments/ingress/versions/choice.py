@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.served import Served
 from deployments.ingress.core.counts import bucket_of
-from deployments.ingress.versions.tally import Tally, labels_of
+from deployments.ingress.versions.tally import Tally, losses_between
 from deployments.ingress.versions.traffic import Traffic, draws
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, VersionUnavailableError
@@ -64,8 +64,7 @@ class Comparisons:
         if len(self._tasks) >= MOST_COMPARED:
             self._tally.skipped += 1
             return
-        labels = labels_of(answers, served.card.label_names)
-        task = asyncio.get_running_loop().create_task(self._compare(request, labels, other))
+        task = asyncio.get_running_loop().create_task(self._compare(request, served, answers, other))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -73,14 +72,14 @@ class Comparisons:
         """Wait for those under way."""
         await asyncio.gather(*self._tasks)
 
-    async def _compare(self, request: InferRequest, labels: list[str], other: Served) -> None:
+    async def _compare(self, request: InferRequest, served: Served, answers: list[Answer], other: Served) -> None:
         try:
-            answers = await other.infer(request)
+            others = await other.infer(request)
         except OfframpError as error:
             logger.info("request %s was not compared: %s", request.request_id, error)
             self._tally.failed += 1
             return
-        self._tally.compare(labels, labels_of(answers, other.card.label_names))
+        self._tally.compare(losses_between(answers, served.task, others, other.task))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

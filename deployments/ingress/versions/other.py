@@ -11,6 +11,7 @@ from deployments.ingress.api.served import VersionFacts
 from deployments.ingress.versions.tally import Tally
 from earlyexit.errors import DeadlineError, OfframpError, VersionUnavailableError
 from earlyexit.store import ModelCard
+from earlyexit.tasks import find_task
 from earlyexit.wire import Answer
 
 ASK_S = 5.0
@@ -102,6 +103,7 @@ class OtherVersion:
         self, facts: VersionFacts, link: IngressLink, default_timeout_s: float, *, grace_s: float = GRACE_S
     ) -> None:
         self.card: ModelCard = facts.card
+        self.task = find_task(facts.card.task)
         self.version = facts.version
         self._link = link
         self._default_timeout_s = default_timeout_s

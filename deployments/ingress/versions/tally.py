@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.reports import BUCKET
-from earlyexit.wire import Answer, label_of
+from earlyexit.tasks.base import Task
+from earlyexit.wire import Answer, stacked
 
-Counts = Mapping[tuple[str, str], int]
+Counts = Mapping[tuple[str, str], float]
 """By version and status."""
 
 
@@ -40,9 +41,9 @@ class Tally:
     """One ingress's counts since default and canary are what they are."""
 
     versions: dict[str, VersionTally] = field(default_factory=dict)
-    same: int = 0
-    """Inputs that both versions gave the same label."""
-    other: int = 0
+    same: float = 0
+    """Inputs that both versions answered the same; each counts by degrees where answers differ by degrees."""
+    other: float = 0
     """Inputs that they did not."""
     failed: int = 0
     """Requests that could not be compared: one of the two did not answer."""
@@ -53,13 +54,10 @@ class Tally:
         """A version's counts."""
         return self.versions.setdefault(version, VersionTally())
 
-    def compare(self, ours: Iterable[str], theirs: Iterable[str]) -> None:
-        """Count the labels of one request by both versions."""
-        for one, another in zip(ours, theirs, strict=True):
-            if one == another:
-                self.same += 1
-            else:
-                self.other += 1
+    def compare(self, losses: Sequence[float]) -> None:
+        """Count one request's inputs by both versions; see `losses_between`."""
+        self.same += len(losses) - sum(losses)
+        self.other += sum(losses)
 
     def add(self, other: Tally) -> None:
         """Take another ingress's counts in."""
@@ -71,9 +69,18 @@ class Tally:
         self.skipped += other.skipped
 
 
-def labels_of(answers: Iterable[Answer], names: tuple[str, ...]) -> list[str]:
-    """The answers' labels by name: versions may number them differently."""
-    return [names[label_of(answer)] for answer in answers]
+def losses_between(ours: Sequence[Answer], our_task: Task, theirs: Sequence[Answer], their_task: Task) -> list[float]:
+    """By input, what it costs that one version answers otherwise, from 0 to 1.
+
+    Versions may number labels differently, or have others: then answers are compared as callers see them.
+    """
+    if our_task.spec() == their_task.spec():
+        early, full = (stacked([answer.value for answer in answers]) for answers in (ours, theirs))
+        return [float(loss) for loss in our_task.loss(early, full)]
+    return [
+        float(our_task.to_json(one.value, 0.0) != their_task.to_json(another.value, 0.0))
+        for one, another in zip(ours, theirs, strict=True)
+    ]
 
 
 def quantile_s(latencies: Mapping[int, int], share: float) -> float | None:
@@ -100,7 +107,7 @@ def version_figures(tally: VersionTally) -> dict[str, Any]:
 
 def compared_figures(tally: Tally) -> dict[str, Any]:
     """How far the two versions agree, in the same place."""
-    inputs = tally.same + tally.other
+    inputs = round(tally.same + tally.other)
     return {
         "inputs": inputs,
         "same": tally.same,
@@ -110,15 +117,19 @@ def compared_figures(tally: Tally) -> dict[str, Any]:
     }
 
 
-def counts(tally: Tally) -> dict[tuple[str, str], int]:
+def counts(tally: Tally) -> dict[tuple[str, str], float]:
     """Requests by version and status; under no version's name, what was compared."""
-    found = {("", "same"): tally.same, ("", "other"): tally.other, ("", "failed"): tally.failed}
+    found: dict[tuple[str, str], float] = {
+        ("", "same"): tally.same,
+        ("", "other"): tally.other,
+        ("", "failed"): tally.failed,
+    }
     for version, each in tally.versions.items():
         found[version, "answered"] = each.answered
         found |= {(version, kind): count for kind, count in each.errors.items()}
     return found
 
 
-def growth(before: Counts, now: Counts) -> dict[tuple[str, str], int]:
+def growth(before: Counts, now: Counts) -> dict[tuple[str, str], float]:
     """What has become more."""
     return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}

@@ -202,6 +202,9 @@ class Versions:
         served = await connected(app, version, self._link(app), self._default_timeout_s)
         self._lost.discard(app)
         self._apps[version] = app
+        ours, theirs = (card.codec["name"] for card in (self._own.card, served.card))
+        if ours != theirs:
+            raise InputError(f"version {version!r} takes {theirs!r} inputs, version {self._own.version!r} {ours!r}")
         return served
 
     async def _find(self, version: str) -> str:

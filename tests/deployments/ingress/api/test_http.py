@@ -31,6 +31,7 @@ from earlyexit.errors import (
 )
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
+from tests.deployments.ingress.api.signatures import Described
 from tests.deployments.ingress.versions.version_fakes import FakeDesk, FakeServed
 from tests.model_cards import a_card
 
@@ -83,7 +84,7 @@ MEDIA_TYPES = {
 
 
 @dataclass
-class FakeBackend:
+class FakeBackend(Described):
     """Answers label 0 for texts of even length and 1 for the others, unless it is told to fail."""
 
     card: ModelCard = CARD
@@ -100,7 +101,7 @@ class FakeBackend:
         self.requests.append(request)
         if self.failure is not None:
             raise self.failure
-        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.texts]
+        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.rows]
 
     def choose(self, request_id: str) -> Chosen | None:
         return self.chosen
@@ -195,7 +196,7 @@ async def test_every_route_answers_and_is_counted(
 async def test_a_text_gets_its_answer(client: httpx.AsyncClient, backend: FakeBackend) -> None:
     response = await client.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": "r-1"})
     assert response.json() == {"label": "card", "score": 0.75, "exit": 1, "request_id": "r-1"}
-    assert [request.texts for request in backend.requests] == [("pay",)]
+    assert [request.rows for request in backend.requests] == [("pay",)]
 
 
 async def test_a_list_gets_a_list(client: httpx.AsyncClient) -> None:
@@ -236,7 +237,7 @@ async def test_v2_takes_and_gives_tensors_in_bytes(client: httpx.AsyncClient, ba
     json_length = int(response.headers["inference-header-content-length"])
     assert response.headers["content-type"] == "application/octet-stream"
     assert response.content[json_length:] == b"\x01\0\0\0"
-    assert backend.requests[0].texts == ("pay",)
+    assert backend.requests[0].rows == ("pay",)
 
 
 async def test_the_server_names_its_models_and_extensions(client: httpx.AsyncClient) -> None:
@@ -291,7 +292,7 @@ def v2_error(response: httpx.Response) -> tuple[int, str]:
 
 async def test_a_bad_predict_body_is_a_400_that_says_why(client: httpx.AsyncClient, backend: FakeBackend) -> None:
     response = await client.post("/predict", json={"inputs": []})
-    expected = (400, "input", "inputs: List should have at least 1 item after validation, not 0")
+    expected = (400, "input", "inputs: a text or a list of texts is needed")
     assert predict_error(response) == expected
     assert (backend.requests, backend.counted) == ([], [("/predict", 400)])
 

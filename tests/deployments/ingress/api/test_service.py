@@ -9,11 +9,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.service import LONG_TEXT_CHARS, InferService
+from deployments.ingress.api.service import InferService
 from deployments.ingress.core.dispatcher import Dispatcher
 from deployments.ingress.core.flights import Flight, Settle
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
+from earlyexit.codecs.text import LONG_CHARS, TextCodec
 from earlyexit.errors import (
     AdmissionError,
     DeadlineError,
@@ -96,10 +97,12 @@ class Desk(Dispatcher):
         self.settle(self.flights[index], outcome)
 
 
-def word_tokenizer() -> TextTokenizer:
+def word_codec() -> TextCodec:
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return TextTokenizer(tokenizer, MAX_LENGTH)
+    codec = TextCodec(MAX_LENGTH)
+    codec._tokenizer = TextTokenizer(tokenizer, MAX_LENGTH)
+    return codec
 
 
 @dataclass
@@ -111,7 +114,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.desk = Desk(self.clock)
-        self.service = InferService(word_tokenizer(), self.desk, self.settings, self.clock)
+        self.service = InferService(word_codec(), self.desk, self.settings, self.clock)
 
     async def start(self, request: InferRequest) -> asyncio.Task[list[Answer]]:
         """A request whose inputs have been submitted."""
@@ -123,7 +126,7 @@ class Scene:
 
 def ask(*texts: str, ids: Sequence[str] = (), truncate: bool = False, timeout_s: float | None = None) -> InferRequest:
     return InferRequest(
-        texts=texts, ids=tuple(ids) or tuple("abcdefgh"[: len(texts)]), truncate=truncate, timeout_s=timeout_s
+        rows=texts, ids=tuple(ids) or tuple("abcdefgh"[: len(texts)]), truncate=truncate, timeout_s=timeout_s
     )
 
 
@@ -249,26 +252,26 @@ async def test_a_caller_that_goes_away_gives_its_inputs_up() -> None:
     assert scene.desk.given_up == [("a", "abandoned")]
 
 
-class ThreadNoting(TextTokenizer):
+class ThreadNoting(TextCodec):
     """Notes where it was called."""
 
     def __init__(self) -> None:
-        plain = word_tokenizer()
-        super().__init__(plain._tokenizer, MAX_LENGTH)
+        super().__init__(MAX_LENGTH)
+        self._tokenizer = word_codec()._tokenizer
         self.on_main_thread: list[bool] = []
 
-    def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
+    def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         self.on_main_thread.append(threading.current_thread() is threading.main_thread())
-        return super().encode(texts, truncate=truncate)
+        return super().encode(rows, truncate=truncate)
 
 
 @pytest.mark.parametrize(
-    ("num_chars", "on_main_thread"), [(LONG_TEXT_CHARS, True), (LONG_TEXT_CHARS + 1, False)], ids=["short", "long"]
+    ("num_chars", "on_main_thread"), [(LONG_CHARS, True), (LONG_CHARS + 1, False)], ids=["short", "long"]
 )
 async def test_long_texts_are_tokenized_off_the_event_loop(num_chars: int, on_main_thread: bool) -> None:
-    tokenizer = ThreadNoting()
+    codec = ThreadNoting()
     clock = ManualClock()
-    service = InferService(tokenizer, Desk(clock), SETTINGS, clock)
+    service = InferService(codec, Desk(clock), SETTINGS, clock)
     with pytest.raises(InputError):
         await service.infer(ask("pay " * (num_chars // 4) + " " * (num_chars % 4)))
-    assert tokenizer.on_main_thread == [on_main_thread]
+    assert codec.on_main_thread == [on_main_thread]

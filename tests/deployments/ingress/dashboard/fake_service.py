@@ -30,6 +30,7 @@ from earlyexit.split import Split
 from earlyexit.store import ModelCard
 from optimizer.placement import PlacedPlan, initial_placement, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
+from tests.deployments.ingress.api.signatures import Described
 from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
 from tests.deployments.ingress.versions.version_fakes import FakeDesk
 from tests.model_cards import a_card
@@ -56,7 +57,7 @@ def plan(epoch: int) -> PlacedPlan:
 
 
 @dataclass
-class FakeService:
+class FakeService(Described):
     """What the page needs of an ingress and of everybody else; its fields may be changed while it is looked at."""
 
     has_controller: bool = True

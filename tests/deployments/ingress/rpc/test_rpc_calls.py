@@ -28,6 +28,7 @@ from earlyexit.errors import (
 )
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
+from tests.deployments.ingress.api.signatures import Described
 from tests.deployments.ingress.versions.version_fakes import FakeDesk, FakeServed
 from tests.model_cards import a_card
 
@@ -36,7 +37,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 @dataclass
-class FakeBackend:
+class FakeBackend(Described):
     """Answers label 0 for texts of even length and 1 for the others, unless it is told to fail."""
 
     card: ModelCard = CARD
@@ -54,7 +55,7 @@ class FakeBackend:
         self.requests.append(request)
         if self.failure is not None:
             raise self.failure
-        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.texts]
+        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.rows]
 
     def choose(self, request_id: str) -> Chosen | None:
         return self.chosen

@@ -5,11 +5,17 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.api.bodies import V2Reply
-from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
+from deployments.ingress.api.bodies import InferRequest, V2Reply
+from deployments.ingress.rpc.conversion import infer_response, read_message
+from deployments.ingress.rpc.conversion import parse_infer as parse_infer_of
 from deployments.ingress.rpc.messages import message_class
 from earlyexit.errors import InputError
 from earlyexit.wire import Answer
+from tests.deployments.ingress.api.signatures import TASK, TEXT
+
+
+def parse_infer(message: Any) -> tuple[InferRequest, V2Reply]:
+    return parse_infer_of(message, TEXT)
 
 
 def packed(*texts: bytes) -> bytes:
@@ -31,7 +37,7 @@ def request(
 def test_texts_come_as_raw_bytes_or_inside_the_tensor(shape: tuple[int, ...]) -> None:
     raw, _ = parse_infer(request(raw=[packed(b"pay", "café".encode())], shape=shape))
     inside, _ = parse_infer(request(contents=[b"pay", "café".encode()], shape=shape))
-    assert raw.texts == inside.texts == ("pay", "café")
+    assert raw.rows == inside.rows == ("pay", "café")
 
 
 def test_parameters_mean_what_they_mean_in_json() -> None:
@@ -61,12 +67,12 @@ def test_only_the_outputs_that_are_asked_for_are_sent() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "inputs.0: no elements; at least one text is needed"),
-        ({"contents": [b"pay", b""]}, "inputs.0: element 1 is empty"),
+        ({}, "inputs.0: no elements; at least one row is needed"),
+        ({"contents": [b"pay", b""]}, "text: element 1 is empty"),
         ({"contents": [b"pay"]}, r"inputs.0.shape: \[2\] does not fit 1 elements; \[1\] or \[1, 1\] would"),
-        ({"contents": [b"pay", b"\xff"]}, "inputs.0: element 1 is not UTF-8 at byte 0"),
+        ({"contents": [b"pay", b"\xff"]}, "text: element 1 is not UTF-8 at byte 0"),
         ({"raw": [packed(b"pay") + b"\x09\0\0\0x"]}, "inputs.0: element 1 ends beyond the bytes that were sent"),
-        ({"raw": [b"", b""]}, "raw_input_contents: 2 of them for one input"),
+        ({"raw": [b"", b""]}, "raw_input_contents: 2 of them for 1 inputs"),
         ({"raw": [packed(b"pay", b"bill")], "contents": [b"pay"]}, "inputs.0.contents: must be absent"),
         ({"tensor": {"name": "image"}}, "inputs.0.name: unknown input 'image'; the model takes 'text'"),
         ({"tensor": {"datatype": "FP32"}}, "inputs.0.datatype: 'FP32'; 'text' is BYTES"),
@@ -95,7 +101,7 @@ def test_a_bad_parameter_is_refused_in_the_words_of_json(name: str, choice: str,
 
 
 def test_other_than_one_input_and_unknown_outputs_are_refused() -> None:
-    with pytest.raises(InputError, match="inputs: 0 tensors; one is needed, 'text'"):
+    with pytest.raises(InputError, match="inputs: 'text' missing; the model takes 'text'"):
         parse_infer(message_class("ModelInferRequest")(model_name="intents"))
     message = request(contents=[b"pay", b"bill"])
     message.outputs.add(name="logits")
@@ -111,7 +117,7 @@ def test_what_is_no_message_is_refused() -> None:
 def test_answers_are_tensors_of_bytes() -> None:
     answers = [Answer(sample_id="", value=1, score=0.75, exit=2), Answer(sample_id="", value=0, score=0.5, exit=11)]
     reply = V2Reply(id="r7", outputs=("exit", "label", "score"), binary=frozenset())
-    response = infer_response(answers, ("bill", "café"), reply, "intents", "1")
+    response = infer_response(answers, TASK, reply, "intents", "1")
     assert (response.id, response.model_name, response.model_version) == ("r7", "intents", "1")
     assert [(each.name, each.datatype, list(each.shape)) for each in response.outputs] == [
         ("exit", "INT32", [2]),

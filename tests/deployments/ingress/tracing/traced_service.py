@@ -32,14 +32,15 @@ from deployments.stage.build import build_runner, starting_policy
 from deployments.stage.host import StageHost
 from deployments.stage.server import CallServer
 from earlyexit.clock import MonotonicClock
+from earlyexit.codecs import find_codec
 from earlyexit.split import Split
 from earlyexit.store import ModelCard, read_card
-from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
+from tests.deployments.ingress.api.signatures import Described
 from tests.deployments.ingress.versions.version_fakes import FakeDesk
 from tests.deployments.stage.small_model import save_small_model
 
@@ -94,7 +95,7 @@ class NoMetrics:
 
 
 @dataclass(slots=True, kw_only=True)
-class Backend:
+class Backend(Described):
     """What the routes need, and no more."""
 
     card: ModelCard
@@ -195,10 +196,8 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
             name="i",
             rng=random.Random(0),
         )
-        tokenizer = TextTokenizer.load(Path(settings.model), 8)
-        service = InferService(
-            tokenizer, dispatcher, settings, clock, trace=None if tracing is None else tracing.follow
-        )
+        codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
+        service = InferService(codec, dispatcher, settings, clock, trace=None if tracing is None else tracing.follow)
         backend = Backend(card=read_card(Path(settings.model)), service=service)
         watched = Stopwatch(build_app(backend, endpoint=None if tracing is None else tracing.endpoint))
         transport_to_app = httpx.ASGITransport(app=watched)

@@ -11,10 +11,14 @@ from deployments.ingress.versions.tally import (
     compared_figures,
     counts,
     growth,
+    losses_between,
     quantile_s,
     version_figures,
 )
 from deployments.reports import BUCKET
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
+from earlyexit.wire import Answer, Value
 
 
 def test_counts_of_two_ingresses_add_up() -> None:
@@ -49,9 +53,16 @@ def test_a_quantile_is_its_buckets_upper_end() -> None:
     assert quantile_s({0: 98, 10: 2}, 0.99) == pytest.approx(BUCKET**11)
 
 
+def answers(*values: Value) -> list[Answer]:
+    return [Answer(sample_id="", value=value, score=0.5, exit=0) for value in values]
+
+
 def test_labels_are_compared_input_by_input() -> None:
     tally = Tally()
-    tally.compare(["a", "b", "c"], ["a", "x", "c"])
+    names, turned = LabelTask(("a", "b", "c")), LabelTask(("c", "b", "a"))
+    tally.compare(losses_between(answers(0, 1, 2), names, answers(0, 0, 2), names))
+    by_name = losses_between(answers(0, 1, 2), names, answers(2, 2, 0), turned)
+    assert by_name == [0.0, 1.0, 0.0]
     assert compared_figures(tally) == {
         "inputs": 3,
         "same": 2,
@@ -60,6 +71,12 @@ def test_labels_are_compared_input_by_input() -> None:
         "requests_skipped": 0,
     }
     assert compared_figures(Tally())["agreement"] is None
+
+
+def test_numbers_differ_by_degrees() -> None:
+    tally, task = Tally(), RegressionTask(scale=2.0)
+    tally.compare(losses_between(answers(1.0, 1.0), task, answers(1.5, 9.0), task))
+    assert (tally.same, tally.other, compared_figures(tally)["inputs"]) == (0.75, 1.25, 2)
 
 
 def test_only_what_has_grown_is_told() -> None:

@@ -18,6 +18,7 @@ from deployments.ingress.versions.traffic import Traffic
 from earlyexit.errors import OfframpError
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer
+from tests.deployments.ingress.api.signatures import Described
 from tests.model_cards import a_card
 
 RUNNING = AppStatus(status="RUNNING")
@@ -29,11 +30,11 @@ def card(name: str = "intents", labels: tuple[str, ...] = ("bill", "card")) -> M
 
 def a_request(request_id: str = "r-1", *texts: str) -> InferRequest:
     texts = texts or ("pay",)
-    return InferRequest(texts=texts, ids=("",) * len(texts), truncate=False, timeout_s=None, request_id=request_id)
+    return InferRequest(rows=texts, ids=("",) * len(texts), truncate=False, timeout_s=None, request_id=request_id)
 
 
 @dataclass
-class FakeServed:
+class FakeServed(Described):
     """A version that gives every input one label, or fails."""
 
     version: str = "1"
@@ -47,7 +48,7 @@ class FakeServed:
         self.asked.append(request.request_id)
         if self.failure is not None:
             raise self.failure
-        return [Answer(sample_id="", value=self.label, score=0.75, exit=self.exit) for _ in request.texts]
+        return [Answer(sample_id="", value=self.label, score=0.75, exit=self.exit) for _ in request.rows]
 
 
 @dataclass

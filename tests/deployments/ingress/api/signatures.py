@@ -1,0 +1,45 @@
+"""Signatures of models that need no folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deployments.ingress.api.signature import Signature
+from earlyexit.codecs.image import ImageCodec
+from earlyexit.codecs.tensor import TensorCodec
+from earlyexit.codecs.text import TextCodec
+from earlyexit.codecs.text_pair import TextPairCodec
+from earlyexit.signature import DATATYPES
+from earlyexit.store import ModelCard
+from earlyexit.tasks import find_task
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+
+TASK = LabelTask(("bill", "café"))
+TEXT = Signature(TextCodec(max_length=8), TASK)
+PAIR = Signature(TextPairCodec(max_length=8), TASK)
+IMAGE = Signature(ImageCodec(height=2, width=3), TASK)
+NUMBERS = tuple(name for name in DATATYPES if name != "BYTES")
+
+
+class Described:
+    """What follows from a card of texts and labels, for whoever stands in for an ingress."""
+
+    card: ModelCard
+
+    @property
+    def task(self) -> Task:
+        return find_task(self.card.task)
+
+    @property
+    def signature(self) -> Signature:
+        return Signature(TEXT.codec, self.task)
+
+
+def tensors(*columns: dict[str, Any]) -> Signature:
+    return Signature(TensorCodec(columns), TASK)
+
+
+def tensor(datatype: str, *shape: int) -> Signature:
+    """Of one column, `x`."""
+    return tensors({"name": "x", "datatype": datatype, "shape": list(shape)})
