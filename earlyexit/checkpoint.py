@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.model import EarlyExitModel, ModelInfo
 from earlyexit.named import NamedSpec, is_own
-from earlyexit.ramps import Pooling, RampStyle, build_ramp, pooled_size
+from earlyexit.ramps import Pooling, Ramp, RampStyle, build_ramp, pooled_size
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tokenizer import TOKENIZER_FILE
+
+STATE_DICTS = (".th", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,9 @@ class RampOptions:
 
 
 def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, str]:
-    """A checkpoint's network and its family's name; `source` is a local folder, a hub name, or `module:function`.
+    """A checkpoint's network and its family's name.
+
+    `source` is a local folder, a hub name, a file of a ResNet's state dict (.th, .pt, .pth), or `module:function`.
 
     `pairs`: its inputs are pairs of texts.
 
@@ -44,6 +48,10 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
         from earlyexit.families.own import OwnFamily
 
         return OwnFamily(source).pretrained(), source
+    if source.endswith(STATE_DICTS):
+        from earlyexit.families.resnet import ResNet
+
+        return ResNet().from_file(Path(source)), ResNet.name
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
@@ -96,7 +104,6 @@ def add_ramps(
     The labels are then in the checkpoint's order, which is that of its classifier's outputs.
     """
     task, head = _with_head(pretrained, task)
-    head_style: RampStyle = ramps.style if head is None else ("pooler" if head.activation == "tanh" else "pooler-relu")
     info = ModelInfo(
         name=name,
         family=family,
@@ -104,8 +111,8 @@ def add_ramps(
         task=task,
         ramp_style=ramps.style,
         pooling=ramps.pooling,
-        head_style=head_style,
-        head_pooling=ramps.pooling if head is None else "first",
+        head_style=ramps.style if head is None else head.style,
+        head_pooling=ramps.pooling if head is None else head.pooling,
         provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
     )
     model = assemble(info, pretrained.backbone, ramps.at)
@@ -123,10 +130,13 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     longest = info.codec.get("max_length", 1)
     if longest > backbone.max_length:
         raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")
-    sizes = [pooled_size(backbone.boundary(block)[0].shape) for block in range(backbone.num_blocks)]
-    outputs = info.task.num_outputs
-    ramps = {block: build_ramp(info.ramp_style, sizes[block], outputs, info.pooling) for block in at}
-    head = build_ramp(info.head_style, sizes[last], outputs, info.head_pooling)
+
+    def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:
+        size = pooled_size(backbone.boundary(block)[0].shape, pooling)
+        return build_ramp(style, size, info.task.num_outputs, pooling)
+
+    ramps = {block: exit_head(block, info.ramp_style, info.pooling) for block in at}
+    head = exit_head(last, info.head_style, info.head_pooling)
     return EarlyExitModel(info, backbone, ramps, head).eval()
 
 
@@ -136,9 +146,11 @@ def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | No
     if head is None:
         return task, None
     if isinstance(task, RegressionTask) and len(head.weights["classifier.bias"]) == 1:
-        return task, FinalHead(activation=head.activation, weights=_in_units_of(task, head.weights))
+        return task, replace(head, weights=_in_units_of(task, head.weights))
     if isinstance(task, LabelTask) and names is not None and sorted(names) == sorted(task.label_names):
         return LabelTask(names), head
+    if isinstance(task, LabelTask) and names is None and len(head.weights["classifier.bias"]) == task.num_outputs:
+        return task, head
     return task, None
 
 

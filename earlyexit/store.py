@@ -50,10 +50,10 @@ class ModelCard(BaseModel):
     """What answers are: the task's name, and its settings beside it."""
     boundaries: tuple[tuple[TensorCard, ...], ...]
     """What crosses after every block, so that hops can be planned without building the network."""
-    ramp_style: Literal["light", "pooler", "pooler-relu"]
-    pooling: Literal["mean", "first"]
-    head_style: Literal["light", "pooler", "pooler-relu"]
-    head_pooling: Literal["mean", "first"]
+    ramp_style: Literal["light", "mlp", "pooler", "pooler-relu"]
+    pooling: Literal["mean", "first", "grid"]
+    head_style: Literal["light", "mlp", "pooler", "pooler-relu"]
+    head_pooling: Literal["mean", "first", "grid"]
     ramps: tuple[int, ...]
     num_blocks: int = Field(gt=0)
     provenance: dict[str, Any]

@@ -13,7 +13,7 @@ from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Tensors
 from earlyexit.ramps import Pooling
-from earlyexit.ramps.base import pool, pooled_size
+from earlyexit.ramps.pooling import pool, pooled_size
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.wire import entering
@@ -65,8 +65,10 @@ def pooled_features(
     One pass over the backbone; float32 on the host, N * D * 4 bytes per exit.
     """
     wanted = _exits_and_poolings(model)
-    sizes = {at: pooled_size(model.boundary(at)[0].shape) for at, _ in wanted}
-    features = {(at, pooling): torch.empty(len(encoded), sizes[at]) for at, pooling in wanted}
+    features = {
+        (at, pooling): torch.empty(len(encoded), pooled_size(model.boundary(at)[0].shape, pooling))
+        for at, pooling in wanted
+    }
     done = 0
     for rows in batches_by_length(encoded, batch):
         values, layout = pack([encoded[row] for row in rows], model.device)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "bert": "earlyexit.families.bert:Bert",
     "distilbert": "earlyexit.families.distilbert:DistilBert",
+    "resnet": "earlyexit.families.resnet:ResNet",
     "roberta": "earlyexit.families.roberta:Roberta",
 }
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from earlyexit.boundary import Boundary
 from earlyexit.layout import Layout
+from earlyexit.named import NamedSpec
 from earlyexit.piece import Tensors
+from earlyexit.ramps import Pooling, RampStyle
 
 JsonDict = dict[str, Any]
 
@@ -55,11 +57,12 @@ class Backbone(nn.Module, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalHead:
-    """The head that a checkpoint carries: dense, activation, linear on the first token."""
+    """The head that a checkpoint carries: that of a ramp style, with its weights."""
 
-    activation: str
+    style: RampStyle
+    pooling: Pooling
     weights: Mapping[str, Tensor]
-    """Keys `dense.weight`, `dense.bias`, `classifier.weight`, `classifier.bias`."""
+    """As that style names them; `classifier.weight` and `classifier.bias` in any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,9 @@ class Pretrained:
     head: FinalHead | None
     """None where the checkpoint is a bare encoder."""
     label_names: tuple[str, ...] | None
+    """In the order of the head's outputs; None where the checkpoint does not say: the order is then the alphabet's."""
+    codec: NamedSpec | None = None
+    """How its inputs are encoded; None where the data says it."""
 
 
 class Family(ABC):

@@ -62,5 +62,5 @@ class Bert(Family):
         copy_blocks(backbone, weights, "encoder.layer.{}.", BLOCK_NAMES)
         if not classifies:
             return Pretrained(backbone=backbone, head=None, label_names=None)
-        head = final_head("tanh", encoder.pooler.dense, hf_model.classifier)
+        head = final_head("pooler", encoder.pooler.dense, hf_model.classifier)
         return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))

@@ -58,5 +58,5 @@ class DistilBert(Family):
         copy_blocks(backbone, weights, "transformer.layer.{}.", BLOCK_NAMES)
         if not classifies:
             return Pretrained(backbone=backbone, head=None, label_names=None)
-        head = final_head("relu", hf_model.pre_classifier, hf_model.classifier)
+        head = final_head("pooler-relu", hf_model.pre_classifier, hf_model.classifier)
         return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))

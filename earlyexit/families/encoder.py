@@ -19,6 +19,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, FinalHead, JsonDict
 from earlyexit.layout import Layout
 from earlyexit.piece import Tensors
+from earlyexit.ramps import RampStyle
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -192,11 +193,11 @@ def copy_embeddings(
     )
 
 
-def final_head(activation: str, dense: nn.Linear, classifier: nn.Linear) -> FinalHead:
+def final_head(style: RampStyle, dense: nn.Linear, classifier: nn.Linear) -> FinalHead:
     """The head of a fine-tuned checkpoint: dense, activation, classifier."""
     parts = {"dense": dense, "classifier": classifier}
     weights = {f"{name}.{kind}": tensor for name, part in parts.items() for kind, tensor in part.state_dict().items()}
-    return FinalHead(activation=activation, weights=weights)
+    return FinalHead(style=style, pooling="first", weights=weights)
 
 
 def label_names(hf_config: object) -> tuple[str, ...] | None:

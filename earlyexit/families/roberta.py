@@ -35,5 +35,5 @@ class Roberta(Family):
         copy_blocks(backbone, weights, "encoder.layer.{}.", BLOCK_NAMES)
         if not classifies:
             return Pretrained(backbone=backbone, head=None, label_names=None)
-        head = final_head("tanh", hf_model.classifier.dense, hf_model.classifier.out_proj)
+        head = final_head("pooler", hf_model.classifier.dense, hf_model.classifier.out_proj)
         return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from earlyexit.ramps.base import Pooling, Ramp, pooled_size
+from earlyexit.ramps.base import Ramp
 from earlyexit.ramps.light import LightRamp
+from earlyexit.ramps.mlp import MlpRamp
 from earlyexit.ramps.pooler import PoolerRamp
+from earlyexit.ramps.pooling import Pooling, pooled_size
 
-RampStyle = Literal["light", "pooler", "pooler-relu"]
+RampStyle = Literal["light", "mlp", "pooler", "pooler-relu"]
 
 
 def build_ramp(style: RampStyle, size: int, num_outputs: int, pooling: Pooling) -> Ramp:
@@ -19,10 +21,12 @@ def build_ramp(style: RampStyle, size: int, num_outputs: int, pooling: Pooling) 
     match style:
         case "light":
             return LightRamp(size, num_outputs, pooling=pooling)
+        case "mlp":
+            return MlpRamp(size, num_outputs, pooling=pooling)
         case "pooler":
             return PoolerRamp(size, num_outputs, pooling=pooling)
         case "pooler-relu":
             return PoolerRamp(size, num_outputs, pooling=pooling, activation="relu")
 
 
-__all__ = ["LightRamp", "PoolerRamp", "Pooling", "Ramp", "RampStyle", "build_ramp", "pooled_size"]
+__all__ = ["LightRamp", "MlpRamp", "PoolerRamp", "Pooling", "Ramp", "RampStyle", "build_ramp", "pooled_size"]

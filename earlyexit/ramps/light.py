@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from earlyexit.ramps.base import Pooling, Ramp
+from earlyexit.ramps.base import Ramp
+from earlyexit.ramps.pooling import Pooling
 
 
 class LightRamp(Ramp):

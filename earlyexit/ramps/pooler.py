@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from earlyexit.ramps.base import Pooling, Ramp
+from earlyexit.ramps.base import Ramp
+from earlyexit.ramps.pooling import Pooling
 
 
 class PoolerRamp(Ramp):

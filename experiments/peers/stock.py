@@ -126,7 +126,7 @@ def pad(encoded: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
 
 
 def pool_padded(hidden_BTD: Tensor, mask_BT: Tensor, pooling: Pooling) -> Tensor:
-    """`earlyexit.ramps.base.pool` of a padded hidden state; (B, D)."""
+    """`earlyexit.ramps.pooling.pool` of a padded hidden state; (B, D)."""
     if pooling == "first":
         return hidden_BTD[:, 0]
     weight_BT1 = mask_BT[:, :, None].float()

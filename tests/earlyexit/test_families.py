@@ -219,7 +219,7 @@ def test_random_models_of_one_seed_are_equal_and_of_another_are_not() -> None:
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ModelFolderError, match="unknown model family 'gpt2'; known: bert, distilbert, roberta"):
+    with pytest.raises(ModelFolderError, match="unknown model family 'gpt2'; known: bert, distilbert, resnet, roberta"):
         find_family("gpt2")
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from earlyexit.layout import Layout
-from earlyexit.ramps.base import Pooling, pool
+from earlyexit.ramps.pooling import Pooling, pool
 
 
 def layout_of(*lengths: int) -> Layout:

@@ -9,7 +9,7 @@ from earlyexit.checkpoint import RampOptions, add_ramps, random_model
 from earlyexit.families import find_family
 from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.model import EarlyExitModel
-from earlyexit.ramps.base import pool
+from earlyexit.ramps.pooling import pool
 from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import ValueArray
@@ -87,7 +87,9 @@ def test_a_head_that_a_checkpoint_brought_is_kept() -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = {"dense.weight": (32, 32), "dense.bias": (32,), "classifier.weight": (2, 32), "classifier.bias": (2,)}
     head = FinalHead(
-        activation="tanh", weights={name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        style="pooler",
+        pooling="first",
+        weights={name: torch.randn(shape, generator=generator) for name, shape in shapes.items()},
     )
     pretrained = Pretrained(backbone=find_family("bert").build(SIZES), head=head, label_names=("no", "yes"))
     model = add_ramps(

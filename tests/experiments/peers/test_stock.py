@@ -60,7 +60,7 @@ def test_an_answer_does_not_depend_on_its_batch_mates(tmp_path: Path, kernel: Ke
     assert [each.score for each in alone] == pytest.approx([each.score for each in together], abs=1e-5)
 
 
-@pytest.mark.parametrize("pooling", get_args(Pooling))
+@pytest.mark.parametrize("pooling", ["mean", "first"])
 def test_the_transformers_kernel_pools_as_the_model_does(tmp_path: Path, pooling: Pooling) -> None:
     make_model(tmp_path)  # for its tokenizer
     sizes = SIZES | {"max_length": 12}

@@ -1,0 +1,194 @@
+"""ResNets beside a forward pass written anew on the checkpoint's own tensors, and beside published accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.codecs.image import ImageCodec
+from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.resnet import ResNet, ResNetBackbone, ResNetConfig
+from earlyexit.model import EarlyExitModel
+from earlyexit.record import exit_outputs
+from earlyexit.store import load_model, save_model
+from earlyexit.tasks.label import LabelTask
+from experiments.data import data_folder
+from tests.earlyexit.checkpoints import resnet_state
+
+TEST_IMAGES = "cifar10/lossless/cifar10_test_5000_webp.zip"
+
+
+def reference_logits(state: Mapping[str, Tensor], images: Tensor) -> Tensor:
+    """He et al., section 4.2, option A, on tensors as the usual implementation names them; images (B, H, W, 3)."""
+
+    def norm(values: Tensor, name: str) -> Tensor:
+        mean, variance, scale, shift = (
+            state[f"{name}.{kind}"].view(1, -1, 1, 1) for kind in ("running_mean", "running_var", "weight", "bias")
+        )
+        return (values - mean) / (variance + 1e-5).sqrt() * scale + shift
+
+    pixels = images.movedim(-1, 1).double() / 255
+    mean, deviation = (
+        torch.tensor(c).double().view(1, 3, 1, 1) for c in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    hidden = norm(conv2d((pixels - mean) / deviation, state["conv1.weight"], padding=1), "bn1").clamp(min=0)
+    for stage in (1, 2, 3):
+        block = 0
+        while (name := f"layer{stage}.{block}") + ".conv1.weight" in state:
+            weight = state[f"{name}.conv1.weight"]
+            wider = len(weight) - hidden.shape[1]
+            inner = norm(conv2d(hidden, weight, padding=1, stride=2 if wider else 1), f"{name}.bn1").clamp(min=0)
+            inner = norm(conv2d(inner, state[f"{name}.conv2.weight"], padding=1), f"{name}.bn2")
+            if wider:
+                small = hidden[:, :, ::2, ::2]
+                zeros = small.new_zeros(len(small), wider // 2, *small.shape[2:])
+                hidden = torch.cat([zeros, small, zeros], dim=1)
+            hidden = (inner + hidden).clamp(min=0)
+            block += 1
+    return hidden.mean((2, 3)) @ state["linear.weight"].T + state["linear.bias"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A ResNet-14 with random weights, as its authors save one."""
+    path = tmp_path / "resnet14.th"
+    state = {f"module.{name}": tensor for name, tensor in resnet_state(blocks_per_stage=2).items()}
+    torch.save({"state_dict": state, "best_prec1": 10.0}, path)
+    return path
+
+
+def model_of(checkpoint: Path, ramps: RampOptions | None = None) -> EarlyExitModel:
+    pretrained, family = load_pretrained(str(checkpoint))
+    assert pretrained.codec is not None
+    names = [f"class-{k}" for k in range(10)]
+    return add_ramps(
+        pretrained,
+        name="m",
+        family=family,
+        codec=pretrained.codec,
+        task=LabelTask(names),
+        ramps=ramps or RampOptions(pooling="grid"),
+    )
+
+
+def images(count: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), dtype=np.uint8))
+
+
+def uncut_logits(model: EarlyExitModel, pixels: Tensor) -> Tensor:
+    codec = ImageCodec(32, 32)
+    return exit_outputs(model, codec.encode(list(pixels.numpy())))[model.num_blocks - 1]
+
+
+def test_logits_are_those_of_the_checkpoints_own_tensors(checkpoint: Path) -> None:
+    pixels = images(9)
+    state = {name: tensor.double() for name, tensor in resnet_state(blocks_per_stage=2).items()}
+    expected = reference_logits(state, pixels).float()
+    torch.testing.assert_close(uncut_logits(model_of(checkpoint), pixels), expected, rtol=0, atol=1e-4)
+
+
+def test_a_state_dict_alone_without_prefixes_is_the_same_network(checkpoint: Path, tmp_path: Path) -> None:
+    torch.save(resnet_state(blocks_per_stage=2), tmp_path / "bare.pt")
+    both = [uncut_logits(model_of(path), images(3)) for path in (checkpoint, tmp_path / "bare.pt")]
+    assert both[0].equal(both[1])
+
+
+def test_the_hidden_state_has_the_shape_that_the_boundary_says() -> None:
+    for depth, side in ((8, 32), (20, 32), (14, 30), (14, 33)):
+        backbone = ResNetBackbone(ResNetConfig(depth=depth, side=side)).eval()
+        pixels = torch.zeros(2, side, side, 3, dtype=torch.uint8)
+        [spec] = backbone.inputs
+        assert (spec.shape, spec.dtype) == (pixels.shape[1:], "uint8")
+        with torch.inference_mode():
+            hidden = backbone.stem(pixels)
+            for block in range(backbone.num_blocks):
+                hidden = backbone.blocks[block](hidden)
+                assert tuple(hidden.shape[1:]) == backbone.boundary(block)[0].shape
+
+
+def test_depths_are_of_the_family() -> None:
+    assert [ResNetConfig(depth=depth).num_blocks for depth in (20, 32, 44, 56, 110)] == [9, 15, 21, 27, 54]
+    with pytest.raises(ModelFolderError, match=r"a depth of 6n \+ 2 layers is needed \(20, 32, 44, 56, 110\), not 18"):
+        ResNetConfig(depth=18)
+
+
+def test_a_saved_model_is_loaded_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
+    model = model_of(checkpoint)
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert uncut_logits(loaded, images(4)).equal(uncut_logits(model, images(4)))
+    assert loaded.info.codec == {"name": "image", "height": 32, "width": 32}
+
+
+def test_bfloat16_moves_logits_by_little(checkpoint: Path, tmp_path: Path) -> None:
+    model = model_of(checkpoint)
+    save_model(model, tmp_path / "model")
+    coarse = load_model(tmp_path / "model", dtype=torch.bfloat16)
+    exact = uncut_logits(model, images(4))
+    assert (uncut_logits(coarse, images(4)) - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param({"state_dict": {"w": torch.zeros(1)}}, "holds no ResNet of the 6n", id="another network"),
+        pytest.param([1], "holds no state dict", id="a list"),
+        pytest.param({"state_dict": {"w": 3}}, "holds no state dict", id="numbers"),
+    ],
+)
+def test_files_that_hold_something_else_are_refused(tmp_path: Path, content: object, message: str) -> None:
+    torch.save(content, tmp_path / "x.th")
+    with pytest.raises(ModelFolderError, match=message):
+        load_pretrained(str(tmp_path / "x.th"))
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.th").write_bytes(b"weights")
+    with pytest.raises(ModelFolderError, match=r"x\.th cannot be read as weights"):
+        load_pretrained(str(tmp_path / "x.th"))
+    with pytest.raises(ModelFolderError, match=r"gone\.th cannot be read as weights"):
+        load_pretrained(str(tmp_path / "gone.th"))
+
+
+def test_a_tensor_too_few_is_named(tmp_path: Path) -> None:
+    state = resnet_state(blocks_per_stage=2)
+    del state["layer2.1.bn2.bias"]
+    torch.save(state, tmp_path / "x.th")
+    with pytest.raises(ModelFolderError, match=r"does not fit a ResNet-14: .*blocks\.3\.norm_2\.bias"):
+        load_pretrained(str(tmp_path / "x.th"))
+
+
+def test_no_transformers_model_is_one() -> None:
+    with pytest.raises(ModelFolderError, match="ResNets come as files of a state dict"):
+        ResNet().from_transformers(object())
+
+
+@pytest.fixture(scope="module")
+def test_part() -> LabelledRows:
+    folder = data_folder()
+    if folder is None or not (folder / TEST_IMAGES).is_file():
+        pytest.skip(f"{TEST_IMAGES} is not in OFFRAMP_DATA")
+    return read_labelled(folder / TEST_IMAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("depth", "accuracy"), [(20, 0.9142), (32, 0.9226)], ids=["resnet-20", "resnet-32"])
+def test_accuracies_are_those_measured_elsewhere(test_part: LabelledRows, depth: int, accuracy: float) -> None:
+    folder = data_folder()
+    assert folder is not None
+    pretrained, family = load_pretrained(str(folder / f"resnet_cifar10/resnet{depth}.th"))
+    assert pretrained.codec is not None
+    task = LabelTask(test_part.label_names)
+    model = add_ramps(pretrained, name="m", family=family, codec=pretrained.codec, task=task, ramps=RampOptions(at=()))
+    codec = ImageCodec(32, 32)
+    outputs = exit_outputs(model, codec.encode(codec.from_columns(test_part.columns)))[model.num_blocks - 1]
+    found = float((outputs.argmax(-1).numpy() == task.targets(test_part.labels)).mean())
+    assert round(found, 4) == accuracy
