@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
 from earlyexit.image_files import is_images, open_images
+from earlyexit.signature import DATATYPES, Column, Encoded
 from earlyexit.text_tables import read_table
+
+if TYPE_CHECKING:
+    from earlyexit.codecs.base import Codec
 
 Array = npt.NDArray[Any]
 TEXT, PAIR, IMAGE = "text", "text_pair", "image"
@@ -61,6 +65,21 @@ class LabelledRows:
             rows = [row for row, label in enumerate(self.labels) if label == name]
             held.update(rng.sample(rows, min(round(len(rows) * share), len(rows) - 1)))
         return self.select(row for row in range(len(self)) if row not in held), self.select(sorted(held))
+
+    def encode(self, codec: Codec[Any]) -> list[Encoded]:
+        """What a network takes, one per row, too long ones cut.
+
+        Raises DataError where the rows are not of the codec's kind, InputError for a row that cannot be encoded.
+        """
+        forms = codec.inputs
+        if {form.name for form in forms} != set(self.columns):
+            wanted = ", ".join(dict.fromkeys(form.name for form in forms))
+            raise DataError(f"the model takes {wanted}; the data holds {', '.join(self.columns)}")
+        columns = {
+            name: _fitting(name, column, [form for form in forms if form.name == name])
+            for name, column in self.columns.items()
+        }
+        return codec.encode(codec.from_columns(columns), truncate=True)
 
     def select(self, rows: Iterable[int]) -> LabelledRows:
         """The rows at the given positions, in the given order."""
@@ -150,6 +169,25 @@ def _read_arrays(path: Path) -> LabelledRows:
     if not len(labels):
         raise DataError(f"{path}: no rows")
     return LabelledRows(columns=arrays, labels=tuple(map(str, labels.tolist())))
+
+
+def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:
+    """A column in the first form that it can take without loss of its kind."""
+    for form in forms:
+        if form.datatype == "BYTES":
+            if column.dtype.kind == "O":
+                return column
+        elif _has_shape(column, form) and np.can_cast(column.dtype, DATATYPES[form.datatype], "same_kind"):
+            return column.astype(DATATYPES[form.datatype], copy=False)
+    allowed = " or ".join(f"{'/'.join(form.datatypes)} of the shape {list(form.shape)}" for form in forms)
+    raise DataError(
+        f"{name!r} holds {column.dtype.name} of the shape {list(column.shape[1:])}; the model takes {allowed}"
+    )
+
+
+def _has_shape(column: Array, form: Column) -> bool:
+    row = column.shape[1:]
+    return len(row) == len(form.shape) and all(size in (-1, has) for size, has in zip(form.shape, row, strict=True))
 
 
 def _objects(values: Iterable[Any]) -> Array:

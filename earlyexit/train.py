@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Tensors
-from earlyexit.ramps import Pooling
+from earlyexit.ramps import Pooling, Ramp
 from earlyexit.ramps.pooling import pool, pooled_size
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import Task, ValueArray
@@ -20,6 +20,8 @@ from earlyexit.wire import entering
 
 Progress = Callable[[str, int, int], None]
 """(what is done, how much, of how much)."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of an exit's outputs (B, C) for the inputs at the given positions (B,)."""
 
 
 def no_progress(what: str, done: int, total: int) -> None:
@@ -35,6 +37,8 @@ class TrainOptions:
     learning_rate: float = 1e-2
     weight_decay: float = 0.1
     label_smoothing: float = 0.0
+    imitate: bool = False
+    """Whether ramps learn of the full model's outputs, not of the labels; of ramps on a frozen backbone."""
     seed: int = 0
     progress: Progress = field(default=no_progress)
 
@@ -91,38 +95,65 @@ def train_ramps(
     """
     options = options or TrainOptions()
     features = pooled_features(model, encoded, progress=options.progress)
-    heads = {block: model.exit_head(block) for block in model.ramp_indices}
-    if "head" not in model.info.provenance:
-        heads[model.num_blocks - 1] = model.head
+    last = model.num_blocks - 1
+    ramps = {block: model.exit_head(block) for block in model.ramp_indices}
+    head = {} if "head" in model.info.provenance else {last: model.head}
+    if not options.imitate:
+        _train_heads(model, ramps | head, features, _by_answers(model.task, targets, options), options)
+        return
+    if head:
+        _train_heads(model, head, features, _by_answers(model.task, targets, options), options)
+    with torch.inference_mode():
+        full_NC = model.head.classify(features[last, model.head.pooling].to(model.device)).cpu()
+    _train_heads(model, ramps, features, _by_outputs(model.task, full_NC), options)
+
+
+def _train_heads(
+    model: EarlyExitModel,
+    heads: Mapping[int, Ramp],
+    features: Mapping[tuple[int, Pooling], Tensor],
+    loss_of: Loss,
+    options: TrainOptions,
+) -> None:
     inputs = {block: features[block, head.pooling] for block, head in heads.items()}
-    targets_N = torch.from_numpy(targets)
     device = model.device
 
     def loss(rows: Tensor) -> Tensor:
-        outputs = [head.classify(inputs[at][rows].to(device)) for at, head in heads.items()]
-        return _mean_loss(model.task, outputs, targets_N[rows].to(device), options)
+        losses = [loss_of(head.classify(inputs[at][rows].to(device)), rows) for at, head in heads.items()]
+        return torch.stack(losses).mean()
 
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
     for head in heads.values():
         head.train()
-    _descend(parameters, loss, len(targets), options)
+    _descend(parameters, loss, len(next(iter(inputs.values()))), options)
     model.eval()
+
+
+def _by_answers(task: Task, targets: ValueArray, options: TrainOptions) -> Loss:
+    targets_N = torch.from_numpy(targets)
+    return lambda outputs_BC, rows: task.training_loss(
+        outputs_BC, targets_N[rows].to(outputs_BC.device), label_smoothing=options.label_smoothing
+    )
+
+
+def _by_outputs(task: Task, full_NC: Tensor) -> Loss:
+    return lambda outputs_BC, rows: task.imitation_loss(outputs_BC, full_NC[rows].to(outputs_BC.device))
 
 
 def train_jointly(
     model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: TrainOptions = JOINT_OPTIONS
 ) -> None:
     """Train backbone, ramps and head together on the average of all heads' losses, equal weights (PAME section 5.2)."""
-    targets_N = torch.from_numpy(targets)
+    loss_of = _by_answers(model.task, targets, options)
 
     def loss(rows: Tensor) -> Tensor:
         values, layout = pack([encoded[row] for row in rows.tolist()], model.device)
-        outputs = []
+        losses = []
         for block in range(model.num_blocks):
             values = model.run_blocks(block, block + 1, values, layout)
             if block in model.ramp_indices or block == model.num_blocks - 1:
-                outputs.append(model.exit_head(block)(values[0], layout))
-        return _mean_loss(model.task, outputs, targets_N[rows].to(model.device), options)
+                losses.append(loss_of(model.exit_head(block)(values[0], layout), rows))
+        return torch.stack(losses).mean()
 
     model.requires_grad_(True)
     model.train()
@@ -134,11 +165,6 @@ def train_jointly(
 def _exits_and_poolings(model: EarlyExitModel) -> list[tuple[int, Pooling]]:
     exits = [*model.ramp_indices, model.num_blocks - 1]
     return [(block, model.exit_head(block).pooling) for block in exits]
-
-
-def _mean_loss(task: Task, outputs: Sequence[Tensor], targets_B: Tensor, options: TrainOptions) -> Tensor:
-    losses = [task.training_loss(each, targets_B, label_smoothing=options.label_smoothing) for each in outputs]
-    return torch.stack(losses).mean()
 
 
 def _descend(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
 from optimizer.plan import PolicySpec
@@ -78,14 +79,13 @@ def calibrate(
 
     from earlyexit.record import exit_outputs
     from earlyexit.store import load_model, save_model
-    from earlyexit.tokenizer import TextTokenizer
     from earlyexit.train import no_progress
     from offramp.provenance import provenance
     from optimizer.thresholds import divide, learn_then_test
 
     _check_rows(data, job)
     model = load_model(folder)
-    encoded = TextTokenizer.load(folder, model.max_length).encode(data.texts, truncate=True)
+    encoded = data.encode(find_codec(model.info.codec, folder))
     labels = model.task.targets(data.labels)
     design, tested = divide(len(data), job.design_share, job.seed)
     model.temperatures_E.fill_(1.0)
@@ -136,14 +136,13 @@ def record_exits(
     *,
     progress: Progress | None = None,
 ) -> ExitRecords:
-    """Exit records of labelled texts under a calibrated model, for evaluation."""
+    """Exit records of labelled rows under a calibrated model, for evaluation."""
     from earlyexit.record import exit_outputs
     from earlyexit.store import load_model
-    from earlyexit.tokenizer import TextTokenizer
     from earlyexit.train import no_progress
 
     model = load_model(folder)
-    encoded = TextTokenizer.load(folder, model.max_length).encode(data.texts, truncate=True)
+    encoded = data.encode(find_codec(model.info.codec, folder))
     logits = exit_outputs(model, encoded, progress=progress or no_progress)
     return records_from_logits(logits, policy, model.task, model.task.targets(data.labels), ids=ids)
 

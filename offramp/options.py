@@ -106,11 +106,24 @@ DEVICE_NAMES = ("cpu", "cuda")
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]
 Backend = Annotated[str, typer.Option(help="torch or onnx.", **completes(BACKENDS))]
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
-DataFile = Annotated[Path, typer.Option("--data", help="Labelled texts: .csv, .tsv, .jsonl, or CLINC150's .json.")]
+DataFile = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        help="Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per "
+        "label, or arrays with `labels` (.npz).",
+    ),
+]
 TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
+PairColumn = Annotated[str | None, typer.Option(help="Column with the second text, where rows are pairs.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]
 ProblemFilePath = Annotated[Path, typer.Argument(metavar="PROBLEM", help="Plan problem, YAML or JSON.")]
-Part = Annotated[str | None, typer.Option(help="Which list of a CLINC150 file: train, val, test.", **completes(PARTS))]
+Part = Annotated[
+    str | None,
+    typer.Option(
+        help="Which list of a CLINC150 file, or folder above the labels': train, val, test.", **completes(PARTS)
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 ApiKeyFile = Annotated[

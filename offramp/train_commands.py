@@ -20,6 +20,7 @@ from offramp.options import (
     DataFile,
     LabelColumn,
     ModelFolder,
+    PairColumn,
     Part,
     Seed,
     TextColumn,
@@ -50,21 +51,36 @@ def train(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
     text_column: TextColumn = "text",
+    pair_column: PairColumn = None,
     label_column: LabelColumn = "label",
     part: Part = None,
+    task: Annotated[str, typer.Option(help="label, regression, or your own module:function.")] = "label",
+    codec: Annotated[
+        str | None, typer.Option(help="Your own, module:function; default: as the network and the data say.")
+    ] = None,
     ramp_style: Annotated[
-        str, typer.Option(help="light (pooling and linear) or pooler (DeeBERT's).", **completes(RAMP_STYLES))
+        str,
+        typer.Option(
+            help="light (pooling and linear), mlp (one hidden layer of 64) or pooler (DeeBERT's).",
+            **completes(RAMP_STYLES),
+        ),
     ] = "light",
-    pooling: Annotated[str, typer.Option(help="mean or first (token).", **completes(POOLINGS))] = "mean",
+    pooling: Annotated[
+        str,
+        typer.Option(help="mean (of tokens, or a map), first (token) or grid (of a map).", **completes(POOLINGS)),
+    ] = "mean",
     ramps: Annotated[
         str | None, typer.Option(help="Blocks that get a ramp, like 0,2,4; default: all but the last.")
     ] = None,
     joint: Annotated[bool, typer.Option("--joint", help="Train the whole model, not only its ramps.")] = False,
+    imitate: Annotated[
+        bool, typer.Option("--imitate", help="Have ramps learn of the full model's outputs, not of the labels.")
+    ] = False,
     max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
     hold_out: Annotated[
-        float | None, typer.Option(help="Share of each label's rows to keep from training: held_out.csv in --out.")
+        float | None, typer.Option(help="Share of each label's rows to keep from training: held_out in --out.")
     ] = None,
     seed: Seed = 0,
 ) -> None:
@@ -75,7 +91,7 @@ def train(
     from offramp.training import TrainJob, head_in_words, resolve_backbone
     from offramp.training import train as run_training
 
-    texts = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
+    rows = read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)
     options = RampOptions(
         style=choice("ramp-style", ramp_style, RAMP_STYLES),
         pooling=choice("pooling", pooling, POOLINGS),
@@ -85,8 +101,11 @@ def train(
         backbone=resolve_backbone(backbone),
         tokenizer=None if tokenizer is None else resolve_backbone(tokenizer),
         name=name or out.resolve().name,
+        codec=codec,
+        task=task,
         ramps=options,
         joint=joint,
+        imitate=imitate,
         max_length=max_length,
         epochs=epochs,
         learning_rate=learning_rate,
@@ -94,10 +113,11 @@ def train(
         source=str(data),
     )
     if hold_out is not None:
-        texts = _hold_out(texts, hold_out, seed, out)
+        rows = _hold_out(rows, hold_out, seed, out)
     with progress_bars() as progress:
-        model = run_training(job, texts, out, progress=progress)
-    print(f"{len(texts)} texts, {model.task.num_outputs} labels, ramps after blocks {list(model.ramp_indices)}: {out}")
+        model = run_training(job, rows, out, progress=progress)
+    labels = "" if task != "label" else f" {model.task.num_outputs} labels,"
+    print(f"{len(rows)} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
     print(f"head of the full model: {head_in_words(model)}")
 
 
@@ -106,6 +126,7 @@ def calibrate(
     model: ModelFolder,
     data: DataFile,
     text_column: TextColumn = "text",
+    pair_column: PairColumn = None,
     label_column: LabelColumn = "label",
     part: Part = None,
     policy: Annotated[str, typer.Option(help="entropy or confidence.", **completes(SCORES))] = "entropy",
@@ -113,10 +134,8 @@ def calibrate(
         float, typer.Option(min=1e-6, help="Largest share answered otherwise than by the full model.")
     ] = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
-    test: Annotated[Path | None, typer.Option(help="Labelled texts to report on as well.")] = None,
-    test_part: Annotated[
-        str | None, typer.Option(help="Which list of a CLINC150 test file.", **completes(PARTS))
-    ] = None,
+    test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
+    test_part: Annotated[str | None, typer.Option(help="Which part of the test data.", **completes(PARTS))] = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -127,14 +146,14 @@ def calibrate(
     from offramp.progress import progress_bars
     from optimizer.thresholds import Guarantee
 
-    read = partial(read_labelled, text_column=text_column, label_column=label_column)
-    texts = read(data, part=part)
-    held_out = None if test is None else _known_texts(model, read(test, part=test_part))
+    read = partial(read_labelled, text_column=text_column, pair_column=pair_column, label_column=label_column)
+    rows = read(data, part=part)
+    held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     score = choice("policy", policy, SCORES)
     guarantee = Guarantee(budget=budget, confidence=confidence)
     job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
     with progress_bars() as progress:
-        card, _ = run_calibration(model, texts, job, progress=progress)
+        card, _ = run_calibration(model, rows, job, progress=progress)
         report: dict[str, Any] = {"thresholds": card.thresholds, "tested": card.tested}
         if held_out is not None:
             records = record_exits(
@@ -144,27 +163,27 @@ def calibrate(
     _print_calibration(card, report, as_json=as_json)
 
 
-def _hold_out(texts: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:
-    """The texts to train on; the others are written where calibration and tests find them."""
+def _hold_out(rows: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:
+    """The rows to train on; the others are written where calibration and tests find them."""
     from earlyexit.dataset import write_labelled
     from offramp.training import make_folder
 
     if not 0 < share < 1:
         raise InputError(f"--hold-out {share:g}; a share between 0 and 1 is needed")
-    learned, held = texts.divide(share, seed)
+    learned, held = rows.divide(share, seed)
     make_folder(out)
     written = write_labelled(held, out, HELD_OUT)
-    print(f"{len(held)} of {len(texts)} rows held out: {written}")
+    print(f"{len(held)} of {len(rows)} rows held out: {written}")
     return learned
 
 
-def _known_texts(model: Path, texts: LabelledRows) -> LabelledRows:
-    """The texts, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
+def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
+    """The rows, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
     from earlyexit.store import read_card
-    from earlyexit.tasks.label import LabelTask
+    from earlyexit.tasks import find_task
 
-    LabelTask(read_card(model).label_names).targets(texts.labels)
-    return texts
+    find_task(read_card(model).task).targets(rows.labels)
+    return rows
 
 
 def _print_calibration(card: CalibrationCard, report: dict[str, Any], *, as_json: bool) -> None:

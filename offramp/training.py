@@ -1,4 +1,4 @@
-"""`offramp train`: labelled texts and a backbone in, a model folder out."""
+"""`offramp train`: labelled rows and a backbone in, a model folder out."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained
-from earlyexit.errors import DataError, InputError
-from earlyexit.named import is_own
+from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.dataset import PAIR
+from earlyexit.errors import InputError
 from earlyexit.store import NAME_PATTERN, save_model
-from earlyexit.tasks.label import LabelTask
-from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
 from offramp.calibration import forget_calibration
+from offramp.kinds import codec_for, load_codec, task_for
 from offramp.provenance import provenance
 
 if TYPE_CHECKING:
@@ -29,17 +28,23 @@ class TrainJob:
     backbone: str
     """Checkpoint folder or hub name."""
     name: str
+    codec: str | None = None
+    """Your own, `module:function`; None for what the network and the data say."""
+    task: str = "label"
+    """`label`, `regression`, or your own, `module:function`."""
     tokenizer: str | None = None
     """Checkpoint folder, hub name or file; None: the backbone's."""
     ramps: RampOptions = field(default_factory=RampOptions)
     joint: bool = False
     """Train backbone, ramps and head together instead of the ramps on a frozen backbone."""
+    imitate: bool = False
+    """Have ramps learn the full model's outputs instead of the labels."""
     max_length: int | None = None
     epochs: int | None = None
     learning_rate: float | None = None
     seed: int = 0
     source: str = ""
-    """Where the texts came from, for the record."""
+    """Where the rows came from, for the record."""
 
     def __post_init__(self) -> None:
         if re.fullmatch(NAME_PATTERN, self.name) is None:
@@ -47,8 +52,8 @@ class TrainJob:
                 f"a model cannot be named {self.name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or "
                 "digit first; --name gives another than the folder's"
             )
-        if is_own(self.backbone) and self.tokenizer is None:
-            raise InputError(f"{self.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")
+        if self.joint and self.imitate:
+            raise InputError("--imitate and --joint: the full model that ramps imitate has to stay as it is")
 
 
 def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
@@ -56,32 +61,30 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
 
     Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
     """
-    if len(data.label_names) < 2:
-        where = job.source or "the data"
-        raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier needs at least two")
+    task = task_for(job, data)
     make_folder(out)
-    pretrained, family = load_pretrained(job.backbone)
+    pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
     options = _options(job, progress)
     model = add_ramps(
         pretrained,
         name=job.name,
         family=family,
-        codec={"name": "text", "max_length": job.max_length or pretrained.backbone.max_length},
-        task=LabelTask(data.label_names),
+        codec=codec_for(job, pretrained, data),
+        task=task,
         ramps=job.ramps,
         provenance=provenance(
             backbone=job.backbone,
             data=job.source,
-            texts=len(data),
+            rows=len(data),
             joint=job.joint,
+            imitate=job.imitate,
             epochs=options.epochs,
             learning_rate=options.learning_rate,
             seed=job.seed,
         ),
     )
     forget_calibration(out)
-    copy_tokenizer(job.tokenizer or job.backbone, out)
-    encoded = TextTokenizer.load(out, model.max_length).encode(data.texts, truncate=True)
+    encoded = data.encode(load_codec(model.info.codec, job, out))
     learn = train_jointly if job.joint else train_ramps
     learn(model, encoded, model.task.targets(data.labels), options)
     save_model(model, out)
@@ -103,7 +106,7 @@ def head_in_words(model: EarlyExitModel) -> str:
     """Where the full model's head comes from."""
     facts = model.info.provenance
     if facts.get("head") != "checkpoint":
-        return "trained on these texts"
+        return "trained on these rows"
     return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
 
 
@@ -116,6 +119,7 @@ def make_folder(out: Path) -> None:
 
 
 def _options(job: TrainJob, progress: Progress) -> TrainOptions:
-    options = replace(JOINT_OPTIONS if job.joint else TrainOptions(), seed=job.seed, progress=progress)
+    options = replace(JOINT_OPTIONS if job.joint else TrainOptions(imitate=job.imitate), seed=job.seed)
+    options = replace(options, progress=progress)
     options = options if job.epochs is None else replace(options, epochs=job.epochs)
     return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)

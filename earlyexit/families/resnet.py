@@ -136,8 +136,8 @@ class ResNet(Family):
     lazy_weights = False
 
     def build(self, config: JsonDict) -> ResNetBackbone:
-        lists = {name: tuple(config[name]) for name in ("mean", "std") if name in config}
-        return ResNetBackbone(ResNetConfig(**config | lists))
+        fields: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+        return ResNetBackbone(ResNetConfig(**fields))
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         raise ModelFolderError("ResNets come as files of a state dict (.th, .pt, .pth)")
@@ -153,7 +153,8 @@ class ResNet(Family):
         try:
             backbone.load_state_dict(_renamed(weights, backbone.config), strict=True)
         except RuntimeError as error:
-            raise ModelFolderError(f"{path} does not fit a ResNet-{backbone.config.depth}: {error}") from error
+            reason = " ".join(str(error).split())  # torch gives a line to each tensor
+            raise ModelFolderError(f"{path} does not fit a ResNet-{backbone.config.depth}: {reason}") from error
         codec = {"name": "image", "height": backbone.config.side, "width": backbone.config.side}
         return Pretrained(
             backbone=backbone,

@@ -78,6 +78,10 @@ class Task(ABC):
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         """What training makes small: a mean over the inputs, float32 ()."""
 
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor) -> Tensor:
+        """What training makes small where ramps learn of the full model's outputs, not of right answers; float32 ()."""
+        return self.training_loss(outputs_BC, self.answer(full_BC)[0])
+
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
         """What outputs must be divided by so that an exit is as sure as it is right; 1 where that means nothing."""
         return 1.0

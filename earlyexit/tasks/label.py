@@ -15,6 +15,10 @@ from earlyexit.wire import Value
 if TYPE_CHECKING:
     from torch import Tensor
 
+SOFTNESS = 4.0
+"""Temperature of the answers that ramps imitate: sure ones say little of what else an input looks like. Measured on
+ResNet-20, CIFAR-10, mean blocks at a budget of 1 %: 7.2 at 1, 7.1 at 3, 7.0 at 4 and at 6; from labels 7.3."""
+
 
 class LabelTask(Task):
     """An answer is the index of a label; outputs are logits, (B, C), and two answers agree or not."""
@@ -68,6 +72,12 @@ class LabelTask(Task):
         from torch.nn.functional import cross_entropy
 
         return cross_entropy(outputs_BC.float(), targets_B, label_smoothing=label_smoothing)
+
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor) -> Tensor:
+        """Cross-entropy to the full model's probabilities, softened (Hinton et al. 2015, section 2)."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs_BC.float(), (full_BC.float() / SOFTNESS).softmax(-1))
 
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
         """The one with the least negative log likelihood (temperature scaling)."""

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from earlyexit.codecs.image import ImageCodec
+from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.dataset import LabelledRows, read_labelled, write_labelled
 from earlyexit.errors import DataError
 from earlyexit.text_tables import read_texts
@@ -225,3 +229,59 @@ def test_arrays_that_are_no_labelled_rows_are_refused(tmp_path: Path, arrays: di
 def test_a_file_that_only_says_it_holds_arrays_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file of arrays"):
         read_labelled(write(tmp_path, "d.npz", "PK"))
+
+
+class Spectra(TensorCodec):
+    """One column of three numbers, a second of one."""
+
+    def __init__(self) -> None:
+        columns = [("spectrum", "FP32", [3]), ("kind", "INT32", [])]
+        super().__init__([{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape in columns])
+
+
+def test_rows_are_encoded_in_the_codecs_datatypes() -> None:
+    columns = {"kind": np.array([7, 8]), "spectrum": np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])}
+    encoded = LabelledRows(columns=columns, labels=("a", "b")).encode(Spectra())
+    spectrum, kind = encoded[1].values
+    assert (spectrum.tolist(), spectrum.dtype) == ([[4.0, 5.0, 6.0]], np.float32)
+    assert (kind.tolist(), kind.dtype) == ([8], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        pytest.param({"image": np.zeros(1)}, "the model takes spectrum, kind; the data holds image", id="names"),
+        pytest.param(
+            {"spectrum": np.zeros((1, 4)), "kind": np.zeros(1, dtype=np.int8)},
+            r"'spectrum' holds float64 of the shape \[4\]; the model takes FP32 of the shape \[3\]",
+            id="shape",
+        ),
+        pytest.param(
+            {"spectrum": np.zeros((1, 3)), "kind": np.zeros(1)},
+            r"'kind' holds float64 of the shape \[\]; the model takes INT32 of the shape \[\]",
+            id="datatype",
+        ),
+    ],
+)
+def test_rows_of_another_kind_than_the_models_are_refused(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        LabelledRows(columns=columns, labels=("a",)).encode(Spectra())
+
+
+def test_images_are_encoded_from_files_or_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
+    files = np.empty(2, dtype=object)
+    files[:] = [png(each) for each in pixels]
+    of_files, of_pixels = (
+        LabelledRows(columns={"image": column}, labels=("a", "b")).encode(ImageCodec(4, 4))
+        for column in (files, pixels)
+    )
+    for one, another, expected in zip(of_files, of_pixels, pixels, strict=True):
+        assert np.array_equal(one.values[0], another.values[0])
+        assert np.array_equal(one.values[0][0], expected)
+
+
+def png(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()

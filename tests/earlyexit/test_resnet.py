@@ -18,7 +18,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.resnet import ResNet, ResNetBackbone, ResNetConfig
 from earlyexit.model import EarlyExitModel
 from earlyexit.record import exit_outputs
-from earlyexit.store import load_model, save_model
+from earlyexit.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
 from experiments.data import data_folder
 from tests.earlyexit.checkpoints import resnet_state
@@ -126,6 +126,7 @@ def test_a_saved_model_is_loaded_as_it_was(checkpoint: Path, tmp_path: Path) -> 
     loaded = load_model(tmp_path / "model")
     assert uncut_logits(loaded, images(4)).equal(uncut_logits(model, images(4)))
     assert loaded.info.codec == {"name": "image", "height": 32, "width": 32}
+    assert read_card(tmp_path / "model").bytes_per_input(0, 1, float_bytes=4) == 16 * 32 * 32 * 4
 
 
 def test_bfloat16_moves_logits_by_little(checkpoint: Path, tmp_path: Path) -> None:

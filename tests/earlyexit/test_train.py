@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ from earlyexit.checkpoint import RampOptions, add_ramps, random_model
 from earlyexit.families import find_family
 from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.model import EarlyExitModel
-from earlyexit.ramps.pooling import pool
+from earlyexit.ramps import RampStyle
+from earlyexit.ramps.pooling import Pooling, pool
 from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import ValueArray
@@ -111,6 +114,60 @@ def test_a_head_that_is_new_is_trained() -> None:
     before = copy_of(model.head)
     train_ramps(model, *toy(seed=0), TrainOptions(epochs=2, batch=32))
     assert changed(model.head, before) == set(before)
+
+
+def test_ramps_that_imitate_answer_as_the_full_model_does_whatever_the_labels_say() -> None:
+    model = random_model(SIZES)
+    inputs, labels = toy(seed=0)
+    train_ramps(model, inputs, labels, QUICK)
+    model.info = replace(model.info, provenance={"head": "checkpoint"})
+    before = copy_of(model.head)
+    train_ramps(model, inputs, 1 - labels, replace(QUICK, imitate=True))
+    assert changed(model.head, before) == set()
+    assert min(accuracies(model, seed=1).values()) > 0.95
+
+
+def test_a_new_head_learns_from_labels_what_ramps_imitate() -> None:
+    model = random_model(SIZES)
+    train_ramps(model, *toy(seed=0), replace(QUICK, imitate=True))
+    assert min(accuracies(model, seed=1).values()) > 0.95
+
+
+def images(seed: int) -> tuple[list[Encoded], ValueArray]:
+    """Noise; those of class 1 are brighter on the left."""
+    rng = np.random.default_rng(seed)
+    labels = np.array([k % 2 for k in range(32)])
+    pixels = rng.integers(0, 128, (32, 8, 8, 3), dtype=np.uint8)
+    pixels[labels == 1, :, :4] += 100
+    return [Encoded(1, (each[None],)) for each in pixels], labels
+
+
+def resnet(pooling: Pooling, style: RampStyle = "light") -> EarlyExitModel:
+    return random_model(
+        {"depth": 8, "side": 8},
+        family="resnet",
+        codec={"name": "image", "height": 8, "width": 8},
+        ramps=RampOptions(style=style, pooling=pooling),
+    )
+
+
+@pytest.mark.parametrize(("style", "pooling"), [("light", "mean"), ("light", "grid"), ("mlp", "grid")], ids=str)
+def test_ramps_learn_on_maps_of_a_frozen_network(style: RampStyle, pooling: Pooling) -> None:
+    model = resnet(pooling, style)
+    before = copy_of(model.backbone)
+    train_ramps(model, *images(seed=0), QUICK)
+    assert changed(model.backbone, before) == set(), "its norms keep their statistics"
+    inputs, labels = images(seed=1)
+    for outputs_NC in exit_outputs(model, inputs).values():
+        assert (outputs_NC.argmax(1).numpy() == labels).mean() > 0.9
+
+
+def test_joint_training_moves_weights_and_the_statistics_of_norms() -> None:
+    model = resnet("grid")
+    before = copy_of(model.backbone)
+    train_jointly(model, *images(seed=0), TrainOptions(epochs=2, batch=16, learning_rate=1e-3))
+    assert changed(model.backbone, before) == set(before)
+    assert not model.training
 
 
 def test_progress_tells_epochs_and_features() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from deployments.stage.build import build_policy
 from earlyexit.cut import cut_out
-from earlyexit.dataset import read_labelled
+from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import InputError
 from earlyexit.network import from_wire
 from earlyexit.policies import Opinion
@@ -23,7 +23,7 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.wire import entering
 from offramp.cli import main
 from offramp.service_file import read_service
-from offramp.training import TrainJob
+from offramp.training import TrainJob, train
 from optimizer.decision import Decision, Strategy
 from optimizer.plan_file import ModelShape, read_plan
 from optimizer.planner import solve
@@ -89,9 +89,10 @@ def test_the_rules_look_at_the_margin_and_at_two_ramps_in_a_row(network_path: No
     assert twice_sure.decide(1, said, first.state_BS, ("a", "b")).leave_B.tolist() == [True, False]
 
 
-def test_a_network_without_a_tokenizer_is_refused() -> None:
+def test_a_network_for_texts_without_a_tokenizer_is_refused(tmp_path: Path, network_path: None) -> None:
+    texts = LabelledRows.of_texts(("a", "b"), ("x", "y"))
     with pytest.raises(InputError, match="word_network:build brings no tokenizer: --tokenizer names one, minilm"):
-        TrainJob(backbone="word_network:build", name="words")
+        train(TrainJob(backbone="word_network:build", name="words"), texts, tmp_path / "words")
 
 
 def test_the_made_up_csv_has_rows_of_twelve_labels(tmp_path: Path) -> None:

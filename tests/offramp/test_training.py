@@ -43,7 +43,7 @@ def test_a_checkpoint_that_knows_the_labels_keeps_its_head_and_their_order(check
     [
         pytest.param(False, ("bill", "weather"), "the checkpoint's", id="kept"),
         pytest.param(True, ("bill", "weather"), "the checkpoint's, trained further", id="kept and trained"),
-        pytest.param(False, ("bill", "rain"), "trained on these texts", id="other labels"),
+        pytest.param(False, ("bill", "rain"), "trained on these rows", id="other labels"),
     ],
 )
 def test_where_the_head_comes_from_is_said(

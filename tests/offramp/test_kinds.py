@@ -1,0 +1,154 @@
+"""Models of every kind of rows, trained and calibrated as the command line does it."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from earlyexit.boundary import TensorSpec
+from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.families.own import TensorBackbone
+from earlyexit.store import read_card
+from offramp.cli import main
+from offramp.training import TrainJob, train
+from tests.earlyexit.checkpoints import resnet_state
+
+HERE = __name__
+
+
+def png(brightness: int, seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(brightness, brightness + 80, (32, 32, 3), dtype=np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten folders of two images each, named as the ten classes of the checkpoint might be."""
+    folder = tmp_path_factory.mktemp("images")
+    for label in range(10):
+        (folder / f"class-{label}").mkdir()
+        for row in range(2):
+            (folder / f"class-{label}" / f"{row}.png").write_bytes(png(10 * label, seed=2 * label + row))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint") / "resnet8.th"
+    torch.save(resnet_state(blocks_per_stage=1), path)
+    return path
+
+
+def ended(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    return int(end.value.code or 0)
+
+
+def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
+    images: Path, resnet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    options = ["--ramp-style", "mlp", "--pooling", "grid", "--imitate", "--epochs", "2", "--hold-out", "0.5"]
+    assert ended("train", "--data", str(images), "--backbone", str(resnet), "--out", str(out), *options) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"10 of 20 rows held out: {out / 'held_out.zip'}",
+        f"10 rows, 10 labels, ramps after blocks [0, 1]: {out}",
+        "head of the full model: the checkpoint's",
+    ]
+    card = read_card(out)
+    assert (card.family, card.num_blocks, card.ramp_style, card.pooling) == ("resnet", 3, "mlp", "grid")
+    assert card.codec == {"name": "image", "height": 32, "width": 32}
+    assert [boundary[0].shape for boundary in card.boundaries] == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    few = ["--budget", "0.5", "--confidence", "0.5", "--json"]
+    assert ended("calibrate", str(out), "--data", str(out / "held_out.zip"), *few) == 0
+    assert (out / "calibration.json").is_file()
+
+
+def test_a_head_of_another_number_of_classes_is_made_anew(images: Path, resnet: Path, tmp_path: Path) -> None:
+    data = read_labelled(images)
+    two = data.select(row for row, label in enumerate(data.labels) if label in ("class-0", "class-9"))
+    model = train(TrainJob(backbone=str(resnet), name="m", epochs=1), two, tmp_path)
+    assert ("head" in model.info.provenance, model.task.num_outputs) == (False, 2)
+
+
+def test_pairs_make_a_model_of_pairs(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "d.tsv").write_text("one\ttwo\tlabel\n" + "pay\train\tbill\nrain\tpay\tweather\n" * 4, encoding="utf-8")
+    data = read_labelled(tmp_path / "d.tsv", text_column="one", pair_column="two")
+    model = train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), data, tmp_path / "m")
+    assert model.info.codec == {"name": "text_pair", "max_length": 16}
+    assert [spec.name for spec in model.boundary(-1)] == ["token_ids", "token_types"]
+
+
+class Slope(nn.Module):
+    def forward(self, spectrum_BL: Tensor) -> Tensor:
+        return spectrum_BL[:, None].expand(-1, 2, -1)
+
+
+def network() -> TensorBackbone:
+    spectrum = TensorSpec(name="spectrum", shape=(8,))
+    blocks = [nn.Sequential(nn.Conv1d(2, 2, 3, padding=1), nn.ReLU()) for _ in range(2)]
+    return TensorBackbone(embed=Slope(), blocks=blocks, inputs=(spectrum,), config={})
+
+
+def spectra(labels: list[str]) -> LabelledRows:
+    values = np.random.default_rng(0).standard_normal((len(labels), 8))
+    return LabelledRows(columns={"spectrum": values}, labels=tuple(labels))
+
+
+def test_arrays_make_a_model_of_tensors_as_the_network_takes_them(tmp_path: Path) -> None:
+    model = train(TrainJob(backbone=f"{HERE}:network", name="m", epochs=1), spectra(["a", "b"] * 4), tmp_path)
+    column = {"name": "spectrum", "datatype": "FP32", "shape": [8]}
+    assert model.info.codec == {"name": "tensor", "columns": [column]}
+
+
+def test_numbers_are_answered_in_units_of_how_far_they_reach(tmp_path: Path) -> None:
+    job = TrainJob(backbone=f"{HERE}:network", name="m", epochs=1, task="regression")
+    model = train(job, spectra(["1.5", "2.5", "5.5", "2.5"]), tmp_path)
+    assert model.task.spec() == {"name": "regression", "scale": 4.0, "offset": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "error", "message"),
+    [
+        pytest.param(["1", "1"], "regression", DataError, "every label is 1; numbers that differ", id="one number"),
+        pytest.param(["1", "x"], "regression", DataError, "a label is none", id="no number"),
+        pytest.param(["a", "b"], "labels", InputError, "--task 'labels'; label, regression follow", id="no task"),
+        pytest.param(["a", "b"], f"{HERE}:gone", ModelFolderError, "cannot be imported", id="no such function"),
+    ],
+)
+def test_tasks_that_do_not_fit_are_refused(
+    tmp_path: Path, labels: list[str], task: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        train(TrainJob(backbone=f"{HERE}:network", name="m", task=task), spectra(labels), tmp_path)
+
+
+def test_a_codec_of_ones_own_is_named_by_its_function(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--codec 'image'; text, text_pair, image, tensor follow from the data"):
+        train(TrainJob(backbone=f"{HERE}:network", name="m", codec="image"), spectra(["a", "b"]), tmp_path)
+
+
+def test_images_for_a_network_of_something_else_are_refused(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r":network takes 'spectrum', float of the shape \[8\], and the data holds im"):
+        train(TrainJob(backbone=f"{HERE}:network", name="m"), read_labelled(images), tmp_path)
+
+
+def test_arrays_that_the_network_does_not_take_are_refused(tmp_path: Path) -> None:
+    data = LabelledRows(columns={"row": np.zeros((2, 8))}, labels=("a", "b"))
+    with pytest.raises(DataError, match="the model takes spectrum; the data holds row"):
+        train(TrainJob(backbone=f"{HERE}:network", name="m"), data, tmp_path)
+
+
+def test_ramps_cannot_imitate_what_is_trained_with_them() -> None:
+    with pytest.raises(InputError, match="--imitate and --joint"):
+        TrainJob(backbone="b", name="m", joint=True, imitate=True)
