@@ -243,8 +243,8 @@ def test_rows_are_encoded_in_the_codecs_datatypes() -> None:
     columns = {"kind": np.array([7, 8]), "spectrum": np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])}
     encoded = LabelledRows(columns=columns, labels=("a", "b")).encode(Spectra())
     spectrum, kind = encoded[1].values
-    assert (spectrum.tolist(), spectrum.dtype) == ([[4.0, 5.0, 6.0]], np.float32)
-    assert (kind.tolist(), kind.dtype) == ([8], np.int32)
+    assert (spectrum.tolist(), spectrum.dtype.name) == ([[4.0, 5.0, 6.0]], "float32")
+    assert (kind.tolist(), kind.dtype.name) == ([8], "int32")
 
 
 @pytest.mark.parametrize(
