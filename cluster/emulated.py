@@ -17,7 +17,7 @@ from earlyexit.engine import Batch, Dispatch, Member
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.split import Split
 from earlyexit.wire import Answer, Lengths, Seen, WirePiece
-from profiles.records import ExitRecords, sure_NR
+from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
 P = TypeVar("P", bound=Payload)
@@ -81,6 +81,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
 
     def __init__(self, records: ExitRecords, num_blocks: int) -> None:
         self._records = records
+        self._answers_NE = records.answers()
         self._num_blocks = num_blocks
         self._column_of = {ramp: column for column, ramp in enumerate(records.ramps)}
         self._row_of = {sample_id: row for row, sample_id in enumerate(records.sample_ids)}
@@ -95,8 +96,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
         given = policy if isinstance(policy, Mapping) else dict.fromkeys(self._records.ramps, policy)
         thresholds = {ramp: limit for ramp in self._records.ramps if (limit := given.get(ramp)) is not None}
         if thresholds != self._thresholds:
-            records = self._records
-            self._sure_NR = sure_NR(records.score, records.ramps, records.scores_NR, thresholds)
+            self._sure_NR = self._records.sure_NR(thresholds)
             self._thresholds = thresholds
 
     def prepare(self, splits: Sequence[Split]) -> None:
@@ -185,13 +185,13 @@ class RecordedRunner(Runner[EmulatedPiece]):
 
     def _said(self, ramp: int, rows_X: IntArray) -> list[tuple[int, float]]:
         column = self._column_of[ramp]
-        labels = self._records.labels_NR[rows_X, column].tolist()
+        labels = self._answers_NE[rows_X, column].tolist()
         return list(zip(labels, self._records.scores_NR[rows_X, column].tolist(), strict=True))
 
     def _end(self, split: Split, inside: EmulatedPiece, stay: Sequence[int], rows_B: IntArray) -> Step[EmulatedPiece]:
         if split.end < self._num_blocks:
             return Step(answers=(), survivors=inside.at(split.end, stay))
-        labels = self._records.final_labels_N[rows_B[list(stay)]].tolist()
+        labels = self._answers_NE[rows_B[list(stay)], -1].tolist()
         return Step(
             answers=tuple(
                 [

@@ -18,8 +18,8 @@ from experiments.data import RUNS, require_data
 from offramp.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
 from offramp.progress import progress_bars
 from offramp.training import TrainJob, resolve_backbone, train
-from optimizer.thresholds import Guarantee
-from profiles.records import Score
+from optimizer.risk import Guarantee
+from profiles.scores import Score
 
 DATA = "clinc150/data_full.json"
 

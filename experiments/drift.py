@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offramp.traces import in_gaps, read_counts
-from profiles.records import ExitOutcome
+from profiles.outcome import ExitOutcome
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
 
@@ -28,8 +28,10 @@ from experiments.data import RUNS
 from experiments.recorded_exits import bert12_sst2
 from offramp.calibration import CalibrateJob
 from offramp.progress import progress_bars
-from optimizer.thresholds import Guarantee, divide, learn_then_test
-from profiles.records import ExitOutcome, ExitRecords
+from optimizer.risk import Guarantee
+from optimizer.thresholds import design_rows, divide, learn_then_test
+from profiles.outcome import ExitOutcome
+from profiles.records import ExitRecords
 
 GUARANTEE = Guarantee(budget=0.02, confidence=0.90)
 CALIBRATION_SHARES = (0.5, 0.6, 0.7, 0.8)
@@ -62,30 +64,30 @@ class Summary:
 
 def known_blocks(records: ExitRecords) -> ExitRecords:
     """The same records of a model that ends at its deepest recorded ramp, whose answer is then the full model's."""
-    return replace(
-        records,
+    return ExitRecords.of_answers(
+        records.answers()[:, :-1],
+        score=records.score,
         num_blocks=records.ramps[-1] + 1,
         ramps=records.ramps[:-1],
+        sample_ids=records.sample_ids,
         scores_NR=records.scores_NR[:, :-1],
-        labels_NR=records.labels_NR[:, :-1],
-        final_labels_N=records.labels_NR[:, -1],
     )
 
 
 def oracle(records: ExitRecords, budget: float, thresholds: Sequence[float]) -> ExitOutcome:
     """What saves most of these very inputs within the budget, one threshold for all ramps."""
     outcomes = [records.outcome(dict.fromkeys(records.ramps, float(each))) for each in thresholds]
-    kept = [each for each in outcomes if each.disagreements <= budget * len(records)]
+    kept = [each for each in outcomes if each.total_loss <= budget * len(records)]
     return min([records.outcome({}), *kept], key=lambda each: each.mean_blocks)
 
 
 def trial(calibration: ExitRecords, test: ExitRecords, best: ExitOutcome, seed: int) -> Trial:
     """Learn on the one, try on the other."""
-    design_rows, tested_rows = divide(len(calibration), DESIGN_SHARE, seed)
-    learnt = learn_then_test(calibration.subset(design_rows), calibration.subset(tested_rows), GUARANTEE)
+    design, tested = divide(len(calibration), design_rows(len(calibration), GUARANTEE, DESIGN_SHARE), seed)
+    learnt = learn_then_test(calibration.subset(design), calibration.subset(tested), GUARANTEE)
     outcome = test.outcome(learnt.thresholds)
     return Trial(
-        violated=outcome.disagreements > GUARANTEE.budget * len(test),
+        violated=outcome.total_loss > GUARANTEE.budget * len(test),
         saved_blocks=test.num_blocks - outcome.mean_blocks,
         oracle_blocks=test.num_blocks - best.mean_blocks,
     )
@@ -93,7 +95,7 @@ def trial(calibration: ExitRecords, test: ExitRecords, best: ExitOutcome, seed: 
 
 def divided(records: ExitRecords, share: float, seed: int) -> Trial:
     """Calibration and test are parts of the records."""
-    calibration_rows, test_rows = divide(len(records), share, seed)
+    calibration_rows, test_rows = divide(len(records), round(len(records) * share), seed)
     test = records.subset(test_rows)
     return trial(records.subset(calibration_rows), test, oracle(test, GUARANTEE.budget, ONE_THRESHOLD.tolist()), seed)
 

@@ -38,15 +38,14 @@ def read_bert12(path: Path, score: Literal["entropy", "confidence"]) -> ExitReco
     confidence_NR = rows[:, 1:, 2]
     labels_NR = rows[:, 1:, 3].astype(np.int64)
     scores_NR = confidence_NR if score == "confidence" else binary_entropy(confidence_NR)
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([labels_NR, labels_NR[:, -1]]),
         score=score,
         num_blocks=BERT12_EXITS,
         ramps=tuple(range(BERT12_EXITS - 1)),
         sample_ids=tuple(str(int(sample)) for sample in rows[:, 0, 0]),
         scores_NR=scores_NR.astype(np.float32),
-        labels_NR=labels_NR,
-        final_labels_N=labels_NR[:, -1],
-        true_labels_N=rows[:, 0, 4].astype(np.int64),
+        truth_N=rows[:, 0, 4].astype(np.int64),
         provenance={"data": BERT12_SST2, "final_labels": "exit 11: the file has none after block 12"},
     )
 

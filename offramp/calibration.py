@@ -15,8 +15,11 @@ from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
 from optimizer.plan import PolicySpec
-from optimizer.thresholds import Guarantee
-from profiles.records import ExitOutcome, ExitRecords, Score
+from optimizer.risk import Guarantee
+from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
+from profiles.outcome import ExitOutcome
+from profiles.records import ExitRecords
+from profiles.scores import Score
 
 if TYPE_CHECKING:
     from earlyexit.tasks.base import Task, ValueArray
@@ -52,7 +55,7 @@ class CalibrateJob:
     policy: Score = "entropy"
     guarantee: Guarantee = field(default_factory=Guarantee)
     design_share: float = 0.25
-    """Share of the inputs that lays the path of thresholds; the rest tests it. Measured: a quarter costs nothing."""
+    """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
     seed: int = 0
     source: str = ""
 
@@ -64,7 +67,7 @@ class CalibrateJob:
     def least_rows(self) -> int:
         """Inputs that leave enough to test after the design part is taken; the design part gets one at least."""
         least = self.guarantee.least_inputs
-        designs = ((rows, round(rows * self.design_share)) for rows in count(least + 1))
+        designs = ((rows, design_rows(rows, self.guarantee, self.design_share)) for rows in count(least + 1))
         return next(rows for rows, design in designs if design >= 1 and rows - design >= least)
 
 
@@ -81,21 +84,20 @@ def calibrate(
     from earlyexit.store import load_model, save_model
     from earlyexit.train import no_progress
     from offramp.provenance import provenance
-    from optimizer.thresholds import divide, learn_then_test
 
     _check_rows(data, job)
     model = load_model(folder)
     encoded = data.encode(find_codec(model.info.codec, folder))
     labels = model.task.targets(data.labels)
-    design, tested = divide(len(data), job.design_share, job.seed)
+    design, tested = divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
     model.temperatures_E.fill_(1.0)
     raw = exit_outputs(model, encoded, progress=progress or no_progress)
-    design_rows = torch.from_numpy(design)
+    design_B = torch.from_numpy(design)
     for block, raw_NC in raw.items():
-        model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_rows], labels[design])
-    logits = {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()}
+        model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_B], labels[design])
+    outputs = {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()}
     facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share)
-    records = records_from_logits(logits, job.policy, model.task, labels, provenance=facts)
+    records = records_from_outputs(outputs, job.policy, model.task, labels, provenance=facts)
     found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)
     forget_calibration(folder)
     save_model(model, folder)
@@ -105,7 +107,7 @@ def calibrate(
         thresholds=found.thresholds,
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,
-        tested=outcome_figures(found.tested),
+        tested=tested_figures(found),
         provenance=facts,
     )
     (folder / CALIBRATION_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -143,37 +145,45 @@ def record_exits(
 
     model = load_model(folder)
     encoded = data.encode(find_codec(model.info.codec, folder))
-    logits = exit_outputs(model, encoded, progress=progress or no_progress)
-    return records_from_logits(logits, policy, model.task, model.task.targets(data.labels), ids=ids)
+    outputs = exit_outputs(model, encoded, progress=progress or no_progress)
+    return records_from_outputs(outputs, policy, model.task, model.task.targets(data.labels), ids=ids)
 
 
-def records_from_logits(
-    logits: dict[int, Any],
+def records_from_outputs(
+    outputs: dict[int, Any],
     policy: Score,
     task: Task,
-    true_labels: ValueArray,
+    truth_N: ValueArray,
     *,
     ids: Sequence[str] | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:
-    """Exit records of temperature-scaled logits (N, C) by block; the last block is the full model."""
+    """Exit records of temperature-scaled outputs (N, C) by block; the last block is the full model."""
     from earlyexit.policies import ConfidencePolicy, EntropyPolicy, Opinion
 
     score = {"entropy": EntropyPolicy, "confidence": ConfidencePolicy}[policy](0.0).score
-    last = max(logits)
-    ramps = tuple(sorted(block for block in logits if block != last))
-    num_inputs = len(true_labels)
-    return ExitRecords(
+    *ramps, last = sorted(outputs)
+    opinions = {block: Opinion(task, outputs[block]) for block in outputs}
+    answers_NE = np.stack([opinions[block].value_B.numpy() for block in (*ramps, last)], axis=1)
+    num_inputs = len(truth_N)
+    return ExitRecords.of_answers(
+        answers_NE,
         score=policy,
         num_blocks=last + 1,
-        ramps=ramps,
+        ramps=tuple(ramps),
         sample_ids=tuple(ids) if ids is not None else tuple(map(str, range(num_inputs))),
-        scores_NR=np.stack([score(Opinion(task, logits[ramp])).numpy() for ramp in ramps], axis=1).astype(np.float32),
-        labels_NR=np.stack([logits[ramp].argmax(-1).numpy() for ramp in ramps], axis=1),
-        final_labels_N=logits[last].argmax(-1).numpy(),
-        true_labels_N=true_labels,
+        scores_NR=np.stack([score(opinions[ramp]).numpy() for ramp in ramps], axis=1).astype(np.float32),
+        truth_N=truth_N,
+        loss=task.loss,
+        zero_one=task.zero_one,
+        keep_answers=answers_NE.ndim == 2,  # who looks answers up by an id wants a label or a number
         provenance=provenance,
     )
+
+
+def tested_figures(found: Calibration) -> dict[str, Any]:
+    """What a calibration's thresholds did where they were tested, with all ramps active and with the worst subset."""
+    return {**outcome_figures(found.tested), "worst_agreement": 1 - found.worst_loss}
 
 
 def outcome_figures(outcome: ExitOutcome) -> dict[str, Any]:

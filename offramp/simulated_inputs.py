@@ -13,6 +13,7 @@ from earlyexit.errors import DataError, InputError
 from offramp.simulated_plan import PlayedPlan
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
+from profiles.scores import SCORES
 from simulator.decisions import Decisions, IntArray, nested, patient, recorded
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _rule(name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tup
         return f"they leave after {policy.patience} answers in a row that repeat the one before"
     if policy.name not in ("recorded", records.score):
         raise InputError(f"the plan leaves by {policy.name}, {name} holds scores of {records.score}")
-    side = "at least" if records.larger_is_surer else "at most"
+    side = "at least" if SCORES[records.score].larger_is_surer else "at most"
     values = sorted(set(_thresholds(policy, ramps).values()))
     limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"
     return f"they leave at {'a' if records.score == 'confidence' else 'an'} {records.score} of {side} {limits}"

@@ -144,7 +144,7 @@ def calibrate(
     from offramp.calibration import CalibrateJob, outcome_figures, record_exits
     from offramp.calibration import calibrate as run_calibration
     from offramp.progress import progress_bars
-    from optimizer.thresholds import Guarantee
+    from optimizer.risk import Guarantee
 
     read = partial(read_labelled, text_column=text_column, pair_column=pair_column, label_column=label_column)
     rows = read(data, part=part)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -15,14 +14,12 @@ from pydantic import Field
 
 from earlyexit.errors import DataError
 from earlyexit.source_file import StrictDocument
-from profiles.records import Score, check_ramps, check_score, read_npz
+from profiles.npz import read_npz, write_npz
+from profiles.records import ExitRecords, check_losses, check_ramps, differ
+from profiles.scores import BoolArray, FloatArray, Score, check_score
 
-SCHEMA = 1
-UNSEEN = -1
-"""A label that nobody computed, or that is not known; classes count from 0."""
-FloatArray = npt.NDArray[np.float64]
-LabelArray = npt.NDArray[np.int32]
-BoolArray = npt.NDArray[np.bool_]
+SCHEMA = 2
+SmallArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +29,19 @@ class StreamShape:
     score: Score
     num_blocks: int
     ramps: tuple[int, ...]
+    zero_one: bool = True
+    """Whether a loss is 0 or 1 by its nature, as of labels."""
 
     def __post_init__(self) -> None:
         check_score(self.score)
         check_ramps(self.ramps, self.num_blocks)
+
+
+def shape_of(records: ExitRecords) -> StreamShape:
+    """Of a stream of inputs like the recorded ones."""
+    return StreamShape(
+        score=records.score, num_blocks=records.num_blocks, ramps=records.ramps, zero_one=records.zero_one
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,8 @@ class Observations:
     """Inputs (N) and what was seen of them at the ramps (R); refuses to have seen what it cannot.
 
     An input that is no probe is seen at its active ramps up to its exit, and by the full model if it got there. A
-    probe is answered at the same exit as it would have been, but runs every ramp and goes to the end.
+    probe is answered at the same exit as it would have been, but runs every ramp and goes to the end. What a ramp's
+    answer costs is known where the full model was seen as well. Where it has a column, it is the last (E = R + 1).
     """
 
     shape: StreamShape
@@ -53,30 +60,41 @@ class Observations:
     """The ramps that were active for the input: those of its plan, for a probe as well."""
     exits_N: npt.NDArray[np.int16]
     """The block that the input was answered after."""
-    scores_NR: npt.NDArray[np.float32]
+    scores_NR: SmallArray
     """NaN where not seen."""
-    labels_NR: LabelArray
-    """UNSEEN where not seen, here and below."""
-    final_labels_N: LabelArray
-    true_labels_N: LabelArray
-    """UNSEEN where not known."""
+    losses_NR: SmallArray
+    """Against the full model's answer, in [0, 1]; NaN where one of the two was not seen."""
+    true_losses_NE: SmallArray | None = None
+    """Against the truth; NaN where not seen, and all along where the input's truth is not known. None: of no input."""
 
     def __post_init__(self) -> None:
         num_inputs, num_ramps = len(self.times_s_N), len(self.shape.ramps)
-        for name in ("active_NR", "scores_NR", "labels_NR"):
+        for name in ("active_NR", "scores_NR", "losses_NR"):
             if getattr(self, name).shape != (num_inputs, num_ramps):
                 raise DataError(f"{name} needs {num_inputs} rows and {num_ramps} columns")
-        for name in ("times_s_N", "probe_N", "exits_N", "final_labels_N", "true_labels_N"):
+        for name in ("times_s_N", "probe_N", "exits_N"):
             if getattr(self, name).shape != (num_inputs,):
                 raise DataError(f"{name} needs {num_inputs} values")
         if not np.isfinite(self.times_s_N).all():
             raise DataError("arrival times must be finite")
         self._check_exits()
         seen_NR = self.would_see_NR | self.probe_N[:, None]
-        if (np.isnan(self.scores_NR) == seen_NR).any() or ((self.labels_NR == UNSEEN) == seen_NR).any():
-            raise DataError("scores and labels must be there for what an input ran, and for nothing else")
-        if ((self.final_labels_N == UNSEEN) == (self.would_end_N | self.probe_N)).any():
-            raise DataError("final labels must be there for inputs that went to the end, and for no other")
+        if (np.isnan(self.scores_NR) == seen_NR).any():
+            raise DataError("scores must be there for what an input ran, and for nothing else")
+        compared_NR = seen_NR & self.at_end_N[:, None]
+        if (np.isnan(self.losses_NR) == compared_NR).any():
+            raise DataError("losses must be there for the ramps that ran of inputs that went to the end, and no others")
+        check_losses(self.losses_NR[compared_NR], zero_one=self.shape.zero_one)
+        if self.true_losses_NE is not None:
+            self._check_truth(self.true_losses_NE, np.column_stack([seen_NR, self.at_end_N]))
+
+    def _check_truth(self, losses_NE: SmallArray, seen_NE: BoolArray) -> None:
+        if losses_NE.shape != seen_NE.shape:
+            raise DataError(f"true_losses_NE needs {seen_NE.shape[0]} rows and {seen_NE.shape[1]} columns")
+        there_NE = ~np.isnan(losses_NE)
+        if (there_NE[there_NE.any(1)] != seen_NE[there_NE.any(1)]).any():
+            raise DataError("losses against the truth must be there for what an input ran, or not at all")
+        check_losses(losses_NE[there_NE], zero_one=self.shape.zero_one)
 
     def _check_exits(self) -> None:
         at_NR = self.exits_N[:, None] == np.array(self.shape.ramps)
@@ -92,13 +110,20 @@ class Observations:
         return np.asarray(self.exits_N == self.shape.num_blocks - 1)
 
     @property
+    def at_end_N(self) -> BoolArray:
+        """Inputs of which the full model's answer was seen."""
+        return np.asarray(self.would_end_N | self.probe_N)
+
+    @property
     def would_see_NR(self) -> BoolArray:
         """The ramps that the plan ran for each input, leaving aside what a probe ran in addition."""
         return np.asarray(self.active_NR & (np.array(self.shape.ramps) <= self.exits_N[:, None]))
 
     def take(self, rows: npt.NDArray[Any]) -> Observations:
         """Some inputs, by index or mask."""
-        return Observations(shape=self.shape, **{name: getattr(self, name)[rows] for name in COLUMNS})
+        truth_NE = None if self.true_losses_NE is None else self.true_losses_NE[rows]
+        columns = {name: getattr(self, name)[rows] for name in COLUMNS}
+        return Observations(shape=self.shape, true_losses_NE=truth_NE, **columns)
 
     @staticmethod
     def join(shape: StreamShape, parts: Sequence[Observations]) -> Observations:
@@ -106,12 +131,27 @@ class Observations:
         if any(part.shape != shape for part in parts):
             raise DataError("observations of other ramps cannot join this stream")
         columns = {name: np.concatenate([getattr(part, name) for part in (empty(shape), *parts)]) for name in COLUMNS}
-        return Observations(shape=shape, **columns)
+        truth = [part.truth_or_nan_NE for part in parts]
+        known = any(part.true_losses_NE is not None for part in parts)
+        return Observations(shape=shape, true_losses_NE=np.concatenate(truth) if known else None, **columns)
+
+    @property
+    def truth_or_nan_NE(self) -> SmallArray:
+        """Losses against the truth, NaN where nobody knows it."""
+        if self.true_losses_NE is not None:
+            return self.true_losses_NE
+        return np.full((len(self), len(self.shape.ramps) + 1), np.nan, dtype=np.float32)
 
 
-COLUMNS = tuple(field.name for field in fields(Observations) if field.name != "shape")
-KINDS = dict.fromkeys(COLUMNS, "i") | {"times_s_N": "f", "scores_NR": "f", "probe_N": "b", "active_NR": "b"}
-"""What numpy calls their kinds of numbers: whole ones, fractions, yes or no."""
+COLUMNS = tuple(field.name for field in fields(Observations) if field.name not in ("shape", "true_losses_NE"))
+_SEEN = {"times_s_N": "f", "probe_N": "b", "active_NR": "b", "exits_N": "i", "scores_NR": "f"}
+KINDS = {
+    2: {**_SEEN, "losses_NR": "f", "true_losses_NE": "f"},
+    1: {**_SEEN, "labels_NR": "i", "final_labels_N": "i", "true_labels_N": "i"},
+}
+"""By schema, the arrays of a file and what numpy calls their kinds of numbers: whole ones, fractions, yes or no."""
+UNSEEN = -1
+"""In schema 1, a label that nobody computed, or that was not known."""
 MOST_WINDOWS = 2**53
 """Above, floating point does not tell one window from the next."""
 
@@ -126,17 +166,16 @@ def empty(shape: StreamShape) -> Observations:
         active_NR=np.zeros(none_NR, dtype=bool),
         exits_N=np.zeros(0, dtype=np.int16),
         scores_NR=np.zeros(none_NR, dtype=np.float32),
-        labels_NR=np.zeros(none_NR, dtype=np.int32),
-        final_labels_N=np.zeros(0, dtype=np.int32),
-        true_labels_N=np.zeros(0, dtype=np.int32),
+        losses_NR=np.zeros(none_NR, dtype=np.float32),
     )
 
 
 class StreamHeader(StrictDocument):
     """What a file holds of a stream but its arrays."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     score: Score
+    zero_one: bool = True
     num_blocks: int = Field(ge=1)
     ramps: list[int]
     period_s: float
@@ -148,9 +187,9 @@ class StreamHeader(StrictDocument):
 class ExitStream:
     """Observations by window.
 
-    A window that was asked for (`window`, `windows`) or saved takes 9 bytes a ramp and 19 an input: at 11 ramps a
-    million inputs take 118 MB. Until then what was appended stays in its parts, and every part costs some 700 bytes
-    more: in batches of 16, 160 bytes an input.
+    A window that was asked for (`window`, `windows`) or saved takes 9 bytes a ramp and 11 an input, where the truth is
+    known 4 more an exit: at 11 ramps a million inputs take 110 MB, or 158. Until then what was appended stays in its
+    parts, and every part costs some 700 bytes more: in batches of 16, 150 bytes an input.
     """
 
     def __init__(self, shape: StreamShape, *, since_s: float, period_s: float = 120.0, keep_s: float = 7200.0) -> None:
@@ -202,6 +241,7 @@ class ExitStream:
         header = {
             "schema_version": SCHEMA,
             "score": self.shape.score,
+            "zero_one": self.shape.zero_one,
             "num_blocks": self.shape.num_blocks,
             "ramps": list(self.shape.ramps),
             "period_s": self.period_s,
@@ -209,18 +249,39 @@ class ExitStream:
             "since_s": self.since_s,
             "first_window": self._first,
         }
-        arrays: dict[str, Any] = {name: getattr(joined, name) for name in COLUMNS}
-        with path.open("wb") as file:  # given a path, numpy adds an ending to it
-            np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+        arrays = {name: getattr(joined, name) for name in COLUMNS}
+        write_npz(path, header, {**arrays, "true_losses_NE": joined.true_losses_NE})
 
     @classmethod
     def load(cls, path: Path) -> ExitStream:
-        """Read what `save` wrote; raises DataError for anything else."""
-        header, columns = read_npz(path, StreamHeader, KINDS, called="a stream of exit records")
-        shape = StreamShape(score=header.score, num_blocks=header.num_blocks, ramps=tuple(header.ramps))
+        """Read what `save` wrote, in this version or the one before it; raises DataError for anything else."""
+        header, arrays = read_npz(
+            path, StreamHeader, KINDS, called="a stream of exit records", optional=("true_losses_NE",)
+        )
+        columns = of_labels(arrays) if header.schema_version == 1 else arrays
+        shape = StreamShape(
+            score=header.score, num_blocks=header.num_blocks, ramps=tuple(header.ramps), zero_one=header.zero_one
+        )
         stream = cls(shape, since_s=header.since_s, period_s=header.period_s, keep_s=header.keep_s)
         if not stream._first <= header.first_window < MOST_WINDOWS:
             raise DataError(f"{path}: window {header.first_window} cannot be the first that is kept")
         stream._first = header.first_window
         stream.append(Observations(shape=shape, **columns))
         return stream
+
+
+def of_labels(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The columns of schema 1 as those of schema 2: labels become losses."""
+    columns = {name: array for name, array in arrays.items() if not name.endswith(("labels_NR", "labels_N"))}
+    labels_NR, full_N1, true_N1 = (
+        arrays["labels_NR"],
+        arrays["final_labels_N"][:, None],
+        arrays["true_labels_N"][:, None],
+    )
+    both_NR = (labels_NR != UNSEEN) & (full_N1 != UNSEEN)
+    columns["losses_NR"] = np.where(both_NR, differ(labels_NR, full_N1), np.nan).astype(np.float32)
+    if (true_N1 != UNSEEN).any():
+        labels_NE = np.column_stack([labels_NR, full_N1])
+        known_NE = (labels_NE != UNSEEN) & (true_N1 != UNSEEN)
+        columns["true_losses_NE"] = np.where(known_NE, differ(labels_NE, true_N1), np.nan).astype(np.float32)
+    return columns

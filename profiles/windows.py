@@ -34,8 +34,9 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
-from profiles.records import ExitRecords, sure_NR
-from profiles.stream import UNSEEN, ExitStream, Observations
+from profiles.records import ExitRecords
+from profiles.scores import sure_NR
+from profiles.stream import ExitStream, Observations
 from profiles.survival_history import SurvivalHistory
 
 FloatArray = npt.NDArray[np.float64]
@@ -70,7 +71,7 @@ class Counts:
     num_probes: int
     """Among the rest, as are the next two."""
     probes_reaching: int
-    probes_going: int
+    probes_going: float
 
     def effective_inputs(self, rest_share: float | None = None) -> float:
         """Inputs n with share * (1 - share) / n equal to the variance of our estimate of the share.
@@ -109,9 +110,9 @@ class WindowEstimate:
     """Per block but the last, what the share that goes on there, survival[k + 1] / survival[k], is estimated from. No
     sample size of survival says what it is worth: the one may be a census and the other a few probes."""
     agreement: Share | None
-    """Share that would be answered as by the full model."""
+    """1 - mean loss against the full model; of labels, the share that would be answered as by it."""
     accuracy: Share | None
-    """Share that would be answered right, among inputs whose true label is known."""
+    """1 - mean loss against the truth, among inputs whose truth is known; of labels, the share answered right."""
 
     @property
     def mean_blocks(self) -> float | None:
@@ -144,16 +145,17 @@ class Window:
         if not self.num_probes:
             raise DataError(f"the window that began at {self.start_s:g} s has no probe, so no complete record")
         probes = self.observations.take(self.observations.probe_N)
-        known = bool((probes.true_labels_N != UNSEEN).all())
+        truth_NE = probes.true_losses_NE
+        known = truth_NE is not None and not np.isnan(truth_NE).any()
         return ExitRecords(
             score=probes.shape.score,
             num_blocks=probes.shape.num_blocks,
             ramps=probes.shape.ramps,
             sample_ids=tuple(f"{self.start_s:.0f}-{row}" for row in np.flatnonzero(self.observations.probe_N)),
             scores_NR=probes.scores_NR,
-            labels_NR=probes.labels_NR.astype(np.int64),
-            final_labels_N=probes.final_labels_N.astype(np.int64),
-            true_labels_N=probes.true_labels_N.astype(np.int64) if known else None,
+            losses_NR=probes.losses_NR.astype(np.float64),
+            zero_one=probes.shape.zero_one,
+            true_losses_NE=truth_NE.astype(np.float64) if known and truth_NE is not None else None,
             times_s_N=probes.times_s_N,
         )
 
@@ -166,9 +168,9 @@ class Window:
         plain = _exits(seen, thresholds, seen.would_see_NR)
         full = _exits(seen, thresholds, seen.would_see_NR | seen.probe_N[:, None])
         to_end_known_N = plain.known_N & (plain.to_end_N | seen.would_end_N)
-        label_known_N = plain.known_N & (~plain.to_end_N | seen.would_end_N)
-        labelled_N = seen.true_labels_N != UNSEEN
-        labelled = _Division.of(label_known_N[labelled_N], seen.probe_N[labelled_N])
+        answer_known_N = plain.known_N & (~plain.to_end_N | seen.would_end_N)
+        labelled_N = ~np.isnan(seen.truth_or_nan_NE).all(1)
+        labelled = _Division.of(answer_known_N[labelled_N], seen.probe_N[labelled_N])
         division = _Division.of(plain.known_N, seen.probe_N)
         survival = _survival(division, plain, full, seen.shape.num_blocks)
         return WindowEstimate(
@@ -176,10 +178,8 @@ class Window:
             rate_rps=self.rate_rps,
             survival=survival,
             go_on=None if survival is None else _go_on(division, plain, full, survival, thresholds),
-            agreement=_share(
-                full.to_end_N | (full.labels_N == seen.final_labels_N), _Division.of(to_end_known_N, seen.probe_N)
-            ),
-            accuracy=_share((full.labels_N == seen.true_labels_N)[labelled_N], labelled),
+            agreement=_share(1 - _at(full, seen.losses_NR), _Division.of(to_end_known_N, seen.probe_N)),
+            accuracy=_share(1 - _at(full, seen.truth_or_nan_NE)[labelled_N], labelled),
         )
 
 
@@ -193,13 +193,12 @@ class _Exits:
     earliest_N: IntArray
     """Where they may leave at the earliest: a ramp asked for that was not looked at, if one comes first."""
     to_end_N: BoolArray
-    labels_N: IntArray
-    """The answer there; UNSEEN where nobody computed it."""
+    column_N: IntArray
+    """Of the ramp; the number of ramps for the end."""
 
 
 def _exits(seen: Observations, thresholds: Mapping[int, float], looked_at_NR: BoolArray) -> _Exits:
     ramps = np.array(seen.shape.ramps, dtype=np.int64)
-    rows = np.arange(len(seen))
     sure = sure_NR(seen.shape.score, seen.shape.ramps, seen.scores_NR, thresholds) & looked_at_NR
     asked_R = np.array([ramp in thresholds for ramp in seen.shape.ramps], dtype=bool)
     # A column after the ramps stands for the last block, where all leave.
@@ -207,15 +206,20 @@ def _exits(seen: Observations, thresholds: Mapping[int, float], looked_at_NR: Bo
     blind_NR = np.column_stack([asked_R & ~looked_at_NR, np.zeros(len(seen), dtype=bool)])
     column_N = stop_NR.argmax(1)
     first_blind_N = np.where(blind_NR.any(1), blind_NR.argmax(1), len(ramps))
-    labels_NR = np.column_stack([seen.labels_NR, seen.final_labels_N]).astype(np.int64)
     blocks = np.append(ramps, seen.shape.num_blocks - 1)
     return _Exits(
         exits_N=blocks[column_N],
         known_N=np.asarray(column_N <= first_blind_N),
         earliest_N=blocks[np.minimum(column_N, first_blind_N)],
         to_end_N=np.asarray(column_N == len(ramps)),
-        labels_N=labels_NR[rows, column_N],
+        column_N=column_N,
     )
+
+
+def _at(exits: _Exits, losses_NX: npt.NDArray[np.float32]) -> FloatArray:
+    """Loss where each input would leave, NaN where not known; at the end 0 where `losses_NX` has ramps only."""
+    ends_N = np.zeros(len(losses_NX), dtype=np.float32)
+    return np.column_stack([losses_NX, ends_N])[np.arange(len(losses_NX)), exits.column_N].astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,15 +244,15 @@ class _Division:
             num_sampled=int(sampled_N.sum()),
         )
 
-    def counts(self, going_N: BoolArray, reaching_N: BoolArray) -> Counts:
+    def counts(self, going_N: BoolArray | FloatArray, reaching_N: BoolArray) -> Counts:
         """Of the known and of the probes among the rest; nothing is read of other inputs."""
         return Counts(
-            reaching=int(reaching_N[self.known_N].sum()),
-            going=int(going_N[self.known_N].sum()),
+            reaching=float(reaching_N[self.known_N].sum()),
+            going=float(going_N[self.known_N].sum()),
             num_rest=self.num_rest,
             num_probes=self.num_sampled,
             probes_reaching=int(reaching_N[self.sampled_N].sum()),
-            probes_going=int(going_N[self.sampled_N].sum()),
+            probes_going=float(going_N[self.sampled_N].sum()),
         )
 
     def settles(self, earliest_N: IntArray, block: int) -> bool:
@@ -285,11 +289,14 @@ def _census(reaching: float, going: float) -> Counts:
     return Counts(reaching=reaching, going=going, num_rest=0, num_probes=0, probes_reaching=0, probes_going=0)
 
 
-def _share(true_N: BoolArray, division: _Division, guess_N: FloatArray | None = None) -> Share | None:
-    """The module's formula; `true_N` is read where known, and of probes. `guess_N` (1/2) stands in as said above."""
+def _share(going_N: BoolArray | FloatArray, division: _Division, guess_N: FloatArray | None = None) -> Share | None:
+    """The module's formula; `going_N` is read where known, and of probes. `guess_N` (1/2) stands in as said above.
+
+    What goes on is an input or none, or a part of one in [0, 1]: its variance is at most that of yes and no.
+    """
     if division.num_inputs == 0:
         return None
-    counts = division.counts(true_N, np.ones(division.num_inputs, dtype=bool))
+    counts = division.counts(going_N, np.ones(division.num_inputs, dtype=bool))
     if division.num_sampled or not division.num_rest:
         mean = counts.probes_going / max(division.num_sampled, 1)
     elif division.num_rest <= MOST_GUESSED * division.num_inputs:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError, PlanError
-from profiles.records import ExitRecords, sure_NR
+from profiles.records import ExitRecords
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -80,13 +80,12 @@ class ByPatience(Decisions):
 
 def recorded(records: ExitRecords, thresholds: Mapping[int, float]) -> ByRamp:
     """What recorded inputs do; raises DataError for thresholds of ramps that were not recorded."""
-    sure = sure_NR(records.score, records.ramps, records.scores_NR, thresholds)
-    return ByRamp(ramps=records.ramps, sure_NR=sure)
+    return ByRamp(ramps=records.ramps, sure_NR=records.sure_NR(thresholds))
 
 
 def patient(records: ExitRecords, patience: int) -> ByPatience:
     """What recorded inputs do under PABEE's rule."""
-    return ByPatience(ramps=records.ramps, labels_NR=records.labels_NR.astype(np.int64), patience=patience)
+    return ByPatience(ramps=records.ramps, labels_NR=records.answers()[:, :-1], patience=patience)
 
 
 def nested(survival_N: Sequence[float], ramps: Sequence[int], rng: np.random.Generator, *, num_rows: int) -> ByRamp:

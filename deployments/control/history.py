@@ -8,7 +8,7 @@ import sqlite3
 import zlib
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -17,7 +17,7 @@ import numpy as np
 
 from deployments.control.intake import Interval
 from earlyexit.errors import DataError
-from profiles.stream import COLUMNS, Observations, StreamShape
+from profiles.stream import COLUMNS, Observations, StreamShape, of_labels
 
 SCHEMA = 1
 KEEP_S = 7200.0
@@ -102,9 +102,7 @@ class History:
 
     def add_probes(self, at_s: float, probes: Observations) -> None:
         """Keep what one collection brought."""
-        shape = json.dumps(
-            {"score": probes.shape.score, "num_blocks": probes.shape.num_blocks, "ramps": list(probes.shape.ramps)}
-        )
+        shape = json.dumps(asdict(probes.shape))
         packed = io.BytesIO()
         np.savez_compressed(packed, **{name: getattr(probes, name) for name in COLUMNS})
         self._connection.execute("INSERT INTO probes VALUES (?, ?, ?)", (at_s, shape, packed.getvalue()))
@@ -215,13 +213,15 @@ def _unpacked(shape: str, columns: bytes) -> Observations:
     document = json.loads(shape)
     try:
         with np.load(io.BytesIO(columns), allow_pickle=False) as arrays:
-            kept = {name: arrays[name] for name in COLUMNS}
+            kept = dict(arrays)
+            if "labels_NR" in kept:  # of a controller from before there were losses
+                kept = of_labels(kept)
     except (OSError, ValueError, KeyError, EOFError, zlib.error, BadZipFile) as error:
         raise DataError(f"the controller's memory holds probes that cannot be read: {error}") from error
-    return Observations(
-        shape=StreamShape(score=document["score"], num_blocks=document["num_blocks"], ramps=tuple(document["ramps"])),
-        **kept,
-    )
+    try:
+        return Observations(shape=StreamShape(**(document | {"ramps": tuple(document["ramps"])})), **kept)
+    except TypeError as error:
+        raise DataError(f"the controller's memory holds probes that cannot be read: {error}") from error
 
 
 def _interval(fields: dict[str, Any]) -> Interval:

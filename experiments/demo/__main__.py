@@ -118,11 +118,9 @@ def _conclude(
     console: Console, prepared: Prepared, plan: Plan, report: LoadReport, stats: dict[str, Any], runs: Path
 ) -> None:
     labels = read_card(prepared.folder).label_names
+    full_N = prepared.expected.answers()[:, -1]
     answered = [record for record in report.records if record.predictions]
-    agreed = sum(
-        record.predictions[0].label == labels[prepared.expected.final_labels_N[record.text_indices[0]]]
-        for record in answered
-    )
+    agreed = sum(record.predictions[0].label == labels[full_N[record.text_indices[0]]] for record in answered)
     full_accuracy = prepared.expected.outcome({}).accuracy
     agreement = agreed / len(answered)
     console.print(

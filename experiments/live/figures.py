@@ -16,6 +16,7 @@ from experiments.live.load import Driven
 from experiments.live.meter import Usage
 from offramp.report import RequestRecord
 from profiles.records import ExitRecords
+from profiles.scores import SCORES
 
 EMULATED = (
     "emulated: the Serve graph is real, accelerators are not. Decisions come from exit records, time from the "
@@ -156,15 +157,15 @@ def check(driven: Driven, records: ExitRecords, thresholds: Mapping[int, float],
 def fault(records: ExitRecords, row: int, left_after: int, label: int, thresholds: Mapping[int, float]) -> str | None:
     """What is wrong with an answer, by the records; None where some set of active ramps gives it."""
     if left_after == records.num_blocks - 1:
-        right = int(records.final_labels_N[row])
+        right = int(records.answers()[row, -1])
         return None if label == right else f"label {label} after the whole model, not {right}"
     if left_after not in records.ramps or left_after not in thresholds:
         return f"left after block {left_after}, where no ramp is"
     column = records.ramps.index(left_after)
-    limit = np.float32(thresholds[left_after])  # as policies compare
-    if records.sureness_NR[row, column] < (limit if records.larger_is_surer else -limit):
+    limit = np.float32(thresholds[left_after] * SCORES[records.score].direction)  # as policies compare
+    if records.sureness_NR[row, column] < limit:
         return f"left after block {left_after}, unsure"
-    right = int(records.labels_NR[row, column])
+    right = int(records.answers()[row, column])
     return None if label == right else f"label {label} after block {left_after}, not {right}"
 
 

@@ -115,15 +115,14 @@ def made_up(survival: tuple[float, ...], *, num_inputs: int, rng: np.random.Gene
     sure_NR = np.array(ramps) >= first_N[:, None]
     own_N = rng.uniform(0.05, ENTROPY, num_inputs)
     labels_N = rng.integers(len(LABELS), size=num_inputs)
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.repeat(labels_N[:, None], len(ramps) + 1, axis=1),
         score="entropy",
         num_blocks=len(survival),
         ramps=ramps,
         sample_ids=tuple(map(str, range(num_inputs))),
         scores_NR=np.where(sure_NR, own_N[:, None], UNSURE).astype(np.float32),
-        labels_NR=np.repeat(labels_N[:, None], len(ramps), axis=1),
-        final_labels_N=labels_N,
-        true_labels_N=labels_N,
+        truth_N=labels_N,
         provenance={"data": "made up from a survival"},
     )
 

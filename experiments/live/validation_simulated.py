@@ -15,7 +15,8 @@ from experiments.live.validation_runs import IDLE, Run, digest, driven_of
 from optimizer.plan_file import parse_plan
 from optimizer.problem import Link
 from optimizer.problem_file import parse_problem
-from profiles.records import ExitRecords, FloatArray, IntArray
+from profiles.records import ExitRecords, IntArray
+from profiles.scores import FloatArray
 from simulator.decisions import recorded
 from simulator.ledger import DROPS
 from simulator.outcome import Outcome

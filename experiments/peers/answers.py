@@ -49,9 +49,10 @@ def _recorded(workload: Workload) -> list[tuple[str, int]]:
         return []
     names = read_card(workload.folder).label_names
     outcome = workload.records.outcome(workload.thresholds)
+    assert outcome.answers_N is not None
     return [
         (names[label], exit_block)
-        for label, exit_block in zip(outcome.labels_N.tolist(), outcome.exits_N.tolist(), strict=True)
+        for label, exit_block in zip(outcome.answers_N.tolist(), outcome.exits_N.tolist(), strict=True)
     ]
 
 

@@ -31,7 +31,7 @@ from offramp.progress import progress_bars
 from offramp.protocol import predict_body
 from offramp.training import TrainJob, resolve_backbone, train
 from optimizer.plan import PolicySpec
-from optimizer.thresholds import Guarantee
+from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
 
 Name = Literal["clinc150", "bert-base", "long"]

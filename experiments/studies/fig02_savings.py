@@ -19,7 +19,9 @@ from experiments.studies.distilbert_exits import DISTILBERT_IMDB, RAMPS, ImdbRun
 from experiments.studies.kit import Bars, Comparison, Effort, Lines, Study, StudyResult, command
 from experiments.studies.savings import Savings, savings
 from profiles.catalogue import published_profile
-from profiles.records import ExitOutcome, ExitRecords, IntArray
+from profiles.outcome import ExitOutcome
+from profiles.records import ExitRecords
+from profiles.scores import FloatArray
 from profiles.table import LatencyTable
 
 LENGTH = 128
@@ -70,10 +72,11 @@ def chance_of_loss(outcome: ExitOutcome, rng: np.random.Generator, resamples: in
     return float(lost_N[rng.integers(len(lost_N), size=(resamples, len(lost_N)))].mean(1).std())
 
 
-def _lost_N(outcome: ExitOutcome) -> IntArray:
+def _lost_N(outcome: ExitOutcome) -> FloatArray:
     """1 for an input that only the full model answers right, -1 for one that only the exits do."""
-    full_N = (outcome.final_labels_N == outcome.true_labels_N).astype(np.int64)
-    return np.asarray(full_N - (outcome.labels_N == outcome.true_labels_N))
+    assert outcome.true_losses_N is not None
+    assert outcome.full_true_losses_N is not None
+    return outcome.true_losses_N - outcome.full_true_losses_N
 
 
 def compare(

@@ -53,13 +53,13 @@ def outcome(records: ExitRecords, patience: int) -> Patience:
     """Its answers, all ramps active."""
     left_N = patient(records, patience).leaves_N(records.ramps, records.ramps)
     column_N = np.searchsorted(records.ramps, np.maximum(left_N, records.ramps[0]))
-    early_N = records.labels_NR[np.arange(len(records)), column_N]
-    labels_N = np.where(left_N == STAYS, records.final_labels_N, early_N)
-    true_N = records.true_labels_N
+    stays_N, rows = left_N == STAYS, np.arange(len(records))
+    losses_N = np.where(stays_N, 0.0, records.losses_NR[rows, column_N])
+    truth_NE = records.true_losses_NE
     return Patience(
         patience=patience,
-        agreement=float((labels_N == records.final_labels_N).mean()),
-        accuracy=None if true_N is None else float((labels_N == true_N).mean()),
+        agreement=1 - float(losses_N.mean()),
+        accuracy=None if truth_NE is None else 1 - float(truth_NE[rows, np.where(stays_N, -1, column_N)].mean()),
     )
 
 

@@ -76,7 +76,9 @@ def changed_answers(records: ExitRecords, off: Collection[int], entropy: float) 
     """Inputs that get another answer if some ramps are off: they leave later, or not at all."""
     everywhere = dict.fromkeys(records.ramps, entropy)
     fewer = {ramp: threshold for ramp, threshold in everywhere.items() if ramp not in off}
-    return int((records.outcome(everywhere).labels_N != records.outcome(fewer).labels_N).sum())
+    before_N, after_N = records.outcome(everywhere).answers_N, records.outcome(fewer).answers_N
+    assert before_N is not None
+    return int((before_N != after_N).sum())
 
 
 def tolerance(

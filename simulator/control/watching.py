@@ -12,8 +12,8 @@ from deployments.ingress.core.counts import IngressCounts
 from deployments.ingress.core.probes import ProbeBook, can_look
 from deployments.reports import IngressReport
 from earlyexit.wire import Seen
-from profiles.records import ExitRecords
-from profiles.stream import StreamShape
+from profiles.records import ExitRecords, differ
+from profiles.stream import shape_of
 from simulator.call import Input
 from simulator.decisions import IntArray
 from simulator.ledger import DROPS
@@ -63,8 +63,9 @@ class Watching:
         self._records = records
         self._probing = probing
         self._settled = settled
-        self._shape = StreamShape(score=records.score, num_blocks=records.num_blocks, ramps=records.ramps)
-        self._book = ProbeBook(self._shape, outlive_s=HANG_S)
+        self._shape = shape_of(records)
+        self._answers_NE = records.answers()
+        self._book = ProbeBook(self._shape, differ, outlive_s=HANG_S)
         self.counts = IngressCounts(scenario.slo_s)
 
     def arrive(self, number: int) -> None:
@@ -140,9 +141,9 @@ class Watching:
         records, sample_id = self._records, _sample_id(member)
         row = self._rows_N[member.payload % len(self._rows_N)]
         for column, ramp in enumerate(records.ramps):
-            score, label = float(records.scores_NR[row, column]), int(records.labels_NR[row, column])
+            score, label = float(records.scores_NR[row, column]), int(self._answers_NE[row, column])
             yield Seen(sample_id=sample_id, block=ramp, score=score, value=label)
-        label = int(records.final_labels_N[row])
+        label = int(self._answers_NE[row, -1])
         yield Seen(sample_id=sample_id, block=records.num_blocks - 1, score=float("nan"), value=label)
 
 

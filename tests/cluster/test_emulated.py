@@ -17,7 +17,8 @@ from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Answer, Seen, WirePiece, label_of
-from profiles.records import ExitRecords, Score
+from profiles.records import ExitRecords
+from profiles.scores import Score
 from profiles.table import LatencyTable
 
 ROOT = Path(__file__).parents[2]
@@ -39,14 +40,13 @@ def make_records(score: Score = "confidence") -> ExitRecords:
     """
     sure = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32)
     rows, columns = np.indices((4, 3))
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([10 * columns + rows, np.arange(100, 104)]),
         score=score,
         num_blocks=4,
         ramps=RAMPS,
         sample_ids=("a", "b", "c", "d"),
         scores_NR=(sure if score == "confidence" else 1 - sure).astype(np.float32),
-        labels_NR=10 * columns + rows,
-        final_labels_N=np.arange(100, 104),
     )
 
 
@@ -193,14 +193,13 @@ def seen(sample_id: str, block: int, score: float, label: int) -> Seen:
 
 def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:
     rng = np.random.default_rng(11)
-    records = ExitRecords(
+    records = ExitRecords.of_answers(
+        np.column_stack([rng.integers(0, 9, (40, 4)), rng.integers(0, 9, 40)]),
         score="confidence",
         num_blocks=6,
         ramps=(0, 1, 3, 4),
         sample_ids=tuple(map(str, range(40))),
         scores_NR=rng.random((40, 4)).astype(np.float32),
-        labels_NR=rng.integers(0, 9, (40, 4)),
-        final_labels_N=rng.integers(0, 9, 40),
     )
     runner = RecordedRunner(records, num_blocks=6)
     for _ in range(20):
@@ -218,7 +217,8 @@ def test_decisions_are_those_of_the_records_for_any_ramps_and_splits() -> None:
                 inside = () if step.survivors is None else step.survivors.sample_ids
             if not inside:
                 break
-        assert list(got.values()) == list(zip(expected.exits_N, expected.labels_N, strict=True))
+        assert expected.answers_N is not None
+        assert list(got.values()) == list(zip(expected.exits_N, expected.answers_N, strict=True))
 
 
 def test_ramps_without_records_are_refused_when_prepared() -> None:

@@ -23,7 +23,7 @@ from experiments.drift import (
 )
 from experiments.forecasts import ENTROPY, backtest, figure_21, rate_errors
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2, binary_entropy, read_bert12
-from profiles.records import ExitOutcome
+from profiles.outcome import ExitOutcome
 
 KINDS = Kinds(easy_K=np.array([0.5, 0.5, 0]), hard_K=np.array([0, 0.2, 0.8]))
 
@@ -44,9 +44,15 @@ def test_a_mix_has_its_share_of_each_kind() -> None:
 
 def test_easy_inputs_leave_in_the_first_half() -> None:
     exits_N = np.array([0, 1, 1, 2, 3, 3, 3, 3])
-    none_N = np.zeros(8, dtype=np.int64)
     kinds = easy_and_hard(
-        ExitOutcome(num_blocks=4, exits_N=exits_N, labels_N=none_N, final_labels_N=none_N, true_labels_N=None)
+        ExitOutcome(
+            num_blocks=4,
+            exits_N=exits_N,
+            losses_N=np.zeros(8),
+            answers_N=None,
+            true_losses_N=None,
+            full_true_losses_N=None,
+        )
     )
     assert kinds.easy_K.tolist() == [1 / 3, 2 / 3, 0, 0]
     assert kinds.hard_K.tolist() == [0, 0, 0.2, 0.8]
@@ -104,7 +110,7 @@ def test_recorded_exits_become_ramps_after_the_same_block(tmp_path: Path) -> Non
     records = read_bert12(exits_file(tmp_path / "e.csv"), "confidence")
     assert (records.num_blocks, records.ramps, records.sample_ids) == (12, tuple(range(11)), ("0", "1"))
     assert records.scores_NR[0, :2] == pytest.approx([0.54, 0.58])
-    assert records.final_labels_N.tolist() == [1, 0]
+    assert records.answers()[:, -1].tolist() == [1, 0]
     assert records.outcome({}).full_accuracy == 0.5
     entropy = read_bert12(tmp_path / "e.csv", "entropy")
     assert entropy.scores_NR[1, 0] == pytest.approx(0.3251, abs=1e-4)  # -0.9 ln 0.9 - 0.1 ln 0.1
@@ -147,9 +153,8 @@ def test_the_recorded_bert_is_the_one_described() -> None:
     needs_recorded_exits()
     records = bert12_sst2("confidence")
     assert len(records) == 872
-    assert records.true_labels_N is not None
-    assert int(records.true_labels_N.sum()) == 444
-    accuracy_R = (records.labels_NR == records.true_labels_N[:, None]).mean(0)
+    assert records.true_losses_NE is not None
+    accuracy_R = 1 - records.true_losses_NE.mean(0)
     assert accuracy_R[[0, 10]] == pytest.approx([0.791, 0.903], abs=0.001)
     assert records.outcome(dict.fromkeys(records.ramps, 0.8)).accuracy == pytest.approx(0.880, abs=0.001)
 

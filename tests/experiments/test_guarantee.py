@@ -8,21 +8,20 @@ from profiles.records import ExitRecords
 
 def records() -> ExitRecords:
     """Four inputs, ramps after blocks 0 and 1 of a model of three blocks; the second ramp is always right."""
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([np.array([[1, 1], [1, 1], [1, 1], [0, 1]]), np.array([1, 1, 1, 0])]),
         score="entropy",
         num_blocks=3,
         ramps=(0, 1),
         sample_ids=("a", "b", "c", "d"),
         scores_NR=np.array([[0.1, 0.0], [0.2, 0.0], [0.3, 0.0], [0.4, 0.0]], dtype=np.float32),
-        labels_NR=np.array([[1, 1], [1, 1], [1, 1], [0, 1]]),
-        final_labels_N=np.array([1, 1, 1, 0]),
     )
 
 
 def test_a_model_that_ends_at_its_deepest_ramp_answers_as_that_ramp_does() -> None:
     known = known_blocks(records())
     assert (known.num_blocks, known.ramps) == (2, (0,))
-    assert known.final_labels_N.tolist() == [1, 1, 1, 1]
+    assert known.answers()[:, -1].tolist() == [1, 1, 1, 1]
 
 
 def test_the_oracle_takes_the_boldest_threshold_within_the_budget() -> None:

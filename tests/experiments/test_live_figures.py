@@ -61,14 +61,13 @@ def driven(*records: RequestRecord, num_sent: int | None = None) -> Driven:
 
 def two_inputs() -> ExitRecords:
     """Input a is sure at ramp 0, input b nowhere; ramp 1 would give a wrong label for a."""
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([np.array([[1, 0], [0, 0]]), np.array([1, 0])]),
         score="entropy",
         num_blocks=3,
         ramps=(0, 1),
         sample_ids=("a", "b"),
         scores_NR=np.array([[0.4, 0.2], [0.6, 0.6]], dtype=np.float32),
-        labels_NR=np.array([[1, 0], [0, 0]]),
-        final_labels_N=np.array([1, 0]),
     )
 
 

@@ -43,14 +43,13 @@ EASY, HARD = [0] * 8, [1] * 8
 
 
 def two_inputs() -> ExitRecords:
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([np.array([[1], [1]]), np.array([1, 0])]),
         score="entropy",
         num_blocks=2,
         ramps=(0,),
         sample_ids=("easy", "hard"),
         scores_NR=np.array([[0.1], [0.6]], dtype=np.float32),
-        labels_NR=np.array([[1], [1]]),
-        final_labels_N=np.array([1, 0]),
     )
 
 

@@ -45,14 +45,13 @@ def write_records(path: Path, *, num_blocks: int = 3) -> Path:
     scores_NR = np.full((8, len(ramps)), 0.9, dtype=np.float32)
     for ramp, first_sure in zip(ramps, (4, 2, 1), strict=False):
         scores_NR[first_sure:, ramp] = 0.1
-    ExitRecords(
+    ExitRecords.of_answers(
+        np.column_stack([np.zeros((8, len(ramps)), dtype=np.int64), np.zeros(8, dtype=np.int64)]),
         score="entropy",
         num_blocks=num_blocks,
         ramps=ramps,
         sample_ids=tuple(map(str, range(8))),
         scores_NR=scores_NR,
-        labels_NR=np.zeros((8, len(ramps)), dtype=np.int64),
-        final_labels_N=np.zeros(8, dtype=np.int64),
     ).save(path)
     return path
 

@@ -42,14 +42,13 @@ def written(path: Path, text: str) -> Path:
 def records(path: Path, *scores: float, num_blocks: int = 2, ramps: tuple[int, ...] = (0,)) -> Path:
     """Entropies of as many inputs, the same at every ramp, which answer 0, 1, 0, 1, ... from ramp to ramp."""
     num, labels_R = len(scores), np.arange(len(ramps)) % 2
-    found = ExitRecords(
+    found = ExitRecords.of_answers(
+        np.column_stack([np.repeat(labels_R[None, :], num, axis=0), np.zeros(num, dtype=np.int64)]),
         score="entropy",
         num_blocks=num_blocks,
         ramps=ramps,
         sample_ids=tuple(map(str, range(num))),
         scores_NR=np.repeat(np.array(scores, dtype=np.float32)[:, None], len(ramps), axis=1),
-        labels_NR=np.repeat(labels_R[None, :], num, axis=0),
-        final_labels_N=np.zeros(num, dtype=np.int64),
     )
     found.save(path)
     return path

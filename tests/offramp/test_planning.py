@@ -80,14 +80,13 @@ def shown(*tables: object) -> str:
 
 def recorded(*, sure: list[bool]) -> ProblemFile:
     scores = np.array([[0.1 if each else 0.9] for each in sure], dtype=np.float32)
-    records = ExitRecords(
+    records = ExitRecords.of_answers(
+        np.column_stack([np.zeros(scores.shape, dtype=np.int64), np.zeros(len(sure), dtype=np.int64)]),
         score="confidence",
         num_blocks=2,
         ramps=(0,),
         sample_ids=tuple(map(str, range(len(sure)))),
         scores_NR=1 - scores,
-        labels_NR=np.zeros(scores.shape, dtype=np.int64),
-        final_labels_N=np.zeros(len(sure), dtype=np.int64),
     )
     return ProblemFile(problem=FILE.problem, records=records, thresholds={0: 0.5})
 

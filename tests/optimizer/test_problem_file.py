@@ -333,14 +333,13 @@ def test_published_figures_that_do_not_fit_are_refused_at_their_line(
 def records(*, ramps: tuple[int, ...] = (0, 1)) -> ExitRecords:
     """Four inputs: one is sure at ramp 0, one at ramp 1 only, one at both, one never."""
     scores = np.array([[0.1, 0.9], [0.9, 0.1], [0.1, 0.1], [0.9, 0.9]], dtype=np.float32)[:, : len(ramps)]
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([np.zeros(scores.shape, dtype=np.int64), np.zeros(4, dtype=np.int64)]),
         score="entropy",
         num_blocks=3,
         ramps=ramps,
         sample_ids=("a", "b", "c", "d"),
         scores_NR=scores,
-        labels_NR=np.zeros(scores.shape, dtype=np.int64),
-        final_labels_N=np.zeros(4, dtype=np.int64),
     )
 
 

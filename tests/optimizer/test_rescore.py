@@ -15,14 +15,13 @@ from optimizer.problem_file import parse_problem
 from optimizer.rescore import joint_reach, rechosen, rescore
 from profiles.records import ExitRecords
 
-RECORDS = ExitRecords(
+RECORDS = ExitRecords.of_answers(
+    np.column_stack([np.zeros((4, 2), dtype=np.int64), np.zeros(4, dtype=np.int64)]),
     score="entropy",
     num_blocks=3,
     ramps=(0, 1),
     sample_ids=("a", "b", "c", "d"),
     scores_NR=np.array([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.9, 0.9]], dtype=np.float32),
-    labels_NR=np.zeros((4, 2), dtype=np.int64),
-    final_labels_N=np.zeros(4, dtype=np.int64),
 )
 """Two inputs are sure at ramp 0 and not at ramp 1, one at ramp 1 only, one never."""
 THRESHOLDS = {0: 0.4, 1: 0.4}

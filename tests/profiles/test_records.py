@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.records import ExitRecords, Score
+from profiles.records import ExitRecords
+from profiles.scores import Score
 
-RECORDS = ExitRecords(
+RECORDS = ExitRecords.of_answers(
+    np.column_stack([np.array([[0, 0], [0, 1], [0, 2], [1, 1]]), np.array([0, 1, 2, 2])]),
     score="confidence",
     num_blocks=6,
     ramps=(1, 3),
     sample_ids=("a", "b", "c", "d"),
-    #                    after 1, after 3
     scores_NR=np.array([[0.9, 0.95], [0.5, 0.8], [0.75, 0.6], [0.2, 0.3]], dtype=np.float32),
-    labels_NR=np.array([[0, 0], [0, 1], [0, 2], [1, 1]]),
-    final_labels_N=np.array([0, 1, 2, 2]),
-    true_labels_N=np.array([0, 1, 0, 1]),
+    truth_N=np.array([0, 1, 0, 1]),
     provenance={"model": "m", "seed": 3},
 )
 
@@ -30,11 +29,13 @@ def test_an_input_leaves_at_the_first_ramp_that_is_sure() -> None:
     outcome = RECORDS.outcome({1: 0.75, 3: 0.8})
     # a and c leave after block 1, b after block 3, d after the last.
     assert outcome.exits_N.tolist() == [1, 3, 1, 5]
-    assert outcome.labels_N.tolist() == [0, 1, 0, 2]
+    assert outcome.answers_N is not None
+    assert outcome.answers_N.tolist() == [0, 1, 0, 2]
+    assert outcome.losses_N.tolist() == [0, 0, 1, 0]  # c: 0 where the full model says 2
     assert outcome.exit_counts == {1: 2, 3: 1, 5: 1}
     assert outcome.mean_blocks == (2 + 4 + 2 + 6) / 4
     assert outcome.survival == (1.0, 1.0, 0.5, 0.5, 0.25, 0.25)
-    assert (outcome.disagreements, outcome.agreement) == (1, 0.75)  # c: 0 where the full model says 2
+    assert (outcome.total_loss, outcome.agreement) == (1, 0.75)
     assert (outcome.accuracy, outcome.full_accuracy) == (0.75, 0.5)
 
 
@@ -60,7 +61,9 @@ def test_small_entropies_are_sure_ones() -> None:
 
 def test_records_without_ramps_go_to_the_end() -> None:
     none = np.zeros((4, 0))
-    records = replace(RECORDS, ramps=(), scores_NR=none.astype(np.float32), labels_NR=none.astype(np.int64))
+    records = replace(
+        RECORDS, ramps=(), scores_NR=none.astype(np.float32), losses_NR=none, answers_NE=None, true_losses_NE=None
+    )
     assert records.outcome({}).exits_N.tolist() == [5, 5, 5, 5]
     assert records.outcome({}).agreement == 1.0
 
@@ -87,18 +90,18 @@ def test_thresholds_that_are_not_numbers_are_refused() -> None:
         RECORDS.outcome({1: 0.5, 3: np.nan})
 
 
-def test_accuracy_is_unknown_without_true_labels() -> None:
-    outcome = replace(RECORDS, true_labels_N=None).outcome({})
+def test_accuracy_is_unknown_without_the_truth() -> None:
+    outcome = replace(RECORDS, true_losses_NE=None).outcome({})
     assert (outcome.accuracy, outcome.full_accuracy) == (None, None)
 
 
 def test_a_subset_keeps_what_belongs_together() -> None:
     part = RECORDS.subset(np.array([3, 1]))
     assert part.sample_ids == ("d", "b")
-    assert part.labels_NR.tolist() == [[1, 1], [0, 1]]
-    assert part.final_labels_N.tolist() == [2, 1]
-    assert part.true_labels_N is not None
-    assert part.true_labels_N.tolist() == [1, 1]
+    assert part.answers().tolist() == [[1, 1, 2], [0, 1, 1]]
+    assert part.losses_NR.tolist() == [[1, 1], [1, 0]]
+    assert part.true_losses_NE is not None
+    assert part.true_losses_NE.tolist() == [[0, 0, 1], [1, 0, 0]]
     assert part.outcome({3: 0.8}).exits_N.tolist() == [5, 3]
 
 
@@ -106,7 +109,8 @@ def assert_equal(found: ExitRecords, expected: ExitRecords) -> None:
     assert (found.score, found.num_blocks, found.ramps) == (expected.score, expected.num_blocks, expected.ramps)
     assert found.sample_ids == expected.sample_ids
     assert found.provenance == expected.provenance
-    for name in ("scores_NR", "labels_NR", "final_labels_N", "true_labels_N"):
+    assert found.zero_one == expected.zero_one
+    for name in ("scores_NR", "losses_NR", "answers_NE", "true_losses_NE", "times_s_N"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
@@ -116,9 +120,59 @@ def test_saved_records_are_loaded_equal(tmp_path: Path, name: str) -> None:
     assert_equal(ExitRecords.load(tmp_path / name), RECORDS)
 
 
-def test_records_without_true_labels_are_loaded_without(tmp_path: Path) -> None:
-    replace(RECORDS, true_labels_N=None).save(tmp_path / "r.npz")
-    assert ExitRecords.load(tmp_path / "r.npz").true_labels_N is None
+def test_records_without_answers_and_truth_are_loaded_without(tmp_path: Path) -> None:
+    replace(RECORDS, answers_NE=None, true_losses_NE=None).save(tmp_path / "r.npz")
+    found = ExitRecords.load(tmp_path / "r.npz")
+    assert (found.answers_NE, found.true_losses_NE) == (None, None)
+    with pytest.raises(DataError, match="hold losses and no answers"):
+        found.answers()
+
+
+def test_records_of_schema_1_become_losses(tmp_path: Path) -> None:
+    npz(true_labels=np.array([0, 1, 0, 1]))(tmp_path / "r.npz")
+    assert_equal(ExitRecords.load(tmp_path / "r.npz"), replace(RECORDS, provenance={}))
+
+
+def test_records_of_schema_1_whose_labels_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    npz(final_labels=np.zeros(3, dtype=np.int64))(tmp_path / "r.npz")
+    with pytest.raises(DataError, match="labels and final labels do not fit together"):
+        ExitRecords.load(tmp_path / "r.npz")
+
+
+MAPS_NE = np.array([[[[0, 0], [0, 0]], [[0, 1], [0, 0]], [[1, 1], [0, 0]]]])
+
+
+def wrong_pixels(early: np.ndarray[Any, Any], full: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.asarray((early != full).mean((1, 2)))
+
+
+def test_answers_of_any_shape_become_losses_in_between(tmp_path: Path) -> None:
+    # One input of 2 x 2 pixels: the ramps differ from the full model in two and in one of them.
+    records = ExitRecords.of_answers(
+        MAPS_NE,
+        score="confidence",
+        num_blocks=6,
+        ramps=(1, 3),
+        sample_ids=("a",),
+        scores_NR=np.array([[0.3, 0.6]], dtype=np.float32),
+        truth_N=MAPS_NE[:, 1],
+        loss=wrong_pixels,
+        zero_one=False,
+    )
+    assert records.losses_NR.tolist() == [[0.5, 0.25]]
+    outcome = records.outcome({1: 0.3, 3: 0.6})
+    assert (outcome.agreement, outcome.accuracy, outcome.full_accuracy) == (0.5, 0.75, 0.75)
+    assert outcome.answers_N is not None
+    assert outcome.answers_N.tolist() == MAPS_NE[:, 0].tolist()
+    records.save(tmp_path / "r.npz")
+    assert_equal(ExitRecords.load(tmp_path / "r.npz"), replace(records, provenance={}))
+
+
+def test_the_worst_loss_is_that_of_the_worst_ramp_that_is_sure() -> None:
+    # a agrees at both; b is wrong at 1 alone, which is not sure; c is wrong at 1; d is wrong at both and never sure.
+    assert RECORDS.worst_losses_N({1: 0.75, 3: 0.6}).tolist() == [0, 0, 1, 0]
+    assert RECORDS.worst_losses_N({1: 0.5, 3: 0.6}).tolist() == [0, 1, 1, 0]
+    assert RECORDS.worst_losses_N({}).tolist() == [0, 0, 0, 0]
 
 
 def header(**changes: Any) -> np.ndarray[Any, Any]:
@@ -127,13 +181,13 @@ def header(**changes: Any) -> np.ndarray[Any, Any]:
 
 
 def npz(**changes: Any) -> Callable[[Path], None]:
-    """Writes the records' file with some arrays changed, or left out where None."""
+    """Writes the records' file of schema 1 with some arrays changed, or left out where None."""
     arrays = {
         "header": header(),
         "sample_ids": np.array(RECORDS.sample_ids),
         "scores": RECORDS.scores_NR,
-        "labels": RECORDS.labels_NR,
-        "final_labels": RECORDS.final_labels_N,
+        "labels": RECORDS.answers()[:, :-1],
+        "final_labels": RECORDS.answers()[:, -1],
     }
     kept = {key: value for key, value in (arrays | changes).items() if value is not None}
     return lambda path: np.savez(path, **kept)
@@ -153,17 +207,20 @@ def npz(**changes: Any) -> Callable[[Path], None]:
         pytest.param(lambda path: np.savez(path, x=np.zeros(1)), "does not hold exit records", id="other arrays"),
         pytest.param(npz(header=np.array("3")), "does not hold exit records", id="header is a number"),
         pytest.param(npz(header=np.array("{")), "does not hold exit records", id="header is not JSON"),
-        pytest.param(npz(header=header(schema_version=2)), "has schema 2, this version reads 1", id="schema"),
+        pytest.param(npz(header=header(schema_version=3)), "has schema 3, this version reads 2, 1", id="schema"),
         pytest.param(npz(header=header(score=None)), "does not hold exit records", id="no score"),
         pytest.param(npz(labels=None), "does not hold exit records", id="no labels"),
         pytest.param(npz(labels=np.zeros((4, 2))), "no array 'labels' of float64 belongs there", id="kind"),
+        pytest.param(npz(header=header(schema_version=2)), "no array 'losses'", id="the other schema's arrays"),
         pytest.param(npz(more=np.zeros(2)), "no array 'more' of float64 belongs there", id="one array too many"),
         pytest.param(npz(header=header(score="margin")), r"score: Input should be 'entropy' or", id="another score"),
         pytest.param(npz(header=header(num_blocks=6.0)), "num_blocks: Input should be a valid int", id="6.0 blocks"),
         pytest.param(npz(header=header(ramps=[1, 3.0])), r"ramps\.1: Input should be a valid int", id="ramp 3.0"),
         pytest.param(npz(header=header(ramps=[True, 3])), r"ramps\.0: Input should be a valid int", id="ramp true"),
         pytest.param(
-            npz(labels=np.zeros((4, 3), dtype=np.int64)), "4 inputs and 2 ramps need arrays of that shape", id="shape"
+            npz(labels=np.zeros((4, 3), dtype=np.int64)),
+            "4 inputs and 3 exits need as many answers|need arrays of that shape",
+            id="shape",
         ),
     ],
 )
@@ -210,9 +267,12 @@ def _save_array(path: Path) -> None:
     ("changes", "message"),
     [
         pytest.param({"scores_NR": np.zeros((4, 1), dtype=np.float32)}, "4 inputs and 2 ramps", id="too few scores"),
-        pytest.param({"labels_NR": np.zeros((3, 2), dtype=np.int64)}, "4 inputs and 2 ramps", id="too few labels"),
-        pytest.param({"final_labels_N": np.zeros(3, dtype=np.int64)}, "4 inputs need as many final labels", id="final"),
-        pytest.param({"true_labels_N": np.zeros(3, dtype=np.int64)}, "4 inputs need as many true labels", id="true"),
+        pytest.param({"losses_NR": np.zeros((3, 2))}, "4 inputs and 2 ramps", id="too few losses"),
+        pytest.param({"answers_NE": np.zeros((4, 2))}, "4 inputs and 3 exits need as many answers", id="answers"),
+        pytest.param({"true_losses_NE": np.zeros((3, 3))}, "3 exits need as many losses against", id="truth"),
+        pytest.param({"losses_NR": np.full((4, 2), 1.5)}, "losses must be numbers from 0 to 1", id="a loss above 1"),
+        pytest.param({"losses_NR": np.full((4, 2), np.nan)}, "losses must be numbers from 0", id="a loss of nothing"),
+        pytest.param({"losses_NR": np.full((4, 2), 0.5)}, "losses are to be 0 or 1", id="half a label"),
         pytest.param(
             {"scores_NR": np.full((4, 2), np.nan, dtype=np.float32)}, "scores that are not numbers", id="not numbers"
         ),

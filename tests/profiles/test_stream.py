@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.stream import UNSEEN, ExitStream, Observations, StreamShape, empty
+from profiles.stream import ExitStream, Observations, StreamShape, empty
 from profiles.windows import windows
 
 SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
@@ -27,9 +27,7 @@ def inputs_at(*times_s: float) -> Observations:
         active_NR=seen_NR,
         exits_N=np.where(early_N, 1, 5).astype(np.int16),
         scores_NR=np.where(seen_NR, np.where(early_N, 0.9, 0.2)[:, None], np.nan).astype(np.float32),
-        labels_NR=np.where(seen_NR, 0, UNSEEN).astype(np.int32),
-        final_labels_N=np.where(early_N, UNSEEN, 0).astype(np.int32),
-        true_labels_N=np.full(len(times_s), UNSEEN, dtype=np.int32),
+        losses_NR=np.where(seen_NR & ~early_N[:, None], 0.0, np.nan).astype(np.float32),
     )
 
 
@@ -98,7 +96,7 @@ def test_no_window_is_lost_between_saving_and_loading(tmp_path: Path) -> None:
 
 
 HEADER: dict[str, Any] = {
-    "schema_version": 1,
+    "schema_version": 2,
     "score": "confidence",
     "num_blocks": 6,
     "ramps": [1, 3],
@@ -125,7 +123,7 @@ def test_a_file_is_what_the_next_test_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"schema_version": 2}, "has schema 2, this version reads 1", id="schema"),
+        pytest.param({"schema_version": 3}, "has schema 3, this version reads 2, 1", id="schema"),
         pytest.param({"score": "margin"}, "does not hold a stream .* score: Input should be", id="score"),
         pytest.param({"num_blocks": 6.0}, "num_blocks: Input should be a valid int", id="6.0 blocks"),
         pytest.param({"num_blocks": 3}, "ramps must ascend", id="too few blocks"),
@@ -149,7 +147,7 @@ def test_headers_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, A
 
 
 @pytest.mark.parametrize(
-    "header", ["{", "3", json.dumps({"schema_version": 1}), "\x00"], ids=["not JSON", "number", "no fields", "nothing"]
+    "header", ["{", "3", json.dumps({"schema_version": 2}), "\x00"], ids=["not JSON", "number", "no fields", "nothing"]
 )
 def test_files_that_hold_no_stream_are_refused(tmp_path: Path, header: str) -> None:
     write(tmp_path / "s.npz", header)
@@ -227,3 +225,63 @@ def test_senseless_windows_are_refused(settings: dict[str, float], message: str)
 def test_times_beyond_all_windows_are_refused() -> None:
     with pytest.raises(DataError, match="too large to be told apart"):
         stream_of(1e300)
+
+
+def test_a_stream_of_schema_1_becomes_losses(tmp_path: Path) -> None:
+    # Of three inputs at ramp 1 alone the first leaves, the second goes to the end and agrees, the third does not.
+    np.savez(
+        tmp_path / "s.npz",
+        header=np.array(json.dumps(HEADER | {"schema_version": 1})),
+        times_s_N=np.array([5.0, 6.0, 7.0]),
+        probe_N=np.zeros(3, dtype=bool),
+        active_NR=np.tile([True, False], (3, 1)),
+        exits_N=np.array([1, 5, 5], dtype=np.int16),
+        scores_NR=np.array([[0.9, np.nan], [0.2, np.nan], [0.1, np.nan]], dtype=np.float32),
+        labels_NR=np.array([[1, -1], [2, -1], [2, -1]], dtype=np.int32),
+        final_labels_N=np.array([-1, 2, 1], dtype=np.int32),
+        true_labels_N=np.array([1, -1, 1], dtype=np.int32),
+    )
+    found = ExitStream.load(tmp_path / "s.npz").window(0)
+    np.testing.assert_array_equal(found.losses_NR, [[np.nan, np.nan], [0, np.nan], [1, np.nan]])
+    assert found.true_losses_NE is not None
+    np.testing.assert_array_equal(found.true_losses_NE, [[0, np.nan, np.nan], [np.nan, np.nan, np.nan], [1, np.nan, 0]])
+
+
+def test_a_saved_stream_keeps_what_is_known_of_the_truth_and_of_its_losses(tmp_path: Path) -> None:
+    shape = replace(SHAPE, zero_one=False)
+    known = replace(
+        inputs_at(6, 7),
+        shape=shape,
+        losses_NR=np.array([[np.nan, np.nan], [0.25, np.nan]], dtype=np.float32),
+        true_losses_NE=np.array([[0.5, np.nan, np.nan], [0.75, np.nan, 1]], dtype=np.float32),
+    )
+    stream = ExitStream(shape, since_s=0)
+    stream.append(replace(inputs_at(5), shape=shape))
+    stream.append(known)
+    stream.save(tmp_path / "s.npz")
+    found = ExitStream.load(tmp_path / "s.npz").window(0)
+    assert found.shape == shape
+    assert found.true_losses_NE is not None
+    np.testing.assert_array_equal(found.true_losses_NE[1:], known.true_losses_NE)
+    assert np.isnan(found.true_losses_NE[0]).all()
+    np.testing.assert_array_equal(found.losses_NR[1:], known.losses_NR)
+
+
+LATE = inputs_at(5, 6)  # the first leaves after block 1, the second goes to the end; ramp 3 is off
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"losses_NR": [[0, np.nan], [0, np.nan]]}, "losses must be there for", id="of an early answer"),
+        pytest.param({"losses_NR": [[np.nan, np.nan]] * 2}, "losses must be there for", id="not of one at the end"),
+        pytest.param({"losses_NR": [[np.nan, np.nan], [2, np.nan]]}, "numbers from 0 to 1", id="above 1"),
+        pytest.param({"losses_NR": [[np.nan, np.nan], [0.5, np.nan]]}, "to be 0 or 1", id="in between"),
+        pytest.param({"true_losses_NE": [[0, np.nan]] * 2}, "needs 2 rows and 3 columns", id="without the full model"),
+        pytest.param({"true_losses_NE": [[0, 0, np.nan]] * 2}, "against the truth must be", id="of a ramp that is off"),
+    ],
+)
+def test_losses_of_what_nobody_saw_are_refused(changes: dict[str, Any], message: str) -> None:
+    arrays: dict[str, Any] = {name: np.array(rows, dtype=np.float32) for name, rows in changes.items()}
+    with pytest.raises(DataError, match=message):
+        replace(LATE, **arrays)

@@ -11,22 +11,21 @@ import pytest
 from earlyexit.errors import DataError
 from profiles.forecast import forecast_survival
 from profiles.records import ExitRecords
-from profiles.stream import UNSEEN, ExitStream, Observations, StreamShape, empty
+from profiles.stream import ExitStream, Observations, StreamShape, empty, shape_of
 from profiles.windows import Window, WindowEstimate, survival_history, windows
 
 SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
 #          after 1, after 3
 SCORES = [[0.9, 0.95], [0.5, 0.8], [0.75, 0.6], [0.2, 0.3]]
 LABELS = [[0, 0], [0, 1], [0, 2], [1, 1]]
-RECORDS = ExitRecords(
+RECORDS = ExitRecords.of_answers(
+    np.column_stack([np.array(LABELS), np.array([0, 1, 2, 2])]),
     score="confidence",
     num_blocks=6,
     ramps=(1, 3),
     sample_ids=("a", "b", "c", "d"),
     scores_NR=np.array(SCORES, dtype=np.float32),
-    labels_NR=np.array(LABELS),
-    final_labels_N=np.array([0, 1, 2, 2]),
-    true_labels_N=np.array([0, 1, 0, 1]),
+    truth_N=np.array([0, 1, 0, 1]),
 )
 
 
@@ -37,19 +36,18 @@ def observe(
     exits_N = records.outcome(plan).exits_N
     active_NR = np.tile([ramp in plan for ramp in records.ramps], (len(records), 1))
     seen_NR = (active_NR & (np.array(records.ramps) <= exits_N[:, None])) | probe_N[:, None]
-    assert records.true_labels_N is not None
+    end_N1 = ((exits_N == records.num_blocks - 1) | probe_N)[:, None]
+    assert records.true_losses_NE is not None
+    truth_NE = np.where(np.hstack([seen_NR, end_N1]), records.true_losses_NE, np.nan)
     return Observations(
-        shape=StreamShape(score=records.score, num_blocks=records.num_blocks, ramps=records.ramps),
+        shape=shape_of(records),
         times_s_N=np.zeros(len(records)) if times_s_N is None else np.asarray(times_s_N, dtype=float),
         probe_N=probe_N,
         active_NR=active_NR,
         exits_N=exits_N.astype(np.int16),
         scores_NR=np.where(seen_NR, records.scores_NR, np.nan).astype(np.float32),
-        labels_NR=np.where(seen_NR, records.labels_NR, UNSEEN).astype(np.int32),
-        final_labels_N=np.where((exits_N == records.num_blocks - 1) | probe_N, records.final_labels_N, UNSEEN).astype(
-            np.int32
-        ),
-        true_labels_N=records.true_labels_N.astype(np.int32),
+        losses_NR=np.where(seen_NR & end_N1, records.losses_NR, np.nan).astype(np.float32),
+        true_losses_NE=truth_NE.astype(np.float32),
     )
 
 
@@ -141,15 +139,14 @@ def random_records(num_inputs: int, seed: int) -> ExitRecords:
     scores_NR = np.clip(ease_N1 + 0.1 * np.array(ramps) + rng.normal(0, 0.2, (num_inputs, 4)), 0, 1)
     final_labels_N = rng.integers(0, 3, num_inputs)
     right_NR = rng.random((num_inputs, 4)) < scores_NR
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([np.where(right_NR, final_labels_N[:, None], 3), final_labels_N]),
         score="confidence",
         num_blocks=6,
         ramps=ramps,
         sample_ids=tuple(map(str, range(num_inputs))),
         scores_NR=scores_NR.astype(np.float32),
-        labels_NR=np.where(right_NR, final_labels_N[:, None], 3),
-        final_labels_N=final_labels_N,
-        true_labels_N=np.where(rng.random(num_inputs) < 0.9, final_labels_N, 4),
+        truth_N=np.where(rng.random(num_inputs) < 0.9, final_labels_N, 4),
     )
 
 
@@ -230,9 +227,7 @@ def unplanned(go_on_N: npt.NDArray[np.bool_], probe_N: npt.NDArray[np.bool_], st
             active_NR=np.zeros((num_inputs, 1), dtype=bool),
             exits_N=np.full(num_inputs, 2, dtype=np.int16),
             scores_NR=np.where(probe_N, np.where(go_on_N, 0.1, 0.9), np.nan).astype(np.float32)[:, None],
-            labels_NR=np.where(probe_N, 0, UNSEEN).astype(np.int32)[:, None],
-            final_labels_N=np.zeros(num_inputs, dtype=np.int32),
-            true_labels_N=np.full(num_inputs, UNSEEN, dtype=np.int32),
+            losses_NR=np.where(probe_N, 0, np.nan).astype(np.float32)[:, None],
         ),
     )
 
@@ -330,12 +325,31 @@ def test_ramps_that_no_input_reaches_are_worth_nothing() -> None:
 
 def test_accuracy_counts_only_inputs_with_a_true_label() -> None:
     seen = observe(RECORDS, {1: 0.75, 3: 0.8}, np.array(NONE))
-    labelled = replace(seen, true_labels_N=np.array([0, 1, UNSEEN, UNSEEN], dtype=np.int32))
+    assert seen.true_losses_NE is not None
+    known_N1 = np.array([[True], [True], [False], [False]])
+    labelled = replace(seen, true_losses_NE=np.where(known_N1, seen.true_losses_NE, np.float32(np.nan)))
     found = Window(start_s=0, period_s=120, observations=labelled).estimate({1: 0.75, 3: 0.8})
     assert found.accuracy is not None
     assert found.accuracy.value == 1.0
-    unlabelled = replace(seen, true_labels_N=np.full(4, UNSEEN, dtype=np.int32))
+    unlabelled = replace(seen, true_losses_NE=None)
     assert Window(start_s=0, period_s=120, observations=unlabelled).estimate({}).accuracy is None
+
+
+def test_losses_in_between_are_averaged() -> None:
+    losses_NR = np.array([[0.1, 0.2], [0.4, 0.3], [0.8, 0.5], [1.0, 0.9]])
+    records = replace(
+        RECORDS, losses_NR=losses_NR, zero_one=False, true_losses_NE=np.column_stack([losses_NR, np.full(4, 0.25)])
+    )
+    asked = {1: 0.75, 3: 0.8}  # a and c leave after block 1, b after block 3, d after the last
+    seen = observe(records, asked, np.array([True] * 4))
+    found = Window(start_s=0, period_s=120, observations=seen).estimate(asked)
+    assert found.agreement is not None
+    assert found.agreement.value == pytest.approx(1 - (0.1 + 0.3 + 0.8 + 0) / 4)
+    assert found.accuracy is not None
+    assert found.accuracy.value == pytest.approx(1 - (0.1 + 0.3 + 0.8 + 0.25) / 4)
+    back = Window(start_s=0, period_s=120, observations=seen).records()
+    assert back.zero_one is False
+    assert back.losses_NR == pytest.approx(losses_NR)
 
 
 def test_a_window_gives_its_probes_as_exit_records() -> None:

@@ -28,14 +28,13 @@ EASY, HARD = 0, 1
 
 def records() -> ExitRecords:
     """Two inputs: ramps 1 and 2 are sure of the first, none is of the second."""
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([np.array([[0, 1, 1], [0, 0, 0]], dtype=np.int64), np.array([1, 1], dtype=np.int64)]),
         score="confidence",
         num_blocks=4,
         ramps=RAMPS,
         sample_ids=("easy", "hard"),
         scores_NR=np.array([[0, 1, 1], [0, 0, 0]], dtype=np.float32),
-        labels_NR=np.array([[0, 1, 1], [0, 0, 0]], dtype=np.int64),
-        final_labels_N=np.array([1, 1], dtype=np.int64),
     )
 
 

@@ -13,14 +13,15 @@ SURE = ByRamp(ramps=(0, 2, 4), sure_NR=np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0]
 
 
 def records() -> ExitRecords:
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack(
+            [np.array([[1, 1, 1], [0, 1, 1], [0, 1, 0]], dtype=np.int64), np.array([1, 1, 0], dtype=np.int64)]
+        ),
         score="confidence",
         num_blocks=4,
         ramps=(0, 1, 2),
         sample_ids=("a", "b", "c"),
         scores_NR=np.array([[0.9, 0.5, 0.9], [0.1, 0.6, 0.2], [0.1, 0.2, 0.3]], dtype=np.float32),
-        labels_NR=np.array([[1, 1, 1], [0, 1, 1], [0, 1, 0]], dtype=np.int64),
-        final_labels_N=np.array([1, 1, 0], dtype=np.int64),
     )
 
 

@@ -26,6 +26,7 @@ from earlyexit.clock import Clock
 from earlyexit.errors import AdmissionError, OverloadedError, StageUnavailableError
 from earlyexit.signature import Encoded
 from optimizer.placement import PlacedPlan
+from profiles.records import Loss, differ
 from profiles.stream import StreamShape
 
 if TYPE_CHECKING:  # it imports ray
@@ -61,13 +62,15 @@ class Dispatcher:
         slack: float = 0.0,
         num_ingresses: int = 1,
         shape: StreamShape | None = None,
+        loss: Loss = differ,
         probe_share: float = 0.0,
         rng: random.Random | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`transports` by slot, of all slots that a plan may ever use; raises PlanError for a plan that needs others.
 
-        Without `slo_s` nothing is refused early; without `shape` there are no probes. `slack`: share of the SLO that
+        Without `slo_s` nothing is refused early; without `shape` there are no probes; `loss` is
+        the task's, by which their exits are compared. `slack`: share of the SLO that
         stages which wait for full batches leave (E3 section 4).
         """
         self._transports = transports
@@ -86,7 +89,7 @@ class Dispatcher:
         self._admission = None if slo_s is None else Admission(placed.plan, slo_s=slo_s, num_ingresses=num_ingresses)
         self._shape = shape
         self._probe_share = probe_share
-        self._probes = None if shape is None else ProbeBook(shape, outlive_s=HANG_S)
+        self._probes = None if shape is None else ProbeBook(shape, loss, outlive_s=HANG_S)
         self._outcomes = Outcomes(self._book, metrics, slo_s=slo_s, admission=self._admission, probes=self._probes)
         self._calls = Calls(
             lay_out(placed, transports),

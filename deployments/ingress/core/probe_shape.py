@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import get_args
 
 from deployments.settings import ServeSettings
 from earlyexit.store import ModelCard
-from profiles.records import ExitRecords, Score
-from profiles.stream import StreamShape
+from earlyexit.tasks import find_task
+from profiles.records import ExitRecords
+from profiles.scores import SCORES
+from profiles.stream import StreamShape, shape_of
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -21,10 +22,10 @@ def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
     policy = settings.plan.get("policy") or ({} if settings.control is None else settings.control.policy)
     if policy.get("name") == "recorded":
         # Only what the records hold can be decided, whatever ramps the model has.
-        records = ExitRecords.load(Path(policy["records"]))
-        return StreamShape(score=records.score, num_blocks=records.num_blocks, ramps=records.ramps)
-    for score in get_args(Score):
+        return shape_of(ExitRecords.load(Path(policy["records"])))
+    for score in SCORES:
         if policy.get("name", "entropy") == score:
-            return StreamShape(score=score, num_blocks=card.num_blocks, ramps=card.ramps)
+            zero_one = find_task(card.task).zero_one
+            return StreamShape(score=score, num_blocks=card.num_blocks, ramps=card.ramps, zero_one=zero_one)
     logger.warning("exit policy %s cannot be probed: there are no probes", policy.get("name"))
     return None

@@ -14,10 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from earlyexit.wire import Seen, label_of
+from earlyexit.wire import Seen, Value, stacked
 from optimizer.plan import PolicySpec
-from profiles.records import Score
-from profiles.stream import UNSEEN, Observations, StreamShape
+from profiles.records import Loss
+from profiles.scores import Score
+from profiles.stream import Observations, StreamShape
 
 MOST_COMPLETE = 50_000
 """Complete probes kept for the next report: at a share of 2 %, minutes of a few thousand inputs per second."""
@@ -49,19 +50,27 @@ class Probe:
     active: frozenset[int]
     """The active ramps of the plan that it counts for."""
     scores: list[float]
-    labels: list[int]
+    answers: list[Value | None]
     exit: int | None = None
-    final_label: int = UNSEEN
+    full: Value | None = None
+    """The full model's answer."""
 
     @property
-    def is_whole(self) -> bool:
-        """Whether it was answered, and every exit has said something that is a number."""
-        return not (
-            self.exit is None
-            or self.final_label == UNSEEN
-            or UNSEEN in self.labels
-            or any(math.isnan(score) for score in self.scores)
-        )
+    def whole(self) -> list[Value] | None:
+        """What every ramp said; None where one said nothing, or not how sure it is."""
+        said = [answer for answer in self.answers if answer is not None]
+        return said if len(said) == len(self.answers) and not any(map(math.isnan, self.scores)) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteProbe:
+    """One probe, and what its ramps' answers cost against the full model's."""
+
+    arrived_s: float
+    active: frozenset[int]
+    exit: int
+    scores: list[float]
+    losses: list[float]
 
 
 class ProbeBook:
@@ -73,24 +82,26 @@ class ProbeBook:
     def __init__(
         self,
         shape: StreamShape,
+        loss: Loss,
         *,
         outlive_s: float,
         most_complete: int = MOST_COMPLETE,
         most_open: int = MOST_OPEN,
     ) -> None:
-        """`outlive_s`: how long after its deadline something may still be seen of a probe."""
+        """`loss`: the task's. `outlive_s`: how long after its deadline something may still be seen of a probe."""
         self._shape = shape
+        self._loss = loss
         self._column = {ramp: column for column, ramp in enumerate(shape.ramps)}
         self._last = shape.num_blocks - 1
         self._outlive_s = outlive_s
         self._most_complete = most_complete
         self._most_open = most_open
         self._open: dict[str, Probe] = {}
-        self._complete: deque[Probe] = deque()
+        self._complete: deque[CompleteProbe] = deque()
         self._swept_s = 0.0
         self.num_complete = 0
-        self.num_agreed = 0
-        """Of the complete ones, those whose answer was the full model's."""
+        self.total_loss = 0.0
+        """Of the complete ones' answers against the full model's."""
         self.num_refused = 0
         """Complete ones that contradict themselves: an exit that no plan had on, a ramp that said nothing."""
         self.num_overflown = 0
@@ -108,7 +119,7 @@ class ProbeBook:
                 deadline_s=each.deadline_s,
                 active=active,
                 scores=[math.nan] * num_ramps,
-                labels=[UNSEEN] * num_ramps,
+                answers=[None] * num_ramps,
             )
         return True
 
@@ -134,10 +145,10 @@ class ProbeBook:
             if probe is None:
                 continue
             if each.block == self._last:
-                probe.final_label = label_of(each)
+                probe.full = each.value
                 self._close(each.sample_id, probe)
             elif (column := self._column.get(each.block)) is not None:
-                probe.scores[column], probe.labels[column] = each.score, label_of(each)
+                probe.scores[column], probe.answers[column] = each.score, each.value
 
     def forget(self, sample_ids: Iterable[str]) -> None:
         """Give probes up that did not get to the end."""
@@ -154,20 +165,25 @@ class ProbeBook:
 
     @property
     def agreement(self) -> float | None:
-        """Share of the complete probes whose answer was the full model's; None before the first."""
-        return self.num_agreed / self.num_complete if self.num_complete else None
+        """1 - mean loss of the complete probes' answers against the full model's; None before the first."""
+        return 1 - self.total_loss / self.num_complete if self.num_complete else None
 
     def _close(self, sample_id: str, probe: Probe) -> None:
-        if probe.exit is None or probe.final_label == UNSEEN:
+        if probe.exit is None or probe.full is None:
             return
         del self._open[sample_id]
-        if not probe.is_whole or (probe.exit != self._last and probe.exit not in probe.active & self._column.keys()):
+        answers = probe.whole
+        if answers is None or (probe.exit != self._last and probe.exit not in probe.active & self._column.keys()):
             self.num_refused += 1
             return
+        losses = _losses(answers, probe.full, self._loss)
         self.num_complete += 1
-        label = probe.final_label if probe.exit == self._last else probe.labels[self._column[probe.exit]]
-        self.num_agreed += label == probe.final_label
-        self._complete.append(probe)
+        self.total_loss += 0.0 if probe.exit == self._last else losses[self._column[probe.exit]]
+        self._complete.append(
+            CompleteProbe(
+                arrived_s=probe.arrived_s, active=probe.active, exit=probe.exit, scores=probe.scores, losses=losses
+            )
+        )
         if len(self._complete) > self._most_complete:
             self._complete.popleft()
             self.num_overflown += 1
@@ -185,7 +201,14 @@ def can_look(policy: PolicySpec | None, score: Score) -> bool:
     return name in (score, "recorded")
 
 
-def _observations(shape: StreamShape, probes: Collection[Probe], ahead_s: float) -> Observations:
+def _losses(answers: Sequence[Value], full: Value, loss: Loss) -> list[float]:
+    if not answers:
+        return []
+    losses: list[float] = loss(stacked(answers), stacked([full] * len(answers))).tolist()
+    return losses
+
+
+def _observations(shape: StreamShape, probes: Collection[CompleteProbe], ahead_s: float) -> Observations:
     count, num_ramps = len(probes), len(shape.ramps)
     active_NR = np.array([[ramp in probe.active for ramp in shape.ramps] for probe in probes], dtype=bool)
     return Observations(
@@ -195,7 +218,5 @@ def _observations(shape: StreamShape, probes: Collection[Probe], ahead_s: float)
         active_NR=active_NR.reshape(count, num_ramps),
         exits_N=np.array([probe.exit for probe in probes], dtype=np.int16),
         scores_NR=np.array([probe.scores for probe in probes], dtype=np.float32).reshape(count, num_ramps),
-        labels_NR=np.array([probe.labels for probe in probes], dtype=np.int32).reshape(count, num_ramps),
-        final_labels_N=np.array([probe.final_label for probe in probes], dtype=np.int32),
-        true_labels_N=np.full(count, UNSEEN, dtype=np.int32),
+        losses_NR=np.array([probe.losses for probe in probes], dtype=np.float32).reshape(count, num_ramps),
     )

@@ -79,9 +79,7 @@ def probes(times_s: Sequence[float], leaving: Sequence[bool], plan: Plan) -> Obs
         active_NR=active_NR,
         exits_N=np.where(leaves_N & (1 in plan.ramps), 1, 3).astype(np.int16),
         scores_NR=scores_NR,
-        labels_NR=np.zeros((num, 3), dtype=np.int32),
-        final_labels_N=np.zeros(num, dtype=np.int32),
-        true_labels_N=np.full(num, -1, dtype=np.int32),
+        losses_NR=np.zeros((num, 3), dtype=np.float32),
     )
 
 

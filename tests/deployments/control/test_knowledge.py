@@ -115,9 +115,7 @@ def test_inputs_that_are_no_probes_are_left_out() -> None:
         active_NR=np.array([[False, True, False]]),
         exits_N=np.array([1], dtype=np.int16),
         scores_NR=np.array([[np.nan, 1.0, np.nan]], dtype=np.float32),
-        labels_NR=np.array([[-1, 0, -1]], dtype=np.int32),
-        final_labels_N=np.array([-1], dtype=np.int32),
-        true_labels_N=np.array([-1], dtype=np.int32),
+        losses_NR=np.full((1, 3), np.nan, dtype=np.float32),
     )
     knowledge = known()
     knowledge.add_probes(plain)

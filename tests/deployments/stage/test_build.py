@@ -47,14 +47,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of four blocks with ramps after 0, 1 and 2, and exit records of two inputs."""
     folder = tmp_path_factory.mktemp("model")
     save_small_model(folder)
-    records = ExitRecords(
+    records = ExitRecords.of_answers(
+        np.column_stack([np.zeros((2, 3), dtype=np.int64), np.zeros(2, dtype=np.int64)]),
         score="entropy",
         num_blocks=4,
         ramps=RAMPS,
         sample_ids=("a", "b"),
         scores_NR=np.array([[0.1, 0.1, 0.1], [0.9, 0.9, 0.1]], dtype=np.float32),
-        labels_NR=np.zeros((2, 3), dtype=np.int64),
-        final_labels_N=np.zeros(2, dtype=np.int64),
     )
     records.save(folder / "records.npz")
     return folder

@@ -39,14 +39,13 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
     """Of an emulated device that takes no time; ramp 0 is sure of a, ramp 1 of b, ramp 2 of c and none of d."""
     folder = tmp_path_factory.mktemp("model")
     save_small_model(folder)
-    records = ExitRecords(
+    records = ExitRecords.of_answers(
+        np.column_stack([np.zeros((4, 3), dtype=np.int64), np.zeros(4, dtype=np.int64)]),
         score="confidence",
         num_blocks=4,
         ramps=RAMPS,
         sample_ids=("a", "b", "c", "d"),
         scores_NR=np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32),
-        labels_NR=np.zeros((4, 3), dtype=np.int64),
-        final_labels_N=np.zeros(4, dtype=np.int64),
     )
     records.save(folder / "records.npz")
     plan = early_exit_plan(4, RAMPS, policy_of(folder, 0.5), batch=4, device=V100)

@@ -30,14 +30,13 @@ SIZES = {
 def workload(tmp_path: Path) -> Workload:
     """Three texts; the one ramp lets the first out as a `yes`, the others reach the end as `no` and `yes`."""
     save_model(random_model(SIZES, task=LabelTask(("no", "yes"))), tmp_path)
-    records = ExitRecords(
+    records = ExitRecords.of_answers(
+        np.column_stack([np.array([[1], [1], [1]]), np.array([1, 0, 1])]),
         score="entropy",
         num_blocks=2,
         ramps=(0,),
         sample_ids=("a", "b", "c"),
         scores_NR=np.array([[0.1], [0.6], [0.6]], dtype=np.float32),
-        labels_NR=np.array([[1], [1], [1]]),
-        final_labels_N=np.array([1, 0, 1]),
     )
     return Workload(
         name="bert-base",

@@ -14,14 +14,13 @@ from profiles.records import ExitRecords
 
 
 def workload() -> Workload:
-    records = ExitRecords(
+    records = ExitRecords.of_answers(
+        np.column_stack([np.zeros((1, 1), dtype=np.int64), np.zeros(1, dtype=np.int64)]),
         score="entropy",
         num_blocks=2,
         ramps=(0,),
         sample_ids=("a",),
         scores_NR=np.zeros((1, 1), dtype=np.float32),
-        labels_NR=np.zeros((1, 1), dtype=np.int64),
-        final_labels_N=np.zeros(1, dtype=np.int64),
     )
     return Workload(
         name="clinc150",

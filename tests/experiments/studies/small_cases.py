@@ -33,15 +33,14 @@ def four_blocks() -> PlanProblem:
 
 def four_inputs() -> ExitRecords:
     """At entropy 0.4 they leave after blocks 1, 2, 3 and 4; the first is wrong then, and the second right."""
-    return ExitRecords(
+    return ExitRecords.of_answers(
+        np.column_stack([np.array([[0, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]]), np.array([1, 0, 0, 0])]),
         score="entropy",
         num_blocks=4,
         ramps=(0, 1, 2),
         sample_ids=("a", "b", "c", "d"),
         scores_NR=np.array([[0.4, 0.1, 0.1], [0.6, 0.3, 0.1], [0.6, 0.6, 0.2], [0.6, 0.6, 0.6]], dtype=np.float32),
-        labels_NR=np.array([[0, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]]),
-        final_labels_N=np.array([1, 0, 0, 0]),
-        true_labels_N=np.array([1, 1, 0, 0]),
+        truth_N=np.array([1, 1, 0, 0]),
     )
 
 

@@ -74,8 +74,8 @@ async def test_what_is_handed_over_says_everything_of_a_probe_at_wall_clock_time
     await turns()
     seen = observed(scene, wall_s=1003.0)
     assert (seen.times_s_N.tolist(), seen.probe_N.tolist(), seen.exits_N.tolist()) == ([1002.0], [True], [1])
-    assert (seen.scores_NR.tolist(), seen.labels_NR.tolist()) == ([[0.25, 0.5]], [[0, 2]])
-    assert (seen.active_NR.tolist(), seen.final_labels_N.tolist()) == ([[True, True]], [1])
+    assert (seen.scores_NR.tolist(), seen.losses_NR.tolist()) == ([[0.25, 0.5]], [[1, 1]])
+    assert seen.active_NR.tolist() == [[True, True]]
     assert scene.dispatcher.report(1003.0).probes is None  # handed over once
 
 

@@ -27,14 +27,13 @@ def test_probes_see_the_models_ramps_in_the_policys_unit(score: Any) -> None:
 
 def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
     path = tmp_path / "records.npz"
-    ExitRecords(
+    ExitRecords.of_answers(
+        np.column_stack([np.array([[0]]), np.array([1])]),
         score="confidence",
         num_blocks=6,
         ramps=(1,),
         sample_ids=("a",),
         scores_NR=np.array([[0.5]], dtype=np.float32),
-        labels_NR=np.array([[0]]),
-        final_labels_N=np.array([1]),
     ).save(path)
     policy = {"name": "recorded", "thresholds": 0.5, "records": str(path)}
     assert probe_shape(settings(policy), CARD) == StreamShape(score="confidence", num_blocks=6, ramps=(1,))

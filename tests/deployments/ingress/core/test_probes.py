@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from deployments.ingress.core.flights import Flight
 from deployments.ingress.core.probes import ProbeBook, can_look
 from earlyexit.errors import OfframpError
 from earlyexit.signature import Encoded
-from earlyexit.wire import Answer, Seen
+from earlyexit.wire import Answer, Array, Seen
 from optimizer.plan import PolicySpec
+from profiles.records import ValueArray, differ
+from profiles.scores import FloatArray
 from profiles.stream import StreamShape
 
 SHAPE = StreamShape(score="entropy", num_blocks=4, ramps=(0, 2))
@@ -38,7 +41,7 @@ def seen(each: Flight, block: int, *, score: float = 0.5, label: int = 1) -> See
 
 
 def begun(*flights: Flight, active: frozenset[int] = BOTH, most_complete: int = 10) -> ProbeBook:
-    book = ProbeBook(SHAPE, outlive_s=1.0, most_complete=most_complete)
+    book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_complete=most_complete)
     assert book.begin(flights, active, 2.0)
     return book
 
@@ -83,6 +86,22 @@ def test_agreement_is_the_share_of_answers_that_were_the_full_models() -> None:
         book.answered(each.sample_id, 0, BOTH)
         book.see([seen(each, 3)])
     assert book.agreement == 0.75
+
+
+def test_answers_may_be_anything_that_has_a_loss() -> None:
+    def wrong_pixels(early: ValueArray, full: ValueArray) -> FloatArray:
+        return np.asarray((early != full).mean((1, 2)), dtype=np.float64)
+
+    probe = flight(1)
+    book = ProbeBook(replace(SHAPE, zero_one=False), wrong_pixels, outlive_s=1.0)
+    book.begin([probe], BOTH, 2.0)
+    book.answered(probe.sample_id, 2, BOTH)
+    for block, pixels in ((0, [[1, 1], [0, 0]]), (2, [[0, 1], [0, 0]]), (3, [[0, 0], [0, 0]])):
+        book.see([replace(seen(probe, block), value=Array.of(np.array(pixels)))])
+    assert book.agreement == 0.75
+    observations = book.hand_over()
+    assert observations is not None
+    assert observations.losses_NR.tolist() == [[0.5, 0.25]]
 
 
 def test_what_is_seen_of_other_inputs_and_at_other_blocks_is_ignored() -> None:
@@ -160,7 +179,7 @@ def test_of_complete_probes_that_nobody_asks_for_the_oldest_go() -> None:
 
 
 def test_no_more_probes_begin_than_there_is_room_for() -> None:
-    book = ProbeBook(SHAPE, outlive_s=1.0, most_open=2)
+    book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_open=2)
     assert book.begin([flight(1)], BOTH, 2.0)
     assert not book.begin([flight(2), flight(3)], BOTH, 2.0)
     assert book.begin([flight(4)], BOTH, 2.0)

@@ -63,14 +63,13 @@ def settings_of(folder: Path, **tracing: Any) -> ServeSettings:
     """Of a model that lets a leave at ramp 0, b at 1, c at 2 and d at the end."""
     save_small_model(folder)
     Tokenizer(models.WordLevel({"[UNK]": 0, "pay": 1}, unk_token="[UNK]")).save(str(folder / "tokenizer.json"))
-    ExitRecords(
+    ExitRecords.of_answers(
+        np.column_stack([np.zeros((4, 3), dtype=np.int64), np.zeros(4, dtype=np.int64)]),
         score="confidence",
         num_blocks=4,
         ramps=(0, 1, 2),
         sample_ids=("a", "b", "c", "d"),
         scores_NR=np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32),
-        labels_NR=np.zeros((4, 3), dtype=np.int64),
-        final_labels_N=np.zeros(4, dtype=np.int64),
     ).save(folder / "records.npz")
     emulated = {"batch": [1, BATCH], "block_s": [[BLOCK_S, BLOCK_S]] * 4, "ramp_s": [[0.0, 0.0]] * 3}
     return ServeSettings.model_validate(

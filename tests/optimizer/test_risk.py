@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from earlyexit.errors import DataError
+from optimizer.risk import Guarantee, p_value
+
+
+@pytest.mark.parametrize(
+    ("budget", "confidence", "lost", "num_inputs", "holds"),
+    [
+        # With a true rate of 1/2: P(none of 3) = 1/8, P(at most 1 of 3) = 4/8, P(at most 1 of 4) = 5/16.
+        pytest.param(0.5, 0.875, 0, 3, True, id="none of 3 at 1/8"),
+        pytest.param(0.5, 0.9, 0, 3, False, id="none of 3 at 1/10"),
+        pytest.param(0.5, 0.9, 0, 4, True, id="none of 4 at 1/10"),
+        pytest.param(0.5, 0.5, 1, 3, True, id="1 of 3 at 1/2"),
+        pytest.param(0.5, 0.6875, 1, 4, True, id="1 of 4 at 5/16"),
+        pytest.param(0.5, 0.7, 1, 4, False, id="1 of 4 at 3/10"),
+        # With a true rate of 1/100: 0.99^229 = 0.1001, 0.99^230 = 0.0991.
+        pytest.param(0.01, 0.9, 0, 229, False, id="none of 229 at 1 %"),
+        pytest.param(0.01, 0.9, 0, 230, True, id="none of 230 at 1 %"),
+    ],
+)
+def test_the_test_is_the_exact_binomial_tail(
+    budget: float, confidence: float, lost: int, num_inputs: int, holds: bool
+) -> None:
+    assert Guarantee(budget=budget, confidence=confidence).holds(lost, num_inputs) == holds
+
+
+@pytest.mark.parametrize(
+    ("budget", "confidence", "expected"),
+    [(0.5, 0.75, 2), (0.5, 0.9, 4), (0.1, 0.9, 22), (0.01, 0.9, 230), (0.01, 0.95, 299)],
+)
+def test_the_least_inputs_are_those_that_can_show_no_disagreement_at_all(
+    budget: float, confidence: float, expected: int
+) -> None:
+    guarantee = Guarantee(budget=budget, confidence=confidence)
+    assert guarantee.least_inputs == expected
+    assert guarantee.holds(0, expected)
+    assert not guarantee.holds(0, expected - 1)
+
+
+@pytest.mark.parametrize(("budget", "confidence"), [(0.0, 0.9), (1.0, 0.9), (0.01, 0.0), (0.01, 1.0)])
+def test_promises_of_never_and_always_are_refused(budget: float, confidence: float) -> None:
+    with pytest.raises(DataError, match="must be between 0 and 1"):
+        Guarantee(budget=budget, confidence=confidence)
+
+
+@pytest.mark.parametrize(("lost", "needed"), [(0, 230), (1, 388), (2, 531)])
+def test_a_loss_more_needs_more_inputs(lost: int, needed: int) -> None:
+    guarantee = Guarantee(budget=0.01, confidence=0.9)
+    assert guarantee.inputs_for(lost) == needed
+    assert guarantee.holds(lost, needed)
+    assert not guarantee.holds(lost, needed - 1)
+
+
+def test_of_no_loss_at_all_both_tests_say_the_same() -> None:
+    # exp(-n h(0, b)) = (1 - b)^n
+    assert p_value(0.0, 100, 0.02, zero_one=False) == pytest.approx(0.98**100)
+    assert p_value(0.0, 100, 0.02, zero_one=True) == pytest.approx(0.98**100)
+
+
+def test_losses_in_between_are_tested_by_the_smaller_of_two_bounds() -> None:
+    # h(0.05, 0.1) = 0.05 ln 0.5 + 0.95 ln (0.95 / 0.9) = 0.016707
+    assert p_value(10.0, 200, 0.1, zero_one=False) == pytest.approx(
+        min(np.exp(-200 * 0.016707), np.e * 0.00807), rel=0.01
+    )
+    # A mean of half the budget, at 1,000 inputs: Bentkus's is the smaller.
+    assert p_value(50.0, 1000, 0.1, zero_one=False) == pytest.approx(np.e * binom.cdf(50, 1000, 0.1))
+    assert p_value(30.0, 200, 0.1, zero_one=False) == 1.0  # a mean above the budget rejects nothing
+
+
+def test_a_sum_that_rounding_put_above_a_whole_number_is_that_number() -> None:
+    total = sum([7 / 6] * 6)
+    assert total > 7
+    assert p_value(total, 1000, 0.02, zero_one=False) == p_value(7.0, 1000, 0.02, zero_one=False)
+
+
+@given(
+    num_inputs=st.integers(1, 2000),
+    budget=st.floats(0.001, 0.5),
+    first=st.floats(0, 1),
+    second=st.floats(0, 1),
+    zero_one=st.booleans(),
+)
+def test_more_loss_is_never_better_evidence(
+    num_inputs: int, budget: float, first: float, second: float, zero_one: bool
+) -> None:
+    low, high = sorted((first * num_inputs, second * num_inputs))
+    assert 0 <= p_value(low, num_inputs, budget, zero_one=zero_one) <= 1
+    assert (
+        p_value(low, num_inputs, budget, zero_one=zero_one)
+        <= p_value(high, num_inputs, budget, zero_one=zero_one) + 1e-12
+    )
+
+
+@given(num_inputs=st.integers(1, 400), budget=st.floats(0.01, 0.5), lost=st.integers(0, 400))
+def test_of_losses_of_0_and_1_the_bound_is_never_below_the_exact_tail(
+    num_inputs: int, budget: float, lost: int
+) -> None:
+    exact = p_value(min(lost, num_inputs), num_inputs, budget, zero_one=True)
+    assert p_value(min(lost, num_inputs), num_inputs, budget, zero_one=False) >= exact - 1e-12
+
+
+def test_the_most_loss_is_the_last_sum_before_the_test_fails() -> None:
+    guarantee = Guarantee(budget=0.01, confidence=0.9)
+    assert guarantee.most_loss(np.array([0.0, 0.0, 1.0, 2.0, 3.0]), 400, zero_one=True) == 1.0
+    assert guarantee.most_loss(np.array([2.0, 3.0]), 400, zero_one=True) == -1.0
+    assert guarantee.most_loss(np.array([0.0, 0.3, 0.9]), 400, zero_one=False) == 0.3
