@@ -113,7 +113,7 @@ class Ingress(RpcMethods):
             slack=settings.slack,
             num_ingresses=settings.ingress_replicas,
             shape=probe_shape(settings, self.card),
-            loss=find_task(self.card.task).loss,
+            loss=self.task.loss,
             probe_share=settings.probe_share,
             rng=random.Random(),  # another one in every ingress: each picks its own probes
         )
