@@ -23,8 +23,8 @@ from experiments.data import RUNS, require_data
 from offramp.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
 from offramp.progress import progress_bars
 from offramp.training import TrainJob, train
-from optimizer.thresholds import Guarantee
-from profiles.records import Score
+from optimizer.risk import Guarantee
+from profiles.scores import Score
 
 TRAIN = "cifar10/lossless/cifar10_train_10000_webp.zip"
 TEST = "cifar10/lossless/cifar10_test_5000_webp.zip"
