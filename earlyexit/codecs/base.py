@@ -14,8 +14,9 @@ from earlyexit.signature import Column, Encoded
 
 Row = TypeVar("Row")
 """One input as its caller knows it: a text, a pair of texts, an image's bytes, an array."""
-Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
-"""By name, each (n, *shape); elements of BYTES are `bytes`, or `str` where they came in JSON."""
+Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | list[Any]]
+"""By name, each (n, *shape). Elements of BYTES are `bytes`, or `str` where they came in JSON; one a row is a
+list of them."""
 
 
 class Codec(ABC, Generic[Row]):
@@ -66,13 +67,14 @@ class Codec(ABC, Generic[Row]):
         """
 
 
-def text_of(element: str | bytes, name: str, index: int) -> str:
-    """An element of a column of texts; raises InputError for an empty one and for other bytes than UTF-8."""
-    if not element:
-        raise InputError(f"{name}: element {index} is empty")
-    if isinstance(element, str):
-        return element
-    try:
-        return element.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: element {index} is not UTF-8 at byte {error.start}") from error
+def texts_of(columns: Columns, name: str) -> list[str]:
+    """A column of texts; raises InputError for an empty one and for other bytes than UTF-8."""
+    texts: list[str] = []
+    for k, element in enumerate(columns[name]):
+        if not element:
+            raise InputError(f"{name}: element {k} is empty")
+        try:
+            texts.append(element if isinstance(element, str) else element.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise InputError(f"{name}: element {k} is not UTF-8 at byte {error.start}") from error
+    return texts

@@ -51,9 +51,9 @@ class ImageCodec(Codec[ImageRow]):
 
     def from_columns(self, columns: Columns) -> list[ImageRow]:
         images = columns["image"]
-        if images.dtype != object:
-            return list(images)
-        return [_file(element, f"image: element {k}") for k, element in enumerate(images)]
+        if isinstance(images, list):
+            return [_file(element, f"image: element {k}") for k, element in enumerate(images)]
+        return list(images)
 
     def from_json(self, inputs: object) -> tuple[list[ImageRow], bool]:
         many = isinstance(inputs, list)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from earlyexit.codecs.base import Codec, Columns, Row, text_of
+from earlyexit.codecs.base import Codec, Columns, Row, texts_of
 from earlyexit.errors import InputError
 from earlyexit.signature import Column, Encoded
 from earlyexit.tokenizer import TextTokenizer
@@ -45,25 +45,21 @@ class TextCodec(TokenizedCodec[str]):
     }
 
     def from_columns(self, columns: Columns) -> list[str]:
-        return [text_of(element, "text", k) for k, element in enumerate(columns["text"])]
+        return texts_of(columns, "text")
 
     def from_json(self, inputs: object) -> tuple[list[str], bool]:
-        if isinstance(inputs, list) and inputs:
-            return [_text(row, f"inputs.{k}") for k, row in enumerate(inputs)], True
-        if not isinstance(inputs, str):
+        many = isinstance(inputs, list)
+        if not isinstance(inputs, str | list) or inputs == []:
             raise InputError("inputs: a text or a list of texts is needed")
-        return [_text(inputs, "inputs")], False
+        rows = inputs if isinstance(inputs, list) else [inputs]
+        for k, row in enumerate(rows):
+            if not isinstance(row, str) or not row:
+                problem = "the text is empty" if row == "" else f"a text is needed, not {type(row).__name__}"
+                raise InputError(f"inputs{f'.{k}' if many else ''}: {problem}")
+        return rows, many
 
     def is_slow(self, rows: Sequence[str]) -> bool:
         return sum(map(len, rows)) > LONG_CHARS
 
     def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         return self._tokenizer.encode(rows, truncate=truncate)
-
-
-def _text(row: object, where: str) -> str:
-    if not isinstance(row, str):
-        raise InputError(f"{where}: a text is needed, not {type(row).__name__}")
-    if not row:
-        raise InputError(f"{where}: the text is empty")
-    return row

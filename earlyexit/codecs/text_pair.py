@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from earlyexit.codecs.base import Columns, text_of
+from earlyexit.codecs.base import Columns, texts_of
 from earlyexit.codecs.text import LONG_CHARS, TEXT, TokenizedCodec
 from earlyexit.errors import InputError
 from earlyexit.signature import Column, Encoded
@@ -26,11 +26,7 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
     }
 
     def from_columns(self, columns: Columns) -> list[tuple[str, str]]:
-        firsts, seconds = columns["text"], columns["text_pair"]
-        return [
-            (text_of(one, "text", k), text_of(another, "text_pair", k))
-            for k, (one, another) in enumerate(zip(firsts, seconds, strict=True))
-        ]
+        return list(zip(texts_of(columns, "text"), texts_of(columns, "text_pair"), strict=True))
 
     def from_json(self, inputs: object) -> tuple[list[tuple[str, str]], bool]:
         if not isinstance(inputs, list) or not inputs:

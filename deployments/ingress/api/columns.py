@@ -32,18 +32,18 @@ class GivenTensor:
 
 def read_columns(given: Sequence[GivenTensor], inputs: Sequence[Column]) -> Columns:
     """The columns by name, as many rows in each, at least one; raises InputError that says what is allowed."""
-    columns: dict[str, npt.NDArray[Any]] = {}
+    columns: dict[str, Elements] = {}
     for k, tensor in enumerate(given):
         where = f"inputs.{k}"
         column = _column(tensor, inputs, where)
         if tensor.name in columns:
             raise InputError(f"{where}.name: {tensor.name!r} is there twice")
         columns[tensor.name] = _rows(tensor, column, where)
-    missing = sorted({column.name for column in inputs} - columns.keys())
+    missing = [column.name for column in inputs if column.name not in columns]
     if missing:
         raise InputError(f"inputs: {', '.join(map(repr, missing))} missing; the model takes {_names(inputs)}")
-    sizes = {name: len(column) for name, column in columns.items()}
-    if len(set(sizes.values())) > 1:
+    if len({len(column) for column in columns.values()}) > 1:
+        sizes = {name: len(column) for name, column in columns.items()}
         raise InputError(f"inputs: {sizes} rows; as many of each are needed")
     return columns
 
@@ -59,20 +59,20 @@ def _column(tensor: GivenTensor, inputs: Sequence[Column], where: str) -> Column
     raise InputError(f"{where}.datatype: {tensor.datatype!r}; {tensor.name!r} is {taken}")
 
 
-def _rows(tensor: GivenTensor, column: Column, where: str) -> npt.NDArray[Any]:
+def _rows(tensor: GivenTensor, column: Column, where: str) -> Elements:
     elements = _elements(tensor, where)
     if not len(elements):
         raise InputError(f"{where}: no elements; at least one row is needed")
-    rows = len(elements) if not column.shape else _num_rows(tensor, column, where)
+    if not column.shape:
+        _check_shape(tensor, column, len(elements), where)
+        return elements
+    _check_row_shape(tensor, column, where)
     _check_shape(tensor, column, len(elements), where)
-    if isinstance(elements, list):
-        array = np.empty(len(elements), dtype=object)
-        array[:] = elements
-        elements = array
-    return elements.reshape(rows, *tensor.shape[1:]) if column.shape else elements
+    array = np.array(elements, dtype=object) if isinstance(elements, list) else elements
+    return array.reshape(tensor.shape)
 
 
-def _num_rows(tensor: GivenTensor, column: Column, where: str) -> int:
+def _check_row_shape(tensor: GivenTensor, column: Column, where: str) -> None:
     row = tensor.shape[1:]
     fits = len(row) == len(column.shape) and all(
         wanted in (size, -1) for size, wanted in zip(row, column.shape, strict=True)
@@ -80,7 +80,6 @@ def _num_rows(tensor: GivenTensor, column: Column, where: str) -> int:
     if not fits or min(tensor.shape) < 0:
         needed = ", ".join(["rows", *map(str, column.shape)])
         raise InputError(f"{where}.shape: {list(tensor.shape)}; {tensor.name!r} is [{needed}] in {tensor.datatype}")
-    return tensor.shape[0]
 
 
 def _check_shape(tensor: GivenTensor, column: Column, count: int, where: str) -> None:

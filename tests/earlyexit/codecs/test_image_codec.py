@@ -20,17 +20,11 @@ def in_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def one_column(*rows: object) -> dict[str, np.ndarray[tuple[int], np.dtype[np.object_]]]:
-    column = np.empty(len(rows), dtype=object)
-    column[:] = rows
-    return {"image": column}
-
-
 @pytest.mark.parametrize(
     "row",
     [
-        CODEC.from_columns(one_column(file_of(PHOTO)))[0],
-        CODEC.from_columns(one_column(in_base64(file_of(PHOTO))))[0],
+        CODEC.from_columns({"image": [file_of(PHOTO)]})[0],
+        CODEC.from_columns({"image": [in_base64(file_of(PHOTO))]})[0],
         CODEC.from_columns({"image": PHOTO[None]})[0],
         CODEC.from_columns({"image": SHARES[None]})[0],
         CODEC.from_columns({"image": SHARES[None].astype(np.float16)})[0],
