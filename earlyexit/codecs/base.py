@@ -15,8 +15,8 @@ from earlyexit.signature import Column, Encoded
 Row = TypeVar("Row")
 """One input as its caller knows it: a text, a pair of texts, an image's bytes, an array."""
 Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | list[Any]]
-"""By name, each (n, *shape). Elements of BYTES are `bytes`, or `str` where they came in JSON; one a row is a
-list of them."""
+"""By name, each (n, *shape). Elements of BYTES are `bytes`, or `str` where they came in JSON; an array of objects, or a
+list where each is a row."""
 
 
 class Codec(ABC, Generic[Row]):

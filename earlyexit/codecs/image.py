@@ -51,7 +51,7 @@ class ImageCodec(Codec[ImageRow]):
 
     def from_columns(self, columns: Columns) -> list[ImageRow]:
         images = columns["image"]
-        if isinstance(images, list):
+        if isinstance(images, list) or images.dtype == object:
             return [_file(element, f"image: element {k}") for k, element in enumerate(images)]
         return list(images)
 
