@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from earlyexit.boundary import Boundary
 from earlyexit.errors import PlanError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
@@ -125,7 +126,7 @@ class CudaCapture:
     def __init__(self, model: EarlyExitModel) -> None:
         self._model = model
         self._pool: _Pool | None = None
-        self._inputs: dict[tuple[bool, Shape], StaticInputs] = {}
+        self._inputs: dict[tuple[Boundary, Shape], StaticInputs] = {}
 
     @torch.inference_mode()
     def __call__(self, segment: Segment, shape: Shape) -> StaticSegment:
@@ -140,8 +141,8 @@ class CudaCapture:
         return StaticSegment(graph.replay, shape, inputs, hidden, outputs_BC)
 
     def _inputs_of(self, segment: Segment, shape: Shape) -> StaticInputs:
-        """One for all segments: each is filled before its replay, and read in it."""
-        key = (segment.first == 0, shape)
+        """One for all segments that take the same tensors: each is filled before its replay, and read in it."""
+        key = (self._model.boundary(segment.first - 1), shape)
         if key not in self._inputs:
             self._inputs[key] = static_inputs(self._model, segment, shape)
         return self._inputs[key]

@@ -106,7 +106,11 @@ class EarlyExitModel(nn.Module):
 
     def run_blocks(self, first: int, end: int, values: Tensors, layout: Layout) -> Tensors:
         """Blocks first to end - 1 on what crosses before the first of them (the model's inputs if that is 0)."""
-        hidden = self.backbone.embed(values, layout) if first == 0 else values
+        hidden = self.backbone.embed(self._in_own_precision(values), layout) if first == 0 else values
         for index in range(first, end):
             hidden = self.backbone.run_block(index, hidden, layout)
         return hidden
+
+    def _in_own_precision(self, inputs: Tensors) -> Tensors:
+        """Codecs give float32, whatever the model was loaded in."""
+        return tuple(each.to(self.dtype) if each.is_floating_point() else each for each in inputs)

@@ -23,12 +23,15 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
 
     Raises ModelFolderError for unknown names, for functions that cannot be imported, and for settings that do not fit.
     """
+    name = spec.get("name")
+    if not isinstance(name, str):
+        raise ModelFolderError(f"a {called} needs a name, which {dict(spec)} does not have")
     settings = {key: value for key, value in spec.items() if key != "name"}
-    make = import_own(spec["name"] if is_own(spec["name"]) else _listed(spec["name"], table, called), called=called)
+    make = import_own(name if is_own(name) else _listed(name, table, called), called=called)
     try:
         return make(**settings)
     except (TypeError, ValueError) as error:
-        raise ModelFolderError(f"{called} {spec['name']!r} does not take {settings}: {error}") from error
+        raise ModelFolderError(f"{called} {name!r} does not take {settings}: {error}") from error
 
 
 def import_own(name: str, *, called: str) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from earlyexit.boundary import TensorSpec, bytes_per_input
 from earlyexit.errors import ModelFolderError
@@ -63,6 +63,25 @@ class ModelCard(BaseModel):
     def _of_schema_1(cls, data: Any) -> Any:
         return from_schema_1(data) if isinstance(data, dict) and data.get("schema_version") == 1 else data
 
+    @field_validator("codec", "task")
+    @classmethod
+    def _are_named(cls, spec: dict[str, Any]) -> dict[str, Any]:
+        """What the card itself reads of them; the codec and the task check the rest."""
+        if not isinstance(spec.get("name"), str):
+            raise ValueError("a name is needed")
+        length, names = spec.get("max_length", 1), spec.get("label_names", [])
+        if type(length) is not int or length < 1:
+            raise ValueError(f"max_length must be a whole number from 1 on, not {length!r}")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"label_names must be a list of names, not {names!r}")
+        return spec
+
+    @model_validator(mode="after")
+    def _describes_every_block(self) -> ModelCard:
+        if len(self.boundaries) != self.num_blocks:
+            raise ValueError(f"boundaries are those of {len(self.boundaries)} blocks, num_blocks is {self.num_blocks}")
+        return self
+
     @property
     def max_length(self) -> int:
         """The longest input in tokens; 1 where inputs have none."""
@@ -83,20 +102,21 @@ def from_schema_1(data: dict[str, Any]) -> dict[str, Any]:
     """A card of the first schema, which knew texts and labels only, in the words of this one."""
     new = {key: value for key, value in data.items() if key not in ("label_names", "max_length")}
     hidden = {"name": "hidden", "shape": [_hidden_size(data)], "per_token": True}
+    num_blocks = data.get("num_blocks")
     return new | {
         "schema_version": 2,
         "codec": {"name": "text", "max_length": data.get("max_length")},
         "task": {"name": "label", "label_names": data.get("label_names")},
-        "boundaries": [[hidden]] * int(data.get("num_blocks", 0)),
+        "boundaries": [[hidden]] * (num_blocks if isinstance(num_blocks, int) else 0),
     }
 
 
-def _hidden_size(data: dict[str, Any]) -> int:
+def _hidden_size(data: dict[str, Any]) -> Any:
     """Of a card that does not say what crosses: the built-in families name it in their configuration."""
-    backbone = data.get("backbone", {})
     if is_own(str(data.get("family"))):
         raise ValueError("saved by an earlier version, which did not note what its blocks give: train it again")
-    return int(backbone.get("hidden_size", 768))
+    backbone = data.get("backbone")
+    return backbone.get("hidden_size", 768) if isinstance(backbone, dict) else 768
 
 
 def read_card(folder: Path) -> ModelCard:

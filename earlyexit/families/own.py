@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from earlyexit.boundary import Boundary, TensorSpec
+from earlyexit.boundary import Boundary, DType, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.layout import Layout
@@ -61,13 +61,28 @@ class OwnBackbone(Backbone):
             boundaries = []
             for index in range(self.num_blocks):
                 hidden = self.run_block(index, hidden, layout)
-                boundaries.append(self._described(hidden))
+                boundaries.append(self._described(index, hidden))
         self.train(training)
         return tuple(boundaries)
 
-    def _described(self, hidden: Tensors) -> Boundary:
+    def _described(self, block: int, hidden: Tensors) -> Boundary:
+        known: dict[torch.dtype, DType] = {
+            next(self.parameters()).dtype: "float",
+            torch.int32: "int32",
+            torch.uint8: "uint8",
+        }
+        strange = [str(each.dtype) for each in hidden if each.dtype not in known]
+        if strange:
+            raise ModelFolderError(
+                f"{_named(block)} gives {strange[0]}; what crosses is of the weights' float type, int32 or uint8"
+            )
         return tuple(
-            TensorSpec(name=f"hidden_{k}", shape=tuple(each.shape[1:]), per_token=self.max_length > 1)
+            TensorSpec(
+                name=f"hidden_{k}",
+                shape=tuple(each.shape[1:]),
+                dtype=known[each.dtype],
+                per_token=self.max_length > 1,
+            )
             for k, each in enumerate(hidden)
         )
 

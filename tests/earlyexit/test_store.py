@@ -74,6 +74,10 @@ def test_the_card_says_what_the_model_is(folder: Path) -> None:
     [
         pytest.param({"schema_version": 3}, "schema_version: Input should be 2", id="another schema"),
         pytest.param({"colour": "red"}, "colour: Extra inputs are not permitted", id="unknown key"),
+        pytest.param({"codec": {"max_length": 8}}, "codec: Value error, a name is needed", id="a codec without a name"),
+        pytest.param({"codec": {"name": "text", "max_length": 0}}, "codec: .*max_length must be", id="no length"),
+        pytest.param({"task": {"name": "label", "label_names": "ab"}}, "task: .*must be a list", id="no list"),
+        pytest.param({"boundaries": []}, "boundaries are those of 0 blocks, num_blocks is 4", id="nothing crosses"),
         pytest.param({"name": "../x"}, "name: String should match pattern", id="a name that is a path"),
     ],
 )

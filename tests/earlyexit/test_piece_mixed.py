@@ -1,0 +1,153 @@
+"""Pieces whose tensors have a row per token, or a row per input, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import from_wire
+from earlyexit.piece import Piece, fuse
+from earlyexit.policies import ConfidencePolicy
+from earlyexit.signature import Encoded
+from earlyexit.wire import Array, entering, stacked, values_of
+
+POLICY = ConfidencePolicy(0.5)
+all_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+
+
+def mixed(lengths: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Piece:
+    """Token t of input k is k + t / 100 everywhere; the per-input tensors and the state hold k."""
+    per_token = torch.tensor([k + token / 100 for k, length in enumerate(lengths) for token in range(length)])
+    per_input = torch.arange(len(lengths))
+    return Piece(
+        sample_ids=tuple(f"i{k}" for k in range(len(lengths))),
+        next_block=2,
+        lengths_B=np.array(lengths, dtype=np.int32),
+        values=(
+            per_token[:, None].repeat(1, 3).to(dtype),
+            per_input[:, None, None, None].repeat(1, 2, 2, 2).to(torch.uint8),
+            (100 * per_token).to(torch.int32),
+            per_input[:, None].to(dtype),
+        ),
+        state_BS=per_input[:, None].to(torch.int32),
+    )
+
+
+def rows_of(piece: Piece, k: int) -> list[Tensor]:
+    """Input k's rows of every tensor, and its state: the second and fourth tensor are per input."""
+    first, end = int(piece.lengths_B[:k].sum()), int(piece.lengths_B[: k + 1].sum())
+    whole, single = slice(first, end), slice(k, k + 1)
+    tokens, picture, ids, number = piece.values
+    return [tokens[whole], picture[single], ids[whole], number[single], piece.state_BS[single]]
+
+
+def assert_holds(piece: Piece, expected: Piece, chosen: Sequence[int]) -> None:
+    """The piece is made of the chosen inputs of another, in that order."""
+    assert piece.sample_ids == tuple(expected.sample_ids[k] for k in chosen)
+    assert piece.next_block == expected.next_block
+    assert piece.lengths_B.tolist() == [expected.lengths_B[k] for k in chosen]
+    for at, k in enumerate(chosen):
+        for found, wanted in zip(rows_of(piece, at), rows_of(expected, k), strict=True):
+            assert found.dtype == wanted.dtype
+            assert found.equal(wanted)
+    assert [len(values) for values in piece.values] == [piece.lengths_B.sum(), len(piece)] * 2
+
+
+@given(all_lengths, st.randoms())
+def test_any_inputs_are_selected_with_their_rows_of_every_tensor(lengths: list[int], random: Random) -> None:
+    piece = mixed(lengths)
+    chosen = [k for k in range(len(lengths)) if random.random() < 0.6] or [0]
+    random.shuffle(chosen)
+    assert_holds(piece.select(chosen), piece, chosen)
+
+
+@given(all_lengths)
+def test_singles_hold_their_rows_and_fuse_to_the_piece(lengths: list[int]) -> None:
+    piece = mixed(lengths)
+    singles = piece.singles()
+    for k, single in enumerate(singles):
+        assert_holds(single, piece, [k])
+    order = list(reversed(range(len(lengths))))
+    assert_holds(fuse([singles[k] for k in order]), piece, order)
+
+
+@given(all_lengths, st.integers(0, 6))
+def test_two_parts_fuse_to_the_whole(lengths: list[int], at: int) -> None:
+    piece = mixed(lengths)
+    everyone = list(range(len(lengths)))
+    parts = [piece.select(part) for part in (everyone[:at], everyone[at:]) if part]
+    assert_holds(fuse(parts), piece, everyone)
+
+
+def test_singles_of_mixed_tensors_are_views() -> None:
+    piece = mixed([2, 3])
+    _, second = piece.singles()
+    assert [values.data_ptr() for values in second.values] == [
+        values[rows:].data_ptr() for values, rows in zip(piece.values, (2, 1, 2, 1), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [4, 4], [3, 1, 2]], ids=str)
+def test_every_tensor_survives_the_wire(lengths: list[int], dtype: torch.dtype, small_model: EarlyExitModel) -> None:
+    piece = mixed(lengths, dtype=dtype)
+    wire = piece.to_wire()
+    assert [values.dtype.name for values in wire.values] == [
+        name if name != "bfloat16" else "uint16"
+        for name in (str(values.dtype).removeprefix("torch.") for values in piece.values)
+    ]
+    assert_holds(from_wire(small_model, wire, POLICY), piece, range(len(lengths)))
+
+
+def test_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
+    piece = Piece(
+        sample_ids=("a", "b", "c"),
+        next_block=1,
+        lengths_B=np.array([2, 1, 2], dtype=np.int32),
+        values=(),
+        state_BS=torch.zeros(3, 0),
+    )
+    fused = fuse([piece.singles()[2], piece.select([1, 0])])
+    assert (fused.sample_ids, fused.values, fused.lengths_B.tolist()) == (("c", "b", "a"), (), [2, 1, 2])
+
+
+def test_inputs_enter_one_after_the_other_tensor_by_tensor() -> None:
+    encoded = [
+        Encoded(length, (np.arange(length, dtype=np.int32), np.full((1, 2, 2), length, dtype=np.uint8)))
+        for length in (3, 1)
+    ]
+    wire = entering(("x", "y"), encoded)
+    assert (wire.sample_ids, wire.next_block, wire.lengths_B.tolist()) == (("x", "y"), 0, [3, 1])
+    assert wire.values[0].tolist() == [0, 1, 2, 0]
+    assert wire.values[1].tolist() == [[[3, 3], [3, 3]], [[1, 1], [1, 1]]]
+    assert wire.state_BS is None
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(np.array([2, 0, 1]), id="labels"),
+        pytest.param(np.array([0.5, -1.0], dtype=np.float32), id="numbers"),
+        pytest.param(np.arange(12, dtype=np.float32).reshape(2, 3, 2), id="arrays"),
+    ],
+)
+def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
+    values = values_of(array)
+    assert {type(value) for value in values} == {Array if array.ndim > 1 else type(array.tolist()[0])}
+    assert stacked(values).tolist() == array.tolist()
+
+
+def test_an_answer_of_many_numbers_travels_with_its_type_and_shape() -> None:
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::2]
+    back = Array.of(array).numpy()
+    assert back.dtype == array.dtype
+    assert back.tolist() == [[0, 2], [3, 5]]
+    assert not back.flags.writeable

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from earlyexit.errors import DataError, ModelFolderError, PlanError
+from earlyexit.named import NamedSpec
+from earlyexit.policies import ConfidencePolicy, EntropyPolicy, ExitPolicy, Opinion, PatiencePolicy, VotingPolicy
+from earlyexit.tasks import find_task
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
+from earlyexit.wire import values_of
+
+HERE = __name__
+LABELS = LabelTask(("bad", "fair", "good"))
+STARS = RegressionTask(scale=4.0, offset=3.0)
+"""Answers around 3, of which one that is off by 4 is wholly wrong."""
+TASKS = pytest.mark.parametrize("task", [LABELS, STARS], ids=["label", "regression"])
+
+
+def stars(scale: float) -> RegressionTask:
+    return RegressionTask(scale)
+
+
+def no_task() -> str:
+    return "no task"
+
+
+def test_a_label_is_the_likeliest_and_its_score_its_probability() -> None:
+    logits_BC = torch.tensor([[0.0, 0.0, math.log(2.0)], [math.log(6.0), 0.0, 0.0]])
+    label_B, score_B = LABELS.answer(logits_BC)
+    assert label_B.tolist() == [2, 0]
+    assert score_B.tolist() == pytest.approx([2 / 4, 6 / 8])
+    assert LABELS.to_columns(values_of(label_B.numpy()), [0.5, 0.75]) == {
+        "label": ["good", "bad"],
+        "score": [0.5, 0.75],
+    }
+    assert LABELS.to_json(2, 0.12345678) == {"label": "good", "score": 0.123457}
+
+
+def test_a_number_is_in_units_of_the_scale_and_its_score_falls_with_the_error_it_expects() -> None:
+    value_B, score_B = STARS.answer(torch.tensor([[0.0, 0.0], [0.5, math.log(3.0)], [-1.0, -100.0]]))
+    assert value_B.tolist() == [3.0, 5.0, -1.0]
+    assert score_B.tolist() == pytest.approx([1 / 2, 1 / (1 + 3), 1.0])
+    assert STARS.to_columns([5.0], [0.25]) == {"value": [5.0], "score": [0.25]}
+    assert STARS.to_json(5.0, 0.25) == {"value": 5.0, "score": 0.25}
+
+
+@TASKS
+def test_what_callers_get_is_what_is_declared(task: Task) -> None:
+    value_B, score_B = task.answer(torch.zeros(2, task.num_outputs))
+    values = values_of(value_B.numpy())
+    names = {column.name for column in task.columns}
+    assert set(task.to_columns(values, score_B.tolist())) == names
+    assert set(task.to_json(values[0], 0.5)) == set(task.json_schema) == names
+
+
+def test_labels_agree_or_not() -> None:
+    loss_B = LABELS.loss(np.array([0, 1, 2]), np.array([0, 2, 2]))
+    assert loss_B.tolist() == [0.0, 1.0, 0.0]
+    assert loss_B.dtype == np.float64
+
+
+def test_numbers_cost_their_distance_up_to_the_scale() -> None:
+    early, full = np.array([3.0, 4.0, 9.0, -50.0], dtype=np.float32), np.array([3.0, 3.0, 5.0, 3.0], dtype=np.float32)
+    loss_B = STARS.loss(early, full)
+    assert loss_B.tolist() == [0.0, 0.25, 1.0, 1.0]
+    assert loss_B.dtype == np.float64
+
+
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.floats(-1e6, 1e6, width=32)), min_size=1))
+def test_a_loss_is_at_most_one_and_nothing_where_answers_agree(pairs: list[tuple[float, float]]) -> None:
+    early, full = np.array(pairs, dtype=np.float32).T
+    loss_B = STARS.loss(early, full)
+    assert ((loss_B >= 0) & (loss_B <= 1)).all()
+    assert_allclose(loss_B, STARS.loss(full, early))
+    assert not STARS.loss(early, early).any()
+
+
+def test_targets_are_what_the_label_column_says() -> None:
+    assert LABELS.targets(["good", "bad", "good"]).tolist() == [2, 0, 2]
+    assert STARS.targets(["4.5", "-1", "3e0"]).tolist() == [4.5, -1.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "message"),
+    [
+        pytest.param(
+            LABELS, ["bad", "odd", "even"], r"unknown to the model: even, odd \(2 in all\)", id="unknown labels"
+        ),
+        pytest.param(LABELS, [*"abcdefg"], r"a, b, c, d, e \(7 in all\)", id="many unknown labels"),
+        pytest.param(STARS, ["4", "four"], "answers numbers, and a label is none: .*'four'", id="no number"),
+        pytest.param(STARS, ["4", ""], "answers numbers, and a label is none", id="an empty label"),
+        pytest.param(STARS, ["4", "nan"], "answers finite numbers", id="not a number"),
+        pytest.param(STARS, ["inf"], "answers finite numbers", id="infinity"),
+    ],
+)
+def test_targets_that_a_model_cannot_answer_are_refused(task: Task, labels: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        task.targets(labels)
+
+
+@pytest.mark.parametrize(
+    ("task", "worse", "better", "target"),
+    [
+        pytest.param(LABELS, [1.0, 0.0, 0.0], [0.0, 0.0, 1.0], 2, id="a likelier right label"),
+        pytest.param(STARS, [1.0, 0.0], [0.5, 0.0], 3.0, id="a nearer number"),
+        pytest.param(STARS, [1.0, -1.0], [1.0, 0.0], 3.0, id="an error that is expected"),
+        pytest.param(STARS, [0.0, 0.0], [0.0, -1.0], 3.0, id="a right number that is sure"),
+    ],
+)
+def test_better_outputs_have_a_smaller_training_loss(
+    task: Task, worse: list[float], better: list[float], target: float
+) -> None:
+    losses = [task.training_loss(torch.tensor([each]), torch.tensor([target])) for each in (worse, better)]
+    assert losses[1] < losses[0]
+
+
+def test_the_loss_of_numbers_is_least_where_the_width_is_the_mean_absolute_error() -> None:
+    # Errors of 1, 2 and 6 in units of the scale, so 3 on average: the negative log likelihood is 1 + ln 3.
+    targets_B = torch.tensor([3.0 + 4, 3.0 + 8, 3.0 - 24])
+    losses = {
+        width: float(STARS.training_loss(torch.tensor([[0.0, math.log(width)]] * 3), targets_B)) for width in (2, 3, 4)
+    }
+    assert min(losses, key=losses.__getitem__) == 3
+    assert losses[3] == pytest.approx(1 + math.log(3))
+
+
+@pytest.mark.parametrize(
+    ("task", "labels"),
+    [(LABELS, ["good"] * 3 + ["bad"]), (STARS, ["5", "4.5", "5.5", "5"])],
+    ids=["label", "regression"],
+)
+def test_descending_on_the_training_loss_finds_the_answer(task: Task, labels: list[str]) -> None:
+    targets_B = torch.from_numpy(task.targets(labels))
+    output_C = torch.zeros(task.num_outputs, requires_grad=True)
+    optimizer = torch.optim.Adam([output_C], lr=0.05)
+    losses = []
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = task.training_loss(output_C.expand(len(labels), -1), targets_B)
+        loss.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    (answer,) = task.answer(output_C.detach()[None])[0].tolist()
+    assert answer == pytest.approx({"label": 2, "regression": 5.0}[task.name], abs=0.1)
+
+
+def test_label_smoothing_keeps_a_sure_answer_from_being_free() -> None:
+    sure_BC, right_B = torch.tensor([[0.0, 0.0, 50.0]]), torch.tensor([2])
+    assert LABELS.training_loss(sure_BC, right_B) < 1e-6
+    assert LABELS.training_loss(sure_BC, right_B, label_smoothing=0.1) > 1
+
+
+def test_numbers_have_no_temperature() -> None:
+    assert STARS.fit_temperature(torch.ones(4, 2), np.ones(4)) == 1.0
+
+
+@TASKS
+def test_a_card_holds_all_that_makes_an_equal_task(task: Task) -> None:
+    again = find_task(task.spec())
+    assert again == task
+    assert hash(again) == hash(task)
+
+
+def test_tasks_of_other_settings_differ() -> None:
+    assert LabelTask(("fair", "bad", "good")) != LABELS, "the order is that of the outputs"
+    assert RegressionTask(scale=4.0) != STARS
+    assert LABELS != STARS
+
+
+def test_a_task_of_ones_own_is_named_by_its_function() -> None:
+    assert find_task({"name": f"{HERE}:stars", "scale": 2.0}) == RegressionTask(2.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        pytest.param(
+            {"name": "boxes"}, "unknown task 'boxes'; known: label, regression, or your own", id="unknown name"
+        ),
+        pytest.param({"name": f"{HERE}:no_task"}, "gave str; a Task is needed", id="no task"),
+        pytest.param({"name": "label"}, "task 'label' does not take {}", id="no labels"),
+        pytest.param({"name": "label", "label_names": ["a"]}, "at least two different labels", id="one label"),
+        pytest.param(
+            {"name": "label", "label_names": ["a", "a"]}, "at least two different labels", id="repeated labels"
+        ),
+        pytest.param({"name": "regression", "scale": 0.0}, "scale must be positive", id="a scale of nothing"),
+        pytest.param({"name": "regression", "scale": math.inf}, "scale must be positive and finite", id="no end"),
+        pytest.param({"name": "regression", "scale": 1.0, "offset": math.nan}, "offset finite", id="no offset"),
+    ],
+)
+def test_a_task_that_cannot_be_made_is_refused(spec: NamedSpec, message: str) -> None:
+    with pytest.raises(ModelFolderError, match=message):
+        find_task(spec)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: EntropyPolicy(0.4), lambda: PatiencePolicy(1), lambda: VotingPolicy(2)],
+    ids=["entropy", "patience", "voting"],
+)
+def test_policies_of_labels_do_not_judge_numbers(make: Callable[[], ExitPolicy]) -> None:
+    make().check_task(LABELS)
+    with pytest.raises(PlanError, match="is for labels; of task 'regression' 'confidence' can judge"):
+        make().check_task(STARS)
+
+
+def test_confidence_lets_numbers_leave_that_expect_little_error() -> None:
+    policy = ConfidencePolicy(0.5)
+    policy.check_task(STARS)
+    opinion = Opinion(STARS, torch.tensor([[0.5, 1.0], [0.25, -1.0]]))
+    verdict = policy.decide(0, opinion, torch.zeros(2, 0), ("a", "b"))
+    assert verdict.leave_B.tolist() == [False, True]
+    assert verdict.value_B.tolist() == [5.0, 4.0]

@@ -1,0 +1,238 @@
+"""A network whose inputs have no tokens, and whose blocks give tensors of different shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.cut import cut_out
+from earlyexit.families.base import Pretrained
+from earlyexit.families.own import check_alone
+from earlyexit.graphs import GraphSegments, shapes_up_to
+from earlyexit.model import EarlyExitModel
+from earlyexit.named import NamedSpec
+from earlyexit.network import SegmentRunner, from_wire
+from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.piece import Piece, fuse
+from earlyexit.policies import ConfidencePolicy
+from earlyexit.record import exit_outputs
+from earlyexit.runner import TorchRunner
+from earlyexit.signature import Encoded
+from earlyexit.split import Segment, Split
+from earlyexit.store import load_model, read_card, save_model
+from earlyexit.tasks.label import LabelTask
+from earlyexit.train import TrainOptions, train_jointly, train_ramps
+from earlyexit.wire import Answer
+from tests.earlyexit.convolutions import PIXELS, SHAPES, build, pictures
+from tests.earlyexit.test_graphs import EagerCapture
+from tests.earlyexit.tokens import wire_of
+
+NAME = "tests.earlyexit.convolutions:build"
+CODEC = {"name": "image", "height": 8, "width": 8}
+RAMPS = (0, 1, 2)
+QUICK = TrainOptions(epochs=100, batch=32, learning_rate=2e-2)
+BOUNDS = [(0, *inner, 4) for size in range(4) for inner in combinations(range(1, 4), size)]
+
+
+def fresh_model() -> EarlyExitModel:
+    pretrained, family = load_pretrained(NAME)
+    return with_ramps(pretrained, family, CODEC)
+
+
+def with_ramps(pretrained: Pretrained, family: str, codec: NamedSpec) -> EarlyExitModel:
+    task = LabelTask(("left", "right"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = add_ramps(pretrained, name="own", family=family, codec=codec, task=task, ramps=RampOptions())
+    return model.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def model() -> EarlyExitModel:
+    """Trained ramps: some pictures leave at each."""
+    model = fresh_model()
+    encoded, labels = pictures(96)
+    train_ramps(model, encoded, np.array(labels), QUICK)
+    return model
+
+
+@pytest.fixture(scope="module")
+def encoded() -> list[Encoded]:
+    return pictures(20, seed=1)[0]
+
+
+def piece_of(model: EarlyExitModel, encoded: Sequence[Encoded], policy: ConfidencePolicy) -> Piece:
+    return from_wire(model, wire_of(encoded), policy)
+
+
+def answers_of(
+    model: EarlyExitModel,
+    encoded: Sequence[Encoded],
+    bounds: Sequence[int],
+    policy: ConfidencePolicy,
+    segments: SegmentRunner | None = None,
+    *,
+    batch: int = 3,
+) -> dict[str, Answer]:
+    """Everybody's, split by split, in batches of whoever is there, over the wire between two splits."""
+    waiting = piece_of(model, encoded, policy).singles()
+    answers: dict[str, Answer] = {}
+    for first, end in pairwise(bounds):
+        cut = cut_out(
+            model, first, end, tuple(ramp for ramp in model.ramp_indices if first <= ramp < end), policy, segments
+        )
+        survivors: list[Piece] = []
+        for start in range(0, len(waiting), batch):
+            *_, last = steps = list(cut.run(fuse(waiting[start : start + batch])))
+            answers |= {answer.sample_id: answer for step in steps for answer in step.answers}
+            if last.survivors is not None:
+                survivors += from_wire(model, last.survivors.to_wire(), policy).singles()
+        waiting = survivors
+    return answers
+
+
+def assert_same(answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
+    assert set(answers) == set(expected)
+    for name, answer in answers.items():
+        assert answer.score == pytest.approx(expected[name].score, abs=1e-4)
+        assert replace(answer, score=0.0) == replace(expected[name], score=0.0)
+
+
+def between_scores(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolicy:
+    """Half of the pictures are surer than this at every ramp, and none is near it."""
+    thresholds = {}
+    for block, outputs_NC in exit_outputs(model, encoded).items():
+        scores = sorted(model.task.answer(outputs_NC)[1].tolist())
+        thresholds[block] = (scores[9] + scores[10]) / 2
+    return ConfidencePolicy(thresholds)
+
+
+def test_what_crosses_is_known_by_trying(model: EarlyExitModel) -> None:
+    assert model.boundary(-1) == (PIXELS,)
+    assert tuple(tuple(each.shape for each in model.boundary(block)) for block in range(4)) == SHAPES
+    assert {each.per_token for block in range(4) for each in model.boundary(block)} == {False}
+    assert model.max_length == 1
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+def test_every_cut_answers_as_the_uncut_network_answers_a_picture_alone(
+    bounds: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    policy = between_scores(model, encoded)
+    expected = answers_of(model, encoded, (0, 4), policy, batch=1)
+    assert len({answer.exit for answer in expected.values()}) > 2
+    assert_same(answers_of(model, encoded, bounds, policy), expected)
+
+
+def test_ramps_are_trained_on_every_shape(model: EarlyExitModel) -> None:
+    encoded, labels = pictures(60, seed=2)
+    for outputs_NC in exit_outputs(model, encoded).values():
+        assert (outputs_NC.argmax(1) == torch.tensor(labels)).float().mean() > 0.9
+
+
+def test_training_the_ramps_leaves_the_backbone_with_its_statistics() -> None:
+    model = fresh_model()
+    before = {name: tensor.clone() for name, tensor in model.backbone.state_dict().items()}
+    encoded, labels = pictures(16)
+    train_ramps(model, encoded, np.array(labels), TrainOptions(epochs=2))
+    assert all(tensor.equal(before[name]) for name, tensor in model.backbone.state_dict().items())
+
+
+def test_joint_training_moves_the_statistics_too() -> None:
+    model = fresh_model()
+    before = model.backbone.get_buffer("blocks.0.norm.running_mean").clone()
+    encoded, labels = pictures(16)
+    train_jointly(model, encoded, np.array(labels), TrainOptions(epochs=2, batch=8, learning_rate=1e-3))
+    assert not model.backbone.get_buffer("blocks.0.norm.running_mean").equal(before)
+
+
+def test_a_saved_network_answers_the_same_and_its_card_says_what_crosses(
+    model: EarlyExitModel, encoded: list[Encoded], tmp_path: Path
+) -> None:
+    save_model(model, tmp_path)
+    card = read_card(tmp_path)
+    assert tuple(tuple(each.shape for each in boundary) for boundary in card.boundaries) == SHAPES
+    assert card.bytes_per_input(1, 1, float_bytes=4) == 4 * (6 * 4 * 4 + 4 * 8 * 8)
+    assert (card.codec, card.task) == (CODEC, model.task.spec())
+    assert card.max_length == 1
+    loaded = load_model(tmp_path)
+    assert loaded.info == model.info
+    expected = exit_outputs(model, encoded)
+    for block, outputs_NC in exit_outputs(loaded, encoded).items():
+        assert outputs_NC.equal(expected[block])
+
+
+def test_the_network_is_tried_without_moving_its_statistics() -> None:
+    backbone = build().train()
+    before = {name: tensor.clone() for name, tensor in backbone.state_dict().items()}
+    check_alone(backbone)
+    assert backbone.boundary(3)[0].shape == (10,)
+    assert backbone.training
+    assert all(tensor.equal(before[name]) for name, tensor in backbone.state_dict().items())
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_warm_up_pieces_run_from_every_block(first: int, model: EarlyExitModel) -> None:
+    runner = TorchRunner(model, ConfidencePolicy(2.0))
+    piece = runner.warm_up_pieces(Split(first=first, end=4, batch=4), 3)
+    assert piece.lengths_B.tolist() == [1, 1, 1]
+    (step,) = cut_out(model, first, 4, (), ConfidencePolicy(2.0)).run(piece)
+    assert len(step.answers) == 3
+
+
+def test_captured_segments_of_every_shape_give_what_the_network_gives(
+    model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    policy = between_scores(model, encoded)
+    segments = GraphSegments(model, shapes_up_to(4, 1), EagerCapture(model))
+    segments.prepare({segment for first in range(4) for segment in split_at(first).segments()})
+    bounds = (0, 1, 2, 3, 4)
+    assert_same(answers_of(model, encoded, bounds, policy, segments), answers_of(model, encoded, bounds, policy))
+
+
+def split_at(block: int) -> Split:
+    return Split(first=block, end=block + 1, batch=4, ramps=(block,) if block in RAMPS else ())
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_of_every_shape_give_what_the_network_gives(encoded: list[Encoded]) -> None:
+    model = fresh_model().to("cuda")
+    policy = between_scores(model, encoded)
+    segments = GraphSegments(model, shapes_up_to(4, 1))
+    segments.prepare({segment for first in range(4) for segment in split_at(first).segments()})
+    bounds = (0, 1, 2, 3, 4)
+    assert_same(answers_of(model, encoded, bounds, policy, segments), answers_of(model, encoded, bounds, policy))
+
+
+@pytest.mark.parametrize("bounds", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4)], ids=str)
+def test_onnx_runtime_answers_as_torch(
+    bounds: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path
+) -> None:
+    segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
+    policy = between_scores(model, encoded)
+    assert_same(answers_of(model, encoded, bounds, policy, segments), answers_of(model, encoded, bounds, policy))
+
+
+def test_onnx_runtime_gives_every_tensor_that_crosses(
+    model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path
+) -> None:
+    segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
+    segment, piece = Segment(first=0, end=2, ramp=1), piece_of(model, encoded[:5], ConfidencePolicy(2.0))
+    with torch.inference_mode():
+        expected = model.run(segment, piece)
+    assert len(expected[0]) == 2
+    torch.testing.assert_close(segments.run(segment, piece), expected, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def onnx_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    return tmp_path_factory.mktemp("onnx")

@@ -1,0 +1,190 @@
+"""Pairs of texts, told apart by token types, and checkpoints that answer a number: as `transformers` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.cut import cut_out
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import from_wire
+from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.piece import Piece, fuse
+from earlyexit.policies import ConfidencePolicy
+from earlyexit.record import exit_outputs
+from earlyexit.signature import Encoded
+from earlyexit.split import Segment
+from earlyexit.store import load_model, save_model
+from earlyexit.tasks.base import Task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
+from tests.earlyexit.tokens import wire_of
+
+NAMES = ("different", "same", "unknown")
+NEVER = ConfidencePolicy(2.0)
+NUM_BLOCKS = 3
+BOUNDS = [(0, *inner, NUM_BLOCKS) for size in range(NUM_BLOCKS) for inner in combinations((1, 2), size)]
+LENGTHS = ((2, 3), (9, 2), (4, 12), (1, 1), (6, 6))
+"""Of the first and the second text of every pair."""
+STARS = RegressionTask(scale=4.0, offset=3.0)
+SIZES = {"hidden_size": 32, "num_hidden_layers": NUM_BLOCKS, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def checkpoint(folder: Path, *, family: str = "bert", **config: Any) -> Any:
+    """A fine-tuned checkpoint with random weights, saved and as `transformers` has it."""
+    kind = {"bert": transformers.BertConfig, "roberta": transformers.RobertaConfig}[family]
+    hf_config = kind(vocab_size=100, max_position_embeddings=34, **SIZES, **config)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForSequenceClassification.from_config(hf_config).eval()
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    return model
+
+
+def pair_checkpoint(folder: Path) -> Any:
+    return checkpoint(folder, type_vocab_size=2, id2label=dict(enumerate(NAMES)))
+
+
+def ours(folder: Path, task: Task, *, pairs: bool = False) -> EarlyExitModel:
+    pretrained, family = load_pretrained(str(folder), pairs=pairs)
+    codec = {"name": "text_pair" if pairs else "text", "max_length": 32}
+    return add_ramps(pretrained, name="m", family=family, codec=codec, task=task, ramps=RampOptions())
+
+
+def some_pairs() -> list[Encoded]:
+    rng = np.random.default_rng(0)
+    return [
+        Encoded(
+            sum(lengths),
+            (rng.integers(2, 100, sum(lengths), dtype=np.int32), np.repeat(np.arange(2, dtype=np.int32), lengths)),
+        )
+        for lengths in LENGTHS
+    ]
+
+
+def theirs(hf_model: Any, encoded: Sequence[Encoded]) -> Tensor:
+    """Logits of padded inputs; the second tensor are their token types."""
+
+    def padded(rows: list[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0)
+
+    rows = [each.values for each in encoded]
+    columns = [[torch.from_numpy(values).long() for values in column] for column in zip(*rows, strict=True)]
+    inputs = dict(zip(("input_ids", "token_type_ids"), map(padded, columns), strict=False))
+    mask_BT = padded([torch.ones(each.length, dtype=torch.long) for each in encoded])
+    with torch.inference_mode():
+        logits_BC: Tensor = hf_model(**inputs, attention_mask=mask_BT).logits
+    return logits_BC
+
+
+@torch.inference_mode()
+def outputs_in_cuts(model: EarlyExitModel, encoded: Sequence[Encoded], bounds: Sequence[int]) -> Tensor:
+    """The full model's outputs, its blocks run in parts, over the wire and fused anew between two."""
+    piece = from_wire(model, wire_of(encoded), NEVER)
+    for first, end in pairwise(bounds[:-1]):
+        steps = [step for one in piece.singles() for step in cut_out(model, first, end, (), NEVER).run(one)]
+        arrived = [from_wire(model, step.survivors.to_wire(), NEVER) for step in steps if step.survivors is not None]
+        piece = fuse(arrived)
+    _, outputs_BC = model.run(Segment(first=bounds[-2], end=bounds[-1], ramp=None), piece)
+    assert outputs_BC is not None
+    return outputs_BC
+
+
+@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
+def test_pairs_get_the_logits_of_transformers_in_every_cut(bounds: tuple[int, ...], tmp_path: Path) -> None:
+    hf_model = pair_checkpoint(tmp_path)
+    model = ours(tmp_path, LabelTask(NAMES), pairs=True)
+    expected_BC = theirs(hf_model, some_pairs())
+    torch.testing.assert_close(outputs_in_cuts(model, some_pairs(), bounds), expected_BC, atol=1e-4, rtol=0)
+
+
+def test_token_types_change_what_a_pair_is_answered(tmp_path: Path) -> None:
+    pair_checkpoint(tmp_path)
+    model = ours(tmp_path, LabelTask(NAMES), pairs=True)
+    assert [each.name for each in model.boundary(-1)] == ["token_ids", "token_types"]
+    alike = [Encoded(each.length, (each.values[0], np.zeros_like(each.values[1]))) for each in some_pairs()]
+    with_types, without = (exit_outputs(model, inputs)[NUM_BLOCKS - 1] for inputs in (some_pairs(), alike))
+    assert float((with_types - without).abs().min(1).values.max()) > 1e-3
+
+
+def test_a_model_of_single_texts_has_the_first_type_in_its_positions(tmp_path: Path) -> None:
+    hf_model = pair_checkpoint(tmp_path)
+    model = ours(tmp_path, LabelTask(NAMES))
+    assert [each.name for each in model.boundary(-1)] == ["token_ids"]
+    texts = [Encoded(each.length, each.values[:1]) for each in some_pairs()]
+    torch.testing.assert_close(exit_outputs(model, texts)[NUM_BLOCKS - 1], theirs(hf_model, texts), atol=1e-4, rtol=0)
+
+
+def test_a_family_without_token_types_takes_pairs_by_their_separators(tmp_path: Path) -> None:
+    hf_model = checkpoint(tmp_path, family="roberta", pad_token_id=0, id2label=dict(enumerate(NAMES)))
+    model = ours(tmp_path, LabelTask(NAMES), pairs=True)
+    assert [each.name for each in model.boundary(-1)] == ["token_ids"]
+    pairs = [Encoded(each.length, each.values[:1]) for each in some_pairs()]
+    torch.testing.assert_close(exit_outputs(model, pairs)[NUM_BLOCKS - 1], theirs(hf_model, pairs), atol=1e-4, rtol=0)
+
+
+def test_a_model_of_pairs_is_saved_with_its_token_types(tmp_path: Path) -> None:
+    pair_checkpoint(tmp_path / "checkpoint")
+    model = ours(tmp_path / "checkpoint", LabelTask(NAMES), pairs=True)
+    save_model(model, tmp_path / "model")
+    loaded = load_model(tmp_path / "model")
+    assert loaded.backbone.to_config()["token_types"] == 2
+    expected = exit_outputs(model, some_pairs())
+    assert all(found.equal(expected[block]) for block, found in exit_outputs(loaded, some_pairs()).items())
+
+
+def test_onnx_runtime_takes_token_types(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    pair_checkpoint(tmp_path / "checkpoint")
+    model = ours(tmp_path / "checkpoint", LabelTask(NAMES), pairs=True).requires_grad_(False)
+    segment, piece = Segment(first=0, end=1, ramp=0), from_wire(model, wire_of(some_pairs()), NEVER)
+    with torch.inference_mode():
+        expected = model.run(segment, piece)
+    found = OnnxSegments(model, cache=tmp_path, num_threads=1).run(segment, piece)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def answers(model: EarlyExitModel, piece: Piece) -> list[object]:
+    (step,) = cut_out(model, 0, NUM_BLOCKS, (), NEVER).run(piece)
+    return [answer.value for answer in step.answers]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_checkpoint_of_one_number_answers_what_transformers_answers(family: str, tmp_path: Path) -> None:
+    hf_model = checkpoint(tmp_path, family=family, pad_token_id=0, num_labels=1)
+    model = ours(tmp_path, STARS)
+    texts = [Encoded(each.length, each.values[:1]) for each in some_pairs()]
+    expected = theirs(hf_model, texts)[:, 0].tolist()
+    assert max(expected) - min(expected) > 0.1
+    assert answers(model, from_wire(model, wire_of(texts), NEVER)) == pytest.approx(expected, abs=1e-4)
+    assert model.info.provenance["head"] == "checkpoint"
+
+
+def test_a_number_is_as_unsure_as_its_scale_before_training(tmp_path: Path) -> None:
+    checkpoint(tmp_path, num_labels=1)
+    model = ours(tmp_path, STARS)
+    outputs_NC = exit_outputs(model, [Encoded(each.length, each.values[:1]) for each in some_pairs()])[NUM_BLOCKS - 1]
+    assert STARS.answer(outputs_NC)[1].tolist() == [0.5] * len(LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "task"),
+    [pytest.param(3, STARS, id="labels for a number"), pytest.param(1, LabelTask(NAMES), id="a number for labels")],
+)
+def test_a_head_for_another_task_is_not_kept(num_labels: int, task: Task, tmp_path: Path) -> None:
+    checkpoint(tmp_path, num_labels=num_labels)
+    model = ours(tmp_path, task)
+    assert (model.info.head_style, model.info.provenance) == ("light", {})
+    assert model.task == task
