@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from earlyexit.boundary import Boundary, TensorSpec
+from earlyexit.errors import ModelFolderError
 from earlyexit.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
+from earlyexit.signature import Encoded
 from earlyexit.split import Segment
 from earlyexit.tasks.base import Task
 from earlyexit.wire import Lengths, WirePiece
@@ -89,6 +91,24 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
         values=tuple(_tensor(values).to(network.device) for values in wire.values),
         state_BS=state_BS,
     )
+
+
+def check_inputs(network: Network, encoded: Encoded) -> None:
+    """Raise ModelFolderError where a codec gives something else than the network takes."""
+    wanted = network.boundary(-1)
+    if len(encoded.values) != len(wanted):
+        raise ModelFolderError(
+            f"the codec gives {len(encoded.values)} tensors; the network takes {len(wanted)}: "
+            + ", ".join(each.name for each in wanted)
+        )
+    for spec, values in zip(wanted, encoded.values, strict=True):
+        dtype = "float32" if spec.dtype == "float" else spec.dtype
+        shape = (encoded.length if spec.per_token else 1, *spec.shape)
+        if (str(values.dtype), values.shape) != (dtype, shape):
+            raise ModelFolderError(
+                f"of an input of length {encoded.length} the network takes {spec.name!r} as {dtype} {list(shape)}; "
+                f"the codec gives {values.dtype} {list(values.shape)}"
+            )
 
 
 def arbitrary_values(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:

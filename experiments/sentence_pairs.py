@@ -49,9 +49,7 @@ def read_task(name: str) -> tuple[LabelledRows, LabelledRows, LabelledRows]:
         known = read_labelled(require_data("glue_pairs/RTE_train.tsv"), **columns)
         learn, validate = known.divide(0.3, seed=0)
         return learn, validate, read_labelled(require_data("glue_pairs/RTE_dev.tsv"), **columns)
-    known = read_labelled(
-        require_data("glue_pairs/QNLI_dev.tsv"), text_column="question", pair_column="sentence"
-    )
+    known = read_labelled(require_data("glue_pairs/QNLI_dev.tsv"), text_column="question", pair_column="sentence")
     learn, rest = known.divide(0.4, seed=0)
     validate, test = rest.divide(0.5, seed=0)
     return learn, validate, test
@@ -102,18 +100,22 @@ def run(name: str, *, serve: bool) -> None:
     if serve:
         answered = served_exits(folder, card.policy_spec(), test)
         same = sum(one == another for one, another in zip(answered, outcome.exits_N.tolist(), strict=True))
-        print(f"{name}: served {len(answered)} pairs, {same} of them left by the exit they were recorded at", flush=True)
+        print(
+            f"{name}: served {len(answered)} pairs, {same} of them left by the exit they were recorded at", flush=True
+        )
 
 
 def served_exits(folder: Path, policy: PolicySpec, pairs: LabelledRows) -> list[int]:
     """The exits by which a running service answers the pairs."""
     ramps = tuple(sorted(policy.thresholds)) if isinstance(policy.thresholds, dict) else ()
-    plan = serial_plan(_num_blocks(folder), ramps, batch=BATCH, policy=policy)
+    plan = serial_plan(_num_blocks(folder), ramps, policy, batch=BATCH)
     rows = list(zip(*(column.tolist() for column in pairs.columns.values()), strict=True))
     settings = ServeSettings(model=str(folder), plan=plan_document(plan))
     with serving(settings, LocalCluster()) as url, Client(url, timeout_s=60.0) as client:
         client.wait_until_ready(timeout_s=120.0)
-        answers = [answer for start in range(0, len(rows), 64) for answer in client.predict_many(rows[start : start + 64])]
+        answers = [
+            answer for start in range(0, len(rows), 64) for answer in client.predict_many(rows[start : start + 64])
+        ]
     return [answer.exit for answer in answers]
 
 
@@ -127,7 +129,9 @@ def main() -> None:
     for name in options.task or ("rte", "qnli"):
         test = read_task(name)[2]
         some = test.select(range(min(options.limit, len(test))))
-        print(f"{name}: logits of {len(some)} pairs differ by at most {logits_apart(some):.1e}, for every cut", flush=True)
+        print(
+            f"{name}: logits of {len(some)} pairs differ by at most {logits_apart(some):.1e}, for every cut", flush=True
+        )
         run(name, serve=options.serve)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.dataset import PAIR
 from earlyexit.errors import InputError
+from earlyexit.network import check_inputs
 from earlyexit.store import NAME_PATTERN, save_model
 from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
 from offramp.calibration import forget_calibration
@@ -85,6 +86,7 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
     )
     forget_calibration(out)
     encoded = data.encode(load_codec(model.info.codec, job, out))
+    check_inputs(model, encoded[0])
     learn = train_jointly if job.joint else train_ramps
     learn(model, encoded, model.task.targets(data.labels), options)
     save_model(model, out)
