@@ -46,7 +46,15 @@ def test_a_vector_per_input_is_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("row", "pooling"),
-    [((6,), "mean"), ((6,), "first"), ((6, 9), "mean"), ((6, 9), "grid"), ((6, 9, 3), "grid"), ((2, 4, 5, 6), "grid")],
+    [
+        ((6,), "mean"),
+        ((6,), "first"),
+        ((6,), "grid"),
+        ((6, 9), "mean"),
+        ((6, 9), "grid"),
+        ((6, 9, 3), "grid"),
+        ((2, 4, 5, 6), "grid"),
+    ],
     ids=str,
 )
 def test_the_size_is_that_of_what_is_pooled(row: tuple[int, ...], pooling: Pooling) -> None:
@@ -56,11 +64,10 @@ def test_the_size_is_that_of_what_is_pooled(row: tuple[int, ...], pooling: Pooli
 @pytest.mark.parametrize(
     ("row", "pooling", "message"),
     [
-        ((6,), "grid", r"the shape \[6\] has no map for a grid; pool it by mean or first"),
         ((6, 9, 9), "first", r"the shape \[6, 9, 9\] is not pooled by 'first'; a map is by grid"),
         ((6, 2, 2, 2, 2), "mean", "is not pooled by 'mean'"),
     ],
-    ids=["a grid of a vector", "the first token of a map", "a map of four sides"],
+    ids=["the first token of a map", "a map of four sides"],
 )
 def test_what_cannot_be_pooled_is_refused(row: tuple[int, ...], pooling: Pooling, message: str) -> None:
     with pytest.raises(ModelFolderError, match=message):

@@ -50,7 +50,9 @@ def with_ramps(pretrained: Pretrained, family: str, codec: NamedSpec) -> EarlyEx
     task = LabelTask(("left", "right"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = add_ramps(pretrained, name="own", family=family, codec=codec, task=task, ramps=RampOptions())
+        model = add_ramps(
+            pretrained, name="own", family=family, codec=codec, task=task, ramps=RampOptions(pooling="grid")
+        )
     return model.requires_grad_(False)
 
 
