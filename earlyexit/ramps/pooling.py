@@ -13,8 +13,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
 
 Pooling = Literal["mean", "first", "grid"]
-"""`mean` of an input's tokens, or of its map; its `first` token; `grid`, the means of a map's cells (of what is no map, the
-mean)."""
+"""`mean` of an input's tokens, or of its map; its `first` token; `grid`, the means of a map's cells, else the mean."""
 CELLS = 4
 """Of a grid, along each side of a map. Measured, ResNet-20 on CIFAR-10 with linear ramps, budget 1 %: the mean of the
 whole map 8.1 of 9 blocks, 2 x 2 cells 7.7, 4 x 4 cells 7.3, 8 x 8 cells 7.5."""
