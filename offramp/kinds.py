@@ -38,7 +38,8 @@ def codec_for(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> Name
     if names in ((TEXT,), (TEXT, PAIR)):
         if job.tokenizer is None and is_own(job.backbone):
             raise InputError(f"{job.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")
-        return {"name": names[-1], "max_length": job.max_length or pretrained.backbone.max_length}
+        spec = {"name": names[-1], "max_length": job.max_length or pretrained.backbone.max_length}
+        return spec if names[-1] == TEXT else spec | {"token_types": len(inputs) > 1}
     if names == (IMAGE,):
         return _image_codec(inputs[0], job.backbone)
     columns = [{"name": each.name, "datatype": DATATYPES[each.dtype], "shape": list(each.shape)} for each in inputs]

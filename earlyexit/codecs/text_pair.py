@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from tokenizers import Encoding
 
 from earlyexit.codecs.base import Columns, texts_of
 from earlyexit.codecs.text import LONG_CHARS, TEXT, TokenizedCodec
@@ -16,7 +17,7 @@ PAIR = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
 
 
 class TextPairCodec(TokenizedCodec[tuple[str, str]]):
-    """Pairs of texts to token ids and token types, both int32 per token."""
+    """Pairs of texts to token ids and, where the network takes them, token types, both int32 per token."""
 
     name = "text_pair"
     inputs = (Column(name="text", datatypes=("BYTES",)), Column(name="text_pair", datatypes=("BYTES",)))
@@ -24,6 +25,14 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
         "anyOf": [PAIR, {"type": "array", "items": PAIR, "minItems": 1}],
         "description": "One pair of texts, or a list of pairs.",
     }
+
+    def __init__(self, max_length: int, token_types: bool = True) -> None:
+        """`token_types`: whether the network tells the texts apart by them; the tokenizer's marks do in any case."""
+        super().__init__(max_length)
+        self.token_types = token_types
+
+    def spec(self) -> dict[str, Any]:
+        return super().spec() | {"token_types": self.token_types}
 
     def from_columns(self, columns: Columns) -> list[tuple[str, str]]:
         return list(zip(texts_of(columns, "text"), texts_of(columns, "text_pair"), strict=True))
@@ -39,13 +48,11 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
         return sum(len(one) + len(another) for one, another in rows) > LONG_CHARS
 
     def encode(self, rows: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
-        return [
-            Encoded(
-                length=len(encoding.ids),
-                values=(np.array(encoding.ids, dtype=np.int32), np.array(encoding.type_ids, dtype=np.int32)),
-            )
-            for encoding in self._tokenizer.encodings(rows, truncate=truncate)
-        ]
+        return [self._encoded(encoding) for encoding in self._tokenizer.encodings(rows, truncate=truncate)]
+
+    def _encoded(self, encoding: Encoding) -> Encoded:
+        columns = (encoding.ids, encoding.type_ids) if self.token_types else (encoding.ids,)
+        return Encoded(len(encoding.ids), tuple(np.array(column, dtype=np.int32) for column in columns))
 
 
 def _pair(row: object, where: str) -> tuple[str, str]:

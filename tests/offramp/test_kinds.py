@@ -85,7 +85,7 @@ def test_pairs_make_a_model_of_pairs(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "d.tsv").write_text("one\ttwo\tlabel\n" + "pay\train\tbill\nrain\tpay\tweather\n" * 4, encoding="utf-8")
     data = read_labelled(tmp_path / "d.tsv", text_column="one", pair_column="two")
     model = train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), data, tmp_path / "m")
-    assert model.info.codec == {"name": "text_pair", "max_length": 16}
+    assert model.info.codec == {"name": "text_pair", "max_length": 16, "token_types": True}
     assert [spec.name for spec in model.boundary(-1)] == ["token_ids", "token_types"]
 
 

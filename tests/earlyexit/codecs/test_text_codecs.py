@@ -58,6 +58,12 @@ def test_a_pair_is_its_token_ids_and_their_types(folder: Path) -> None:
     assert listed(pair_codec(folder).encode([("a b", "c")])) == listed(encoded)[:1]
 
 
+def test_a_pair_for_a_network_without_token_types_is_its_token_ids(folder: Path) -> None:
+    codec = find_codec({"name": "text_pair", "max_length": 8, "token_types": False}, folder)
+    assert listed(codec.encode([("a b", "c")])) == [([1, 4, 5, 2, 6, 2],)]
+    assert codec.spec() == {"name": "text_pair", "max_length": 8, "token_types": False}
+
+
 def test_too_long_a_pair_is_cut_where_it_is_longest(folder: Path) -> None:
     codec = pair_codec(folder, max_length=7)
     cut = codec.encode([("a b c d", "e f g h"), ("a b c d", "e"), ("a", "b c d e"), ("a", "b")], truncate=True)
