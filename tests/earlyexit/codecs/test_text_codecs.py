@@ -142,10 +142,10 @@ def test_texts_of_many_characters_leave_the_event_loop(folder: Path) -> None:
     assert pair.is_slow([("a" * 20_000, "b")])
 
 
-@pytest.mark.parametrize("name", ["text", "text_pair"])
-def test_a_card_names_them_and_their_length(folder: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "beside"), [("text", {}), ("text_pair", {"token_types": True})])
+def test_a_card_names_them_and_their_length(folder: Path, name: str, beside: dict[str, bool]) -> None:
     codec: Codec[object] = find_codec({"name": name, "max_length": 12}, folder)
-    assert codec.spec() == {"name": name, "max_length": 12}
+    assert codec.spec() == {"name": name, "max_length": 12, **beside}
     with pytest.raises(ModelFolderError, match="does not take"):
         find_codec({"name": name, "max_length": 0}, folder)
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing"):
