@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.checkpoint import random_model
+from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.model import EarlyExitModel
-from earlyexit.policies import EntropyPolicy
+from earlyexit.network import SegmentRunner
+from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.policies import ConfidencePolicy, EntropyPolicy
 from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from experiments.cuts import CutRun, compare
@@ -58,3 +60,40 @@ def test_the_comparison_sees_a_wrong_answer(model: EarlyExitModel, encoded: list
     never = CutRun(model, EntropyPolicy(-1.0), RAMPS, model).run(encoded, (2,), seed=1)
     _, both, _ = compare(reference, never)
     assert both < 1.0
+
+
+@pytest.fixture(scope="module")
+def resnet() -> EarlyExitModel:
+    """Three blocks, each of another shape."""
+    torch.set_num_threads(1)
+    return random_model(
+        {"depth": 8, "side": 12},
+        family="resnet",
+        codec={"name": "image", "height": 12, "width": 12},
+        task=LabelTask(("a", "b", "c")),
+        ramps=RampOptions(style="mlp", pooling="grid"),
+    )
+
+
+@pytest.fixture(scope="module")
+def images() -> list[Encoded]:
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 1, 12, 12, 3), dtype=np.uint8)
+    return [Encoded(1, (each,)) for each in pixels]
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_images_are_answered_alike_wherever_a_resnet_is_cut(
+    resnet: EarlyExitModel, images: list[Encoded], backend: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    runner: SegmentRunner = resnet
+    if backend == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+        runner = OnnxSegments(resnet, cache=tmp_path_factory.mktemp("onnx"), num_threads=1)
+    policy, ramps = ConfidencePolicy(0.38), (0, 1)
+    reference = CutRun(resnet, policy, ramps, resnet).run(images, (), seed=0)
+    assert {answer.exit for answer in reference[0].values()} == {0, 1, 2}
+    for seed, cuts in enumerate([(), (1,), (2,), (1, 2)]):
+        labels, both, apart = compare(reference, CutRun(resnet, policy, ramps, runner).run(images, cuts, seed))
+        assert (labels, both) == (1.0, 1.0), cuts
+        assert apart < 1e-4, cuts
