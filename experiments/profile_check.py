@@ -147,7 +147,7 @@ def measure(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, tuple[Checke
     ):
         mine = job.probes(bench.model)
         splits = all_splits(bench.model.num_blocks, bench.model.ramp_indices, job.batches)
-        theirs = tuple(Probe(split=split, length=job.lengths[0]) for split in splits)
+        theirs = tuple(Probe(split=split, length=mine[0].length) for split in splits)
         points = bench.time((*mine, *theirs), MonotonicClock(), progress)
         profile = bench.profile(points[: len(mine)])
         return profile, check(profile, points[len(mine) :])

@@ -48,7 +48,9 @@ def profile(
     backend: Backend = "torch",
     dtype: Dtype = "float32",
     batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16",
-    lengths: Annotated[str, typer.Option(help="Tokens per input.")] = "16,32,64",
+    lengths: Annotated[
+        str | None, typer.Option(help="Tokens per input; default: 16,32,64, or 1 where inputs have none.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 7,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU replica.")] = 1,
     seed: Seed = 0,
@@ -68,7 +70,7 @@ def profile(
         backend=choice("backend", backend, BACKENDS),
         dtype=choice("dtype", dtype, DTYPES),
         batches=integers("batches", batches),
-        lengths=integers("lengths", lengths),
+        lengths=None if lengths is None else integers("lengths", lengths),
         repeats=repeats,
         threads=threads,
         seed=seed,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Backend = Literal["torch", "onnx"]
 Dtype = Literal["float32", "bfloat16"]
 CPU_FACTS = Path("/proc/cpuinfo")
+USUAL_LENGTHS = (16, 32, 64)
 THREADS_PER_CPU = 4
 """More threads only wait for each other; tens of thousands end the process."""
 
@@ -38,8 +39,8 @@ class ProfileJob:
     backend: Backend = "torch"
     dtype: Dtype = "float32"
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
-    lengths: tuple[int, ...] = (16, 32, 64)
-    """Tokens per input, special tokens included."""
+    lengths: tuple[int, ...] | None = None
+    """Tokens per input, special tokens included; None for the usual ones, or 1 where inputs have no tokens."""
     repeats: int = 7
     """Rounds; every figure is a median over them."""
     threads: int = 1
@@ -51,7 +52,10 @@ class ProfileJob:
         for name, value, allowed in (("backend", self.backend, Backend), ("dtype", self.dtype, Dtype)):
             if value not in get_args(allowed):
                 raise InputError(f"{name} {value!r}; allowed: {', '.join(get_args(allowed))}")
-        for name, values in (("batch sizes", self.batches), ("lengths", self.lengths)):
+        for name, values in (
+            ("batch sizes", self.batches),
+            ("lengths", USUAL_LENGTHS if self.lengths is None else self.lengths),
+        ):
             if not values or min(values) < 1 or list(values) != sorted(set(values)):
                 raise InputError(f"{name} must ascend from at least 1, not {list(values)}")
         for name, number in (("repeats", self.repeats), ("threads", self.threads)):
@@ -63,9 +67,10 @@ class ProfileJob:
 
     def probes(self, model: EarlyExitModel) -> tuple[Probe, ...]:
         """What a profile of the model needs; raises InputError for lengths that the model does not take."""
-        if self.lengths[-1] > model.max_length:
-            raise InputError(f"length {self.lengths[-1]}; the model takes at most {model.max_length} tokens")
-        return profile_probes(model.num_blocks, model.ramp_indices, self.batches, self.lengths)
+        lengths = self.lengths or ((1,) if model.max_length == 1 else USUAL_LENGTHS)
+        if lengths[-1] > model.max_length:
+            raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
+        return profile_probes(model.num_blocks, model.ramp_indices, self.batches, lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,8 @@ class ProfileFileDocument(StrictDocument):
 
     profile: str
     """Its file, relative to the problem's folder."""
-    length: int = Field(ge=1)
+    length: int = Field(default=1, ge=1)
+    """Tokens of an input; 1 where inputs have none."""
 
 
 # Tags are no words of the format: pydantic puts them into a mistake's path, where they would read as fields.

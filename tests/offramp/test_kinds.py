@@ -18,6 +18,7 @@ from earlyexit.families.own import TensorBackbone
 from earlyexit.store import read_card
 from offramp.cli import main
 from offramp.training import TrainJob, train
+from profiles.latency import LatencyProfile
 from tests.earlyexit.checkpoints import resnet_state
 
 HERE = __name__
@@ -72,6 +73,10 @@ def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
     few = ["--budget", "0.5", "--confidence", "0.5", "--json"]
     assert ended("calibrate", str(out), "--data", str(out / "held_out.zip"), *few) == 0
     assert (out / "calibration.json").is_file()
+    profiled = tmp_path / "cpu.json"
+    assert ended("profile", str(out), "--out", str(profiled), "--batches", "1,2", "--repeats", "1") == 0
+    profile = LatencyProfile.load(profiled)
+    assert (profile.lengths, profile.num_blocks, profile.ramps) == ((1,), 3, (0, 1))
 
 
 def test_a_head_of_another_number_of_classes_is_made_anew(images: Path, resnet: Path, tmp_path: Path) -> None:

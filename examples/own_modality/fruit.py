@@ -1,0 +1,100 @@
+"""A modality of one's own: the ripeness of a fruit, of the light it sends back.
+
+A spectrum goes in (128 numbers), one of five grades comes out. A grade off by one costs little, one off by four is
+wholly wrong: that is what the task says, and what thresholds are found for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from earlyexit.boundary import TensorSpec
+from earlyexit.families.own import TensorBackbone
+from earlyexit.tasks.label import LabelTask
+
+POINTS = 128
+GRADES = ("1 unripe", "2 early", "3 ripe", "4 late", "5 spoiled")
+
+
+class Channels(nn.Module):
+    """A spectrum (B, L) as a map of channels, (B, C, L)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(1, width, kernel_size=9, padding=4)
+
+    def forward(self, spectrum_BL: Tensor) -> Tensor:
+        return torch.relu(self.convolution(spectrum_BL[:, None]))
+
+
+class Halving(nn.Module):
+    """A convolution with stride 2: (B, C, L) to (B, more C, L / 2)."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(width, out, kernel_size=5, padding=2, stride=2)
+        self.norm = nn.BatchNorm1d(out)
+
+    def forward(self, map_BCL: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.convolution(map_BCL)))
+
+
+def build(width: int = 16, depth: int = 4) -> TensorBackbone:
+    """Named on the command line as fruit:build; called without arguments to train, with `config` to load."""
+    widths = [width + k * width // 2 for k in range(depth + 1)]
+    return TensorBackbone(
+        embed=Channels(width),
+        blocks=[Halving(before, after) for before, after in pairwise(widths)],
+        inputs=(TensorSpec(name="spectrum", shape=(POINTS,)),),
+        config={"width": width, "depth": depth},
+    )
+
+
+class Grades(LabelTask):
+    """Labels with an order: an answer costs the more, the further it is from that of the full model."""
+
+    name = "fruit:grades"
+    zero_one = False
+
+    def __init__(self, label_names: Sequence[str] = GRADES) -> None:
+        super().__init__(label_names)
+
+    def loss(self, early: npt.NDArray[Any], full: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        return np.abs(np.asarray(early, dtype=np.float64) - full) / (len(self.label_names) - 1)
+
+
+def grades(**settings: Any) -> Grades:
+    """Named on the command line as fruit:grades."""
+    return Grades(**settings)
+
+
+def spectra(count: int, seed: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.str_]]:
+    """Made-up fruits: while they ripen a band of absorption fades, and another grows beside it."""
+    rng = np.random.default_rng(seed)
+    age = rng.uniform(0, len(GRADES), count)
+    at = np.linspace(0, 1, POINTS)[None]
+    unripe = np.exp(-(((at - 0.35) / 0.05) ** 2)) * (1 - age / len(GRADES))[:, None]
+    ripe = np.exp(-(((at - 0.55) / 0.08) ** 2)) * (age / len(GRADES))[:, None]
+    light = 1 - 0.6 * unripe - 0.5 * ripe + rng.normal(0, 0.08, (count, POINTS)) + rng.normal(0, 0.2, (count, 1))
+    return light.astype(np.float32), np.array([GRADES[int(each)] for each in age])
+
+
+def main(path: Path, count: int = 6000) -> None:
+    """Write labelled spectra as `offramp train --data` reads them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    spectrum, labels = spectra(count, seed=0)
+    np.savez_compressed(path, spectrum=spectrum, labels=labels)
+    print(f"{count} spectra of {len(GRADES)} grades: {path}")  # noqa: T201 - it is a command
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
