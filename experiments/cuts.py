@@ -133,11 +133,16 @@ def main() -> None:
     chains: list[tuple[int, ...]] = [(), *((k,) for k in inner), *combinations(inner, 2)]
     print(f"{len(encoded)} inputs, {options.backend} {options.dtype} against the uncut torch float32 model")
     print("cuts       same label   same label and exit   largest logit difference")
-    found = [(cuts, *compare(reference, tested.run(encoded, cuts, seed))) for seed, cuts in enumerate(chains)]
-    for cuts, labels, both, apart in found:
-        print(f"{cuts!s:<10} {labels:10.4%} {both:15.4%} {apart:20.2e}")
-    _, labels, both, apart = zip(*found, strict=True)
-    print(f"{'worst':<10} {min(labels):10.4%} {min(both):15.4%} {max(apart):20.2e}")
+    found = []
+    for seed, cuts in enumerate(chains):
+        found.append(compare(reference, tested.run(encoded, cuts, seed)))
+        print(_line(str(cuts), *found[-1]), flush=True)
+    labels, both, apart = zip(*found, strict=True)
+    print(_line("worst", min(labels), min(both), max(apart)))
+
+
+def _line(name: str, labels: float, both: float, apart: float) -> str:
+    return f"{name:<10} {labels:10.4%} {both:15.4%} {apart:20.2e}"
 
 
 def _drawn(data: LabelledRows, limit: int | None) -> LabelledRows:

@@ -69,7 +69,7 @@ class Grades(LabelTask):
         super().__init__(label_names)
 
     def loss(self, early: npt.NDArray[Any], full: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        return np.abs(np.asarray(early, dtype=np.float64) - full) / (len(self.label_names) - 1)
+        return np.asarray(np.abs(np.asarray(early) - full) / (len(self.label_names) - 1), dtype=np.float64)
 
 
 def grades(**settings: Any) -> Grades:
