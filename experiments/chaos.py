@@ -98,7 +98,7 @@ def _under_load(
 async def _load_and_chaos(
     url: str, data: LabelledRows, requests: int, chaos: Chaos, *, retries: int
 ) -> tuple[LoadReport, list[float]]:
-    probe = LoadConfig(url=url, texts=data.texts, labels=data.labels, num_requests=600, concurrency=64, slo_s=0.25)
+    probe = LoadConfig(url=url, inputs=data.texts, labels=data.labels, num_requests=600, concurrency=64, slo_s=0.25)
     await run_load(replace(probe, num_requests=200))
     capacity_rps = (await run_load(probe)).achieved_rps
     rate_rps = SHARE_OF_CAPACITY * capacity_rps

@@ -92,7 +92,7 @@ def _measure(options: Any) -> tuple[LoadReport, float]:
     settings = ServeSettings(model=str(options.model.resolve()), plan=plan_document(plan))
     texts = read_labelled(options.data, part=options.part).texts
     config = LoadConfig(
-        url="", texts=texts, num_requests=options.requests, rate_rps=options.rate, slo_s=1.0, seed=options.requests
+        url="", inputs=texts, num_requests=options.requests, rate_rps=options.rate, slo_s=1.0, seed=options.requests
     )
     with serving(settings, LocalCluster(port=options.port)) as url:
         with Client(url) as client:

@@ -44,7 +44,7 @@ def main() -> None:
         with Client(url) as client:
             client.wait_until_ready(timeout_s=60)
         texts = ("how much money do i have", "what is the meaning of life and who said so first")
-        asyncio.run(run_load(LoadConfig(url=url, texts=texts, num_requests=200, concurrency=8, slo_s=1.0)))
+        asyncio.run(run_load(LoadConfig(url=url, inputs=texts, num_requests=200, concurrency=8, slo_s=1.0)))
         stats = httpx.get(f"{url}/stats").json()
         _print("ingress", stats["ingress_pid"])
         for index, stage in enumerate(stats["stages"]):

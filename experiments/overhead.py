@@ -67,7 +67,7 @@ async def _round(url: str, requests: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for concurrency, count in ((1, max(1, requests // 6)), (32, requests)):
         for side, at in (("bare", f"{url}/bare"), ("offramp", url)):
-            config = LoadConfig(url=at, texts=TEXTS, num_requests=count, concurrency=concurrency, slo_s=SLO_S)
+            config = LoadConfig(url=at, inputs=TEXTS, num_requests=count, concurrency=concurrency, slo_s=SLO_S)
             report = await run_load(config)
             assert not report.errors, report.errors
             assert report.latency is not None

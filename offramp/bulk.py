@@ -1,6 +1,6 @@
-"""Predictions of any number of texts: many requests under way, answers in the texts' order, little held in memory.
+"""Predictions of any number of inputs: many requests under way, answers in the inputs' order, little held in memory.
 
-What is wrong with one text is said in its row; what is wrong with the service ends the run, once every row before it
+What is wrong with one input is said in its row; what is wrong with the service ends the run, once every row before it
 is written.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
@@ -25,46 +25,48 @@ from earlyexit.errors import (
     StageUnavailableError,
     UnprocessableInputError,
 )
+from offramp.data_stream import Given
+from offramp.inputs import Input
 from offramp.protocol import Prediction
 
 WAITING = 2
 """Requests that are read or kept in order, for each one under way: a slow one does not hold the others up."""
-OF_ONE_TEXT = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
-"""Errors of a request that one of its texts may have brought on all of them; so may a 400, which is no more than an
+OF_ONE_INPUT = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
+"""Errors of a request that one of its inputs may have brought on all of them; so may a 400, which is no more than an
 InputError."""
 OF_THE_MOMENT = (OverloadedError, AdmissionError, StageUnavailableError, DeadlineError)
-"""The client has tried again by then; the next texts may fare better."""
+"""The client has tried again by then; the next inputs may fare better."""
 
 
 class Asks(Protocol):
     """What `AsyncClient` does."""
 
-    async def predict_many(self, texts: Sequence[str], *, truncate: bool = False) -> list[Prediction]:
-        """Answers to all of the texts, or one error."""
+    async def predict_many(self, given: Sequence[Input], *, truncate: bool = False) -> list[Prediction]:
+        """Answers to all of the inputs, or one error."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A text and what became of it: exactly one of `prediction` and `error` is set."""
+    """An input and what became of it: exactly one of `prediction` and `error` is set."""
 
-    text: str
+    shown: Mapping[str, object]
+    """What says which input it is."""
     prediction: Prediction | None = None
     error: str | None = None
 
     def to_json(self) -> dict[str, object]:
         if self.prediction is None:
-            return {"text": self.text, "error": self.error}
-        found = self.prediction
-        return {"text": self.text, "label": found.label, "score": found.score, "exit": found.exit}
+            return {**self.shown, "error": self.error}
+        return {**self.shown, **self.prediction.said, "exit": self.prediction.exit}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJob:
-    """How texts are sent."""
+    """How inputs are sent."""
 
     batch: int = 32
-    """Texts of a request."""
+    """Inputs of a request."""
     concurrency: int = 8
     """Requests under way at once."""
     truncate: bool = False
@@ -92,7 +94,7 @@ class Tally:
 
 
 async def predict_all(
-    texts: Iterator[str],
+    inputs: Iterator[Given],
     client: Asks,
     job: BulkJob,
     write: Callable[[Row], object],
@@ -100,12 +102,12 @@ async def predict_all(
     clock: Clock,
     on_rows: Callable[[int], object],
 ) -> Tally:
-    """Ask about every text, and `write` their rows in order; `on_rows` hears how many were written.
+    """Ask about every input, and `write` their rows in order; `on_rows` hears how many were written.
 
-    Raises what ended the run before the last text: DataError of the texts, or an error of the service as a whole.
+    Raises what ended the run before the last input: DataError of the inputs, or an error of the service as a whole.
     """
     tally, started_s = Tally(), clock.now_s()
-    async for rows in _answered(texts, client, job):
+    async for rows in _answered(inputs, client, job):
         for row in rows:
             write(row)
             tally.failed += row.prediction is None
@@ -117,11 +119,11 @@ async def predict_all(
     return tally
 
 
-async def _answered(texts: Iterator[str], client: Asks, job: BulkJob) -> AsyncIterator[list[Row]]:
+async def _answered(inputs: Iterator[Given], client: Asks, job: BulkJob) -> AsyncIterator[list[Row]]:
     """The rows of one request after the other, in order, while others are under way."""
     asked: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
     room = asyncio.Semaphore(WAITING * job.concurrency)
-    reading = asyncio.create_task(_read(texts, client, job, asked, room))
+    reading = asyncio.create_task(_read(inputs, client, job, asked, room))
     try:
         while (request := await asked.get()) is not None:
             yield await request
@@ -136,41 +138,41 @@ async def _answered(texts: Iterator[str], client: Asks, job: BulkJob) -> AsyncIt
 
 
 async def _read(
-    texts: Iterator[str],
+    inputs: Iterator[Given],
     client: Asks,
     job: BulkJob,
     asked: asyncio.Queue[asyncio.Task[list[Row]] | None],
     room: asyncio.Semaphore,
 ) -> None:
-    """Begin a request for every so many texts, as long as there is room; None is the end, of whatever kind."""
+    """Begin a request for every so many inputs, as long as there is room; None is the end, of whatever kind."""
     under_way = asyncio.Semaphore(job.concurrency)
 
-    async def request(batch: Sequence[str]) -> list[Row]:
+    async def request(batch: Sequence[Given]) -> list[Row]:
         async with under_way:
             return await _rows(batch, client, job)
 
     try:
         # In a thread: a pipe may be silent for long, and answers are to come out meanwhile.
-        while batch := await asyncio.to_thread(lambda: list(islice(texts, job.batch))):
+        while batch := await asyncio.to_thread(lambda: list(islice(inputs, job.batch))):
             await room.acquire()
             asked.put_nowait(asyncio.create_task(request(batch)))
     finally:
         asked.put_nowait(None)
 
 
-async def _rows(batch: Sequence[str], client: Asks, job: BulkJob) -> list[Row]:
-    """What becomes of some texts; halved, where one of them may have spoilt the request of all."""
+async def _rows(batch: Sequence[Given], client: Asks, job: BulkJob) -> list[Row]:
+    """What becomes of some inputs; halved, where one of them may have spoilt the request of all."""
     try:
-        predictions = await client.predict_many(batch, truncate=job.truncate)
+        predictions = await client.predict_many([each.value for each in batch], truncate=job.truncate)
     except OfframpError as error:
-        if _may_be_one_texts(error) and len(batch) > 1:
+        if _may_be_one_inputs(error) and len(batch) > 1:
             middle = len(batch) // 2
             return [*await _rows(batch[:middle], client, job), *await _rows(batch[middle:], client, job)]
-        if not (_may_be_one_texts(error) or isinstance(error, OF_THE_MOMENT)):
+        if not (_may_be_one_inputs(error) or isinstance(error, OF_THE_MOMENT)):
             raise
-        return [Row(text=text, error=f"{error.kind}: {error}") for text in batch]
-    return [Row(text=text, prediction=each) for text, each in zip(batch, predictions, strict=True)]
+        return [Row(shown=each.shown, error=f"{error.kind}: {error}") for each in batch]
+    return [Row(shown=each.shown, prediction=found) for each, found in zip(batch, predictions, strict=True)]
 
 
-def _may_be_one_texts(error: OfframpError) -> bool:
-    return isinstance(error, OF_ONE_TEXT) or type(error) is InputError
+def _may_be_one_inputs(error: OfframpError) -> bool:
+    return isinstance(error, OF_ONE_INPUT) or type(error) is InputError

@@ -28,6 +28,7 @@ from offramp.options import (
     Dtype,
     GrpcPort,
     LabelColumn,
+    PairColumn,
     Part,
     Seed,
     TextColumn,
@@ -48,6 +49,7 @@ from offramp.version_commands import commands as version_commands
 
 if TYPE_CHECKING:
     from deployments.settings import ServeSettings
+    from offramp.inputs import Input
     from offramp.load import LoadConfig
 
 app = typer.Typer(
@@ -132,9 +134,7 @@ def serve(
 
 @app.command()
 def bench(
-    data: Annotated[
-        Path, typer.Option("--data", help="Labelled texts as for train, or a .txt with one text per line.")
-    ],
+    data: Annotated[Path, typer.Option("--data", help="Labelled rows as for train, or a .txt with one text per line.")],
     url: Url = "http://127.0.0.1:8000",
     requests: Annotated[int | None, typer.Option(min=1, help="Default: 1000, without --seconds.")] = None,
     rate: Annotated[
@@ -164,6 +164,7 @@ def bench(
     retries: Annotated[int, typer.Option(min=0)] = 0,
     api_key_file: ApiKeyFile = None,
     text_column: TextColumn = "text",
+    pair_column: PairColumn = None,
     label_column: LabelColumn = "label",
     part: Part = None,
     seed: Seed = 0,
@@ -172,6 +173,7 @@ def bench(
     """Load a running service and report rate, latency, goodput, exits and errors."""
     from earlyexit.dataset import read_labelled
     from earlyexit.text_tables import read_texts
+    from offramp.inputs import inputs_of
     from offramp.load import LoadConfig
 
     if rate is not None and concurrency is not None:
@@ -180,14 +182,17 @@ def bench(
     if timed and (rate, concurrency, requests) != (None, None, None):
         raise InputError("--arrivals poisson:100 --seconds 60 is a whole load: no --rate, --concurrency or --requests")
     send_times_s = _send_times_s(arrivals, seconds, seed) if timed else None
+    inputs: Sequence[Input]
     if data.suffix == ".txt":
-        texts, labels = read_texts(data), None
+        inputs, labels = read_texts(data), None
     else:
-        labelled = read_labelled(data, text_column=text_column, label_column=label_column, part=part)
-        texts, labels = labelled.texts, labelled.labels
+        labelled = read_labelled(
+            data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part
+        )
+        inputs, labels = inputs_of(labelled.columns), labelled.labels
     config = LoadConfig(
         url=url,
-        texts=texts,
+        inputs=inputs,
         labels=labels,
         num_requests=requests or 1000 if send_times_s is None else len(send_times_s),
         rate_rps=rate,

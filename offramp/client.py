@@ -14,6 +14,7 @@ import httpx
 from earlyexit.clock import Clock, MonotonicClock
 from offramp.credentials import key_header
 from offramp.flows import LIVE_PATH, READY_PATH, Flow, Flows, Send, T
+from offramp.inputs import Input
 from offramp.protocol import NoReply, Prediction, Reply, read_reply
 from offramp.version_flows import Row, VersionFlows
 
@@ -61,21 +62,24 @@ class Client:
         self._http.close()
 
     def predict(
-        self, text: str, *, truncate: bool = False, timeout_s: float | None = None, request_id: str | None = None
+        self, given: Input, *, truncate: bool = False, timeout_s: float | None = None, request_id: str | None = None
     ) -> Prediction:
-        """Answer one text; `truncate` cuts a text beyond the model's length instead of refusing it."""
-        return self._run(self._flows.predict(text, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
+        """Answer one input: a text, a pair of texts, an image file's bytes or path, an array, or several by name.
+
+        `truncate` cuts a text beyond the model's length instead of refusing it.
+        """
+        return self._run(self._flows.predict(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
 
     def predict_many(
         self,
-        texts: Sequence[str],
+        given: Sequence[Input],
         *,
         truncate: bool = False,
         timeout_s: float | None = None,
         request_id: str | None = None,
     ) -> list[Prediction]:
-        """Answer several texts, in their order, as one request; they are answered, or fail, together."""
-        return self._run(self._flows.predict_many(texts, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
+        """Answer several inputs of one kind, in their order, as one request; they are answered, or fail, together."""
+        return self._run(self._flows.predict_many(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
 
     def live(self) -> bool:
         """Whether the server runs; a server that cannot be reached does not."""
@@ -172,19 +176,21 @@ class AsyncClient:
         await self._http.aclose()
 
     async def predict(
-        self, text: str, *, truncate: bool = False, timeout_s: float | None = None, request_id: str | None = None
+        self, given: Input, *, truncate: bool = False, timeout_s: float | None = None, request_id: str | None = None
     ) -> Prediction:
-        return await self._run(self._flows.predict(text, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
+        return await self._run(
+            self._flows.predict(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id)
+        )
 
     async def predict_many(
         self,
-        texts: Sequence[str],
+        given: Sequence[Input],
         *,
         truncate: bool = False,
         timeout_s: float | None = None,
         request_id: str | None = None,
     ) -> list[Prediction]:
-        flow = self._flows.predict_many(texts, truncate=truncate, timeout_s=timeout_s, request_id=request_id)
+        flow = self._flows.predict_many(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id)
         return await self._run(flow)
 
     async def live(self) -> bool:

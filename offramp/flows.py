@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
+from offramp.inputs import Input, TensorBody, tensor_body, travel_as_json
 from offramp.protocol import (
     PREDICT_PATH,
     REQUEST_ID_HEADER,
@@ -42,7 +44,7 @@ class Send:
     method: str
     path: str
     request_id: str
-    body: dict[str, object] | None = None
+    body: dict[str, object] | TensorBody | None = None
     tells_timeout: bool = True
     """Whether the body says how long we shall wait."""
     after_s: float = 0.0
@@ -50,11 +52,14 @@ class Send:
 
     def arguments(self) -> dict[str, Any]:
         """Spell it for `httpx.Client.request`."""
-        body = self.body
+        body, headers = self.body, {REQUEST_ID_HEADER: self.request_id}
+        arguments = {"method": self.method, "url": self.path, "headers": headers, "timeout": self.timeout_s}
+        if isinstance(body, TensorBody):
+            content, more = body.content(self.timeout_s if self.tells_timeout else None)
+            return arguments | {"content": content, "headers": headers | more}
         if body is not None and self.tells_timeout:
             body = body | {"timeout_s": self.timeout_s}
-        headers = {REQUEST_ID_HEADER: self.request_id}
-        return {"method": self.method, "url": self.path, "json": body, "headers": headers, "timeout": self.timeout_s}
+        return arguments | {"json": body}
 
 
 Flow: TypeAlias = Generator[Send, Outcome, T]
@@ -69,23 +74,37 @@ class Flows:
     max_attempts: int
     clock: Clock
     rng: random.Random
+    known: dict[str, Any] = field(default_factory=dict)
+    """The model's metadata, once it was asked for."""
 
     def predict(
-        self, text: str, *, truncate: bool, timeout_s: float | None, request_id: str | None
+        self, given: Input, *, truncate: bool, timeout_s: float | None, request_id: str | None
     ) -> Flow[Prediction]:
-        body = predict_body(text, truncate=truncate)
+        if travel_as_json([given]):
+            body: dict[str, object] | TensorBody = predict_body(given, truncate=truncate)
+        else:
+            body = yield from self._tensor_body([given], truncate=truncate)
         [prediction] = yield from self._predictions(body, 1, timeout_s, request_id)
         return prediction
 
     def predict_many(
-        self, texts: Sequence[str], *, truncate: bool, timeout_s: float | None, request_id: str | None
+        self, given: Sequence[Input], *, truncate: bool, timeout_s: float | None, request_id: str | None
     ) -> Flow[list[Prediction]]:
-        if isinstance(texts, str):
-            raise InputError("predict_many takes a list of texts; predict takes one")
-        if not texts:
+        if isinstance(given, str | bytes | Path | Mapping):
+            raise InputError("predict_many takes a list of inputs; predict takes one")
+        rows = list(given)
+        if not rows:
             return []
-        body = predict_body(texts, truncate=truncate)
-        return (yield from self._predictions(body, len(texts), timeout_s, request_id))
+        if travel_as_json(rows):
+            body: dict[str, object] | TensorBody = predict_body(rows, truncate=truncate)
+        else:
+            body = yield from self._tensor_body(rows, truncate=truncate)
+        return (yield from self._predictions(body, len(rows), timeout_s, request_id))
+
+    def _tensor_body(self, rows: Sequence[Input], *, truncate: bool) -> Flow[TensorBody]:
+        if not self.known:
+            self.known.update((yield from self.metadata(None)))
+        return tensor_body(rows, self.known, {"truncate": True} if truncate else {})
 
     def probe(self, path: str) -> Flow[bool]:
         """Whether the server answers 200 right now; never retried, never an error."""
@@ -120,11 +139,12 @@ class Flows:
         raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
     def _predictions(
-        self, body: dict[str, object], num_inputs: int, timeout_s: float | None, request_id: str | None
+        self, body: dict[str, object] | TensorBody, num_inputs: int, timeout_s: float | None, request_id: str | None
     ) -> Flow[list[Prediction]]:
         request_id = request_id or _new_id()
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        payload = yield from self._exchange("POST", PREDICT_PATH, request_id, limit_s, body)
+        path = body.path if isinstance(body, TensorBody) else PREDICT_PATH
+        payload = yield from self._exchange("POST", path, request_id, limit_s, body)
         return read_predictions(payload, num_inputs=num_inputs, request_id=request_id)
 
     def _exchange(
@@ -133,7 +153,7 @@ class Flows:
         path: str,
         request_id: str,
         timeout_s: float,
-        body: dict[str, object] | None = None,
+        body: dict[str, object] | TensorBody | None = None,
         *,
         after_s: float = 0.0,
         tells_timeout: bool = True,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError
+from offramp.inputs import TensorBody, tensor_body, travel_as_json
 from offramp.protocol import (
     NoReply,
     Outcome,
@@ -23,13 +24,14 @@ from offramp.protocol import (
 from offramp.report import RequestRecord
 from offramp.workload import LoadConfig
 
+Body: TypeAlias = dict[str, object] | TensorBody
 OnRecord = Callable[[RequestRecord], object]
 
 
 class Post(Protocol):
     """The seam to the network: sends one body and tells what came of it; raises nothing."""
 
-    def __call__(self, request_id: str, body: dict[str, object], timeout_s: float) -> Awaitable[Outcome]:
+    def __call__(self, request_id: str, body: Body, timeout_s: float) -> Awaitable[Outcome]:
         """Send once and wait at most `timeout_s` for the answer."""
         ...
 
@@ -44,6 +46,8 @@ class Generator:
     """For the jitter of retries."""
     clock: Clock
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The model's, which images and arrays are sent by."""
 
     async def open_loop(self, send_times_s: Sequence[float], done: OnRecord) -> None:
         """Send at the given seconds from now, never waiting for an answer; returns when all have their outcome.
@@ -68,14 +72,14 @@ class Generator:
     async def request(self, request_index: int, start_s: float, scheduled_s: float) -> RequestRecord:
         """See one request through: its attempts, under one id, until an answer or a failure that stays."""
         sent_s = self.clock.now_s() - start_s
-        text_indices = self.config.text_indices(request_index)
+        input_indices = self.config.input_indices(request_index)
         request_id = uuid.uuid4().hex
-        outcome, num_attempts = await self._attempts(request_id, text_indices, start_s + scheduled_s)
+        outcome, num_attempts = await self._attempts(request_id, input_indices, start_s + scheduled_s)
         done_s = self.clock.now_s() - start_s
-        predictions, error = _read(outcome, len(text_indices), request_id)
+        predictions, error = _read(outcome, len(input_indices), request_id)
         return RequestRecord(
             request_id=request_id,
-            text_indices=text_indices,
+            input_indices=input_indices,
             scheduled_s=scheduled_s,
             sent_s=sent_s,
             done_s=done_s,
@@ -85,9 +89,9 @@ class Generator:
         )
 
     async def _attempts(
-        self, request_id: str, text_indices: Sequence[int], scheduled_at_s: float
+        self, request_id: str, input_indices: Sequence[int], scheduled_at_s: float
     ) -> tuple[Outcome, int]:
-        body = _body(self.config, text_indices)
+        body = _body(self.config, self.metadata, input_indices)
         until_s = scheduled_at_s + self.config.timeout_s
         num_attempts = 0
         while True:
@@ -104,10 +108,11 @@ class Generator:
                 return outcome, num_attempts
             await self.sleep(wait_s)
 
-    async def _attempt(self, request_id: str, body: dict[str, object], left_s: float) -> Outcome:
+    async def _attempt(self, request_id: str, body: Body, left_s: float) -> Outcome:
         if left_s <= 0:
             return NoReply(kind="timeout", message="the client was too late to send it")
-        return await self.post(request_id, body | {"timeout_s": left_s}, left_s)
+        timed = body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}
+        return await self.post(request_id, timed, left_s)
 
     async def _report(self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord) -> None:
         done(await self.request(request_index, start_s, scheduled_s))
@@ -117,10 +122,12 @@ class Generator:
             await self._report(request_index, start_s, self.clock.now_s() - start_s, done)
 
 
-def _body(config: LoadConfig, text_indices: Sequence[int]) -> dict[str, object]:
-    texts = [config.texts[index] for index in text_indices]
-    ids = None if config.keys is None else [config.keys[index] for index in text_indices]
-    return predict_body(texts[0] if config.inputs_per_request == 1 else texts, ids=ids)
+def _body(config: LoadConfig, metadata: Mapping[str, Any], input_indices: Sequence[int]) -> Body:
+    rows = [config.inputs[index] for index in input_indices]
+    ids = None if config.keys is None else [config.keys[index] for index in input_indices]
+    if travel_as_json(rows):
+        return predict_body(rows[0] if config.inputs_per_request == 1 else rows, ids=ids)
+    return tensor_body(rows, metadata, {} if ids is None else {"ids": ids})
 
 
 def _read(outcome: Outcome, num_inputs: int, request_id: str) -> tuple[tuple[Prediction, ...], str | None]:

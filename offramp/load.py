@@ -10,13 +10,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import aiohttp
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
+from offramp.client import AsyncClient
 from offramp.credentials import key_header
-from offramp.generator import Generator, OnRecord, Post
+from offramp.generator import Body, Generator, OnRecord, Post
+from offramp.inputs import TensorBody, travel_as_json
 from offramp.processes import Poisson, Uniform
 from offramp.protocol import PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
 from offramp.report import LoadReport, RequestRecord, render, summarise
@@ -38,7 +41,11 @@ async def run_load(
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
     async with aiohttp.ClientSession(connector=connector, headers=key_header(api_key)) as session:
         generator = Generator(
-            config=config, post=post_to(session, config.url), rng=random.Random(config.seed), clock=MonotonicClock()
+            config=config,
+            post=post_to(session, config.url),
+            rng=random.Random(config.seed),
+            clock=MonotonicClock(),
+            metadata={} if travel_as_json(config.inputs[:1]) else await _metadata(config, api_key),
         )
         await _run_phase(generator, config.warmup_requests, lambda _: None)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -51,6 +58,11 @@ async def run_load(
         offered_rps=config.offered_rps,
         labels=config.labels,
     )
+
+
+async def _metadata(config: LoadConfig, api_key: str | None) -> dict[str, Any]:
+    async with AsyncClient(config.url, config.timeout_s, api_key=api_key) as client:
+        return await client.metadata()
 
 
 async def _measure(generator: Generator, on_progress: OnProgress | None) -> list[RequestRecord]:
@@ -86,13 +98,18 @@ def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | Non
 
 
 def post_to(session: aiohttp.ClientSession, url: str) -> Post:
-    """The network, as a generator sees it: `POST /predict` of a service."""
+    """The network, as a generator sees it: predictions of a service."""
     predict_url = url.rstrip("/") + PREDICT_PATH
 
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
-        headers, timeout = {REQUEST_ID_HEADER: request_id}, aiohttp.ClientTimeout(total=timeout_s)
+    async def post(request_id: str, body: Body, timeout_s: float) -> Outcome:
+        to, headers = predict_url, {REQUEST_ID_HEADER: request_id}
+        sent: dict[str, Any] = {"json": body}
+        if isinstance(body, TensorBody):
+            content, more = body.content(timeout_s)
+            to, headers, sent = url.rstrip("/") + body.path, headers | more, {"data": content}
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with session.post(predict_url, json=body, headers=headers, timeout=timeout) as response:
+            async with session.post(to, headers=headers, timeout=timeout, **sent) as response:
                 return read_reply(response.status, await response.read(), response.headers.get("Retry-After"))
         except TimeoutError:
             return NoReply(kind="timeout", message=f"no answer within {timeout_s:g} s")

@@ -4,34 +4,60 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from earlyexit.errors import InputError, OfframpError
 from offramp.credentials import find_api_key
-from offramp.options import ApiKeyFile, AsJson, Part, TextColumn, Url, above_zero, choice, completes, in_a_folder
+from offramp.options import (
+    ApiKeyFile,
+    AsJson,
+    PairColumn,
+    Part,
+    TextColumn,
+    Url,
+    above_zero,
+    choice,
+    completes,
+    in_a_folder,
+)
 
 if TYPE_CHECKING:
     from offramp.bulk import BulkJob, Tally
+    from offramp.data_stream import Given
+    from offramp.protocol import Prediction
     from offramp.row_writer import Format
 
 STDIN = "-"
+IMAGES = ("image",)
+"""The inputs of a model of images."""
 FORMATS = ("jsonl", "csv")
 
 commands = typer.Typer()
 
 
+class _Service(NamedTuple):
+    url: str
+    timeout_s: float
+    api_key: str | None
+
+
 @commands.command()
 def predict(
     texts: Annotated[
-        list[str] | None, typer.Argument(help="Texts to classify; - for one a line from standard input.")
+        list[str] | None,
+        typer.Argument(help="Texts, or paths of images, or a pair of texts; - for a text a line from standard input."),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="Texts instead of arguments: .csv, .tsv, .jsonl, .txt, CLINC150's .json."),
+        typer.Option(
+            "--data",
+            help="Inputs instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images "
+            "(folder or .zip), arrays (.npy, .npz).",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="With --data or -: .jsonl or .csv to write; default: print.")] = None,
     form: Annotated[
@@ -39,8 +65,9 @@ def predict(
         typer.Option("--format", help="jsonl or csv; default: --out's ending, else jsonl.", **completes(FORMATS)),
     ] = None,
     text_column: TextColumn = "text",
+    pair_column: PairColumn = None,
     part: Part = None,
-    batch: Annotated[int, typer.Option(min=1, help="With --data or -: texts of one request.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="With --data or -: inputs of one request.")] = 32,
     concurrency: Annotated[int, typer.Option(min=1, help="With --data or -: requests under way at once.")] = 8,
     timeout_s: Annotated[
         float, typer.Option(callback=above_zero, help="For a whole request, repetitions included.")
@@ -50,78 +77,107 @@ def predict(
     api_key_file: ApiKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Classify texts with a running service: arguments, a file's or a pipe's. Exit status 1 if a text failed."""
+    """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
     given = texts or []
     piped = given == [STDIN] or (not given and data is None and not sys.stdin.isatty())
     if (data is not None) + (bool(given) and not piped) + piped != 1:
-        raise InputError("one of these is needed: texts as arguments, --data FILE, or - for standard input")
-    api_key = find_api_key(api_key_file)
-    if given and not piped:
-        _predict_few(given, url=url, timeout_s=timeout_s, api_key=api_key, truncate=truncate, as_json=as_json)
-        return
+        raise InputError("one of these is needed: inputs as arguments, --data PATH, or - for standard input")
     from offramp.bulk import BulkJob
+
+    service = _Service(url, timeout_s, find_api_key(api_key_file))
+    job = BulkJob(batch=batch, concurrency=concurrency, truncate=truncate)
+    if given and not piped:
+        _predict_few(given, job, service, as_json=as_json)
+        return
     from offramp.row_writer import format_of
 
     in_a_folder("out", out)
     asked = None if form is None else choice("format", form, FORMATS)
-    job = BulkJob(batch=batch, concurrency=concurrency, truncate=truncate)
-    tally = _predict_many(
-        _texts(data, text_column, part),
-        job,
-        out,
-        format_of(out, asked),
-        url=url,
-        timeout_s=timeout_s,
-        api_key=api_key,
-    )
+    tally = _predict_many(data, (text_column, pair_column, part), job, out, format_of(out, asked), service)
     print(tally.in_words(), file=sys.stderr)
     if tally.failed:
-        raise OfframpError(f"{tally.failed} of {tally.rows} texts failed; `error` in their rows says why")
+        raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; `error` in their rows says why")
 
 
-def _predict_few(
-    texts: Sequence[str], *, url: str, timeout_s: float, api_key: str | None, truncate: bool, as_json: bool
-) -> None:
+def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, *, as_json: bool) -> None:
     from offramp.client import Client
 
-    with Client(url, timeout_s, api_key=api_key) as client:
-        predictions = client.predict_many(texts, truncate=truncate)
-    for text, each in zip(texts, predictions, strict=True):
+    with Client(service.url, service.timeout_s, api_key=service.api_key) as client:
+        inputs = _arguments(given, _names(client.metadata()))
+        predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate)
+    for one, found in zip(inputs, predictions, strict=True):
         if as_json:
-            print(json.dumps({"text": text, "label": each.label, "score": each.score, "exit": each.exit}))
+            print(json.dumps({**one.shown, **found.said, "exit": found.exit}))
         else:
-            print(f"{each.label}  (score {each.score:.3f}, left after block {each.exit})  {text}")
+            print(f"{_said(found)}  {' | '.join(map(str, one.shown.values()))}")
 
 
-def _texts(data: Path | None, text_column: str, part: str | None) -> Iterator[str]:
-    from offramp.text_stream import stream_lines, stream_texts
+def _arguments(given: Sequence[str], names: Sequence[str]) -> list[Given]:
+    """Texts, or paths of images, or the texts of one pair; raises InputError."""
+    from offramp.data_stream import Given
+
+    if tuple(names) == IMAGES:
+        return [Given({"image": path}, Path(path)) for path in given]
+    if len(names) == 1:
+        return [Given({names[0]: text}, text) for text in given]
+    if len(given) == len(names) == 2:
+        return [Given(dict(zip(names, given, strict=True)), (given[0], given[1]))]
+    raise InputError(f"the model takes {' and '.join(names)}: give one of each, or many with --data")
+
+
+def _said(found: Prediction) -> str:
+    said = {name: value for name, value in found.said.items() if name != "score"}
+    values = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in said.values())
+    score = "" if "score" not in found.said else f"score {found.score:.3f}, "
+    return f"{values}  ({score}left after block {found.exit})"
+
+
+def _inputs(
+    data: Path | None, names: Sequence[str], text_column: str, pair_column: str | None, part: str | None
+) -> Iterator[Given]:
+    from offramp.data_stream import ARRAYS, Given, stream_inputs, stream_lines
 
     if data is None:
-        return stream_lines(sys.stdin, "standard input")
-    return stream_texts(data, text_column=text_column, part=part)
+        if len(names) > 1 or tuple(names) == IMAGES:
+            raise InputError(f"the model takes {' and '.join(names)}: standard input holds texts; give --data")
+        return (Given({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
+    from earlyexit.image_files import is_images
+
+    if is_images(data) != (tuple(names) == IMAGES) and data.suffix not in ARRAYS:
+        raise InputError(f"--data {data}: the model takes {' and '.join(names)}")
+    columns = (text_column, *(pair_column if pair_column is not None else name for name in names[1:]))
+    return stream_inputs(data, dict(zip(names, columns, strict=True)), part=part)
 
 
 def _predict_many(
-    texts: Iterator[str],
+    data: Path | None,
+    columns: tuple[str, str | None, str | None],
     job: BulkJob,
     out: Path | None,
     form: Format,
-    *,
-    url: str,
-    timeout_s: float,
-    api_key: str | None,
+    service: _Service,
 ) -> Tally:
+    """`columns`: of the text, of a pair's second text, and the part."""
     import asyncio
 
     from earlyexit.clock import MonotonicClock
     from offramp.bulk import predict_all
     from offramp.client import AsyncClient
+    from offramp.data_stream import shown_columns
     from offramp.progress import progress_count
     from offramp.row_writer import row_writer
 
     async def run() -> Tally:
-        async with AsyncClient(url, timeout_s, api_key=api_key) as client:
-            return await predict_all(texts, client, job, write, clock=MonotonicClock(), on_rows=on_rows)
+        async with AsyncClient(service.url, service.timeout_s, api_key=service.api_key) as client:
+            metadata = await client.metadata()
+            names = _names(metadata)
+            inputs = _inputs(data, names, *columns)
+            shown = (*shown_columns(data, names), *(each["name"] for each in metadata["outputs"]))
+            with row_writer(out, form, shown) as write, progress_count("inputs") as on_rows:
+                return await predict_all(inputs, client, job, write, clock=MonotonicClock(), on_rows=on_rows)
 
-    with row_writer(out, form) as write, progress_count("texts") as on_rows:
-        return asyncio.run(run())
+    return asyncio.run(run())
+
+
+def _names(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(each["name"] for each in metadata["inputs"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +23,7 @@ from earlyexit.errors import (
     UnknownModelError,
     UnprocessableInputError,
 )
+from offramp.inputs import read_tensors
 
 REQUEST_ID_HEADER = "X-Request-ID"
 PREDICT_PATH = "/predict"
@@ -54,15 +55,46 @@ _ERRORS_BY_STATUS: dict[int, type[OfframpError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The answer to one text."""
+    """The answer to one input; what the model's task says of it are attributes: `label` and `score`, or `value`."""
 
-    label: str
-    score: float
-    exit: int
-    """The block after which the input left, counted from 0."""
-    request_id: str
+    __slots__ = ("exit", "request_id", "said")
+
+    def __init__(self, *, exit: int, request_id: str, **said: Any) -> None:  # noqa: A002 - the protocol's word
+        self.exit = exit
+        """The block after which the input left, counted from 0."""
+        self.request_id = request_id
+        self.said: Mapping[str, Any] = said
+
+    @property
+    def label(self) -> str:
+        return str(self._of_the_task("label"))
+
+    @property
+    def score(self) -> float:
+        """How sure the exit was; of a label its probability."""
+        return float(self._of_the_task("score"))
+
+    def __getattr__(self, name: str) -> Any:
+        return self._of_the_task(name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prediction) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return hash((self.exit, self.request_id))
+
+    def __repr__(self) -> str:
+        return f"Prediction({', '.join(f'{name}={value!r}' for name, value in self._facts.items())})"
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {**self.said, "exit": self.exit, "request_id": self.request_id}
+
+    def _of_the_task(self, name: str) -> Any:
+        if name in Prediction.__slots__ or name not in self.said:  # the first: while it is copied
+            raise AttributeError(f"the model's answers have no {name!r}")
+        return self.said[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +118,9 @@ class NoReply:
 Outcome: TypeAlias = Reply | NoReply
 
 
-def predict_body(
-    inputs: str | Sequence[str], *, truncate: bool = False, ids: Sequence[str] | None = None
-) -> dict[str, object]:
+def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] | None = None) -> dict[str, object]:
     """Build the JSON of `POST /predict`, but for its `timeout_s`, which depends on when it is sent."""
-    body: dict[str, object] = {"inputs": inputs if isinstance(inputs, str) else list(inputs)}
+    body: dict[str, object] = {"inputs": inputs}
     if truncate:
         body["truncate"] = True
     if ids is not None:
@@ -104,9 +134,12 @@ def read_reply(status: int, content: bytes, retry_after: str | None) -> Reply:
 
 
 def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
-    """Read the answer to one text or to many; raises OfframpError where it is not `num_inputs` predictions."""
+    """Read the answer to one input or to many, of `/predict` or of v2.
+
+    Raises OfframpError where it is not `num_inputs` predictions.
+    """
     try:
-        rows = payload.get("outputs", [payload])
+        rows = read_tensors(payload) if "model_name" in payload else payload.get("outputs", [payload])
         answered_id = str(payload.get("request_id", request_id))
         predictions = [_prediction(row, answered_id) for row in rows]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -172,7 +205,10 @@ def _kind_and_message(reply: Reply) -> tuple[str, str]:
 
 
 def _prediction(row: Any, request_id: str) -> Prediction:
-    return Prediction(label=str(row["label"]), score=float(row["score"]), exit=int(row["exit"]), request_id=request_id)
+    said = {name: value for name, value in row.items() if name not in ("exit", "request_id")}
+    if not said:
+        raise KeyError("an answer")
+    return Prediction(exit=int(row["exit"]), request_id=request_id, **said)
 
 
 def _decode(content: bytes) -> Any:

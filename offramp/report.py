@@ -23,8 +23,8 @@ class RequestRecord:
     """What became of one request; times are seconds after the start of the run."""
 
     request_id: str
-    text_indices: tuple[int, ...]
-    """The positions of its inputs in the run's `texts`."""
+    input_indices: tuple[int, ...]
+    """The positions of its inputs in the run's `inputs`."""
     scheduled_s: float
     sent_s: float
     done_s: float
@@ -129,7 +129,7 @@ def summarise(
         seed=seed,
         duration_s=duration_s,
         num_requests=len(ordered),
-        num_inputs=sum(len(record.text_indices) for record in ordered),
+        num_inputs=sum(len(record.input_indices) for record in ordered),
         num_answers=len(answers),
         num_retries=sum(record.num_attempts - 1 for record in ordered),
         offered_rps=offered_rps,
@@ -192,8 +192,11 @@ def _latency_rows(latency: LatencySummary | None) -> list[tuple[str, str]]:
     return [(f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in values.items()]
 
 
-def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float:
-    pairs = [pair for record in answered for pair in zip(record.text_indices, record.predictions, strict=True)]
+def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float | None:
+    """None where answers are no labels."""
+    if not all("label" in prediction.said for record in answered for prediction in record.predictions):
+        return None
+    pairs = [pair for record in answered for pair in zip(record.input_indices, record.predictions, strict=True)]
     return sum(labels[index] == prediction.label for index, prediction in pairs) / len(pairs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TextIO
@@ -14,7 +14,7 @@ from earlyexit.errors import InputError
 from offramp.bulk import Row
 
 Format = Literal["jsonl", "csv"]
-COLUMNS = ("text", "label", "score", "exit", "error")
+ERROR = "error"
 
 
 def format_of(out: Path | None, asked: Format | None) -> Format:
@@ -28,19 +28,19 @@ def format_of(out: Path | None, asked: Format | None) -> Format:
 
 
 @contextmanager
-def row_writer(out: Path | None, form: Format) -> Iterator[Callable[[Row], None]]:
-    """A function that writes a row to a file, or to stdout."""
+def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterator[Callable[[Row], None]]:
+    """A function that writes a row to a file, or to stdout; `columns` are those of CSV, but for the error."""
     if out is None:
-        yield _writer(sys.stdout, form)
+        yield _writer(sys.stdout, form, columns)
         sys.stdout.flush()
         return
     with out.open("w", encoding="utf-8", newline="") as file:
-        yield _writer(file, form)
+        yield _writer(file, form, columns)
 
 
-def _writer(file: TextIO, form: Format) -> Callable[[Row], None]:
+def _writer(file: TextIO, form: Format, columns: Sequence[str]) -> Callable[[Row], None]:
     if form == "jsonl":
         return lambda row: print(json.dumps(row.to_json(), ensure_ascii=False), file=file)
-    table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    table = csv.DictWriter(file, (*columns, ERROR), lineterminator="\n")
     table.writeheader()
     return lambda row: table.writerow(row.to_json())

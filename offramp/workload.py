@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from earlyexit.errors import InputError
+from offramp.inputs import Input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,12 +15,12 @@ class LoadConfig:
     """One load run; exactly one of `rate_rps`, `send_times_s` and `concurrency` is set."""
 
     url: str
-    texts: Sequence[str]
-    """Sent in turn, from the first again after the last."""
+    inputs: Sequence[Input]
+    """Of one kind, sent in turn, from the first again after the last."""
     labels: Sequence[str] | None = None
-    """The right answer per text; None where it is not known."""
+    """The right label per input; None where it is not known."""
     keys: Sequence[str] | None = None
-    """An id per text, sent along as `ids`; None sends none."""
+    """An id per input, sent along as `ids`; None sends none."""
     num_requests: int
     rate_rps: float | None = None
     """Requests per second, open loop."""
@@ -51,11 +52,11 @@ class LoadConfig:
             raise InputError(f"{self.num_requests} send times are needed, one a request, the last above 0")
         if min(self.retries, self.warmup_requests) < 0 or min(self.timeout_s, self.slo_s) <= 0:
             raise InputError("retries and warmup_requests must not be negative; timeout_s and slo_s must be positive")
-        if not self.texts:
-            raise InputError("texts is empty: there is nothing to send")
+        if not self.inputs:
+            raise InputError("inputs is empty: there is nothing to send")
         for name, values in (("labels", self.labels), ("keys", self.keys)):
-            if values is not None and len(values) != len(self.texts):
-                raise InputError(f"{name} has {len(values)} entries for {len(self.texts)} texts")
+            if values is not None and len(values) != len(self.inputs):
+                raise InputError(f"{name} has {len(values)} entries for {len(self.inputs)} inputs")
 
     @property
     def offered_rps(self) -> float | None:
@@ -64,7 +65,7 @@ class LoadConfig:
             return self.num_requests * self.inputs_per_request / self.send_times_s[-1]
         return None if self.rate_rps is None else self.rate_rps * self.inputs_per_request
 
-    def text_indices(self, request_index: int) -> tuple[int, ...]:
-        """Which texts the request carries."""
+    def input_indices(self, request_index: int) -> tuple[int, ...]:
+        """Which inputs the request carries."""
         first = request_index * self.inputs_per_request
-        return tuple(index % len(self.texts) for index in range(first, first + self.inputs_per_request))
+        return tuple(index % len(self.inputs) for index in range(first, first + self.inputs_per_request))

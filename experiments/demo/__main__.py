@@ -84,7 +84,7 @@ async def _load(url: str, prepared: Prepared, num_requests: int) -> tuple[LoadRe
     """A short closed loop finds the capacity; the report is of an open loop below it."""
     probe = LoadConfig(
         url=url,
-        texts=prepared.test.texts,
+        inputs=prepared.test.texts,
         labels=prepared.test.labels,
         slo_s=SLO_S,
         num_requests=max(200, num_requests // 4),
@@ -120,7 +120,7 @@ def _conclude(
     labels = read_card(prepared.folder).label_names
     full_N = prepared.expected.answers()[:, -1]
     answered = [record for record in report.records if record.predictions]
-    agreed = sum(record.predictions[0].label == labels[full_N[record.text_indices[0]]] for record in answered)
+    agreed = sum(record.predictions[0].label == labels[full_N[record.input_indices[0]]] for record in answered)
     full_accuracy = prepared.expected.outcome({}).accuracy
     agreement = agreed / len(answered)
     console.print(

@@ -146,7 +146,7 @@ def check(driven: Driven, records: ExitRecords, thresholds: Mapping[int, float],
     row_of = {sample_id: row for row, sample_id in enumerate(records.sample_ids)}
     wrong = []
     for record in driven.records:
-        for index, answer in zip(record.text_indices, record.predictions, strict=False):
+        for index, answer in zip(record.input_indices, record.predictions, strict=False):
             label = label_names.index(answer.label)
             said = fault(records, row_of[driven.keys[index]], answer.exit, label, thresholds)
             if said is not None:

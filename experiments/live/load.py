@@ -48,7 +48,7 @@ class Driven:
     """On the monotonic clock."""
     slo_s: float
     keys: tuple[str, ...]
-    """By the records' `text_indices`."""
+    """By the records' `input_indices`."""
     records: tuple[RequestRecord, ...]
     num_sent: int
     usage: Usage
@@ -133,7 +133,7 @@ class ClosedLoop:
 def _generator(url: str, keys: Sequence[str], post: Post, slo_s: float, seed: int, clock: Clock) -> Generator:
     config = LoadConfig(
         url=url,
-        texts=(TEXT,) * len(keys),
+        inputs=(TEXT,) * len(keys),
         keys=keys,
         num_requests=max(1, len(keys) // INPUTS_PER_REQUEST),
         concurrency=1,  # the loops here count for themselves

@@ -137,7 +137,7 @@ def kept_run(on: Bench, side: Side, phase: Phase, driven: Driven, stats: Mapping
         problem=problem_document(side.problem),
         plan=plan_document(side.plan),
         records_sha256=digest(on.records),
-        rows=[[row_of[driven.keys[index]] for index in record.text_indices] for record in records],
+        rows=[[row_of[driven.keys[index]] for index in record.input_indices] for record in records],
         scheduled_s=[record.scheduled_s for record in records],
         sent_s=[record.sent_s for record in records],
         done_s=[record.done_s for record in records],

@@ -110,7 +110,7 @@ def driven_of(
     records = tuple(
         RequestRecord(
             request_id=str(index),
-            text_indices=tuple(range(index * INPUTS_PER_REQUEST, (index + 1) * INPUTS_PER_REQUEST)),
+            input_indices=tuple(range(index * INPUTS_PER_REQUEST, (index + 1) * INPUTS_PER_REQUEST)),
             scheduled_s=scheduled_s,
             sent_s=sent_s[index],
             done_s=done_s[index],

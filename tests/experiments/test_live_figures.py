@@ -34,7 +34,7 @@ def request(
     """One that carried inputs 0, 1, ... of the keys."""
     return RequestRecord(
         request_id=name,
-        text_indices=tuple(range(2)),
+        input_indices=tuple(range(2)),
         scheduled_s=scheduled_s,
         sent_s=scheduled_s,
         done_s=done_s,

@@ -97,7 +97,7 @@ async def test_closed_workers_send_what_the_phase_of_the_moment_sends_and_pause_
     )
     keys = closed_keys(phases)
     config = LoadConfig(
-        url="", texts=("so",) * 32, keys=keys, num_requests=4, concurrency=1, inputs_per_request=8, slo_s=1.0
+        url="", inputs=("so",) * 32, keys=keys, num_requests=4, concurrency=1, inputs_per_request=8, slo_s=1.0
     )
     generator = Generator(config=config, post=post, rng=random.Random(0), clock=clock, sleep=sleep)
     records: list[RequestRecord] = []

@@ -13,6 +13,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError, InputError, OfframpError
 from offramp.bulk import BulkJob, Row, Tally, predict_all
 from offramp.client import AsyncClient
+from offramp.data_stream import Given
 from offramp.row_writer import format_of, row_writer
 from tests.offramp.test_client import failure
 
@@ -26,6 +27,10 @@ def answered(texts: list[str]) -> httpx.Response:
     return httpx.Response(
         200, json={"outputs": [{"label": text, "score": 0.5, "exit": len(text)} for text in texts], "request_id": "r"}
     )
+
+
+def given(text: str) -> Given:
+    return Given({"text": text}, text)
 
 
 class Server:
@@ -63,7 +68,9 @@ async def run(
     )
     async with client:
         job = BulkJob(batch=batch, concurrency=concurrency)
-        tally = await predict_all(texts, client, job, written.append, clock=ManualClock(), on_rows=lambda _: None)
+        tally = await predict_all(
+            map(given, texts), client, job, written.append, clock=ManualClock(), on_rows=lambda _: None
+        )
     return written, tally
 
 
@@ -71,7 +78,7 @@ async def test_rows_come_in_the_texts_order_although_a_request_is_slow() -> None
     texts = ["a", "bb", "c", "dd", "e"]
     server = Server(slow="a")
     rows, tally = await run(iter(texts), server)
-    assert [row.text for row in rows] == texts
+    assert [row.shown["text"] for row in rows] == texts
     assert [row.prediction.label for row in rows if row.prediction] == texts
     assert (tally.rows, tally.failed, dict(tally.exits)) == (5, 0, {1: 3, 2: 2})
     assert sorted(server.batches) == [["a", "bb"], ["c", "dd"], ["e"]]
@@ -146,7 +153,7 @@ async def test_a_service_that_is_not_there_ends_the_run_with_the_rows_before_it(
     rows: list[Row] = []
     with pytest.raises(OfframpError, match="no connection to http://server"):
         await run(iter("abcdefgh"), server, batch=1, rows=rows)
-    assert [row.text for row in rows] == ["a"]
+    assert [row.shown["text"] for row in rows] == ["a"]
 
 
 async def test_a_row_that_cannot_be_read_ends_the_run_behind_those_before_it() -> None:
@@ -157,7 +164,7 @@ async def test_a_row_that_cannot_be_read_ends_the_run_behind_those_before_it() -
     rows: list[Row] = []
     with pytest.raises(DataError, match=r"t\.csv:4"):
         await run(texts(), Server(), batch=1, rows=rows)
-    assert [row.text for row in rows] == ["a", "b"]
+    assert [row.shown["text"] for row in rows] == ["a", "b"]
 
 
 async def test_no_texts_are_no_requests() -> None:
@@ -186,6 +193,6 @@ def test_a_format_against_the_files_ending_is_refused() -> None:
 
 
 def test_rows_are_written_as_csv_with_every_column(tmp_path: Path) -> None:
-    with row_writer(tmp_path / "o.csv", "csv") as write:
-        write(Row(text="a, b", error="no"))
+    with row_writer(tmp_path / "o.csv", "csv", ("text", "label", "score", "exit")) as write:
+        write(Row(shown={"text": "a, b"}, error="no"))
     assert (tmp_path / "o.csv").read_text() == 'text,label,score,exit,error\n"a, b",,,,no\n'

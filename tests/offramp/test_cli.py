@@ -49,14 +49,27 @@ def dead_url() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
+METADATA = {
+    "name": "intents",
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+    "outputs": [{"name": name} for name in ("label", "score", "exit")],
+}
+
+
 class Always(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self._answer(200, METADATA if self.path.endswith("/intents") else {"models": ["intents"]})
+
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         spoilt = self.path.startswith("/spoilt")
         answer = {"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"}
         failure = {"error": {"kind": "unprocessable_input", "message": "no"}, "request_id": "r"}
-        body = json.dumps(failure if spoilt else answer).encode()
-        self.send_response(422 if spoilt else 200)
+        self._answer(422 if spoilt else 200, failure if spoilt else answer)
+
+    def _answer(self, status: int, answer: object) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -270,10 +283,10 @@ def test_a_run_in_which_a_text_failed_ends_with_status_1(tmp_path: Path, answeri
     out = tmp_path / "out.jsonl"
     url = f"{answering_url}/spoilt"
     assert run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--out", out, "--url", url) == 1
-    assert capsys.readouterr().err.endswith("offramp: 2 of 2 texts failed; `error` in their rows says why\n")
+    assert capsys.readouterr().err.endswith("offramp: 2 of 2 inputs failed; `error` in their rows says why\n")
     assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
 
 
 @pytest.mark.parametrize("arguments", [("a text", "--data", "a.txt"), ("-", "--data", "a.txt")])
 def test_texts_from_two_places_are_refused(capsys: Captured, arguments: tuple[str, ...]) -> None:
-    assert refused(capsys, "predict", *arguments).startswith("one of these is needed: texts as arguments")
+    assert refused(capsys, "predict", *arguments).startswith("one of these is needed: inputs as arguments")

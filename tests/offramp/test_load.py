@@ -22,7 +22,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def config_of(**changes: Any) -> LoadConfig:
-    settings: dict[str, Any] = {"url": "http://server", "texts": ["x", "y"], "num_requests": 3, "slo_s": 0.1}
+    settings: dict[str, Any] = {"url": "http://server", "inputs": ["x", "y"], "num_requests": 3, "slo_s": 0.1}
     loop = {} if "concurrency" in changes else {"rate_rps": 10.0}
     return LoadConfig(**{**settings, **loop, **changes})
 
@@ -177,7 +177,7 @@ async def test_every_request_is_counted_exactly_once_whatever_became_of_it() -> 
     texts = ["fine", "busy", "broken", "html", "nonsense", "slow", "fine"]
     progress: list[tuple[int, int]] = []
     async with serving(handler) as url:
-        config = config_of(url=url, texts=texts, num_requests=14, rate_rps=500.0, timeout_s=0.3)
+        config = config_of(url=url, inputs=texts, num_requests=14, rate_rps=500.0, timeout_s=0.3)
         report = await run_load(config, lambda done, total: progress.append((done, total)))
     assert report.num_requests == 14
     assert report.num_answers == 4
@@ -209,7 +209,7 @@ async def test_a_run_reports_exits_accuracy_and_keys_and_leaves_the_warm_up_out(
         report = await run_load(
             config_of(
                 url=url,
-                texts=["x", "yy", "z"],
+                inputs=["x", "yy", "z"],
                 labels=["a", "b", "a"],
                 keys=["k0", "k1", "k2"],
                 concurrency=1,
@@ -242,7 +242,7 @@ async def test_a_run_reports_exits_accuracy_and_keys_and_leaves_the_warm_up_out(
         {"rate_rps": 1.0, "send_times_s": [1.0, 2.0, 3.0]},
         {"rate_rps": None, "send_times_s": [1.0, 2.0]},
         {"rate_rps": None, "send_times_s": [0.0, 0.0, 0.0]},
-        {"texts": []},
+        {"inputs": []},
         {"labels": ["a"]},
         {"keys": ["k"]},
         {"num_requests": 0},

@@ -14,7 +14,7 @@ def answered(
 ) -> RequestRecord:
     return RequestRecord(
         request_id="r",
-        text_indices=(text,),
+        input_indices=(text,),
         scheduled_s=scheduled_s,
         sent_s=scheduled_s + 0.002,
         done_s=scheduled_s + latency_s,
@@ -26,7 +26,7 @@ def answered(
 def failed(scheduled_s: float, error: str, num_attempts: int = 1) -> RequestRecord:
     return RequestRecord(
         request_id="r",
-        text_indices=(0,),
+        input_indices=(0,),
         scheduled_s=scheduled_s,
         sent_s=scheduled_s + 0.002,
         done_s=scheduled_s + 0.5,

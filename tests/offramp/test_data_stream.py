@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import DataError
-from offramp.text_stream import stream_lines, stream_texts
+from offramp.data_stream import stream_lines, stream_texts
 
 
 @pytest.mark.parametrize(
@@ -20,17 +20,17 @@ from offramp.text_stream import stream_lines, stream_texts
 )
 def test_texts_are_read_by_the_files_ending_without_their_labels(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
-    assert list(stream_texts(tmp_path / name)) == ["a, b", "c"]
+    assert list(stream_texts(tmp_path / name, ["text"])) == [("a, b",), ("c",)]
 
 
 def test_a_list_of_a_clinc150_file_is_named_by_part(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text('{"train": [["a", "x"]], "val": [["b", "y"]]}', encoding="utf-8")
-    assert list(stream_texts(tmp_path / "c.json", part="val")) == ["b"]
+    assert list(stream_texts(tmp_path / "c.json", ["text"], part="val")) == [("b",)]
 
 
 def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,body\n1,a\n", encoding="utf-8")
-    assert list(stream_texts(tmp_path / "t.csv", text_column="body")) == ["a"]
+    assert list(stream_texts(tmp_path / "t.csv", ["body"])) == [("a",)]
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
 def test_what_holds_no_text_is_refused_at_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
-        list(stream_texts(tmp_path / name))
+        list(stream_texts(tmp_path / name, ["text"]))
 
 
 def test_a_file_that_is_not_there_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
-        stream_texts(tmp_path / "gone.csv")
+        stream_texts(tmp_path / "gone.csv", ["text"])
 
 
 def test_no_more_lines_are_taken_than_are_asked_for() -> None:

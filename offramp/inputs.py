@@ -1,0 +1,128 @@
+"""What clients ask about: texts and pairs of texts travel as JSON, images and arrays as tensors of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.ingress.api.tensors import packed
+from earlyexit.errors import InputError
+from earlyexit.signature import DATATYPES
+
+Array: TypeAlias = npt.NDArray[Any]
+Input: TypeAlias = str | tuple[str, str] | bytes | Path | Array | Mapping[str, Array]
+"""A text, a pair of texts, an image file or the path of one, an array, or several by the names of a model's inputs."""
+
+DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorBody:
+    """The body of `POST /v2/models/{model}/infer`, its tensors as bytes behind the JSON."""
+
+    model: str
+    inputs: tuple[Mapping[str, object], ...]
+    tail: bytes
+    parameters: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        return f"/v2/models/{self.model}/infer"
+
+    def content(self, timeout_s: float | None) -> tuple[bytes, dict[str, str]]:
+        """The bytes and headers, with the time that its sender waits; Triton counts it in microseconds."""
+        timeout = {} if timeout_s is None else {"timeout": max(1, int(timeout_s * 1e6))}
+        head = json.dumps({"inputs": self.inputs, "parameters": {**self.parameters, **timeout}}).encode()
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Inference-Header-Content-Length": str(len(head)),
+        }
+        return head + self.tail, headers
+
+
+def travel_as_json(rows: Sequence[Input]) -> bool:
+    """Whether the inputs are texts, or pairs of texts."""
+    return all(isinstance(row, str) or (isinstance(row, tuple | list) and _are_texts(row)) for row in rows)
+
+
+def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: Mapping[str, object]) -> TensorBody:
+    """The body of images or arrays, by the model's own metadata; raises InputError for rows of several kinds."""
+    columns = _columns(rows, metadata["inputs"])
+    inputs, tails = [], []
+    for name, (datatype, column) in columns.items():
+        tail = packed(datatype, column)
+        sized = {"binary_data_size": len(tail)}
+        inputs.append({"name": name, "shape": list(column.shape), "datatype": datatype, "parameters": sized})
+        tails.append(tail)
+    return TensorBody(model=metadata["name"], inputs=tuple(inputs), tail=b"".join(tails), parameters=parameters)
+
+
+def inputs_of(columns: Mapping[str, Array]) -> Sequence[Input]:
+    """The rows of a data set's columns: single texts, files or arrays, pairs of texts, or arrays by name."""
+    rows = list(zip(*columns.values(), strict=True))
+    if len(columns) == 1:
+        return [row[0] for row in rows]
+    if all(column.dtype == object for column in columns.values()):
+        return rows
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def read_tensors(payload: Any) -> list[dict[str, Any]]:
+    """Answers of v2, in JSON, as one object per input; raises what a payload of another form brings about."""
+    columns = {each["name"]: np.array(each["data"]).reshape(each["shape"]).tolist() for each in payload["outputs"]}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _columns(rows: Sequence[Input], inputs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, Array]]:
+    wanted = {each["name"]: each["datatype"] for each in inputs}
+    if all(isinstance(row, bytes | Path) for row in rows):
+        files = np.empty(len(rows), dtype=object)
+        files[:] = [_file(row) for row in rows]
+        return {_only(wanted): ("BYTES", files)}
+    if all(isinstance(row, Mapping) for row in rows):
+        return {name: _stacked([row[name] for row in rows], kind) for name, kind in wanted.items()}  # type: ignore[index] # mappings, all of them
+    if all(isinstance(row, np.ndarray | np.generic) for row in rows):
+        name = _only(wanted)
+        return {name: _stacked(rows, wanted[name])}
+    raise InputError("the inputs of a request are of one kind: texts, pairs of texts, image files, arrays")
+
+
+def _only(wanted: Mapping[str, str]) -> str:
+    if len(wanted) > 1:
+        raise InputError(f"the model takes {', '.join(wanted)}: give a mapping of arrays by these names")
+    [name] = wanted
+    return name
+
+
+def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
+    """Rows as one array of the datatype that the model prefers; as what they are where that is BYTES."""
+    shapes = {np.shape(row) for row in rows}
+    if len(shapes) > 1:
+        raise InputError(f"the arrays of a request are of one shape, not {sorted(shapes)}")
+    column = np.stack([np.asarray(row) for row in rows])
+    if datatype == "BYTES":
+        column = column.astype(np.float32) if column.dtype == np.float64 else column
+        return DATATYPE_OF.get(column.dtype, str(column.dtype)), column
+    if not np.can_cast(column.dtype, DATATYPES[datatype], "same_kind"):
+        raise InputError(f"the model takes {datatype}, not {column.dtype.name}")
+    return datatype, column.astype(DATATYPES[datatype])
+
+
+def _file(row: Input) -> bytes:
+    if isinstance(row, bytes):
+        return row
+    assert isinstance(row, Path)
+    try:
+        return row.read_bytes()
+    except OSError as error:
+        raise InputError(f"{row}: {error.strerror}") from error
+
+
+def _are_texts(row: Sequence[object]) -> bool:
+    return all(isinstance(each, str) for each in row)
