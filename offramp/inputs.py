@@ -108,7 +108,9 @@ def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
     column = np.stack([np.asarray(row) for row in rows])
     if datatype == "BYTES":
         column = column.astype(np.float32) if column.dtype == np.float64 else column
-        return DATATYPE_OF.get(column.dtype, str(column.dtype)), column
+        if column.dtype not in DATATYPE_OF or column.dtype == object:
+            raise InputError(f"an array of {column.dtype.name} cannot be sent")
+        return DATATYPE_OF[column.dtype], column
     if not np.can_cast(column.dtype, DATATYPES[datatype], "same_kind"):
         raise InputError(f"the model takes {datatype}, not {column.dtype.name}")
     return datatype, column.astype(DATATYPES[datatype])

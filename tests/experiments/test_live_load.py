@@ -18,7 +18,7 @@ from experiments.live.phases import (
     request_index,
     starts_of,
 )
-from offramp.generator import Generator
+from offramp.generator import Body, Generator
 from offramp.protocol import Outcome, Reply
 from offramp.report import RequestRecord
 from offramp.workload import LoadConfig
@@ -74,7 +74,8 @@ async def test_closed_workers_send_what_the_phase_of_the_moment_sends_and_pause_
     clock = ManualClock()
     bodies: list[list[str]] = []
 
-    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+    async def post(request_id: str, body: Body, timeout_s: float) -> Outcome:
+        assert isinstance(body, dict)
         ids = body["ids"]
         assert isinstance(ids, list)
         bodies.append(ids)

@@ -1,0 +1,280 @@
+"""The same input by every way that there is, in one process and without Ray: one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import socket
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+import uvicorn
+from PIL import Image
+
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.http import build_app
+from deployments.ingress.api.signature import Signature
+from deployments.ingress.api.tensors import packed
+from deployments.ingress.rpc.calls import Rpcs
+from deployments.ingress.rpc.messages import message_class
+from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.wire import Answer
+from offramp import Client
+from offramp.client import Prediction
+from offramp.load import LoadConfig, run_load
+from tests.deployments.ingress.api.signatures import IMAGE, tensors
+from tests.deployments.ingress.api.test_http import FakeBackend
+from tests.deployments.ingress.rpc.test_rpc_calls import FakeContext
+from tests.earlyexit.codecs.pictures import Pixels, file_of, noise
+from tests.offramp.test_cli import run
+
+PHOTO, OTHER = noise(2, 3), noise(2, 3, seed=1)
+FILES = {
+    "png": file_of(PHOTO),
+    "webp": file_of(PHOTO, "WEBP", lossless=True, exact=True),
+    "jpeg": file_of(PHOTO, "JPEG", quality=90),
+}
+ROW = tensors({"name": "age", "datatype": "INT8", "shape": []}, {"name": "w", "datatype": "FP32", "shape": [2]})
+
+
+@dataclass
+class Encoding(FakeBackend):
+    """Answers by the numbers that reach the network: their sum, and the mean of the last tensor."""
+
+    of: Signature = IMAGE
+    max_body_bytes: int = 100_000
+    max_timeout_s: float = 60.0
+
+    @property
+    def signature(self) -> Signature:
+        return self.of
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        self.requests.append(request)
+        return [
+            Answer(
+                sample_id="",
+                value=int(sum(array.sum() for array in encoded.values)) % 2,
+                score=float(encoded.values[-1].mean()),
+                exit=encoded.length,
+            )
+            for encoded in self.of.codec.encode(request.rows, truncate=request.truncate)
+        ]
+
+
+def expected(pixels: Pixels) -> tuple[str, Any, int]:
+    return "bill" if pixels.sum() % 2 == 0 else "card", pytest.approx(float(pixels.mean()), abs=1e-4), 1
+
+
+def pixels_of(content: bytes) -> Pixels:
+    return np.asarray(Image.open(io.BytesIO(content)))
+
+
+@contextmanager
+def serving(backend: Encoding) -> Iterator[str]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(build_app(backend), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),))
+    thread.start()
+    try:
+        with Client(f"http://127.0.0.1:{port}") as client:
+            client.wait_until_ready(10.0)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(Encoding()) as url:
+        yield url
+
+
+def said(answer: Any) -> tuple[str, float, int]:
+    return answer["label"], answer["score"], answer["exit"]
+
+
+def by_predict_body(url: str, form: str) -> tuple[str, float, int]:
+    answer = httpx.post(f"{url}/predict", content=FILES[form], headers={"Content-Type": f"image/{form}"})
+    return said(answer.raise_for_status().json())
+
+
+def by_predict_json(url: str, form: str) -> tuple[str, float, int]:
+    body = {"inputs": [base64.b64encode(FILES[form]).decode()]}
+    return said(httpx.post(f"{url}/predict", json=body).raise_for_status().json()["outputs"][0])
+
+
+def by_triton(url: str, array: np.ndarray[Any, Any], datatype: str, *, binary: bool) -> tuple[str, float, int]:
+    with triton.InferenceServerClient(url.removeprefix("http://")) as client:
+        tensor = triton.InferInput("image", list(array.shape), datatype)
+        tensor.set_data_from_numpy(array, binary_data=binary)
+        result = client.infer("intents", [tensor])
+    label, score, left = (result.as_numpy(name)[0] for name in ("label", "score", "exit"))
+    return label.decode() if isinstance(label, bytes) else str(label), float(score), int(left)
+
+
+def by_grpc(array: np.ndarray[Any, Any], datatype: str) -> tuple[str, float, int]:
+    message = message_class("ModelInferRequest")(model_name="intents")
+    message.inputs.add(name="image", datatype=datatype, shape=array.shape)
+    message.raw_input_contents.append(packed(datatype, array))
+    answer = asyncio.run(Rpcs(Encoding()).call("ModelInfer", message.SerializeToString(), FakeContext()))
+    label, score, left = answer.raw_output_contents
+    return label[4:].decode(), float(np.frombuffer(score, "<f4")[0]), int(np.frombuffer(left, "<i4")[0])
+
+
+def by_client(url: str, given: Any) -> tuple[str, float, int]:
+    with Client(url) as client:
+        found = client.predict(given)
+    return found.label, found.score, found.exit
+
+
+def files(form: str) -> np.ndarray[Any, Any]:
+    return np.array([FILES[form]], dtype=object)
+
+
+@pytest.mark.parametrize("form", FILES)
+def test_a_file_has_one_answer(url: str, form: str, tmp_path: Path) -> None:
+    path = tmp_path / f"photo.{form}"
+    path.write_bytes(FILES[form])
+    answers = {
+        "/predict, the file": by_predict_body(url, form),
+        "/predict, base64": by_predict_json(url, form),
+        "v2": by_triton(url, files(form), "BYTES", binary=True),
+        "gRPC": by_grpc(files(form), "BYTES"),
+        "client, bytes": by_client(url, FILES[form]),
+        "client, path": by_client(url, path),
+    }
+    pixels = pixels_of(FILES[form])
+    assert answers == dict.fromkeys(answers, expected(pixels))
+
+
+def test_pixels_have_the_answer_of_their_lossless_file(url: str) -> None:
+    shares = (PHOTO / np.float32(255))[None].astype(np.float32)
+    answers = {
+        "file": by_predict_body(url, "png"),
+        "v2, uint8 in bytes": by_triton(url, PHOTO[None], "UINT8", binary=True),
+        "v2, uint8 in JSON": by_triton(url, PHOTO[None], "UINT8", binary=False),
+        "v2, fp32 in bytes": by_triton(url, shares, "FP32", binary=True),
+        "v2, fp32 in JSON": by_triton(url, shares, "FP32", binary=False),
+        "v2, fp16": by_triton(url, shares.astype(np.float16), "FP16", binary=True),
+        "gRPC, uint8": by_grpc(PHOTO[None], "UINT8"),
+        "gRPC, fp32": by_grpc(shares, "FP32"),
+        "client, uint8": by_client(url, PHOTO),
+        "client, float64": by_client(url, PHOTO / 255),
+    }
+    assert answers == dict.fromkeys(answers, expected(PHOTO))
+
+
+def test_a_folder_and_an_archive_are_answered_file_by_file(url: str, tmp_path: Path) -> None:
+    (tmp_path / "images/cat").mkdir(parents=True)
+    (tmp_path / "images/cat/1.png").write_bytes(file_of(PHOTO))
+    (tmp_path / "images/cat/2.webp").write_bytes(file_of(OTHER, "WEBP", lossless=True))
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        for path in sorted((tmp_path / "images").rglob("*.*")):
+            archive.write(path, path.relative_to(tmp_path / "images"))
+    for data in ("images", "images.zip"):
+        out = tmp_path / "out.jsonl"
+        assert run("predict", "--data", tmp_path / data, "--out", out, "--url", url) == 0
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [row["image"] for row in rows] == ["cat/1.png", "cat/2.webp"]
+        assert [said(row) for row in rows] == [expected(PHOTO), expected(OTHER)]
+
+
+def test_arrays_are_answered_row_by_row(url: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.stack([PHOTO, OTHER]))
+    out = tmp_path / "out.csv"
+    assert run("predict", "--data", tmp_path / "x.npy", "--out", out, "--url", url) == 0
+    head, *rows = out.read_text().splitlines()
+    assert (head, [row.split(",")[:2] for row in rows]) == (
+        "row,label,score,exit,error",
+        [["0", expected(PHOTO)[0]], ["1", expected(OTHER)[0]]],
+    )
+
+
+def test_one_broken_image_among_many_fails_alone(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content in (("1.png", FILES["png"]), ("2.png", b"no image"), ("3.png", FILES["png"])):
+        (tmp_path / name).write_bytes(content)
+    out = tmp_path / "rows.jsonl"
+    assert run("predict", "--data", tmp_path, "--out", out, "--url", url) == 1
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [("error" in row, row["image"]) for row in rows] == [(False, "1.png"), (True, "2.png"), (False, "3.png")]
+    assert "JPEG, PNG and WebP files are taken" in rows[1]["error"]
+
+
+async def test_a_load_may_be_of_images() -> None:
+    backend = Encoding()
+    with serving(backend) as url:
+        config = LoadConfig(url=url, inputs=[PHOTO, OTHER], num_requests=6, concurrency=2, slo_s=5.0)
+        report = await asyncio.to_thread(asyncio.run, run_load(config))
+    assert (report.num_requests, report.errors) == (6, {})
+    assert sum(len(request.rows) for request in backend.requests) == 6
+
+
+def test_arrays_by_name_are_one_answer(tmp_path: Path) -> None:
+    with serving(Encoding(of=ROW)) as url, Client(url) as client:
+        by_name = client.predict({"age": np.array(3), "w": np.array([1.0, 3.0])})
+        assert (by_name.label, by_name.score, by_name.exit) == ("card", 2.0, 1)
+        body = {"inputs": {"age": 3, "w": [1, 3]}}
+        assert said(httpx.post(f"{url}/predict", json=body).json()) == ("card", 2.0, 1)
+        np.savez(tmp_path / "x.npz", age=np.array([3, 4]), w=np.ones((2, 2)), labels=np.array(["a", "b"]))
+        out = tmp_path / "o.jsonl"
+        assert run("predict", "--data", tmp_path / "x.npz", "--out", out, "--url", url) == 0
+    assert [json.loads(line)["label"] for line in out.read_text().splitlines()] == ["card", "bill"]
+
+
+REFUSED: dict[str, tuple[Callable[[Client], Prediction], type[Exception], str]] = {
+    "a text": (lambda client: client.predict("a cat"), InputError, "inputs: an image file in base64 is needed"),
+    "a pair": (lambda client: client.predict(("a", "cat")), InputError, "inputs.0: an image file in base64 is needed"),
+    "another size": (
+        lambda client: client.predict(noise(3, 3)),
+        InputError,
+        r"\[1, 3, 3, 3\]; 'image' is \[rows, 2, 3, 3\] in UINT8",
+    ),
+    "numbers beyond 1": (
+        lambda client: client.predict(PHOTO.astype(np.float32)),
+        UnprocessableInputError,
+        "pixels in floating point are from 0 to 1",
+    ),
+    "NaN": (
+        lambda client: client.predict(np.full((2, 3, 3), np.nan, np.float32)),
+        UnprocessableInputError,
+        "pixels in floating point are from 0 to 1",
+    ),
+    "no image": (
+        lambda client: client.predict(b"no image"),
+        UnprocessableInputError,
+        "JPEG, PNG and WebP files are taken",
+    ),
+    "no file": (lambda client: client.predict(Path("gone.png")), InputError, "gone.png: No such file"),
+    "words as array": (lambda client: client.predict(np.array("cat")), InputError, "an array of str96 cannot be sent"),
+}
+
+
+@pytest.mark.parametrize(("ask", "kind", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_image_is_refused_with_what_would_be_taken(
+    url: str, ask: Callable[[Client], Prediction], kind: type[Exception], words: str
+) -> None:
+    with Client(url) as client, pytest.raises(kind, match=words):
+        ask(client)
+
+
+def test_an_image_to_a_text_model_is_refused_with_what_it_takes() -> None:
+    with serving(Encoding(of=ROW)) as url:
+        answer = httpx.post(f"{url}/predict", content=FILES["png"], headers={"Content-Type": "image/png"})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (
+            400,
+            "content-type 'image/png'; this model takes application/json",
+        )
