@@ -28,10 +28,11 @@ from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
-from offramp.calibration import CalibrationCard, read_calibration
+from offramp.calibration import read_calibration
 from offramp.client import Client
 from offramp.load import LoadConfig, run_load
 from offramp.report import LoadReport
+from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import plan_document
 

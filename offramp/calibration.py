@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
-from optimizer.plan import PolicySpec
+from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
 from optimizer.risk import Guarantee
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
 from profiles.outcome import ExitOutcome
@@ -25,34 +24,15 @@ if TYPE_CHECKING:
     from earlyexit.tasks.base import Task, ValueArray
     from earlyexit.train import Progress
 
-CALIBRATION_FILE = "calibration.json"
 RECORDS_FILE = "exit_records.npz"
-
-
-class CalibrationCard(BaseModel):
-    """What `calibration.json` holds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    schema_version: Literal[1] = 1
-    policy: Score
-    thresholds: dict[int, float]
-    budget: float
-    confidence: float
-    tested: dict[str, Any]
-    """What the thresholds did on the inputs they were tested on."""
-    provenance: dict[str, Any]
-
-    def policy_spec(self) -> PolicySpec:
-        """As a plan names it."""
-        return PolicySpec(name=self.policy, thresholds=self.thresholds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateJob:
     """Everything that decides what a calibration gives."""
 
-    policy: Score = "entropy"
+    policy: Score | None = None
+    """None: entropy where the model answers labels, else confidence; of records from elsewhere, theirs."""
     guarantee: Guarantee = field(default_factory=Guarantee)
     design_share: float = 0.25
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
@@ -97,21 +77,54 @@ def calibrate(
         model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_B], labels[design])
     outputs = {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()}
     facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share)
-    records = records_from_outputs(outputs, job.policy, model.task, labels, provenance=facts)
-    found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)
+    policy = _policy(model.task, job.policy)
+    records = records_from_outputs(outputs, policy, model.task, labels, provenance=facts)
+    card = _card(records, learn_then_test(records.subset(design), records.subset(tested), job.guarantee), job, facts)
     forget_calibration(folder)
     save_model(model, folder)
+    save_calibration(card, records, folder)
+    return card, records
+
+
+def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
+    """Find thresholds by exit records of inputs that were run elsewhere; the policy is that of their score.
+
+    Raises DataError where the inputs are too few for the guarantee.
+    """
+    from offramp.provenance import provenance
+
+    _check_rows(records, job)
+    num_design = design_rows(len(records), job.guarantee, job.design_share)
+    design, tested = divide(len(records), num_design, job.seed)
+    found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)
+    return _card(records, found, job, provenance(data=job.source, seed=job.seed, design_share=job.design_share))
+
+
+def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) -> None:
+    """Write both into a folder that exists."""
     records.save(folder / RECORDS_FILE)
-    card = CalibrationCard(
-        policy=job.policy,
+    (folder / CALIBRATION_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _card(records: ExitRecords, found: Calibration, job: CalibrateJob, facts: dict[str, Any]) -> CalibrationCard:
+    return CalibrationCard(
+        policy=records.score,
         thresholds=found.thresholds,
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,
         tested=tested_figures(found),
         provenance=facts,
     )
-    (folder / CALIBRATION_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    return card, records
+
+
+def _policy(task: Task, asked: Score | None) -> Score:
+    """Entropy is of labels; how sure it is, every task can say."""
+    from earlyexit.tasks.label import LabelTask
+
+    labels = isinstance(task, LabelTask)
+    if asked == "entropy" and not labels:
+        raise DataError(f"entropy is of labels, and the model's task is {task.name}; confidence is of any task")
+    return asked or ("entropy" if labels else "confidence")
 
 
 def forget_calibration(folder: Path) -> None:
@@ -120,7 +133,7 @@ def forget_calibration(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _check_rows(data: LabelledRows, job: CalibrateJob) -> None:
+def _check_rows(data: Sized, job: CalibrateJob) -> None:
     if len(data) < job.least_rows:
         promise = job.guarantee
         raise DataError(
@@ -206,8 +219,6 @@ def read_calibration(folder: Path) -> CalibrationCard:
     if not path.is_file():
         raise ModelFolderError(f"{folder} is not calibrated; run: offramp calibrate {folder} --data VALIDATION_FILE")
     try:
-        return CalibrationCard.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ModelFolderError(f"{path}: {where}: {first['msg']}; calibrate again") from error
+        return read_calibration_file(path)
+    except DataError as error:
+        raise ModelFolderError(str(error)) from error

@@ -106,14 +106,13 @@ DEVICE_NAMES = ("cpu", "cuda")
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]
 Backend = Annotated[str, typer.Option(help="torch or onnx.", **completes(BACKENDS))]
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
-DataFile = Annotated[
-    Path,
-    typer.Option(
-        "--data",
-        help="Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per "
-        "label, or arrays with `labels` (.npz).",
-    ),
-]
+_DATA = typer.Option(
+    "--data",
+    help="Labelled rows: texts (.csv, .tsv, .jsonl, CLINC150's .json), a folder or .zip of a folder of images per "
+    "label, or arrays with `labels` (.npz).",
+)
+DataFile = Annotated[Path, _DATA]
+OptionalDataFile = Annotated[Path | None, _DATA]
 TextColumn = Annotated[str, typer.Option(help="Column with the text.")]
 PairColumn = Annotated[str | None, typer.Option(help="Column with the second text, where rows are pairs.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the label.")]

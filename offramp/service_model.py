@@ -14,8 +14,9 @@ from cluster.inventory import Inventory
 from earlyexit.errors import DataError, InputError
 from earlyexit.source_file import Source
 from earlyexit.store import WEIGHTS_FILE
-from offramp.calibration import RECORDS_FILE, CalibrationCard, read_calibration
+from offramp.calibration import RECORDS_FILE, read_calibration
 from offramp.service_shape import AccuracyDocument, ModelDocument
+from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec
 from optimizer.problem_shape import PublishedDocument, TableDocument
 from profiles.table import LatencyTable

@@ -44,11 +44,15 @@ def simulate(
     duration: Annotated[float, typer.Option(help="Seconds in which requests arrive.")] = 60.0,
     warm_up: Annotated[float, typer.Option(help="Seconds of them, from the start, that are not counted.")] = 1.0,
     records: Annotated[
-        Path | None, typer.Option(help="Exit records, .npz; default: inputs that leave as the survival says.")
+        Path | None,
+        typer.Option(help="Exit records, .npz, .csv or .tsv; default: inputs that leave as the survival says."),
     ] = None,
     thresholds: Annotated[
         str | None,
-        typer.Option(help="With records: leave at this score, or 0=0.4,3=0.2 by ramp; default: the plan's policy."),
+        typer.Option(
+            help="With records: leave at this score, at 0=0.4,3=0.2 by ramp, or by a calibration.json; "
+            "default: the plan's policy."
+        ),
     ] = None,
     inputs_per_request: Annotated[int, typer.Option(min=1)] = 1,
     ingresses: Annotated[int, typer.Option(min=1, max=MOST_INGRESSES)] = 1,

@@ -13,6 +13,7 @@ from earlyexit.errors import DataError, InputError
 from offramp.simulated_plan import PlayedPlan
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
+from profiles.records_table import read_records
 from profiles.scores import SCORES
 from simulator.decisions import Decisions, IntArray, nested, patient, recorded
 
@@ -77,7 +78,7 @@ def _find_records(path: Path | None, file: ProblemFile, played: PlayedPlan) -> t
         path = Path(named)
     if path is None:
         return None if file.records is None else ("the problem's exit records", file.records)
-    records = ExitRecords.load(path)
+    records = read_records(path)
     num_blocks, ramps = file.problem.num_blocks, played.plan.ramps
     if records.num_blocks != num_blocks:
         raise DataError(f"{path}: records of a model of {records.num_blocks} blocks; the problem has {num_blocks}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from earlyexit.errors import InputError, PlanError
 from earlyexit.source_file import read_source
 from offramp.planning import NoPlanAnswer, answer
+from optimizer.calibration_file import read_calibration_file
 from optimizer.decision import STRATEGIES, Decision, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import ModelShape, parse_plan, read_plan
@@ -86,7 +87,12 @@ def ramps_of(stages: tuple[Stage, ...]) -> tuple[int, ...]:
 
 
 def thresholds_option(text: str) -> float | dict[int, float]:
-    """What `--thresholds` says: one number for all ramps, or one each like 0=0.4,3=0.2; raises InputError."""
+    """What `--thresholds` says: one number for all ramps, one each like 0=0.4,3=0.2, or a calibration's file.
+
+    Raises InputError for anything else.
+    """
+    if text.endswith(".json"):
+        return read_calibration_file(Path(text)).thresholds
     try:
         if "=" not in text:
             return float(text)
@@ -94,7 +100,7 @@ def thresholds_option(text: str) -> float | dict[int, float]:
         found = {int(ramp): float(value) for ramp, _, value in pairs}
     except ValueError as error:
         raise InputError(
-            f"--thresholds {text!r}; a number, or one for each ramp like 0=0.4,3=0.2, is needed"
+            f"--thresholds {text!r}; a number, one for each ramp like 0=0.4,3=0.2, or a calibration's .json is needed"
         ) from error
     if len(found) < len(pairs):
         raise InputError(f"--thresholds {text!r}: a ramp is named twice")

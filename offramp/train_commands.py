@@ -19,7 +19,7 @@ from offramp.options import (
     AsJson,
     DataFile,
     LabelColumn,
-    ModelFolder,
+    OptionalDataFile,
     PairColumn,
     Part,
     Seed,
@@ -32,7 +32,8 @@ from offramp.options import (
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
-    from offramp.calibration import CalibrationCard
+    from offramp.calibration import CalibrateJob
+    from optimizer.calibration_file import CalibrationCard
 
 HELD_OUT = "held_out"
 
@@ -123,15 +124,28 @@ def train(
 
 @commands.command()
 def calibrate(
-    model: ModelFolder,
-    data: DataFile,
+    model: Annotated[Path | None, typer.Argument(help="Model folder, as `offramp train` writes it.")] = None,
+    data: OptionalDataFile = None,
     text_column: TextColumn = "text",
     pair_column: PairColumn = None,
     label_column: LabelColumn = "label",
     part: Part = None,
-    policy: Annotated[str, typer.Option(help="entropy or confidence.", **completes(SCORES))] = "entropy",
+    records: Annotated[
+        Path | None,
+        typer.Option(help="In the place of a model and data: exit records from elsewhere, .csv, .tsv or .npz."),
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(help="Of records whose answers are numbers: a difference of this much is wholly wrong."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="With --records: folder for calibration.json and exit_records.npz.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="entropy or confidence; default: entropy, or the records'.", **completes(SCORES))
+    ] = None,
     budget: Annotated[
-        float, typer.Option(min=1e-6, help="Largest share answered otherwise than by the full model.")
+        float, typer.Option(min=1e-6, help="Largest mean loss; of labels, the share answered otherwise.")
     ] = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
@@ -139,28 +153,71 @@ def calibrate(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Find thresholds that agree with the full model often enough, with stated confidence."""
-    from earlyexit.dataset import read_labelled
-    from offramp.calibration import CalibrateJob, outcome_figures, record_exits
-    from offramp.calibration import calibrate as run_calibration
-    from offramp.progress import progress_bars
+    """Find thresholds that agree with the full model often enough, with stated confidence.
+
+    For a model and labelled rows, or for exit records of anything that has exits (docs/records.md).
+    """
+    from offramp.calibration import CalibrateJob
     from optimizer.risk import Guarantee
 
-    read = partial(read_labelled, text_column=text_column, pair_column=pair_column, label_column=label_column)
-    rows = read(data, part=part)
-    held_out = None if test is None else _known_rows(model, read(test, part=test_part))
-    score = choice("policy", policy, SCORES)
     guarantee = Guarantee(budget=budget, confidence=confidence)
+    score = None if policy is None else choice("policy", policy, SCORES)
+    if records is not None:
+        if model is not None or data is not None or test is not None:
+            raise InputError("--records stands for itself: no model, --data or --test goes with it")
+        job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(records))
+        card, report = _calibrate_records(records, scale, out, job)
+        return _print_calibration(card, report, as_json=as_json)
+    if model is None or data is None:
+        raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
+    if scale is not None or out is not None:
+        raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
+    read = partial(_read_rows, text_column=text_column, pair_column=pair_column, label_column=label_column)
+    held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
+    card, report = _calibrate_model(model, read(data, part=part), held_out, job)
+    return _print_calibration(card, report, as_json=as_json)
+
+
+def _read_rows(path: Path, **options: Any) -> LabelledRows:
+    from earlyexit.dataset import read_labelled
+
+    return read_labelled(path, **options)
+
+
+def _calibrate_model(
+    model: Path, rows: LabelledRows, held_out: LabelledRows | None, job: CalibrateJob
+) -> tuple[CalibrationCard, dict[str, Any]]:
+    from offramp.calibration import calibrate as run_calibration
+    from offramp.calibration import outcome_figures, record_exits
+    from offramp.progress import progress_bars
+
     with progress_bars() as progress:
         card, _ = run_calibration(model, rows, job, progress=progress)
         report: dict[str, Any] = {"thresholds": card.thresholds, "tested": card.tested}
         if held_out is not None:
-            records = record_exits(
+            found = record_exits(
                 model, held_out, card.policy, progress=lambda what, done, total: progress(f"test {what}", done, total)
             )
-            report["test"] = outcome_figures(records.outcome(card.thresholds))
-    _print_calibration(card, report, as_json=as_json)
+            report["test"] = outcome_figures(found.outcome(card.thresholds))
+    return card, report
+
+
+def _calibrate_records(
+    path: Path, scale: float | None, out: Path | None, job: CalibrateJob
+) -> tuple[CalibrationCard, dict[str, Any]]:
+    from offramp.calibration import calibrate_records, save_calibration
+    from offramp.training import make_folder
+    from profiles.records_table import read_records
+
+    found = read_records(path, scale=scale)
+    if job.policy not in (None, found.score):
+        raise InputError(f"--policy {job.policy}: {path} holds scores of {found.score}")
+    card = calibrate_records(found, job)
+    if out is not None:
+        make_folder(out)
+        save_calibration(card, found, out)
+    return card, {"thresholds": card.thresholds, "tested": card.tested}
 
 
 def _hold_out(rows: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:

@@ -188,15 +188,15 @@ def _recorded(
         return None
     with source.said_at(("survival", "records")):
         records = _records(survival, problem, folder)
-    with source.said_at(("survival", "thresholds")):
-        return records, _thresholds(survival, problem)
+    with source.said_at(("survival", "thresholds" if survival.calibration is None else "calibration")):
+        return records, _thresholds(survival, problem, records, folder)
 
 
 def _records(document: RecordsDocument, problem: PlanProblem, folder: Path) -> ExitRecords:
-    from profiles.records import ExitRecords
+    from profiles.records_table import read_records
 
     try:
-        records = ExitRecords.load(folder / document.records)
+        records = read_records(folder / document.records)
     except DataError as error:
         raise PlanError(f"survival.records: {error}") from error
     if records.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(records.ramps):
@@ -207,8 +207,16 @@ def _records(document: RecordsDocument, problem: PlanProblem, folder: Path) -> E
     return records
 
 
-def _thresholds(document: RecordsDocument, problem: PlanProblem) -> dict[int, float]:
+def _thresholds(
+    document: RecordsDocument, problem: PlanProblem, records: ExitRecords, folder: Path
+) -> dict[int, float]:
+    if (document.thresholds is None) == (document.calibration is None):
+        found = "neither" if document.thresholds is None else "both"
+        raise PlanError(f"survival: {found} of thresholds and calibration are given; one of them is needed")
+    if document.calibration is not None:
+        return _calibrated(folder / document.calibration, problem, records)
     given = document.thresholds
+    assert given is not None
     thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(problem.ramps, given)
     if set(thresholds) != set(problem.ramps):
         raise PlanError(
@@ -216,3 +224,19 @@ def _thresholds(document: RecordsDocument, problem: PlanProblem) -> dict[int, fl
             f"allowed are one number, or one for each ramp of the problem, {list(problem.ramps)}"
         )
     return thresholds
+
+
+def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[int, float]:
+    """Of a calibration, which has thresholds for every ramp that was recorded, those of the problem's ramps."""
+    from optimizer.calibration_file import read_calibration_file
+
+    try:
+        card = read_calibration_file(path)
+    except DataError as error:
+        raise PlanError(f"survival.calibration: {error}") from error
+    if card.policy != records.score:
+        raise PlanError(f"survival.calibration: {path} is of {card.policy}, the records are of {records.score}")
+    missing = sorted(set(problem.ramps) - set(card.thresholds))
+    if missing:
+        raise PlanError(f"survival.calibration: {path} has no thresholds for ramps {missing}")
+    return {ramp: card.thresholds[ramp] for ramp in problem.ramps}

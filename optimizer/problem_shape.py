@@ -73,8 +73,10 @@ class RecordsDocument(StrictDocument):
 
     records: str
     """Their file, relative to the problem's folder."""
-    thresholds: ThresholdsDocument
+    thresholds: ThresholdsDocument | None = None
     """One for all ramps, or one per ramp, in the unit of the records' score."""
+    calibration: str | None = None
+    """The file of a calibration, whose thresholds are taken, in the place of `thresholds`."""
 
 
 class SupplyDocument(StrictDocument):

@@ -226,7 +226,7 @@ class ExitRecords:
             "num_blocks": header.num_blocks,
             "ramps": tuple(header.ramps),
             "sample_ids": tuple(map(str, np.atleast_1d(arrays["sample_ids"]))),
-            "scores_NR": arrays["scores"],
+            "scores_NR": arrays["scores"].astype(np.float32),  # as policies compare
             "times_s_N": arrays.get("times_s"),
             "provenance": header.provenance,
         }
@@ -237,7 +237,7 @@ class ExitRecords:
             answers_NE = np.column_stack([labels_NR, final_labels_N])
             return cls.of_answers(answers_NE, truth_N=arrays.get("true_labels"), **shared)
         return cls(
-            losses_NR=arrays["losses"],
+            losses_NR=arrays["losses"].astype(np.float64),
             zero_one=header.zero_one,
             answers_NE=arrays.get("answers"),
             true_losses_NE=arrays.get("true_losses"),

@@ -10,16 +10,10 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
 from earlyexit.store import read_card
 from experiments.demo.texts import LabelledText, divide, generate, write_csv
-from offramp.calibration import (
-    CALIBRATION_FILE,
-    CalibrateJob,
-    CalibrationCard,
-    calibrate,
-    read_calibration,
-    record_exits,
-)
+from offramp.calibration import CalibrateJob, calibrate, read_calibration, record_exits
 from offramp.progress import progress_bars
 from offramp.training import TrainJob, resolve_backbone, train
+from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import write_plan
 from profiles.records import ExitRecords

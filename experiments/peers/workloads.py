@@ -26,10 +26,11 @@ from experiments import clinc150
 from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
 from experiments.recorded_exits import bert12_sst2
-from offramp.calibration import CALIBRATION_FILE, RECORDS_FILE, CalibrateJob, calibrate, read_calibration
+from offramp.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
 from offramp.progress import progress_bars
 from offramp.protocol import predict_body
 from offramp.training import TrainJob, resolve_backbone, train
+from optimizer.calibration_file import CALIBRATION_FILE
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords

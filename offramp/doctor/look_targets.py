@@ -9,8 +9,9 @@ from cluster.devices import find_device
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.store import WEIGHTS_FILE, read_card
 from earlyexit.tokenizer import TextTokenizer
-from offramp.calibration import CALIBRATION_FILE, RECORDS_FILE, read_calibration
+from offramp.calibration import RECORDS_FILE, read_calibration
 from offramp.doctor.machine import Target
+from optimizer.calibration_file import CALIBRATION_FILE
 
 
 def look_at_target(path: Path) -> Target:

@@ -7,8 +7,9 @@ import pytest
 
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError
-from offramp.calibration import CalibrateJob, CalibrationCard, calibrate, read_calibration
+from offramp.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.report_calibration import no_threshold_text
+from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 
 EASY = Guarantee(budget=0.5, confidence=0.9)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError, ModelFolderError, PlanError
-from offramp.calibration import CalibrationCard
 from offramp.plans import resolve_plan
+from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec, serial_plan, stock_plan
 from optimizer.plan_file import write_plan
 

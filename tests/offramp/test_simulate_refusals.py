@@ -34,7 +34,7 @@ def plan(tmp_path: Path) -> Path:
         ("uniform:9", ("--strategy", "luck"), "--strategy 'luck'; allowed: best, stock,"),
         ("uniform:9", ("--strategy", "e3", "--plan", "x"), "--plan and --strategy exclude each other"),
         ("uniform:9", ("--plan", "gone.yaml"), "gone.yaml: no such file"),
-        ("uniform:9", ("--thresholds", "x"), "--thresholds 'x'; a number, or one for each ramp"),
+        ("uniform:9", ("--thresholds", "x"), "--thresholds 'x'; a number, one for each ramp"),
         ("uniform:9", ("--thresholds", "0=1,0=2"), "--thresholds '0=1,0=2': a ramp is named twice"),
         ("uniform:9", ("--thresholds", "0.4"), "--thresholds: only exit records need them"),
         ("uniform:9", ("--records", "gone.npz"), "gone.npz does not hold exit records"),

@@ -132,7 +132,7 @@ REFUSALS = [
     (
         "[1.0, 0.5, 0.25]",
         "3",
-        "3: survival: Input should be a list of shares, one per block, or a mapping with records ",
+        "3: survival: Input should be a list of shares, one per block, or a mapping with records, ",
     ),
     (
         "{bandwidth_bytes_per_s: 1.25e9, delay_s: 1.0e-4}",

@@ -1,0 +1,45 @@
+"""What a calibration leaves behind: thresholds, and what is promised of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from earlyexit.errors import DataError
+from optimizer.plan import PolicySpec
+from profiles.scores import Score
+
+CALIBRATION_FILE = "calibration.json"
+
+
+class CalibrationCard(BaseModel):
+    """What `calibration.json` holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: Literal[1] = 1
+    policy: Score
+    thresholds: dict[int, float]
+    budget: float
+    confidence: float
+    tested: dict[str, Any]
+    """What the thresholds did on the inputs they were tested on."""
+    provenance: dict[str, Any]
+
+    def policy_spec(self) -> PolicySpec:
+        """As a plan names it."""
+        return PolicySpec(name=self.policy, thresholds=self.thresholds)
+
+
+def read_calibration_file(path: Path) -> CalibrationCard:
+    """Raises DataError, naming the file and the field, for anything else."""
+    try:
+        return CalibrationCard.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise DataError(f"{path}: {where}: {first['msg']}; calibrate again") from error

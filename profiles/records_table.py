@@ -1,0 +1,251 @@
+"""Exit records from elsewhere: tables of one row per input and exit (docs/records.md tells the form)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError
+from profiles.records import ExitRecords, Loss, ValueArray, differ
+from profiles.scores import SCORES, FloatArray, Score
+
+INPUT, EXIT = "sample_id", "exit"
+ANSWER, TRUTH = "prediction", "label"
+LOSS, TRUE_LOSS = "loss", "true_loss"
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+MOST_EXITS = 10_000
+"""A block's number above this is a mistake, and would cost memory."""
+
+
+def read_records(path: Path, *, scale: float | None = None) -> ExitRecords:
+    """Exit records by a file's ending: .npz as `ExitRecords.save` writes it, or a table, .csv or .tsv.
+
+    `scale`: a table's answers are numbers, and a difference of this much is wholly wrong; without it they are labels.
+    Raises DataError naming file, line and what is allowed.
+    """
+    if path.suffix in DELIMITERS:
+        return _of_table(path, scale)
+    if path.suffix != ".npz":
+        raise DataError(f"{path}: unknown ending {path.suffix!r}; exit records are .npz, .csv or .tsv")
+    if scale is not None:
+        raise DataError(f"{path}: holds losses already; a scale makes losses of the numbers of a .csv or .tsv")
+    return ExitRecords.load(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    line: int
+    sample_id: str
+    exit: int
+    cells: Mapping[str, str]
+    """The other columns that are known here; '' where empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    """Every input (N) at every exit (E), the deepest last."""
+
+    path: Path
+    sample_ids: tuple[str, ...]
+    exits: tuple[int, ...]
+    rows_NE: Sequence[Sequence[_Row]]
+
+    def texts(self, column: str) -> list[list[str]]:
+        return [[row.cells[column] for row in rows] for rows in self.rows_NE]
+
+    def numbers(self, column: str, low: float, high: float, *, may_end_empty: bool) -> FloatArray:
+        """(N, E); NaN for empty cells, which only the last exit may have."""
+        return np.array(
+            [[self._number(row, column, low, high, may_end_empty) for row in rows] for rows in self.rows_NE]
+        )
+
+    def _number(self, row: _Row, column: str, low: float, high: float, may_end_empty: bool) -> float:
+        cell = row.cells[column]
+        if not cell and may_end_empty and row.exit == self.exits[-1]:
+            return np.nan
+        try:
+            value = float(cell)
+        except ValueError:
+            value = np.nan
+        if not (low <= value <= high and np.isfinite(value)):
+            allowed = f"a number from {low:g} to {high:g}" if np.isfinite(high) else "a finite number"
+            raise DataError(f"{self.path}:{row.line}: {column}: {allowed} is needed, not {cell!r}")
+        return value
+
+    def of_inputs(self, column: str) -> list[str]:
+        """(N,), of a column that says the same in all rows of an input."""
+        for rows in self.rows_NE:
+            for row in rows:
+                if row.cells[column] != rows[0].cells[column]:
+                    raise DataError(
+                        f"{self.path}:{row.line}: {column}: sample {row.sample_id!r} has {row.cells[column]!r} here "
+                        f"and {rows[0].cells[column]!r} on line {rows[0].line}"
+                    )
+        return [rows[0].cells[column] for rows in self.rows_NE]
+
+
+def _of_table(path: Path, scale: float | None) -> ExitRecords:
+    columns, rows = _read(path)
+    score = _score_of(path, columns)
+    grid = _laid_out(path, rows)
+    scores_NE = grid.numbers(score, SCORES[score].lowest, SCORES[score].highest, may_end_empty=True)
+    shared: dict[str, Any] = {
+        "score": score,
+        "num_blocks": grid.exits[-1] + 1,
+        "ramps": grid.exits[:-1],
+        "sample_ids": grid.sample_ids,
+        "scores_NR": scores_NE[:, :-1].astype(np.float32),
+    }
+    if ANSWER not in columns:
+        return _of_losses(grid, columns, shared, scale)
+    answers_NE, truth_N, facts = (_labels if scale is None else _numbers)(grid, TRUTH in columns)
+    return ExitRecords.of_answers(
+        answers_NE,
+        truth_N=truth_N,
+        loss=differ if scale is None else _difference(scale),
+        zero_one=scale is None,
+        provenance={"data": path.name, **facts},
+        **shared,
+    )
+
+
+def _read(path: Path) -> tuple[set[str], list[_Row]]:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
+            reader = csv.reader(file, delimiter=DELIMITERS[path.suffix])
+            header = [name.strip().lower() for name in next(reader, [])]
+            _check_header(path, header)
+            rows = list(_rows(path, reader, header))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8") from error
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: {error}") from error
+    if not rows:
+        raise DataError(f"{path}: no rows")
+    return set(header), rows
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    missing = [name for name in (INPUT, EXIT) if name not in header]
+    if not {ANSWER, LOSS} & set(header):
+        missing.append(f"{ANSWER} (or {LOSS})")
+    if missing:
+        raise DataError(f"{path}:1: no column {missing[0]}; there are {', '.join(header) or 'none'}")
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise DataError(f"{path}:1: two columns {twice[0]}")
+
+
+def _score_of(path: Path, columns: set[str]) -> Score:
+    found = [score for score in SCORES if score in columns]
+    if len(found) != 1:
+        given = "both" if found else "none"
+        raise DataError(
+            f"{path}:1: one column of {' or '.join(SCORES)} is needed to say how sure exits are, not {given}"
+        )
+    return found[0]
+
+
+def _rows(path: Path, reader: Any, header: Sequence[str]) -> Iterator[_Row]:
+    for cells in reader:
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            raise DataError(f"{path}:{reader.line_num}: {len(cells)} cells, the header has {len(header)}")
+        named = {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
+        exit_text = named[EXIT]
+        if not (exit_text.isascii() and exit_text.isdigit() and int(exit_text) < MOST_EXITS):
+            raise DataError(
+                f"{path}:{reader.line_num}: exit: the number of the block that it follows, from 0, is needed, "
+                f"not {exit_text!r}"
+            )
+        if not named[INPUT]:
+            raise DataError(f"{path}:{reader.line_num}: {INPUT} is empty")
+        yield _Row(line=reader.line_num, sample_id=named[INPUT], exit=int(exit_text), cells=named)
+
+
+def _laid_out(path: Path, rows: Sequence[_Row]) -> _Grid:
+    """Refuses inputs that lack an exit of others, or have one twice."""
+    exits = tuple(sorted({row.exit for row in rows}))
+    if len(exits) < 2:
+        raise DataError(
+            f"{path}: one exit, {exits[0]}; at least a ramp and the last exit, the full model's, are needed"
+        )
+    by_sample: dict[str, dict[int, _Row]] = {}
+    for row in rows:
+        seen = by_sample.setdefault(row.sample_id, {})
+        if row.exit in seen:
+            first = seen[row.exit].line
+            raise DataError(f"{path}:{row.line}: sample {row.sample_id!r} has exit {row.exit} on line {first} already")
+        seen[row.exit] = row
+    for sample_id, seen in by_sample.items():
+        missing = [block for block in exits if block not in seen]
+        if missing:
+            line = next(iter(seen.values())).line
+            raise DataError(f"{path}:{line}: sample {sample_id!r} has no exit {missing[0]}; others have one")
+    return _Grid(
+        path=path,
+        sample_ids=tuple(by_sample),
+        exits=exits,
+        rows_NE=[[seen[block] for block in exits] for seen in by_sample.values()],
+    )
+
+
+def _labels(grid: _Grid, truth: bool) -> tuple[ValueArray, ValueArray | None, dict[str, Any]]:
+    """Labels as indices: whole numbers stay what they are, other names are numbered in their order."""
+    answers, truths = grid.texts(ANSWER), grid.of_inputs(TRUTH) if truth else []
+    for rows, texts in zip(grid.rows_NE, answers, strict=True):
+        if "" in texts:
+            raise DataError(f"{grid.path}:{rows[texts.index('')].line}: {ANSWER} is empty")
+    names = sorted({text for texts in answers for text in texts} | set(truths))
+    if all(name.isascii() and name.isdigit() and len(name) < 10 for name in names):
+        index, facts = {name: int(name) for name in names}, {}
+    else:
+        index, facts = {name: k for k, name in enumerate(names)}, {"label_names": names}
+    answers_NE = np.array([[index[text] for text in texts] for texts in answers], dtype=np.int64)
+    return answers_NE, np.array([index[text] for text in truths], dtype=np.int64) if truth else None, facts
+
+
+def _numbers(grid: _Grid, truth: bool) -> tuple[ValueArray, ValueArray | None, dict[str, Any]]:
+    answers_NE = grid.numbers(ANSWER, -np.inf, np.inf, may_end_empty=False)
+    if not truth:
+        return answers_NE, None, {}
+    grid.of_inputs(TRUTH)
+    return answers_NE, grid.numbers(TRUTH, -np.inf, np.inf, may_end_empty=False)[:, 0], {}
+
+
+def _difference(scale: float) -> Loss:
+    if not (np.isfinite(scale) and scale > 0):
+        raise DataError(f"a scale must be positive and finite, not {scale}")
+
+    def loss(early: ValueArray, full: ValueArray) -> FloatArray:
+        return np.asarray(np.minimum(np.abs(early - full) / scale, 1.0))
+
+    return loss
+
+
+def _of_losses(grid: _Grid, columns: set[str], shared: Mapping[str, Any], scale: float | None) -> ExitRecords:
+    if scale is not None:
+        raise DataError(f"{grid.path}: holds losses already; a scale makes losses of a column {ANSWER}")
+    losses_NE = grid.numbers(LOSS, 0.0, 1.0, may_end_empty=True)
+    for rows, last in zip(grid.rows_NE, losses_NE[:, -1], strict=True):
+        if last > 0:
+            raise DataError(f"{grid.path}:{rows[-1].line}: {LOSS}: the last exit's is 0, it is what others are held to")
+    truth: npt.NDArray[np.float64] | None = None
+    if TRUE_LOSS in columns:
+        truth = grid.numbers(TRUE_LOSS, 0.0, 1.0, may_end_empty=False)
+    return ExitRecords(
+        losses_NR=losses_NE[:, :-1],
+        zero_one=False,
+        true_losses_NE=truth,
+        provenance={"data": grid.path.name},
+        **shared,
+    )

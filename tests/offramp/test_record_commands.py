@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments.data import data_folder
+from experiments.recorded_exits import BERT12_SST2
+from tests.offramp.simulate_runs import PROBLEM, Captured, played, refused, status, written
+
+HEADER = "sample_id,exit,confidence,prediction,label"
+PROMISE = ("--budget", 0.1)
+
+
+def table(path: Path, num_inputs: int = 200) -> Path:
+    """Two blocks; the ramp's confidence rises from input to input, and below 0.5 every fourth answer is wrong."""
+    rows = [HEADER]
+    for k in range(num_inputs):
+        confidence = k / num_inputs
+        answer = "no" if confidence < 0.5 and k % 4 == 0 else "yes"
+        rows += [f"s{k},0,{confidence},{answer},yes", f"s{k},1,,yes,yes"]
+    return written(path, "\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def exits(tmp_path: Path) -> Path:
+    return table(tmp_path / "exits.csv")
+
+
+def calibrated(captured: Captured, exits: Path, *options: object) -> Any:
+    assert status("calibrate", "--records", exits, *PROMISE, *options, "--json") == 0
+    found = captured.readouterr()
+    assert found.err == ""
+    return json.loads(found.out)
+
+
+def test_a_table_of_exits_gets_thresholds_and_what_they_promise(exits: Path, capsys: Captured) -> None:
+    report = calibrated(capsys, exits)
+    assert 0 < report["thresholds"]["0"] < 0.5
+    tested = report["tested"]
+    assert (tested["inputs"], tested["num_blocks"]) == (150, 2)  # a quarter of 200 lays the path
+    assert 0.9 <= tested["worst_agreement"] <= tested["agreement"] < 1
+    assert tested["full_accuracy"] == 1.0
+
+
+def test_without_json_it_is_a_table_and_unknown_accuracy_a_dash(tmp_path: Path, capsys: Captured) -> None:
+    text = table(tmp_path / "exits.csv").read_text(encoding="utf-8").replace(",yes\n", "\n").replace(",label", "")
+    assert status("calibrate", "--records", written(tmp_path / "no_truth.csv", text), *PROMISE) == 0
+    lines = {
+        line.split("│")[1].strip(): line.split("│")[2].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if line.count("│") == 3
+    }
+    assert lines["accuracy"] == "-"
+    assert float(lines["with the worst of all subsets of ramps"]) >= 0.9
+
+
+def test_what_it_writes_is_taken_by_plan_and_simulate(exits: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "calibrated"
+    threshold = calibrated(capsys, exits, "--out", out)["thresholds"]["0"]
+    survival = "{records: calibrated/exit_records.npz, calibration: calibrated/calibration.json}"
+    problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
+    assert status("plan", problem, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rate_per_s"] > 2000  # of a plan without exits
+    by_plan = played(capsys, problem)
+    given = ("--records", exits, "--thresholds", out / "calibration.json")
+    by_file = played(capsys, written(tmp_path / "other.yaml", PROBLEM), *given)
+    for found in (by_plan, by_file):
+        assert f"confidence of at least {threshold:g}" in found["inputs"]["policy"]
+        assert set(found["simulated"]["exits"]) == {"0", "1"}
+
+
+def test_a_table_may_stand_in_a_problem_as_it_is(exits: Path, tmp_path: Path, capsys: Captured) -> None:
+    survival = f"{{records: {exits.name}, thresholds: 0.75}}"
+    problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
+    assert "at least 0.75" in played(capsys, problem)["inputs"]["policy"]
+
+
+def test_numbers_need_a_scale(tmp_path: Path, capsys: Captured) -> None:
+    rng = np.random.default_rng(1)
+    rows = [HEADER.removesuffix(",label")]
+    for k, off in enumerate(rng.random(300)):  # how far off the ramp is, and it knows
+        rows += [f"s{k},0,{1 - off:.4f},{k + off:.4f}", f"s{k},1,,{k}"]
+    path = written(tmp_path / "numbers.csv", "\n".join(rows) + "\n")
+    tested = calibrated(capsys, path, "--scale", 2)["tested"]
+    assert 0.9 <= tested["worst_agreement"] < 1
+    assert tested["exits"]["0"] > 50
+    as_labels = calibrated(capsys, path)["tested"]  # none of which agrees: nobody leaves but what the budget allows
+    assert as_labels["agreement"] == pytest.approx(as_labels["mean_blocks"] - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param((), "calibrate needs a model's folder and --data FILE, or --records FILE", id="nothing"),
+        pytest.param(("m",), "calibrate needs a model's folder and --data FILE", id="a model alone"),
+        pytest.param(("m", "--records", "EXITS"), "--records stands for itself", id="a model and records"),
+        pytest.param(("m", "--data", "d.csv", "--scale", 1), "--scale and --out go with --records", id="a scale"),
+        pytest.param(("--records", "gone.csv"), "gone.csv: no such file", id="no file"),
+        pytest.param(("--records", "EXITS"), "EXITS: 200 rows; at least 306 are needed", id="too few"),
+        pytest.param(
+            ("--records", "EXITS", "--policy", "entropy", *PROMISE), "holds scores of confidence", id="policy"
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    exits: Path, capsys: Captured, options: tuple[object, ...], message: str
+) -> None:
+    assert status("calibrate", *(exits if each == "EXITS" else each for each in options)) == 2
+    assert message.replace("EXITS", str(exits)) in capsys.readouterr().err
+
+
+def test_a_calibration_that_does_not_fit_is_refused_at_its_line(exits: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "calibrated"
+    calibrated(capsys, exits, "--out", out)
+
+    def said(survival: str) -> str:
+        problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
+        return refused(capsys, problem).removeprefix(f"{problem}:3: ")
+
+    records = "records: calibrated/exit_records.npz"
+    assert said(f"{{{records}}}").startswith("survival: neither of thresholds and calibration are given")
+    both = f"{{{records}, thresholds: 0.4, calibration: calibrated/calibration.json}}"
+    assert said(both).startswith("survival: both of thresholds and calibration are given")
+    assert "cannot be read" in said(f"{{{records}, calibration: gone.json}}")
+    card = json.loads((out / "calibration.json").read_text(encoding="utf-8"))
+    for changes, message in (({"policy": "entropy"}, "is of entropy"), ({"thresholds": {}}, "has no thresholds for")):
+        written(out / "other.json", json.dumps(card | changes))
+        assert message in said(f"{{{records}, calibration: calibrated/other.json}}")
+
+
+def test_bert_on_sst2_as_others_recorded_it_is_calibrated_as_it_is(capsys: Captured) -> None:
+    folder = data_folder()
+    if folder is None or not (folder / BERT12_SST2).is_file():
+        pytest.skip(f"{BERT12_SST2} is not in OFFRAMP_DATA")
+    report = calibrated(capsys, folder / BERT12_SST2, "--budget", 0.02)
+    assert report["tested"]["inputs"] == 654  # of 872
+    assert report["tested"]["worst_agreement"] >= 0.98
+    assert report["tested"]["mean_blocks"] < 8  # of 12
