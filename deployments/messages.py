@@ -96,6 +96,11 @@ class Chunk:
     """Of traced inputs among the others, where their `Timing` went."""
 
     @property
+    def timings(self) -> tuple[Timing, ...]:
+        """Of the inputs that it lets go of, early answers and lost ones left out."""
+        return tuple(timing for _, timing in self.answers) if self.going_on is None else self.going_on.timings
+
+    @property
     def num_inputs(self) -> int:
         """Inputs that this part settles."""
         survivors = 0 if self.going_on is None else len(self.going_on.timings)

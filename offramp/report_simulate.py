@@ -66,7 +66,6 @@ def _rows(simulated: Simulated) -> Iterator[tuple[str, str, str]]:
     for name, latency_s in (("p50", figures.p50_s), ("p95", figures.p95_s), ("p99", figures.p99_s)):
         shown = "-" if latency_s is None else f"{_milliseconds(latency_s)} ms"
         yield f"latency {name}", worst if name == "p99" else "", shown
-    yield "late", "", _of(figures.late, figures)
     if not figures.drops:
         yield "dropped", "", "none"
     for reason, number in figures.drops.items():

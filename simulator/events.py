@@ -11,13 +11,16 @@ ENDS: Final = 0
 """Priority of work that ends: what is free at a moment is free for what arrives at it."""
 COMES: Final = 1
 """Of what arrives over a link."""
-CONTROLS: Final = 2
+WAKES: Final = 2
+"""Of what an ingress does at a time of its own: what comes at a deadline comes in time."""
+CONTROLS: Final = 3
 """Of what a controller does; it sees everything that has happened by then. New requests come after all of these."""
 
 FEW, MANY = 16, 256
 """Events of a page: fewer are not worth turning it, and a heap of more is slow."""
 
-Action = Callable[[Any], None]
+Action = Callable[[Any], bool | None]
+"""False says that nothing happened."""
 Event = tuple[float, int, int, Action, Any]
 
 
@@ -84,11 +87,13 @@ class Events:
         self.time_s = time_s
 
     def run_out(self) -> None:
-        """Everything that is left, until nothing is."""
+        """Everything that is left, until nothing is; then it is the moment at which the last thing happened."""
         now, pop = self._now, heappop
         while now or self._turn():
+            before_s = self.time_s
             self.time_s, _, _, action, argument = pop(now)
-            action(argument)
+            if action(argument) is False:
+                self.time_s = before_s
 
     def run_arrivals(self, arrivals_s: Iterable[float], arrive: Callable[[int], None], first: int = 0) -> None:
         """Have things arrive at these ascending seconds, numbered from `first`, after all else of the same moment."""

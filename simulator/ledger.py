@@ -11,7 +11,8 @@ from simulator.scenario import FloatArray
 NOT_DROPPED: Final = -1
 DROPS: Final = ("admission", "overloaded", "deadline", "stage_unavailable", "unanswered")
 """Reasons, as the ingress counts them; *unanswered* is what was under way when a simulation was interrupted."""
-ADMISSION, OVERLOADED, DEADLINE, STAGE_UNAVAILABLE, UNANSWERED = range(len(DROPS))
+UNANSWERED: Final = len(DROPS) - 1
+REASONS: Final = {reason: code for code, reason in enumerate(DROPS)}
 NO_EXIT: Final = -1
 
 

@@ -52,12 +52,10 @@ class Figures:
     answered: int
     in_slo: int
     """Inputs answered within the SLO."""
-    late: int
-    """Inputs answered after it."""
     goodput_per_s: float
     """Inputs answered within the SLO, per second."""
     p50_s: float | None
-    """Of all answered requests, late ones included; None where none was."""
+    """Of all answered requests; None where none was."""
     p95_s: float | None
     p99_s: float | None
     mean_s: float | None
@@ -138,7 +136,6 @@ class Outcome:
             offered_per_s=len(latency_s_N) / seconds,
             answered=int(answered_N.sum()),
             in_slo=int(in_slo_N.sum()),
-            late=int(answered_N.sum() - in_slo_N.sum()),
             goodput_per_s=float(in_slo_N.sum()) / seconds,
             p50_s=p50_s,
             p95_s=p95_s,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from deployments.ingress.core.flights import Flight
 from deployments.messages import Assignment
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.times import ObservedTimes
-from simulator.call import Call, Input, by_call
-from simulator.events import ENDS
+from simulator.events import ENDS, Events
+from simulator.facts import Facts
+from simulator.trip import Input, Trip, by_trip
 from simulator.work import Exit, Work, Works
-
-if TYPE_CHECKING:
-    from simulator.service import Service
 
 NOTHING = -1
 """The epoch of a replica that follows no plan yet."""
@@ -25,39 +23,39 @@ class Replica:
 
     __slots__ = (
         "_events",
+        "_facts",
         "_is_busy",
         "_sends_until_s",
-        "_service",
         "_wakes_s",
         "_works",
         "alive",
         "busy_s",
-        "calls",
         "device",
         "engine",
         "epoch",
         "index",
         "name",
         "since_s",
+        "trips",
         "until_s",
     )
 
-    def __init__(self, name: str, index: int, device: str, works: Works, service: Service) -> None:
+    def __init__(self, name: str, index: int, device: str, works: Works, facts: Facts, events: Events) -> None:
         self.name = name
         self.index = index
         self.device = device
         self.epoch = NOTHING
         self.alive = True
-        self.since_s = service.events.time_s
+        self.since_s = events.time_s
         """When it began to take calls."""
         self.until_s = math.inf
         """When it stopped taking them."""
         self.busy_s = 0.0
-        self.calls: set[Call] = set()
+        self.trips: set[Trip] = set()
         """Those of which inputs are inside."""
-        self.engine: BatchEngine[int] = BatchEngine((), ObservedTimes())
-        self._service = service
-        self._events = service.events
+        self.engine: BatchEngine[Flight[int]] = BatchEngine((), ObservedTimes())
+        self._facts = facts
+        self._events = events
         self._is_busy = False
         self._wakes_s = -1.0
         self._sends_until_s = 0.0
@@ -77,22 +75,26 @@ class Replica:
             self.engine.follow(assignment.stage.splits, assignment.dispatch)
             self.epoch = assignment.epoch
 
-    def submit(self, call: Call, block: int) -> None:
+    def submit(self, trip: Trip, block: int) -> None:
         """Queue a call's inputs, which have arrived."""
         if not self.alive:
             return
-        assignment = call.leg.assignment
+        assignment = trip.leg.assignment
         if assignment.epoch > self.epoch:
             self.follow(assignment)
-        self.engine.submit(block, call.members, self._events.time_s, assignment.stage.splits)
+        self.engine.submit(block, trip.members, self._events.time_s, assignment.stage.splits)
         if not self._is_busy:
             self._start()
 
-    def die(self) -> list[Call]:
+    def forget(self, trip: Trip) -> None:
+        """Throw out what is queued of a call that nobody waits for any more."""
+        self.engine.forget(trip)
+
+    def die(self) -> list[Trip]:
         """End at once; gives the calls that were inside, the oldest first."""
         self.alive = False
-        calls, self.calls = self.calls, set()
-        return sorted(calls, key=lambda call: (call.started_s, call.members[0].payload))
+        trips, self.trips = self.trips, set()
+        return sorted(trips, key=lambda trip: (trip.started_s, trip.members[0].payload.input))
 
     def become(self, works: Works) -> None:
         """Be so fast from the next batch on."""
@@ -116,8 +118,8 @@ class Replica:
             self._events.at(max(choice.wake_s, self._events.time_s), ENDS, self._wake, choice.wake_s)
 
     def _lose(self, dropped: Sequence[Input]) -> None:
-        for call, members in by_call(dropped):
-            call.ingress.lose(call, members)
+        for trip, members in by_trip(dropped):
+            trip.ingress.lose(trip, members)
 
     def _wake(self, wake_s: float) -> None:
         if self._wakes_s == wake_s:
@@ -125,7 +127,7 @@ class Replica:
             if self.alive and not self._is_busy:
                 self._start()
 
-    def _run(self, batch: Batch[int]) -> None:
+    def _run(self, batch: Batch[Flight[int]]) -> None:
         """Inputs leave at the ramps inside, and the batch goes on without them."""
         if batch.probe:
             self._run_probes(batch)
@@ -146,9 +148,9 @@ class Replica:
         first_s = took_s if first_s is None else first_s
         self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, staying))
 
-    def _run_probes(self, batch: Batch[int]) -> None:
+    def _run_probes(self, batch: Batch[Flight[int]]) -> None:
         """Every ramp looks and nobody leaves; those whom an active ramp lets out are answered there."""
-        split, started_s, ramps = batch.split, batch.started_s, self._service.ramps
+        split, started_s, ramps = batch.split, batch.started_s, self._facts.ramps
         work, size = self._works.of(split), len(batch.members)
         for ramp, leaving in work.part(batch.members)[0]:
             took_s = self._works.pace.seconds(split.first, ramp + 1, size, ramps)
@@ -160,16 +162,16 @@ class Replica:
     def _release(self, leaving: Exit) -> None:
         if self.alive:
             block, members = leaving
-            for call, mine in by_call(members):
-                call.ingress.answer(call, mine, block)
+            for trip, mine in by_trip(members):
+                trip.ingress.answer(trip, mine, block)
 
     def _answer_early(self, leaving: Exit) -> None:
         if self.alive:
             block, members = leaving
-            for call, mine in by_call(members):
-                call.ingress.answer_probes(call, mine, block)
+            for trip, mine in by_trip(members):
+                trip.ingress.answer_early(trip, mine, block)
 
-    def _end(self, ended: tuple[Batch[int], Work, float, float, Exit | None, list[Input]]) -> None:
+    def _end(self, ended: tuple[Batch[Flight[int]], Work, float, float, Exit | None, list[Input]]) -> None:
         batch, work, first_s, total_s, leaving, staying = ended
         if not self.alive:
             return
@@ -183,19 +185,19 @@ class Replica:
         self._start()
 
     def _go_on(self, block: int, members: list[Input]) -> None:
-        service = self._service
-        if block == service.num_blocks:
+        facts = self._facts
+        if block == facts.num_blocks:
             self._release((block - 1, members))
         elif self.engine.hosts(block):
             self.engine.submit(block, members, self._events.time_s)
         else:
             # A replica sends one batch's survivors at a time, and computes meanwhile (E3 section 3.2.2).
             begins_s = max(self._events.time_s, self._sends_until_s)
-            self._sends_until_s = begins_s + service.hop_s(block, len(members))
+            self._sends_until_s = begins_s + facts.hop_s(block, len(members))
             self._events.at(self._sends_until_s, ENDS, self._sent, (block, members))
 
     def _sent(self, sent: tuple[int, list[Input]]) -> None:
         if self.alive:
             block, members = sent
-            for call, mine in by_call(members):
-                call.ingress.go_on(call, mine, block)
+            for trip, mine in by_trip(members):
+                trip.ingress.go_on(trip, mine, block)

@@ -44,6 +44,8 @@ class Scenario:
     num_ingresses: int = 1
     """Each takes requests in turn and knows of its own calls only, as Serve's routers do."""
     calls_per_replica: int = 2
+    max_attempts: int = 8
+    """Times an input is sent from the start, when replicas die under it, before it is dropped."""
     max_queued: int | None = None
     """Unanswered inputs at which an ingress refuses more; None: no such limit."""
 
@@ -51,12 +53,14 @@ class Scenario:
         self._check_plan()
         self._check_inputs()
         _check_arrivals(self.arrivals_s, self.duration_s)
-        for name in ("inputs_per_request", "num_ingresses", "calls_per_replica"):
+        for name in ("inputs_per_request", "num_ingresses", "calls_per_replica", "max_attempts"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("warm_up_s", "entry_s", "answer_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise DataError(f"{name} must be a finite number of seconds from 0 on, not {getattr(self, name)}")
+        if self.max_queued is not None and self.max_queued < self.inputs_per_request:
+            raise DataError(f"no request of {self.inputs_per_request} inputs fits into {self.max_queued}")
         if self.warm_up_s >= self.duration_s:
             raise DataError(f"a warm-up of {self.warm_up_s:g} s leaves nothing of {self.duration_s:g} s")
         if not self.slo_s > 0:

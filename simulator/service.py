@@ -15,39 +15,53 @@ from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
 from simulator.decisions import IntArray
 from simulator.events import Events
+from simulator.facts import Facts
 from simulator.ingress import Ingress
 from simulator.ledger import Ledger
+from simulator.probing import Probing
 from simulator.replica import Replica
 from simulator.scenario import Scenario
 from simulator.slot import Slot
 from simulator.work import Work, Works
 
+ProbingOf = Callable[[int], Probing | None]
+
+
+def no_probing(index: int) -> None:
+    """There are no probes."""
+
 
 class Service:
-    """One application. `slots`: accelerator type by slot, of all that any plan will use."""
+    """One application."""
 
-    def __init__(self, scenario: Scenario, events: Events, placed: PlacedPlan, slots: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        events: Events,
+        placed: PlacedPlan,
+        slots: Mapping[str, str],
+        probing: ProbingOf = no_probing,
+    ) -> None:
+        """`slots`: accelerator type by slot, of all that any plan will use; `probing`: by an ingress's index."""
         problem = scenario.problem
         self.scenario = scenario
         self.events = events
         self.ledger = Ledger(scenario.arrivals_s, scenario.inputs_per_request)
-        self.num_blocks = problem.num_blocks
-        self.ramps = problem.ramps
-        """All of the model, active or not."""
+        self._facts = Facts(problem)
         self.slots = {name: Slot(name, device, scenario.num_ingresses) for name, device in slots.items()}
         self.placed = placed
         self.counts: dict[Split, SplitCounts] = {}
         """What was run, by split."""
-        self._delay_s = problem.link.delay_s
-        self._hop_s_N = [num_bytes / problem.link.bandwidth_bytes_per_s for num_bytes in problem.bytes_per_sample_N]
-        """What one input more takes on its way, by the block it comes from."""
         self.cycle = len(scenario.rows_N)
         """Inputs whose numbers are that far apart are the same."""
         self._per_request = scenario.inputs_per_request
         self._rows_N: IntArray = scenario.rows_N
         self._leaves: dict[tuple[int, ...], array[int]] = {}
         self._works: dict[tuple[str, float], Works] = {}
-        self.ingresses = [Ingress(index, self, placed) for index in range(scenario.num_ingresses)]
+        self.ingresses = [
+            Ingress(index, scenario, events, self.ledger, placed, self.slots, probing(index))
+            for index in range(scenario.num_ingresses)
+        ]
 
     def replicas(self) -> Iterator[Replica]:
         """Those that take calls, and those that end."""
@@ -68,7 +82,7 @@ class Service:
 
     def boot(self) -> None:
         """Start the plan's replicas, ready for work."""
-        legs = self.ingresses[0].itinerary.legs
+        legs = self.ingresses[0].core.itinerary.legs
         for leg in legs:
             for _ in range(leg.stage.replicas):
                 self.start(leg.slot, leg.assignment)
@@ -77,13 +91,15 @@ class Service:
         """A replica that takes calls from now on; without an assignment its first call brings one."""
         slot = self.slots[slot_name]
         index, slot.num_ever = slot.num_ever, slot.num_ever + 1
-        replica = Replica(f"{slot_name}#{index}", index, slot.device, self._works_of(slot.device, 1.0), self)
+        replica = Replica(
+            f"{slot_name}#{index}", index, slot.device, self._works_of(slot.device, 1.0), self._facts, self.events
+        )
         if assignment is not None:
             replica.prepare(assignment)
         slot.add(replica)
         pending, slot.pending = slot.pending, []
-        for call, block, delay_s in pending:
-            call.ingress.go(call, block, delay_s)
+        for trip, block, delay_s in pending:
+            self.ingresses[trip.ingress.index].go(trip, block, delay_s)
         return replica
 
     def slow(self, replica: Replica, slowness: float) -> None:
@@ -99,8 +115,8 @@ class Service:
         slot = self._slot_of(replica)
         if replica.index in slot.replicas:
             slot.remove(replica, self.events.time_s)
-        for call in replica.die():
-            call.ingress.again(call)
+        for trip in replica.die():
+            self.ingresses[trip.ingress.index].restart(trip)
 
     def follow(self, placed: PlacedPlan) -> None:
         """Have all ingresses follow a plan; raises PlanError for one that needs other slots."""
@@ -116,10 +132,6 @@ class Service:
             slot.avoid(placed.avoided_ids)
         for ingress in self.ingresses:
             ingress.follow(placed)
-
-    def hop_s(self, block: int, num_inputs: int) -> float:
-        """E3's T_x: sending the survivors that wait for a block (section 3.2.1)."""
-        return self._delay_s + num_inputs * self._hop_s_N[block - 1]
 
     def _slot_of(self, replica: Replica) -> Slot:
         return self.slots[replica.name.rpartition("#")[0]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from deployments.ingress.core.routing import FillFirst, fill_first
-from simulator.call import Call
 from simulator.replica import Replica
+from simulator.trip import Holder, Trip
 
 
 class Slot:
@@ -19,7 +19,7 @@ class Slot:
         """Those that take calls, by an index that no other replica of the slot ever had."""
         self.retired: list[Replica] = []
         """Those that end their work, or are dead."""
-        self.pending: list[tuple[Call, int, float]] = []
+        self.pending: list[tuple[Trip, int, float]] = []
         """Calls, with their block and delay, that found no replica."""
         self.num_ever = 0
         self.avoided: frozenset[str] = frozenset()
@@ -58,15 +58,20 @@ class Slot:
         if len(router):
             return self.replicas[router.take(weight, batch)]
         replicas = list(self.replicas.values())  # all are avoided: those are all there is
-        loads = [sum(len(call.members) for call in each.calls if call.ingress.index == ingress) for each in replicas]
+        loads = [sum(len(trip.members) for trip in each.trips if trip.ingress.index == ingress) for each in replicas]
         return replicas[fill_first(loads, weight, batch, router.phase)[0]]
 
-    def done(self, ingress: int, replica: Replica, weight: int) -> None:
+    def trips(self) -> Iterator[Trip]:
+        """The calls that its replicas have."""
+        for replica in (*self.replicas.values(), *self.retired):
+            yield from tuple(replica.trips)
+
+    def done(self, ingress: int, replica: Holder, weight: int) -> None:
         """A call has ended."""
         self.routers[ingress].load(replica.index, -weight)
 
     def _open(self, replica: Replica) -> None:
         for router in self.routers:
             router.add(replica.index)
-        for call in replica.calls:  # one that works again may not have ended all that it had
-            self.routers[call.ingress.index].load(replica.index, len(call.members))
+        for trip in replica.trips:  # one that works again may not have ended all that it had
+            self.routers[trip.ingress.index].load(replica.index, len(trip.members))

@@ -6,11 +6,12 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from cluster.pace import Pace
+from deployments.ingress.core.flights import Flight
 from earlyexit.counts import SplitCounts
 from earlyexit.engine import Batch
 from earlyexit.split import Split
-from simulator.call import Input
 from simulator.decisions import STAYS
+from simulator.trip import Input
 
 Exit = tuple[int, list[Input]]
 """A block, and who leaves after it."""
@@ -41,7 +42,7 @@ class Work:
         by_ramp: dict[int, list[Input]] = {}
         staying: list[Input] = []
         for member in members:
-            ramp = leaves[member.payload % cycle]
+            ramp = leaves[member.payload.input % cycle]
             if ramp == STAYS:
                 staying.append(member)
             elif ramp in by_ramp:
@@ -50,7 +51,7 @@ class Work:
                 by_ramp[ramp] = [member]
         return sorted(by_ramp.items()), staying
 
-    def count(self, batch: Batch[int], seconds: float) -> None:
+    def count(self, batch: Batch[Flight[int]], seconds: float) -> None:
         """A batch was run."""
         counts = self._counts
         counts.batches += 1

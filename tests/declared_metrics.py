@@ -10,7 +10,7 @@ import json
 from ray.util.metrics import Metric
 
 from deployments.control.metrics import ControlMetrics
-from deployments.ingress.flow_metrics import FlowMetrics
+from deployments.ingress.dispatch.flow_metrics import FlowMetrics
 from deployments.ingress.versions.metrics import VersionMetrics
 from deployments.metrics import IngressMetrics
 from deployments.stage.metrics import StageMetrics

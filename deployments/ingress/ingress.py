@@ -23,19 +23,22 @@ from deployments.ingress.api.http import build_app
 from deployments.ingress.api.served import VersionFacts
 from deployments.ingress.api.service import InferService
 from deployments.ingress.api.signature import Signature
-from deployments.ingress.core.dispatcher import Dispatcher
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.probe_shape import probe_shape
+from deployments.ingress.core.rules import Rules
 from deployments.ingress.dashboard.everyone import Everyone
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Lookout
 from deployments.ingress.dashboard.snapshot import Facts
-from deployments.ingress.flow_metrics import FlowMetrics
+from deployments.ingress.dispatch.departure import Query
+from deployments.ingress.dispatch.dispatcher import Dispatcher
+from deployments.ingress.dispatch.flow_metrics import FlowMetrics
 from deployments.ingress.rpc.methods import RpcMethods
 from deployments.ingress.tracing.hooks import start_tracing
 from deployments.ingress.transport.controller_link import CONTROLLER, ControllerLink
 from deployments.ingress.transport.link import Link
 from deployments.ingress.transport.members import board_of
-from deployments.ingress.transport.transport import LinkTransport
+from deployments.ingress.transport.transport import LinkTransport, Transport
 from deployments.ingress.versions.http import version_paths
 from deployments.ingress.versions.metrics import VersionMetrics
 from deployments.ingress.versions.other import RayIngressLink
@@ -100,23 +103,21 @@ class Ingress(RpcMethods):
 
     def _build_dispatcher(self) -> Dispatcher:
         settings = self._settings
-        return Dispatcher(
-            initial_placement(parse_plan(settings.plan)),
-            self._transports,
-            self._clock,
-            self._metrics,
+        rules = Rules(
             max_queued=settings.max_queued,
             calls_per_replica=settings.calls_per_replica,
             max_attempts=settings.max_attempts,
-            name=uuid.uuid4().hex[:8],
             slo_s=settings.slo_s,
             slack=settings.slack,
             num_ingresses=settings.ingress_replicas,
             shape=probe_shape(settings, self.card),
             loss=self.task.loss,
             probe_share=settings.probe_share,
-            rng=random.Random(),  # another one in every ingress: each picks its own probes
         )
+        placed = initial_placement(parse_plan(settings.plan))
+        rng = random.Random()  # another one in every ingress: each picks its own probes
+        core: IngressCore[Query, Transport] = IngressCore(uuid.uuid4().hex[:8], placed, self._transports, rules, rng)
+        return Dispatcher(core, self._clock, self._metrics)
 
     def _build_feed(self) -> Feed:
         settings = self._settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,12 @@ from statistics import median
 
 import numpy as np
 
-from deployments.ingress.core.dispatcher import Dispatcher
-from deployments.ingress.core.flights import Flight
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.routing import FillFirst, fill_first
+from deployments.ingress.core.rules import Rules
+from deployments.ingress.dispatch.departure import LiveFlight, Query
+from deployments.ingress.dispatch.dispatcher import Dispatcher
+from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, StageCall, Timing
 from earlyexit.clock import MonotonicClock
 from earlyexit.errors import OfframpError
@@ -101,21 +105,14 @@ class _CountsNothing:
 async def _dispatch_s(batch: int) -> float:
     """Twenty thousand inputs, in requests that fill one call each."""
     placed = initial_placement(stock_plan(12, batch=batch, replicas=64))
-    dispatcher = Dispatcher(
-        placed,
-        dict.fromkeys(placed.slots, _AnswersAtOnce()),
-        MonotonicClock(),
-        _CountsNothing(),
-        max_queued=100_000,
-        calls_per_replica=2,
-        max_attempts=1,
-        name="i",
-        slo_s=10.0,
-    )
+    ways: dict[str, Transport] = dict.fromkeys(placed.slots, _AnswersAtOnce())
+    rules = Rules(max_queued=100_000, calls_per_replica=2, max_attempts=1, slo_s=10.0)
+    core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
+    dispatcher = Dispatcher(core, MonotonicClock(), _CountsNothing())
     left = num_inputs = 20_000 // batch * batch
     done = asyncio.Event()
 
-    def settle(_: Flight, outcome: Answer | OfframpError) -> None:
+    def settle(_: LiveFlight, outcome: Answer | OfframpError) -> None:
         nonlocal left
         assert isinstance(outcome, Answer), outcome
         left -= 1

@@ -15,7 +15,7 @@ from simulator.ledger import NO_EXIT, NOT_DROPPED, Ledger
 from simulator.outcome import Outcome
 from simulator.service import Service
 
-ARRIVES = 3
+ARRIVES = 4
 """Priority of the next input: new inputs come after everything else of the same moment."""
 
 

@@ -10,7 +10,6 @@ from deployments.messages import Assignment
 from deployments.reports import IngressReport, ReplicaReport, split_times
 from optimizer.placement import PlacedPlan
 from simulator.control.accelerators import Accelerators
-from simulator.control.watching import Watching
 from simulator.events import CONTROLS
 from simulator.replica import NOTHING, Replica
 from simulator.service import Service
@@ -48,7 +47,6 @@ class SimulatedFleet(Fleet):
     def __init__(
         self,
         service: Service,
-        watchings: list[Watching],
         counts: Mapping[str, int],
         delays: Delays,
         assignment_of: AssignmentOf,
@@ -58,7 +56,6 @@ class SimulatedFleet(Fleet):
         """What was done to the service, and when."""
         self._service = service
         self._events = service.events
-        self._watchings = watchings
         self._delays = delays
         self._assignment_of = assignment_of
         self._accelerators = {device: Accelerators(count) for device, count in counts.items()}
@@ -98,10 +95,11 @@ class SimulatedFleet(Fleet):
     async def suspend(self, reason: str) -> None:
         self.say("suspend")
         for ingress in self._service.ingresses:
-            ingress.suspend()
+            ingress.suspend(reason)
 
     async def ingress_reports(self) -> list[IngressReport]:
-        return [watching.report() for watching in self._watchings]
+        now_s = self._events.time_s
+        return [ingress.core.report(now_s, now_s) for ingress in self._service.ingresses]
 
     async def replica_reports(self) -> list[ReplicaReport]:
         slots = self._service.slots.items()
@@ -181,7 +179,7 @@ class SimulatedFleet(Fleet):
         self._later(self._delays.drain_s, self._drained, replica)
 
     def _drained(self, replica: Replica) -> None:
-        if replica.calls:
+        if replica.trips:
             self._later(self._delays.drain_s, self._drained, replica)
         elif replica.alive:
             self.say(f"{replica.name} ends")

@@ -7,6 +7,7 @@ import random
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ from simulator.control.closed import Closed, ClosedLoop
 from simulator.control.faults import Fault, schedule
 from simulator.control.fleet import Delays, SimulatedFleet
 from simulator.control.simulated_time import SimulatedTime
-from simulator.control.watching import Probing, Watching, ignore_settled
 from simulator.events import CONTROLS, Events
 from simulator.outcome import Outcome
+from simulator.probing import Probing
 from simulator.scenario import Scenario
 from simulator.service import Service
 from simulator.simulate import Progress, gather, play
@@ -135,20 +136,20 @@ class _Run:
         self.time = SimulatedTime(self._events)
         self._placed = initial_placement(scenario.plan)
         slots = slot_devices(dict(control.slots))
-        self._service = Service(scenario, self._events, self._placed, slots)
+        self._service = Service(scenario, self._events, self._placed, slots, partial(self._probing, seed))
         self._load = None if closed is None else ClosedLoop(self._service, closed)
-        settled = ignore_settled if self._load is None else self._load.settled
-        self._watchings: list[Watching] = []
-        for ingress in self._service.ingresses:
-            rng = random.Random(f"{seed} {ingress.index}")
-            probing = Probing(records=control.records, share=control.probe_share, rng=rng)
-            ingress.watching = Watching(ingress, probing, settled)
-            self._watchings.append(ingress.watching)
+        if self._load is not None:
+            for ingress in self._service.ingresses:
+                ingress.settled = self._load.settled
         counts = {device: supply.count for device, supply in scenario.problem.devices.items()}
-        self._fleet = SimulatedFleet(self._service, self._watchings, counts, control.delays, self._assignment_of)
+        self._fleet = SimulatedFleet(self._service, counts, control.delays, self._assignment_of)
         self.history = History.open(Path(":memory:"), "simulated")
         self._tasks: list[asyncio.Task[Any]] = []
         self._ended_s: float | None = None
+
+    def _probing(self, seed: int, index: int) -> Probing:
+        control, rng = self._control, random.Random(f"{seed} {index}")
+        return Probing(control.records, self._scenario.rows_N, control.probe_share, rng)
 
     def run(self, faults: tuple[Fault, ...], progress: Progress | None) -> Controlled:
         self._fleet.boot()
@@ -202,7 +203,7 @@ class _Run:
         return self._loop.keeper.assignment_of(slot)
 
     def _end_when_done(self, _: None) -> None:
-        waiting = any(ingress.num_unanswered for ingress in self._service.ingresses)
+        waiting = any(ingress.core.num_unanswered for ingress in self._service.ingresses)
         if waiting and self._events.time_s < self._scenario.duration_s + self._control.linger_s:
             self._events.at(self._events.time_s + LINGER_S, CONTROLS, self._end_when_done)
             return
@@ -216,12 +217,13 @@ class _Run:
                 task.result()  # raises what ended it
         plans = tuple(reversed(self.history.plans(EVENTS)))
         said = tuple(reversed(self.history.events(EVENTS)))
+        now_s = self._events.time_s
         return Controlled(
             outcome=outcome if self._load is None else self._load.compact(outcome),
             plans=plans,
             said=said,
             done=tuple(self._fleet.log),
-            reports=tuple(watching.report() for watching in self._watchings),
+            reports=tuple(ingress.core.report(now_s, now_s) for ingress in self._service.ingresses),
         )
 
 

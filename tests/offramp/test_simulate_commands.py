@@ -233,7 +233,7 @@ def test_figures_of_an_interrupted_simulation_end_where_it_was() -> None:
     figures = figures_so_far(interrupted(warm_up_s=0.0))
     assert figures is not None
     assert (figures.seconds, figures.inputs, figures.offered_per_s) == (3.0, 3, 1.0)
-    assert (figures.in_slo, figures.late, figures.interrupted) == (2, 1, True)
+    assert (figures.answered, figures.in_slo, figures.interrupted) == (3, 2, True)
     assert figures.utilisation == pytest.approx(2 / 3)
     assert figures.usd_per_hour == pytest.approx(1.0)
 

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 from optimizer.placement import PlacedPlan, initial_placement
-from simulator.call import Call
 from simulator.events import Events
 from simulator.ingress import Ingress
 from simulator.ledger import DROPS, Ledger
 from simulator.replica import Replica
 from simulator.scenario import Scenario
-from simulator.service import Service
+from simulator.slot import Slot
+from simulator.trip import Input, Trip
 
 
 class FakeReplica:
     """Writes calls down when they reach it; it never works."""
 
     def __init__(self, scene: IngressScene, slot: str) -> None:
-        self.calls: set[Call] = set()
+        self.index = 0
+        self.trips: set[Trip] = set()
         self._scene = scene
         self._slot = slot
 
-    def submit(self, call: Call, block: int) -> None:
-        self._scene.calls.append(call)
-        inputs = " ".join(str(member.payload) for member in call.members)
+    def forget(self, trip: Trip) -> None:
+        self._scene.write(f"call {self._scene.calls.index(trip)} is forgotten")
+
+    def submit(self, trip: Trip, block: int) -> None:
+        self._scene.calls.append(trip)
+        inputs = " ".join(str(member.payload.input) for member in trip.members)
         self._scene.write(f"call {len(self._scene.calls) - 1} to {self._slot} for block {block}: [{inputs}]")
 
 
@@ -33,13 +37,16 @@ class FakeSlot:
     """One replica, that takes everything; or none."""
 
     def __init__(self, scene: IngressScene, name: str) -> None:
-        self.pending: list[tuple[Call, int, float]] = []
+        self.pending: list[tuple[Trip, int, float]] = []
         self.replica: FakeReplica | None = FakeReplica(scene, name)
         self._scene = scene
         self._name = name
 
     def choose(self, ingress: int, weight: int, batch: int) -> Replica | None:
         return cast(Replica | None, self.replica)
+
+    def trips(self) -> Iterator[Trip]:
+        return iter(() if self.replica is None else tuple(self.replica.trips))
 
     def done(self, ingress: int, replica: Replica, weight: int) -> None:
         self._scene.write(f"a call of {weight} to {self._name} has ended")
@@ -54,13 +61,10 @@ class IngressScene:
         self.ledger = Ledger(scenario.arrivals_s, scenario.inputs_per_request)
         placed = initial_placement(scenario.plan)
         self.slots = {name: FakeSlot(self, name) for name in placed.slots}
-        self.calls: list[Call] = []
+        self.calls: list[Trip] = []
         self.log: list[str] = []
-        self.ingress = Ingress(0, cast(Service, self), placed)
-
-    def replicas(self) -> Iterator[Any]:
-        """Those that have calls."""
-        return (slot.replica for slot in self.slots.values() if slot.replica is not None)
+        slots = cast(dict[str, Slot], self.slots)
+        self.ingress = Ingress(0, scenario, self.events, self.ledger, placed, slots)
 
     def write(self, what: str) -> None:
         self.log.append(f"{self.events.time_s:g} {what}")
@@ -90,7 +94,7 @@ class IngressScene:
 
     def die(self, index: int) -> None:
         """The replica of a call ends."""
-        self.ingress.again(self.calls[index])
+        self.ingress.restart(self.calls[index])
 
     def drops(self) -> list[str | None]:
         """By input."""
@@ -99,5 +103,5 @@ class IngressScene:
     def follow(self, placed: PlacedPlan) -> None:
         self.ingress.follow(placed)
 
-    def _inside(self, call: Call) -> list[Any]:
-        return [member for member in call.members if member.origin is call]
+    def _inside(self, trip: Trip) -> list[Input]:
+        return [member for member in trip.members if member.payload.holder is trip]

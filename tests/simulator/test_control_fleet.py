@@ -31,7 +31,7 @@ def fleet_of(plan: Plan) -> tuple[SimulatedFleet, Service]:
         stage = placed.stage_of.get(slot)
         return None if stage is None else Assignment(epoch=7, stage=stage, policy=plan.policy, dispatch="deferred")
 
-    fleet = SimulatedFleet(service, [], {"cpu": 4}, DELAYS, assignment_of)
+    fleet = SimulatedFleet(service, {"cpu": 4}, DELAYS, assignment_of)
     fleet.boot()
     return fleet, service
 

@@ -8,10 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from simulator.ledger import ADMISSION, DEADLINE, DROPS, NO_EXIT, NOT_DROPPED, Ledger
+from simulator.ledger import DROPS, NO_EXIT, NOT_DROPPED, REASONS, Ledger
 from simulator.outcome import Figures, Outcome, SlotFigures, SplitFigures
 
 NAN = math.nan
+ADMISSION, DEADLINE = REASONS["admission"], REASONS["deadline"]
 SPLIT = SplitFigures(first=0, end=4, batch=4, ramps=(1,), batches=2, inputs=6, fill=0.75, busy_s=8.0)
 SLOTS = (
     SlotFigures(slot="split-V100-0", device="V100", replica_s=30.0, utilisation=0.5),
@@ -44,7 +45,7 @@ def outcome(latency_s: list[float], drops: dict[int, int] | None = None, *, widt
 def test_figures_are_of_the_requests_after_the_warm_up() -> None:
     figures = outcome([9, 9, 1, 3, 4, 2, NAN, NAN], {6: DEADLINE, 7: ADMISSION}).figures()
     assert (figures.seconds, figures.inputs, figures.offered_per_s) == (8, 6, 0.75)
-    assert (figures.answered, figures.in_slo, figures.late) == (4, 3, 1)
+    assert (figures.answered, figures.in_slo) == (4, 3)
     assert (figures.goodput_per_s, figures.request_goodput_per_s) == (0.375, 0.375)
     assert figures.drops == {"admission": 1, "deadline": 1}
     assert figures.exits == {1: 2, 2: 2}

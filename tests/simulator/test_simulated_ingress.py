@@ -32,13 +32,13 @@ def test_what_some_replica_can_start_now_is_sent_at_once_and_the_rest_waits_for_
     made = scene(one_stage(), [1, 2, 3, 4, 5, 6])
     made.arrive(6)
     assert made.log == ["1 call 0 to split-cpu-0 for block 0: [0]", "5 call 1 to split-cpu-0 for block 0: [1 2 3 4]"]
-    assert (list(made.ingress.waiting), made.ingress.num_unanswered) == ([5], 6)
+    assert (made.ingress.core.num_waiting, made.ingress.core.num_unanswered) == (1, 6)
 
 
 def test_as_many_calls_as_replicas_start_at_once_and_as_many_again_queue_behind_them() -> None:
     made = scene(one_stage(replicas=2, batch=1), [1, 1, 1, 1, 1])
     made.arrive(1)
-    assert [call.members[0].payload for call in made.calls] == [0, 1, 2, 3]
+    assert [call.members[0].payload.input for call in made.calls] == [0, 1, 2, 3]
 
 
 def test_more_calls_per_replica_are_sent_where_the_scenario_says_so() -> None:
@@ -58,7 +58,7 @@ def test_the_first_part_of_a_reply_makes_room_for_the_next_call() -> None:
     assert made.log[3:] == ["4 a call of 3 to split-cpu-0 has ended"]
     assert made.ledger.latency_s.tolist() == [2, 3, 3, 2]
     assert made.ledger.exit.tolist() == [1, 0, 3, 3]
-    assert made.ingress.num_unanswered == 0
+    assert made.ingress.core.num_unanswered == 0
 
 
 def test_inputs_of_one_request_leave_together_and_are_parted_where_a_batch_is_full() -> None:
@@ -74,10 +74,10 @@ def test_survivors_go_to_the_stage_that_hosts_their_next_block() -> None:
     made.go_on(0, 2)
     assert made.log[1:] == [
         "3 a call of 1 to split-cpu-0 has ended",
-        "3 call 1 to split-cpu-0 for block 0: [1]",
-        "3 call 2 to split-cpu-1 for block 2: [0]",
+        "3 call 1 to split-cpu-1 for block 2: [0]",
+        "3 call 2 to split-cpu-0 for block 0: [1]",
     ]
-    assert [call.first for call in made.calls] == [True, True, False]
+    assert [call.is_first for call in made.calls] == [True, False, True]
 
 
 def test_calls_to_later_stages_do_not_keep_new_inputs_from_the_first() -> None:
@@ -102,25 +102,35 @@ def test_a_deadline_is_the_arrival_and_the_slo_wherever_an_input_waits() -> None
     made = scene(one_stage(), [1, 2], slo_s=10.0)
     made.arrive(2)
     made.answer(0, 3)
-    assert [member.deadline_s for call in made.calls for member in call.members] == [11, 12]
+    assert [flight.deadline_s for call in made.calls for flight in call.flights] == [11, 12]
 
 
 def test_who_waits_at_the_ingress_until_the_deadline_is_given_up_and_fills_no_batch() -> None:
-    made = scene(one_stage(), [0, 1, 2, 3, 12.5], slo_s=10.0)
-    made.arrive(12.5)
-    made.answer(0, 3)  # inputs 1 and 2 were to be answered by 11 and 12
+    made = scene(one_stage(), [0, 0.2, 0.4, 3, 10.5], slo_s=10.0)
+    made.arrive(10.5)
+    made.answer(0, 3)  # inputs 1 and 2 were to be answered by 10.2 and 10.4
     assert made.log[1:] == [
-        "12.5 a call of 1 to split-cpu-0 has ended",
-        "12.5 call 1 to split-cpu-0 for block 0: [3 4]",
+        "10.5 a call of 1 to split-cpu-0 has ended",
+        "10.5 call 1 to split-cpu-0 for block 0: [3 4]",
     ]
-    assert made.drops() == [None, "deadline", "deadline", None, None]
+    assert made.drops() == ["deadline", "deadline", "deadline", None, None]
 
 
 def test_a_full_batch_is_one_of_inputs_that_somebody_still_waits_for() -> None:
-    made = scene(one_stage(), [0, 1, 10.5, 10.6, 11.5], slo_s=10.0)
-    made.arrive(11.5)  # four wait, but the owner of the first of them has gone at 11
+    made = scene(one_stage(), [0, 0.5, 10.2, 10.3, 10.8], slo_s=10.0)
+    made.arrive(10.8)  # four came after the first call, but the owner of the first of them has gone at 10.5
     assert len(made.calls) == 1
-    assert made.ingress.num_unanswered == 4
+    assert made.ingress.core.num_unanswered == 3
+
+
+def test_a_call_of_which_nothing_comes_is_given_up_a_second_after_its_last_deadline() -> None:
+    made = scene(one_stage(), [0, 0.5, 8], slo_s=10.0)
+    made.arrive(12)
+    assert made.log[1:] == [
+        "11 call 0 is forgotten",
+        "11 a call of 1 to split-cpu-0 has ended",
+        "11 call 1 to split-cpu-0 for block 0: [2]",
+    ]
 
 
 def test_what_a_stage_drops_is_dropped_for_its_deadline_and_makes_room() -> None:
@@ -129,7 +139,7 @@ def test_what_a_stage_drops_is_dropped_for_its_deadline_and_makes_room() -> None
     made.lose(0)
     assert made.log[1:] == ["2 a call of 1 to split-cpu-0 has ended", "2 call 1 to split-cpu-0 for block 0: [1]"]
     assert made.drops() == ["deadline", None]
-    assert made.ingress.itinerary.first.expected_s == 0  # what is dropped tells nothing of how long calls take
+    assert made.ingress.core.itinerary.first.expected_s == 0  # what is dropped tells nothing of how long calls take
 
 
 def test_legs_learn_what_their_calls_take_and_later_ones_are_reserved() -> None:
@@ -140,8 +150,8 @@ def test_legs_learn_what_their_calls_take_and_later_ones_are_reserved() -> None:
     made.events.run_until(3.5)
     made.answer(1, 3)  # 0.5 s in the second
     made.arrive(4, first=1)
-    assert [leg.expected_s for leg in made.ingress.itinerary.legs] == [2, 0.5]
-    assert [call.members[0].reserve_s for call in made.calls] == [0, 0, 0.5]
+    assert [leg.expected_s for leg in made.ingress.core.itinerary.legs] == [2, 0.5]
+    assert [call.reserve_s for call in made.calls] == [0, 0, 0.5]
 
 
 def test_with_an_slo_its_slack_is_reserved_besides() -> None:
@@ -162,12 +172,12 @@ def test_what_was_inside_a_dead_replica_starts_again_in_front_after_a_pause() ->
     made.answer(1, 0, number=2)
     made.die(1)
     made.events.run_until(1.01)
-    assert list(made.ingress.waiting) == [5]
+    assert made.ingress.core.num_waiting == 1
     made.events.run_until(2)
-    assert list(made.ingress.waiting) == [3, 4, 5]
+    assert made.ingress.core.num_waiting == 3
     made.answer(0, 3)
     assert made.log[-1] == "2 call 2 to split-cpu-0 for block 0: [3 4 5]"
-    assert made.ingress.num_unanswered == 3
+    assert made.ingress.core.num_unanswered == 3
 
 
 def test_a_dead_replica_makes_room_at_once() -> None:
@@ -181,7 +191,7 @@ def test_a_call_that_finds_no_replica_waits_for_one() -> None:
     made = scene(one_stage(), [1.0], slo_s=10.0)
     made.slots[FIRST].replica = None
     made.arrive(1)
-    assert [(call.members[0].payload, block) for call, block, _ in made.slots[FIRST].pending] == [(0, 0)]
+    assert [(call.members[0].payload.input, block) for call, block, _ in made.slots[FIRST].pending] == [(0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -206,13 +216,13 @@ def test_admission_refuses_what_would_be_late_at_the_plans_rate() -> None:
     made = scene(served_by, [0.0] * 9, slo_s=10.0, admission=True)
     made.arrive(0)
     assert made.drops() == [None] * 7 + ["admission"] * 2  # two are sent, five wait
-    assert made.ingress.num_unanswered == 7
+    assert made.ingress.core.num_unanswered == 7
 
 
 def test_without_a_plan_what_waits_and_what_comes_is_refused_until_there_is_one_again() -> None:
     made = scene(one_stage(), [1, 1, 2, 3])
     made.arrive(1)
-    made.ingress.suspend()
+    made.ingress.suspend("")
     made.arrive(2, first=2)
     assert made.drops() == [None, "stage_unavailable", "stage_unavailable", None]
     made.follow(initial_placement(replace(one_stage(replicas=2), epoch=1)))

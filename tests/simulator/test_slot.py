@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from simulator.call import Call
 from simulator.replica import Replica
 from simulator.slot import Slot
+from simulator.trip import Trip
 
 BATCH = 4
 
@@ -17,7 +17,7 @@ class FakeReplica:
     def __init__(self, index: int) -> None:
         self.index = index
         self.name = f"slot#{index}"
-        self.calls: set[Call] = set()
+        self.trips: set[Trip] = set()
         self.until_s = 0.0
 
 
@@ -26,6 +26,11 @@ def slot_of(num_replicas: int, *, num_ingresses: int = 1) -> Slot:
     for index in range(num_replicas):
         slot.add(cast(Replica, FakeReplica(index)))
     return slot
+
+
+class FakeMember:
+    origin: Any
+    reserve_s: float
 
 
 class FakeIngress:
@@ -37,16 +42,9 @@ def send(slot: Slot, weight: int, *, ingress: int = 0) -> int:
     """Send a call that never ends; the index of the replica that takes it."""
     replica = slot.choose(ingress, weight, BATCH)
     assert replica is not None
-    call = Call(
-        cast(Any, FakeIngress(ingress)),
-        cast(Any, None),
-        cast(Any, [None] * weight),
-        0.0,
-        epoch=0,
-        first=True,
-        probe=False,
-    )
-    replica.calls.add(call)
+    trip = Trip(cast(Any, None), [], 0.0, 0, 0.0, False, True)
+    trip.begin(cast(Any, FakeIngress(ingress)), [cast(Any, FakeMember()) for _ in range(weight)])
+    replica.trips.add(trip)
     return replica.index
 
 
@@ -105,7 +103,7 @@ def test_a_replica_that_is_avoided_from_its_start_may_end_calls_that_it_got_all_
     slot.add(cast(Replica, FakeReplica(0)))
     assert send(slot, 2) == 0
     slot.done(0, slot.replicas[0], 2)
-    slot.replicas[0].calls.clear()
+    slot.replicas[0].trips.clear()
     slot.avoid(())
     assert send(slot, 2) == 0
 

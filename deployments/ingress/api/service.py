@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.core.dispatcher import Dispatcher
-from deployments.ingress.core.flights import Flight
+from deployments.ingress.dispatch.departure import LiveFlight
+from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
@@ -39,7 +39,7 @@ class InferService:
         settings: ServeSettings,
         clock: Clock,
         *,
-        trace: Callable[[Sequence[Flight]], None] | None = None,
+        trace: Callable[[Sequence[LiveFlight]], None] | None = None,
     ) -> None:
         """`trace`: told of every request's flights; None where nobody wants to know."""
         self._codec = codec
@@ -56,8 +56,8 @@ class InferService:
         Raises InputError for what the settings or the model do not allow, AdmissionError, OverloadedError,
         StageUnavailableError, DeadlineError, ExecutionError.
         """
-        timeout_s = self._timeout_s(request.timeout_s)
         arrived_s = self._clock.now_s()
+        timeout_s = self._timeout_s(request.timeout_s)
         deadline_s = arrived_s + timeout_s
         limit = self._settings.max_inputs_per_request
         if len(request.rows) > limit:
@@ -74,21 +74,14 @@ class InferService:
         )
         if self._trace is not None:
             self._trace(flights)
-        outcomes = await self._outcomes(waiter, flights, deadline_s, timeout_s)
-        return [outcomes[flight.serial] for flight in flights]
+        outcomes = await self._outcomes(waiter, flights)
+        return [outcomes[flight] for flight in flights]
 
-    async def _outcomes(
-        self, waiter: _Waiter, flights: Sequence[Flight], deadline_s: float, timeout_s: float
-    ) -> dict[int, Answer]:
+    async def _outcomes(self, waiter: _Waiter, flights: Sequence[LiveFlight]) -> dict[LiveFlight, Answer]:
         """All answers, or the first error; whatever has no outcome then is given up, for the same reason."""
         reason = ABANDONED
         try:
-            async with asyncio.timeout(deadline_s - self._clock.now_s()):
-                return await waiter.outcomes
-        except TimeoutError:
-            error = DeadlineError(f"no answer within {timeout_s:g} s")
-            reason = error.kind
-            raise error from None
+            return await waiter.outcomes
         except OfframpError as error:
             reason = error.kind
             raise
@@ -125,17 +118,17 @@ class _Waiter:
 
     def __init__(self, num_inputs: int, loop: asyncio.AbstractEventLoop) -> None:
         self._missing = num_inputs
-        self._answers: dict[int, Answer] = {}
-        self.outcomes: asyncio.Future[dict[int, Answer]] = loop.create_future()
+        self._answers: dict[LiveFlight, Answer] = {}
+        self.outcomes: asyncio.Future[dict[LiveFlight, Answer]] = loop.create_future()
 
-    def settle(self, flight: Flight, outcome: Answer | OfframpError) -> None:
+    def settle(self, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
         """Take one input's outcome."""
         if self.outcomes.done():
             return
         if isinstance(outcome, OfframpError):
             self.outcomes.set_exception(outcome)
             return
-        self._answers[flight.serial] = outcome
+        self._answers[flight] = outcome
         self._missing -= 1
         if not self._missing:
             self.outcomes.set_result(self._answers)

@@ -1,189 +1,140 @@
-"""The ingress's book: every input that has no answer yet, and what is sent next. Pure; `dispatcher.py` sends."""
+"""Inputs on their way through an ingress, from arrival to outcome, and the calls to stages that carry them."""
 
 from __future__ import annotations
 
-import math
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
-from earlyexit.errors import InputError, OfframpError, OverloadedError
-from earlyexit.signature import Encoded
-from earlyexit.wire import Answer, WirePiece, entering
+from deployments.ingress.core.itinerary import Leg
 
-Settle = Callable[["Flight", Answer | OfframpError], None]
+I = TypeVar("I")  # noqa: E741 # an input, as whoever drives the core knows it
+W = TypeVar("W")
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Flight:
-    """One input from its arrival to its answer; it keeps its tokens, so that it can start again."""
+class Flight(Generic[I]):
+    """One input until it has its outcome; it keeps what its owner gave, so that it can start again."""
 
-    key: str
-    """The caller's id of the input, or an empty string."""
-    request_id: str
-    """The request it came with, for the log."""
-    book: str
-    """The book that holds it: sample ids of different ingresses meet in one batch."""
-    serial: int
-    encoded: Encoded
-    arrived_s: float
-    ahead: int
-    """Inputs that had no answer when it arrived."""
-    deadline_s: float
-    settle: Settle
-    attempt: int = 0
-    epoch: int = 0
-    """The plan by which it was sent."""
-    settled: bool = False
+    __slots__ = ("ahead", "arrived_s", "attempt", "deadline_s", "holder", "input", "settled")
+
+    def __init__(self, given: I, arrived_s: float, deadline_s: float, ahead: int) -> None:
+        self.input = given
+        self.arrived_s = arrived_s
+        self.deadline_s = deadline_s
+        self.ahead = ahead
+        """Inputs that had no outcome when it arrived."""
+        self.attempt = 0
+        self.settled = False
+        self.holder: Call[I, Any] | Pause[I] | None = None
+        """What has it; None of one that waits to be sent, and of one that is over."""
 
     @property
-    def sample_id(self) -> str:
-        """Unique in the service and per attempt, so that a late answer of an earlier attempt is known as such."""
-        return f"{self.key}#{self.book}.{self.serial}.{self.attempt}"
+    def is_waiting(self) -> bool:
+        """Whether it waits to be sent."""
+        return self.holder is None and not self.settled
 
 
-def serial_and_attempt(sample_id: str) -> tuple[int, int]:
-    """Of a flight, from the id that it travels by."""
-    _, serial, attempt = sample_id.rpartition("#")[2].split(".")
-    return int(serial), int(attempt)
+class Call(Generic[I, W]):
+    """Inputs that were sent to a stage together."""
 
+    __slots__ = ("epoch", "flights", "heard", "is_first", "leg", "num_inside", "probe", "reserve_s", "started_s")
 
-class FlightBook:
-    """Inputs without an answer: those that wait to be sent, and those under way by sample id."""
-
-    def __init__(self, max_queued: int, name: str) -> None:
-        self._name = name
-        self._max_queued = max_queued
-        self._waiting: OrderedDict[int, Flight] = OrderedDict()  # by serial
-        self._under_way: dict[str, Flight] = {}
-        self._serial = 0
-
-    @property
-    def num_unanswered(self) -> int:
-        return len(self._waiting) + len(self._under_way)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    def admit(
+    def __init__(
         self,
-        inputs: Sequence[tuple[str, Encoded]],
-        deadline_s: float,
-        settle: Settle,
-        *,
-        arrived_s: float,
-        retry_after_s: float,
-        request_id: str = "",
-    ) -> list[Flight]:
-        """Take all inputs of a request, or none.
+        leg: Leg[W],
+        flights: Sequence[Flight[I]],
+        started_s: float,
+        epoch: int,
+        reserve_s: float,
+        probe: bool,
+        is_first: bool,
+    ) -> None:
+        self.leg = leg
+        self.flights = flights
+        """All that it began with."""
+        self.started_s = started_s
+        self.epoch = epoch
+        """Of the plan by which its inputs were sent to the first stage."""
+        self.reserve_s = reserve_s
+        """What the stages after this one are expected to take, and what is kept in hand."""
+        self.probe = probe
+        self.is_first = is_first
+        """Whether it brings new inputs, to the first block."""
+        self.heard = False
+        """Whether anything has come back."""
+        self.num_inside = 0
+        """Inputs that it has."""
 
-        Raises OverloadedError beyond `max_queued`, InputError for a request that could never fit.
-        """
-        if len(inputs) > self._max_queued:
-            raise InputError(f"{len(inputs)} inputs in one request; at most {self._max_queued} wait here at a time")
-        if self.num_unanswered + len(inputs) > self._max_queued:
-            raise OverloadedError(
-                f"{self.num_unanswered} inputs wait for their answers here, at most {self._max_queued} are taken",
-                retry_after_s=retry_after_s,
-            )
-        ahead = self.num_unanswered
-        flights: list[Flight] = []
-        for key, encoded in inputs:
-            self._serial += 1
-            flight = Flight(
-                key=key,
-                request_id=request_id,
-                book=self._name,
-                serial=self._serial,
-                encoded=encoded,
-                arrived_s=arrived_s,
-                ahead=ahead + len(flights),
-                deadline_s=deadline_s,
-                settle=settle,
-            )
-            self._waiting[flight.serial] = flight
-            flights.append(flight)
-        return flights
+    def inside(self) -> list[Flight[I]]:
+        """Those that nothing has come back of."""
+        return [flight for flight in self.flights if flight.holder is self]
 
-    def depart(self, batch: int, epoch: int) -> list[Flight]:
-        """The next inputs for the first stage, at most `batch`, in the order of their arrival."""
-        flights = [self._waiting.popitem(last=False)[1] for _ in range(min(batch, len(self._waiting)))]
+
+class Pause(Generic[I]):
+    """Inputs of a call that failed, until they wait to be sent again."""
+
+    __slots__ = ("flights", "slot")
+
+    def __init__(self, slot: str, flights: Sequence[Flight[I]]) -> None:
+        self.slot = slot
+        self.flights = flights
         for flight in flights:
-            flight.epoch = epoch
-            self._under_way[flight.sample_id] = flight
-        return flights
+            flight.holder = self
 
-    def find(self, sample_id: str) -> Flight | None:
-        """The input under way with that id; None if it was answered, given up or sent again since."""
-        return self._under_way.get(sample_id)
-
-    def settle(self, sample_id: str, outcome: Answer | OfframpError) -> Flight | None:
-        """Give an input its outcome, once; None for a duplicate or a stranger."""
-        flight = self._under_way.pop(sample_id, None)
-        if flight is None or flight.settled:
-            return None
-        flight.settled = True
-        flight.settle(flight, outcome)
-        return flight
-
-    def settle_waiting(self, outcome: OfframpError) -> int:
-        """Give every input that waits to be sent this outcome; how many there were."""
-        waiting, self._waiting = self._waiting, OrderedDict()
-        for flight in waiting.values():
-            flight.settled = True
-            flight.settle(flight, outcome)
-        return len(waiting)
-
-    def give_up(self, flights: Sequence[Flight]) -> None:
-        """Forget inputs whose owner no longer waits; answers that still come for them are duplicates."""
-        for flight in flights:
-            flight.settled = True
-            self._waiting.pop(flight.serial, None)
-            self._under_way.pop(flight.sample_id, None)
-
-    def send_again(self, sample_ids: Sequence[str]) -> int:
-        """Put unanswered inputs back to the front, to start from block 0; how many there were."""
-        flights = [self._under_way.pop(sample_id) for sample_id in sample_ids if sample_id in self._under_way]
-        for flight in reversed(flights):
-            flight.attempt += 1
-            self._waiting[flight.serial] = flight
-            self._waiting.move_to_end(flight.serial, last=False)
-        return len(flights)
+    def unsettled(self) -> list[Flight[I]]:
+        """Those that somebody still waits for."""
+        return [flight for flight in self.flights if not flight.settled]
 
 
-def departure(flights: Sequence[Flight]) -> WirePiece:
-    """The inputs as a piece that waits for block 0."""
-    return entering([flight.sample_id for flight in flights], [flight.encoded for flight in flights])
+MANY_GONE = 64
+"""So many in a line are not worth being looked for."""
 
 
-LONGEST_RETRY_S = 30.0
-"""A rate measured under little load says little about a full queue; nobody is sent away for longer."""
+class Line(Generic[I]):
+    """Inputs that wait to be sent, in the order in which they go."""
 
+    __slots__ = ("_flights", "length")
 
-@dataclass(slots=True)
-class AnswerRate:
-    """Answers per second, as a moving average over about ten seconds; tells refused callers when to come back."""
+    def __init__(self) -> None:
+        self.length = 0
+        self._flights: deque[Flight[I]] = deque()
+        """Those that were settled meanwhile are passed over when their turn comes."""
 
-    rate_per_s: float = 0.0
-    _since_s: float | None = None
-    _count: int = 0
+    def join(self, flights: Sequence[Flight[I]]) -> None:
+        """Wait at the end."""
+        self._flights.extend(flights)
+        self.length += len(flights)
 
-    def begin(self, now_s: float) -> None:
-        """Count from now on: until now there was nothing to answer."""
-        self._since_s, self._count = now_s, 0
+    def return_to_front(self, flights: Sequence[Flight[I]]) -> None:
+        """Wait before all others, in this order."""
+        self._flights.extendleft(reversed(flights))
+        self.length += len(flights)
 
-    def record(self, count: int, now_s: float) -> None:
-        """Count answers."""
-        if self._since_s is None:
-            self._since_s = now_s
-        self._count += count
-        elapsed_s = now_s - self._since_s
-        if elapsed_s >= 1.0:
-            weight = 1 - math.exp(-elapsed_s / 10)
-            self.rate_per_s += (self._count / elapsed_s - self.rate_per_s) * (weight if self.rate_per_s else 1.0)
-            self._since_s, self._count = now_s, 0
+    def leave(self, batch: int) -> list[Flight[I]]:
+        """The next ones, at most `batch`."""
+        flights, number = self._flights, min(batch, self.length)
+        are_gone = self.length < len(flights)
+        self.length -= number
+        if not are_gone:
+            return [flights.popleft() for _ in range(number)]
+        leaving: list[Flight[I]] = []
+        while len(leaving) < number:
+            flight = flights.popleft()
+            if not flight.settled:
+                leaving.append(flight)
+        return leaving
 
-    def seconds_for(self, count: int) -> float:
-        """How long `count` answers take, at least 1 s (HTTP's Retry-After counts whole seconds)."""
-        return min(max(1.0, count / self.rate_per_s), LONGEST_RETRY_S) if self.rate_per_s else 1.0
+    def clear(self) -> list[Flight[I]]:
+        """Everybody, who waits no more."""
+        waiting = self.leave(self.length)
+        self._flights.clear()
+        return waiting
+
+    def forget(self, number: int) -> None:
+        """So many that wait here were settled just now."""
+        self.length -= number
+        flights = self._flights
+        while flights and flights[0].settled:
+            flights.popleft()
+        if len(flights) > 2 * self.length + MANY_GONE:
+            self._flights = deque(flight for flight in flights if not flight.settled)

@@ -76,9 +76,12 @@ class Itinerary(Generic[W]):
 
     def reserve_s(self, leg: Leg[W]) -> float:
         """What the stages after this one are expected to take; infinite where a stage might wait, not knowing."""
-        expected_s = [later.expected_s for later in self.legs[leg.index + 1 :]]
-        is_deferred = leg.assignment.dispatch == "deferred"
-        return math.inf if is_deferred and not all(expected_s) else sum(expected_s)
+        sum_s = 0.0
+        for later in self.legs[leg.index + 1 :]:
+            if not later.expected_s and leg.assignment.dispatch == "deferred":
+                return math.inf
+            sum_s += later.expected_s
+        return sum_s
 
 
 def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: Itinerary[W] | None = None) -> Itinerary[W]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,11 +28,8 @@ SWEEP_S = 1.0
 """How often probes are looked through for those that will not come back."""
 
 
-class ProbedInput(Protocol):
-    """What must be known of an input that becomes a probe."""
-
-    @property
-    def sample_id(self) -> str: ...
+class ProbedInput(Hashable, Protocol):
+    """What must be known of an input that becomes a probe; it is known by itself."""
 
     @property
     def arrived_s(self) -> float: ...
@@ -74,7 +71,7 @@ class CompleteProbe:
 
 
 class ProbeBook:
-    """Probes by sample id, until the model's last block was seen of them and the caller has its answer.
+    """Probes by their input, until the model's last block was seen of them and the caller has its answer.
 
     Its times are the caller's; `hand_over` can move them to another clock.
     """
@@ -96,7 +93,7 @@ class ProbeBook:
         self._outlive_s = outlive_s
         self._most_complete = most_complete
         self._most_open = most_open
-        self._open: dict[str, Probe] = {}
+        self._open: dict[Hashable, Probe] = {}
         self._complete: deque[CompleteProbe] = deque()
         self._swept_s = 0.0
         self.num_complete = 0
@@ -114,7 +111,7 @@ class ProbeBook:
             return False
         num_ramps = len(self._shape.ramps)
         for each in inputs:
-            self._open[each.sample_id] = Probe(
+            self._open[each] = Probe(
                 arrived_s=each.arrived_s,
                 deadline_s=each.deadline_s,
                 active=active,
@@ -123,37 +120,36 @@ class ProbeBook:
             )
         return True
 
-    def deadline_s(self, sample_id: str) -> float | None:
-        """Of a probe under way, answered or not; None of any other input."""
-        probe = self._open.get(sample_id)
-        return None if probe is None else probe.deadline_s
+    def holds(self, probed: Hashable) -> bool:
+        """Whether an input is a probe under way, answered or not."""
+        return probed in self._open
 
-    def answered(self, sample_id: str, exit_block: int, active_now: frozenset[int]) -> None:
+    def answered(self, probed: Hashable, exit_block: int, active_now: frozenset[int]) -> None:
         """Take note of where a probe was answered, by a stage that may follow a later plan than its sender."""
-        probe = self._open.get(sample_id)
+        probe = self._open.get(probed)
         if probe is None or probe.exit is not None:
             return
         probe.exit = exit_block
         if exit_block != self._last and exit_block not in probe.active:
             probe.active = active_now
-        self._close(sample_id, probe)
+        self._close(probed, probe)
 
-    def see(self, seen: Iterable[Seen]) -> None:
-        """Take note of what exits said."""
-        for each in seen:
-            probe = self._open.get(each.sample_id)
+    def see(self, seen: Iterable[tuple[Hashable, Seen]]) -> None:
+        """Take note of what exits said, each of an input."""
+        for probed, each in seen:
+            probe = self._open.get(probed)
             if probe is None:
                 continue
             if each.block == self._last:
                 probe.full = each.value
-                self._close(each.sample_id, probe)
+                self._close(probed, probe)
             elif (column := self._column.get(each.block)) is not None:
                 probe.scores[column], probe.answers[column] = each.score, each.value
 
-    def forget(self, sample_ids: Iterable[str]) -> None:
+    def forget(self, inputs: Iterable[Hashable]) -> None:
         """Give probes up that did not get to the end."""
-        for sample_id in sample_ids:
-            self._open.pop(sample_id, None)
+        for each in inputs:
+            self._open.pop(each, None)
 
     def hand_over(self, ahead_s: float = 0.0) -> Observations | None:
         """The complete ones since the last time; None where there are none.
@@ -168,10 +164,10 @@ class ProbeBook:
         """1 - mean loss of the complete probes' answers against the full model's; None before the first."""
         return 1 - self.total_loss / self.num_complete if self.num_complete else None
 
-    def _close(self, sample_id: str, probe: Probe) -> None:
+    def _close(self, probed: Hashable, probe: Probe) -> None:
         if probe.exit is None or probe.full is None:
             return
-        del self._open[sample_id]
+        del self._open[probed]
         answers = probe.whole
         if answers is None or (probe.exit != self._last and probe.exit not in probe.active & self._column.keys()):
             self.num_refused += 1

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from deployments.ingress.api.endpoint import GONE, Counting, Endpoint, EndpointOf, Handler
-from deployments.ingress.core.flights import Flight
+from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.ingress.tracing.tracer import Tracer
 from deployments.ingress.transport.link import Link
 from deployments.ingress.transport.transport import LinkTo
@@ -100,7 +100,7 @@ class Tracing:
         """In the place of `Link`."""
         return partial(TracedLink, self.tracer, slot)
 
-    def follow(self, flights: Sequence[Flight]) -> None:
+    def follow(self, flights: Sequence[LiveFlight]) -> None:
         """What `InferService` tells."""
         self.tracer.follow(flights)
 

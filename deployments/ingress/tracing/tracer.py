@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
 
-from deployments.ingress.core.flights import Flight, serial_and_attempt
+from deployments.ingress.dispatch.departure import LiveFlight, serial_and_attempt
 from deployments.ingress.tracing.record import InputRecord, RequestRecord, Sent, Visit
 from deployments.ingress.tracing.spans import Span, request_spans
 from deployments.messages import Chunk, SplitRun, StageCall, Timing
@@ -57,13 +57,13 @@ class Tracer:
         _REQUEST.set(record)
         return record
 
-    def follow(self, flights: Sequence[Flight]) -> None:
+    def follow(self, flights: Sequence[LiveFlight]) -> None:
         """The present request's inputs were submitted."""
         record = _REQUEST.get()
         if record is None:
             return
         now_s = self._clock.now_s()
-        record.serials = [flight.serial for flight in flights]
+        record.serials = [flight.input.serial for flight in flights]
         record.inputs = [InputRecord(submitted_s=now_s) for _ in flights]
         self._inputs |= zip(record.serials, record.inputs, strict=True)
 

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.service import InferService
-from deployments.ingress.core.dispatcher import Dispatcher
-from deployments.ingress.core.flights import Flight, Settle
+from deployments.ingress.core.flights import Flight
+from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle
+from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.text import LONG_CHARS, TextCodec
@@ -40,15 +41,13 @@ class Desk(Dispatcher):
         self.clock = clock
         self.submitted: list[tuple[str, list[int]]] = []
         self.deadlines_s: list[float] = []
-        self.flights: list[Flight] = []
+        self.flights: list[LiveFlight] = []
         self.arrivals_s: list[float] = []
         self.given_up: list[tuple[str, str]] = []
         self.checked: list[tuple[int, float]] = []
         self.settle: Settle | None = None
         self.refusal: OfframpError | None = None
         self.early_refusal: OfframpError | None = None
-        self.takes_s = 0.0
-        """How far the clock moves on while inputs are submitted."""
 
     def check(self, num_inputs: int, deadline_s: float) -> None:
         self.checked.append((num_inputs, deadline_s))
@@ -63,7 +62,7 @@ class Desk(Dispatcher):
         *,
         arrived_s: float | None = None,
         request_id: str = "",
-    ) -> list[Flight]:
+    ) -> list[LiveFlight]:
         assert arrived_s is not None
         self.arrivals_s.append(arrived_s)
         if self.refusal is not None:
@@ -73,23 +72,17 @@ class Desk(Dispatcher):
         self.settle = settle
         self.flights = [
             Flight(
-                key=key,
-                request_id=request_id,
-                book="i",
-                serial=serial,
-                encoded=encoded,
-                arrived_s=arrived_s,
-                ahead=0,
-                deadline_s=deadline_s,
-                settle=settle,
+                Query(key=key, encoded=encoded, serial=serial, request_id=request_id, settle=settle),
+                arrived_s,
+                deadline_s,
+                0,
             )
             for serial, (key, encoded) in enumerate(inputs)
         ]
-        self.clock.advance(self.takes_s)
         return self.flights
 
-    def give_up(self, flights: Sequence[Flight], reason: str) -> None:
-        self.given_up.extend((flight.key, reason) for flight in flights if not flight.settled)
+    def give_up(self, flights: Sequence[LiveFlight], reason: str) -> None:
+        self.given_up.extend((flight.input.key, reason) for flight in flights if not flight.settled)
 
     def outcome(self, index: int, outcome: Answer | OfframpError) -> None:
         assert self.settle is not None
@@ -225,19 +218,18 @@ async def test_what_the_dispatcher_refuses_is_passed_on() -> None:
 
 async def test_at_the_deadline_the_caller_is_told_and_what_has_no_answer_is_given_up() -> None:
     scene = Scene()
-    scene.desk.takes_s = 2.0  # the clock passes the deadline without a wait
+    task = await scene.start(ask("pay", "my", timeout_s=2.0))
+    scene.desk.outcome(0, DeadlineError("no answer within 2 s"))
     with pytest.raises(DeadlineError, match="no answer within 2 s"):
-        await scene.service.infer(ask("pay", "my", timeout_s=2.0))
-    assert scene.desk.given_up == [("a", "deadline"), ("b", "deadline")]
+        await task
+    assert scene.desk.given_up == [("b", "deadline")]
 
 
 async def test_answers_after_the_deadline_are_let_go() -> None:
     scene = Scene()
-    scene.desk.takes_s = 2.0
-    task = await scene.start(ask("pay", timeout_s=1.0))
-    for _ in range(5):
-        await asyncio.sleep(0)
-    scene.desk.outcome(0, answer("a"))
+    task = await scene.start(ask("pay", "my", timeout_s=1.0))
+    scene.desk.outcome(0, DeadlineError("no answer within 1 s"))
+    scene.desk.outcome(1, answer("b"))
     with pytest.raises(DeadlineError):
         await task
 

@@ -8,9 +8,7 @@ import pytest
 
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.core.probes import ProbeBook, can_look
-from earlyexit.errors import OfframpError
-from earlyexit.signature import Encoded
-from earlyexit.wire import Answer, Array, Seen
+from earlyexit.wire import Array, Seen
 from optimizer.plan import PolicySpec
 from profiles.records import ValueArray, differ
 from profiles.scores import FloatArray
@@ -18,36 +16,25 @@ from profiles.stream import StreamShape
 
 SHAPE = StreamShape(score="entropy", num_blocks=4, ramps=(0, 2))
 BOTH = frozenset({0, 2})
+Probed = Flight[int]
 
 
-def flight(serial: int, *, deadline_s: float = 10.0) -> Flight:
-    def ignore(_: Flight, __: Answer | OfframpError) -> None: ...
-
-    return Flight(
-        key="a",
-        request_id="",
-        book="i",
-        serial=serial,
-        encoded=Encoded(1, (np.array([1], dtype=np.int32),)),
-        arrived_s=1.5,
-        ahead=0,
-        deadline_s=deadline_s,
-        settle=ignore,
-    )
+def flight(serial: int, *, deadline_s: float = 10.0) -> Probed:
+    return Flight(serial, 1.5, deadline_s, 0)
 
 
-def seen(each: Flight, block: int, *, score: float = 0.5, label: int = 1) -> Seen:
-    return Seen(sample_id=each.sample_id, block=block, score=math.nan if block == 3 else score, value=label)
+def seen(each: Probed, block: int, *, score: float = 0.5, label: int = 1) -> tuple[Probed, Seen]:
+    return each, Seen(sample_id="", block=block, score=math.nan if block == 3 else score, value=label)
 
 
-def begun(*flights: Flight, active: frozenset[int] = BOTH, most_complete: int = 10) -> ProbeBook:
+def begun(*flights: Probed, active: frozenset[int] = BOTH, most_complete: int = 10) -> ProbeBook:
     book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_complete=most_complete)
     assert book.begin(flights, active, 2.0)
     return book
 
 
-def finish(book: ProbeBook, each: Flight, *, exit_block: int = 3) -> None:
-    book.answered(each.sample_id, exit_block, BOTH)
+def finish(book: ProbeBook, each: Probed, *, exit_block: int = 3) -> None:
+    book.answered(each, exit_block, BOTH)
     book.see([seen(each, block) for block in (0, 2, 3)])
 
 
@@ -56,21 +43,21 @@ def test_a_probe_is_complete_when_it_was_answered_and_the_last_block_was_seen(an
     probe = flight(1)
     book = begun(probe)
     if answer_first:
-        book.answered(probe.sample_id, 0, BOTH)
+        book.answered(probe, 0, BOTH)
     book.see([seen(probe, 0), seen(probe, 2), seen(probe, 3)])
     if not answer_first:
         assert book.hand_over() is None
-        book.answered(probe.sample_id, 0, BOTH)
+        book.answered(probe, 0, BOTH)
     observations = book.hand_over()
     assert observations is not None
     assert (len(observations), observations.exits_N.tolist()) == (1, [0])
-    assert book.deadline_s(probe.sample_id) is None
+    assert not book.holds(probe)
 
 
 def test_the_first_answer_counts() -> None:
     probe = flight(1)
     book = begun(probe)
-    book.answered(probe.sample_id, 2, BOTH)
+    book.answered(probe, 2, BOTH)
     finish(book, probe, exit_block=3)
     observations = book.hand_over(100.0)
     assert observations is not None
@@ -83,7 +70,7 @@ def test_agreement_is_the_share_of_answers_that_were_the_full_models() -> None:
     assert book.agreement is None
     for each, label in zip(flights, (1, 1, 1, 2), strict=True):
         book.see([seen(each, 0, label=label), seen(each, 2)])
-        book.answered(each.sample_id, 0, BOTH)
+        book.answered(each, 0, BOTH)
         book.see([seen(each, 3)])
     assert book.agreement == 0.75
 
@@ -95,9 +82,9 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
     probe = flight(1)
     book = ProbeBook(replace(SHAPE, zero_one=False), wrong_pixels, outlive_s=1.0)
     book.begin([probe], BOTH, 2.0)
-    book.answered(probe.sample_id, 2, BOTH)
+    book.answered(probe, 2, BOTH)
     for block, pixels in ((0, [[1, 1], [0, 0]]), (2, [[0, 1], [0, 0]]), (3, [[0, 0], [0, 0]])):
-        book.see([replace(seen(probe, block), value=Array.of(np.array(pixels)))])
+        book.see([(probe, replace(seen(probe, block)[1], value=Array.of(np.array(pixels))))])
     assert book.agreement == 0.75
     observations = book.hand_over()
     assert observations is not None
@@ -108,7 +95,7 @@ def test_what_is_seen_of_other_inputs_and_at_other_blocks_is_ignored() -> None:
     probe, stranger = flight(1), flight(2)
     book = begun(probe)
     book.see([seen(stranger, 0), seen(probe, 1)])
-    book.answered(stranger.sample_id, 0, BOTH)
+    book.answered(stranger, 0, BOTH)
     finish(book, probe)
     finish(book, stranger)
     assert book.num_complete == 1
@@ -127,7 +114,7 @@ def test_probes_that_contradict_themselves_are_counted_and_left_out(
 ) -> None:
     probe = flight(1)
     book = begun(probe)
-    book.answered(probe.sample_id, exit_block, BOTH)
+    book.answered(probe, exit_block, BOTH)
     book.see([*(seen(probe, block, score=score) for block in blocks), seen(probe, 3)])
     assert (book.hand_over(), book.num_refused, book.num_complete) == (None, 1, 0)
 
@@ -144,7 +131,7 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
 ) -> None:
     probe = flight(1)
     book = begun(probe, active=frozenset({2}))
-    book.answered(probe.sample_id, 0, active_now)
+    book.answered(probe, 0, active_now)
     book.see([seen(probe, block) for block in (0, 2, 3)])
     observations = book.hand_over()
     assert (None if observations is None else observations.active_NR[0].tolist()) == active
@@ -154,18 +141,18 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
 def test_a_forgotten_probe_never_completes() -> None:
     probe = flight(1)
     book = begun(probe)
-    book.forget([probe.sample_id, "stranger"])
+    book.forget([probe, "stranger"])
     finish(book, probe)
-    assert (book.deadline_s(probe.sample_id), book.hand_over()) == (None, None)
+    assert (book.holds(probe), book.hand_over()) == (False, None)
 
 
 def test_probes_whose_deadline_is_long_past_are_forgotten() -> None:
     early, late = flight(1, deadline_s=5.0), flight(2, deadline_s=9.0)
     book = begun(early, late)
     book.begin([], BOTH, 6.0)
-    assert book.deadline_s(early.sample_id) == 5.0  # something may still be seen of it for a second
+    assert book.holds(early)  # something may still be seen of it for a second
     book.begin([], BOTH, 7.1)
-    assert (book.deadline_s(early.sample_id), book.deadline_s(late.sample_id)) == (None, 9.0)
+    assert (book.holds(early), book.holds(late)) == (False, True)
 
 
 def test_of_complete_probes_that_nobody_asks_for_the_oldest_go() -> None:

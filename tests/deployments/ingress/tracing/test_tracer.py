@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from deployments.ingress.core.flights import Flight
+from deployments.ingress.dispatch.departure import LiveFlight, Query
 from deployments.ingress.tracing.record import Visit
 from deployments.ingress.tracing.spans import Span
 from deployments.ingress.tracing.tracer import Attributes, Tracer
@@ -47,18 +48,10 @@ class Scene:
     def follow(self, *serials: int) -> None:
         self.tracer.follow([self.flight(serial) for serial in serials])
 
-    def flight(self, serial: int) -> Flight:
-        return Flight(
-            key="",
-            request_id="r",
-            book="i",
-            serial=serial,
-            encoded=Encoded(2, (np.zeros(2, dtype=np.int32),)),
-            arrived_s=0.0,
-            ahead=0,
-            deadline_s=1.0,
-            settle=lambda flight, outcome: None,
-        )
+    def flight(self, serial: int) -> LiveFlight:
+        encoded = Encoded(2, (np.zeros(2, dtype=np.int32),))
+        query = Query(key="", encoded=encoded, serial=serial, request_id="r", settle=lambda flight, outcome: None)
+        return Flight(query, 0.0, 1.0, 0)
 
 
 def test_a_sampled_request_is_told_with_what_became_of_it() -> None:

@@ -19,13 +19,16 @@ from tokenizers import Tokenizer, models
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.http import build_app
 from deployments.ingress.api.service import InferService
-from deployments.ingress.core.dispatcher import Dispatcher
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.rules import Rules
 from deployments.ingress.dashboard.feed import Viewer
+from deployments.ingress.dispatch.departure import Query
+from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.rpc.calls import Rpcs
 from deployments.ingress.tracing.hooks import Tracing, start_tracing
 from deployments.ingress.transport.link import Link
 from deployments.ingress.transport.members import Board
-from deployments.ingress.transport.transport import LinkTransport
+from deployments.ingress.transport.transport import LinkTransport, Transport
 from deployments.messages import Assignment
 from deployments.settings import ServeSettings
 from deployments.stage.build import build_runner, starting_policy
@@ -184,17 +187,9 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
         for slot, transport in transports.items():
             transport.follow(boards[slot])
             boards[slot].announce({f"{slot}-r": addresses[slot]})
-        dispatcher = Dispatcher(
-            placed,
-            transports,
-            clock,
-            NoMetrics(),
-            max_queued=settings.max_queued,
-            calls_per_replica=2,
-            max_attempts=8,
-            name="i",
-            rng=random.Random(0),
-        )
+        rules = Rules(max_queued=settings.max_queued, calls_per_replica=2, max_attempts=8)
+        core: IngressCore[Query, Transport] = IngressCore("i", placed, transports, rules, random.Random(0))
+        dispatcher = Dispatcher(core, clock, NoMetrics())
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
         service = InferService(codec, dispatcher, settings, clock, trace=None if tracing is None else tracing.follow)
         backend = Backend(card=read_card(Path(settings.model)), service=service)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from earlyexit.errors import DeadlineError
-from tests.deployments.ingress.core.dispatcher_scene import PLAN, Scene, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, Scene, StageCallLog, turns
 
 DEFERRED = replace(PLAN, dispatch="deferred")
 

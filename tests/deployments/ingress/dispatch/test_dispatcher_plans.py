@@ -7,12 +7,12 @@ import string
 
 import pytest
 
-from deployments.ingress.core.dispatcher import SUSPENDED_RETRY_S
+from deployments.ingress.core.ingress_core import SUSPENDED_RETRY_S
 from earlyexit.errors import PlanError, StageUnavailableError
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
-from tests.deployments.ingress.core.dispatcher_scene import PLAN, SLOTS, Scene, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import PLAN, SLOTS, Scene, StageCallLog, turns
 
 FIRST, SECOND, THIRD = SLOTS
 

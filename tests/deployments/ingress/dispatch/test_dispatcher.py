@@ -5,9 +5,9 @@ import string
 
 import pytest
 
-from deployments.ingress.core.dispatcher import RETRY_PAUSE_S
+from deployments.ingress.core.ingress_core import RETRY_PAUSE_S
 from earlyexit.errors import DeadlineError, ExecutionError, OverloadedError, StageUnavailableError
-from tests.deployments.ingress.core.dispatcher_scene import BATCH, PLAN, Scene, StageCallLog, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import BATCH, PLAN, Scene, StageCallLog, turns
 
 # Out
 
@@ -115,7 +115,7 @@ async def test_an_answer_settles_at_once_while_survivors_go_on() -> None:
     third.end()
     await turns()
     assert (scene.answered, scene.metrics.exits) == ("bac", [1, 3, 5])
-    assert (scene.dispatcher.num_unanswered, scene.pauses_s) == (0, [])
+    assert (scene.dispatcher.num_unanswered, scene.alarms.pauses_s) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ async def test_a_lost_input_gets_its_error_and_its_batch_mates_their_answers() -
     call.end()
     await turns()
     assert (scene.errors, scene.answered) == ([("b", "execution"), ("a", "deadline")], "c")
-    assert (len(scene.stages[0].calls), scene.pauses_s) == (1, [])
+    assert (len(scene.stages[0].calls), scene.alarms.pauses_s) == (1, [])
 
 
 async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
@@ -185,7 +185,7 @@ async def test_after_a_failure_midway_only_unsettled_inputs_start_again_from_blo
     scene.stages[1].calls[0].end()
     await turns()
     assert sorted(scene.answered) == ["a", "b", "c", "d"]
-    assert (scene.pauses_s, scene.metrics.retries) == ([RETRY_PAUSE_S], [("split-cpu-0", 2)])
+    assert (scene.alarms.pauses_s, scene.metrics.retries) == ([RETRY_PAUSE_S], [("split-cpu-0", 2)])
 
 
 async def test_inputs_that_start_again_go_before_those_that_wait_in_their_old_order() -> None:
@@ -195,7 +195,11 @@ async def test_inputs_that_start_again_go_before_those_that_wait_in_their_old_or
     scene.stages[0].calls[0].answer("c")
     scene.stages[0].calls[0].fail()
     await turns()
-    assert scene.stages[0].names == ["dcba", "dbaz"]
+    scene.submit("y")
+    await turns()
+    scene.stages[0].calls[1].answer("z")
+    await turns()
+    assert scene.stages[0].names == ["dcba", "z", "dbay"]
 
 
 async def test_survivors_of_a_stage_that_fails_start_again_from_the_first() -> None:
@@ -268,13 +272,13 @@ async def test_a_fresh_input_outlives_an_exhausted_batch_mate() -> None:
 
 async def test_other_inputs_leave_while_a_failed_batch_pauses() -> None:
     scene = Scene()
-    scene.paused.clear()
+    scene.alarms.hold()
     first = await scene.sent("a")
     first.fail()
     await turns()
     await scene.sent("b")
     assert scene.stages[0].names == ["a", "b"]
-    scene.paused.set()
+    scene.alarms.ring()
     scene.stages[0].calls[1].answer("b")
     await turns()
     assert scene.stages[0].names == ["a", "b", "a"]
@@ -332,7 +336,7 @@ async def test_answers_for_given_up_inputs_reach_nobody() -> None:
 @pytest.mark.parametrize("during_the_pause", [False, True], ids=["before-the-failure", "during-the-pause"])
 async def test_given_up_inputs_do_not_start_again(during_the_pause: bool) -> None:
     scene = Scene()
-    scene.paused.clear()
+    scene.alarms.hold()
     flights = scene.submit("a")
     await turns()
     if not during_the_pause:
@@ -340,7 +344,7 @@ async def test_given_up_inputs_do_not_start_again(during_the_pause: bool) -> Non
     scene.stages[0].calls[0].fail()
     await turns()
     scene.dispatcher.give_up(flights, "abandoned")
-    scene.paused.set()
+    scene.alarms.ring()
     await turns()
     assert (scene.stages[0].names, scene.metrics.retries, scene.outcomes) == (["a"], [], [])
 

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from deployments.ingress.core.dispatcher import Dispatcher
-from deployments.ingress.core.flights import Flight
+from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, IngressCore
+from deployments.ingress.core.rules import Rules
+from deployments.ingress.dispatch.departure import LiveFlight, Query
+from deployments.ingress.dispatch.dispatcher import Dispatcher
+from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, GoingOn, StageCall, Timing
 from earlyexit.clock import ManualClock
 from earlyexit.errors import OfframpError
@@ -144,6 +147,44 @@ class Tally:
         self.retries.append((slot, num_inputs))
 
 
+class Alarms:
+    """Rings at once for a pause before another try, or once the test says so; for a deadline never."""
+
+    def __init__(self) -> None:
+        self.pauses_s: list[float] = []
+        self._held: list[Ring] | None = None
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Ring:
+        ring = Ring(call)
+        if seconds <= RETRY_PAUSE_S:
+            self.pauses_s.append(seconds)
+            if self._held is None:
+                asyncio.get_running_loop().call_soon(ring.ring)
+            else:
+                self._held.append(ring)
+        return ring
+
+    def hold(self) -> None:
+        self._held = []
+
+    def ring(self) -> None:
+        held, self._held = self._held, None
+        for ring in held or ():
+            ring.ring()
+
+
+class Ring:
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def ring(self) -> None:
+        if self._call is not None:
+            self._call()
+
+    def cancel(self) -> None:
+        self._call = None
+
+
 @dataclass
 class Scene:
     """A dispatcher between fake stages and an owner that writes down every outcome."""
@@ -160,30 +201,24 @@ class Scene:
     metrics: Tally = field(default_factory=Tally)
     stages: list[ManualStage] = field(default_factory=lambda: [ManualStage(), ManualStage(), ManualStage()])
     outcomes: list[tuple[str, Answer | OfframpError]] = field(default_factory=list)
-    pauses_s: list[float] = field(default_factory=list)
-    paused: asyncio.Event = field(default_factory=asyncio.Event)
-    """Unset, pauses last until it is set."""
+    alarms: Alarms = field(default_factory=lambda: Alarms())
 
     def __post_init__(self) -> None:
-        self.paused.set()
-        self.dispatcher = Dispatcher(
-            PlacedPlan(plan=self.plan, slots=SLOTS),
-            dict(zip(SLOTS, self.stages, strict=True)),
-            self.clock,
-            self.metrics,
+        rules = Rules(
             max_queued=self.max_queued,
             calls_per_replica=self.calls_per_replica,
             max_attempts=self.max_attempts,
-            name="i",
             slo_s=self.slo_s,
             slack=self.slack,
             shape=self.shape,
             probe_share=self.probe_share,
-            rng=random.Random(0),
-            pause=self._pause,
         )
+        ways: dict[str, Transport] = dict(zip(SLOTS, self.stages, strict=True))
+        placed = PlacedPlan(plan=self.plan, slots=SLOTS)
+        core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
+        self.dispatcher = Dispatcher(core, self.clock, self.metrics, later=self.alarms.later)
 
-    def submit(self, names: str, *, deadline_s: float = 10.0) -> list[Flight]:
+    def submit(self, names: str, *, deadline_s: float = 10.0) -> list[LiveFlight]:
         """One input of two tokens per letter."""
         inputs = [(name, Encoded(2, (np.array([1, 2], dtype=np.int32),))) for name in names]
         return self.dispatcher.submit(inputs, deadline_s, self._settle)
@@ -202,12 +237,8 @@ class Scene:
     def errors(self) -> list[tuple[str, str]]:
         return [(name, outcome.kind) for name, outcome in self.outcomes if isinstance(outcome, OfframpError)]
 
-    def _settle(self, flight: Flight, outcome: Answer | OfframpError) -> None:
-        self.outcomes.append((flight.key, outcome))
-
-    async def _pause(self, seconds: float) -> None:
-        self.pauses_s.append(seconds)
-        await self.paused.wait()
+    def _settle(self, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
+        self.outcomes.append((flight.input.key, outcome))
 
 
 async def turns() -> None:

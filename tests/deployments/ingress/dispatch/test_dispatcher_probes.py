@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deployments.ingress.core.calls import HANG_S
+from deployments.ingress.core.ingress_core import HANG_S
 from earlyexit.errors import DeadlineError
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.stream import Observations, StreamShape
-from tests.deployments.ingress.core.dispatcher_scene import SLOTS, Scene, turns
+from tests.deployments.ingress.dispatch.dispatcher_scene import SLOTS, Scene, turns
 
 SHAPE = StreamShape(score="entropy", num_blocks=6, ramps=(1, 3))
 STAGES = (

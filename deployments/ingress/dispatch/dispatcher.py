@@ -1,0 +1,307 @@
+"""Carries out what the core of an ingress decides: calls to stages, one timer, answers to their owners."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+from deployments.ingress.core.actions import Action, Answered, Dropped, HungUp, Retried, Send
+from deployments.ingress.core.counts import IngressCounts
+from deployments.ingress.core.flights import Call, Flight
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure
+from deployments.ingress.transport.transport import Transport
+from deployments.messages import Chunk, StageCall, Timing
+from deployments.reports import IngressReport
+from earlyexit.clock import Clock
+from earlyexit.errors import InputError, OfframpError
+from earlyexit.signature import Encoded
+from earlyexit.wire import Answer, WirePiece
+from optimizer.placement import PlacedPlan
+
+# A child of the logger that Serve writes as JSON, with the request id where there is one.
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+LiveCall = Call[Query, Transport]
+
+_NOBODY: LiveFlight = Flight(
+    Query(key="", encoded=Encoded(0, ()), serial=0, request_id="", settle=lambda *_: None), 0.0, 0.0, 0
+)
+"""Whom a reply names that its call does not have."""
+
+
+class DispatchMetrics(Protocol):
+    """What is counted of inputs and calls; `IngressMetrics` does. None of it is told of no inputs at all."""
+
+    def answers(self, exits: list[int]) -> None: ...
+
+    def dropped(self, reason: str, num_inputs: int) -> None: ...
+
+    def hop(self, slot: str, seconds: float) -> None: ...
+
+    def retried(self, slot: str, num_inputs: int) -> None: ...
+
+
+class Alarm(Protocol):
+    """What `later` gives."""
+
+    def cancel(self) -> None: ...
+
+
+Later = Callable[[float, Callable[[], None]], Alarm]
+"""Has something called after so many seconds."""
+
+
+def on_loop(seconds: float, call: Callable[[], None]) -> Alarm:
+    """By the running event loop."""
+    return asyncio.get_running_loop().call_later(seconds, call)
+
+
+class Dispatcher:
+    """One per ingress, on its event loop."""
+
+    def __init__(
+        self,
+        core: IngressCore[Query, Transport],
+        clock: Clock,
+        metrics: DispatchMetrics,
+        *,
+        later: Later = on_loop,
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._metrics = metrics
+        self._later = later
+        self._serial = 0
+        self._turn_planned = False
+        self._alarm: Alarm | None = None
+        self._alarm_s = math.inf
+        # Calls to stages belong to no HTTP request: in a request's context Serve would take them for its children.
+        self._context = contextvars.copy_context()
+        self._tasks: dict[LiveCall, asyncio.Task[None]] = {}
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    @property
+    def placed(self) -> PlacedPlan:
+        return self._core.itinerary.placed
+
+    @property
+    def suspended(self) -> str | None:
+        """Why there is no plan to serve by; None where there is one."""
+        return self._core.suspended
+
+    @property
+    def num_unanswered(self) -> int:
+        return self._core.num_unanswered
+
+    @property
+    def num_waiting(self) -> int:
+        return self._core.num_waiting
+
+    @property
+    def counts(self) -> IngressCounts:
+        return self._core.counts
+
+    @property
+    def oldest_epoch(self) -> int:
+        """Of the plans by which the calls under way were sent; the present one where there are none."""
+        return self._core.oldest_epoch
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of probes so far that got the full model's answer; None before the first."""
+        return self._core.agreement
+
+    def follow(self, placed: PlacedPlan) -> None:
+        """Go by this plan from now on; one older than the present is ignored. Raises PlanError for foreign slots."""
+        self._core.follow(placed)
+        self._plan_turn()
+
+    def suspend(self, reason: str) -> None:
+        """There is no plan: what waits, and what arrives until the next one, gets StageUnavailableError."""
+        self._do(self._core.suspend(reason, self._clock.now_s()))
+
+    def check(self, num_inputs: int, deadline_s: float) -> None:
+        """Refuse a request before work is spent on it: raises AdmissionError or StageUnavailableError."""
+        with self._counting_refusals(num_inputs):
+            self._core.check(num_inputs, deadline_s, self._clock.now_s())
+
+    def submit(
+        self,
+        inputs: Sequence[tuple[str, Encoded]],
+        deadline_s: float,
+        settle: Settle,
+        *,
+        arrived_s: float | None = None,
+        request_id: str = "",
+    ) -> list[LiveFlight]:
+        """Take a request's inputs, each with its id; `settle` is called once for every one that is not given up.
+
+        `arrived_s`: since when its owner waits; None for now. Raises OverloadedError when too many wait already,
+        StageUnavailableError where there is no plan, InputError for a request that could never fit.
+        """
+        now_s = self._clock.now_s()
+        queries = [
+            Query(key=key, encoded=encoded, serial=serial, request_id=request_id, settle=settle)
+            for serial, (key, encoded) in enumerate(inputs, self._serial + 1)
+        ]
+        with self._counting_refusals(len(inputs)):
+            flights = self._core.submit(
+                queries, arrived_s=now_s if arrived_s is None else arrived_s, deadline_s=deadline_s, now_s=now_s
+            )
+        self._serial += len(inputs)
+        self._plan_turn()
+        self._set_alarm()
+        return flights
+
+    def give_up(self, flights: Sequence[LiveFlight], reason: str) -> None:
+        """Forget inputs whose owner no longer waits; those without an outcome count as dropped for this reason."""
+        self._do(self._core.give_up(flights, reason, self._clock.now_s()))
+
+    def report(self, wall_s: float) -> IngressReport:
+        """Everything so far, at this second of the wall clock; probes are handed over with it."""
+        return self._core.report(self._clock.now_s(), wall_s)
+
+    def peek(self, wall_s: float) -> IngressReport:
+        """The same without the probes, which stay for whoever asks for the report."""
+        return self._core.peek(wall_s)
+
+    @contextmanager
+    def _counting_refusals(self, num_inputs: int) -> Iterator[None]:
+        try:
+            yield
+        except InputError:
+            raise
+        except OfframpError as error:
+            self._metrics.dropped(error.kind, num_inputs)
+            raise
+
+    def _plan_turn(self) -> None:
+        # Not at once: requests that arrive in the same turn of the loop leave in the same call.
+        if not self._turn_planned:
+            self._turn_planned = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_planned = False
+        if self._core.is_due:
+            self._do(self._core.pump(self._clock.now_s()))
+
+    def _wake(self) -> None:
+        # A loop's timer may come a moment before its time.
+        now_s = max(self._alarm_s, self._clock.now_s())
+        self._alarm, self._alarm_s = None, math.inf
+        self._do(self._core.wake(now_s))
+        self._plan_turn()
+
+    def _set_alarm(self) -> None:
+        wake_s = self._core.wake_s
+        if wake_s < self._alarm_s:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_s = wake_s
+            self._alarm = self._later(max(0.0, wake_s - self._clock.now_s()), self._wake)
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(call, _, payload):
+                    self._send(call, departure(self.name, call.flights) if payload is None else payload)
+                case Answered(flights, block, answers, _):
+                    self._metrics.answers([block] * len(flights))
+                    for flight, answer in zip(flights, answers, strict=True):
+                        flight.input.settle(flight, answer)
+                case Dropped(flights, reason, error):
+                    self._metrics.dropped(reason, len(flights))
+                    if error is not None:
+                        for flight in flights:
+                            flight.input.settle(flight, error)
+                case HungUp(call):
+                    requests = _requests_of(call.flights)
+                    logger.warning("%s hangs under %d inputs of %s", call.leg.slot, len(call.flights), requests)
+                    self._tasks.pop(call).cancel()
+                case Retried(slot, number):
+                    self._metrics.retried(slot, number)
+        self._set_alarm()
+
+    def _send(self, call: LiveCall, piece: WirePiece) -> None:
+        now_s = self._clock.now_s()
+        stage_call = StageCall(
+            piece=piece,
+            # An input that nobody waits for any more has no time left: the stage drops it unrun.
+            remaining_s=tuple(
+                flight.deadline_s - now_s if self._core.is_awaited(call, flight) else -1.0 for flight in call.flights
+            ),
+            reserve_s=call.reserve_s,
+            assignment=call.leg.assignment,
+            probe=call.probe,
+        )
+        task = asyncio.get_running_loop().create_task(self._carry(call, stage_call), context=self._context.copy())
+        self._tasks[call] = task
+
+    async def _carry(self, call: LiveCall, stage_call: StageCall) -> None:
+        """Have a stage run a call; what it leaves unsettled, because it or the way to it failed, starts again."""
+        flights = dict(zip(stage_call.piece.sample_ids, call.flights, strict=True))
+        batch, avoided = call.leg.batch_at(stage_call.piece.next_block), self._core.itinerary.avoided
+        try:
+            await call.leg.transport.call(
+                stage_call, batch=batch, avoided=avoided, take=partial(self._take, call, flights)
+            )
+        except Exception as error:
+            left = call.inside()
+            logger.warning("%s failed under %d inputs of %s: %r", call.leg.slot, len(left), _requests_of(left), error)
+        self._tasks.pop(call, None)  # not when cancelled: nothing starts while an ingress ends
+        self._do(self._core.fail(call, call.inside(), self._clock.now_s()))
+        self._plan_turn()
+
+    def _take(self, call: LiveCall, flights: Mapping[str, LiveFlight], chunk: Chunk) -> None:
+        """A part of a call's reply."""
+        core, now_s = self._core, self._clock.now_s()
+        actions: list[Action] = []
+        if chunk.seen:
+            core.see(call, [(flights.get(seen.sample_id, _NOBODY), seen) for seen in chunk.seen])
+        for block, mine, answers in _by_block(flights, chunk.answers):
+            actions += core.answer(call, mine, block, now_s, answers)
+        for block, mine, answers in _by_block(flights, chunk.early):
+            actions += core.answer_early(call, mine, block, now_s, answers)
+        for sample_id, error in chunk.lost:
+            actions += core.lose(call, [flights.get(sample_id, _NOBODY)], error, now_s)
+        if chunk.going_on is not None:
+            piece = chunk.going_on.piece
+            mine = [flights.get(sample_id, _NOBODY) for sample_id in piece.sample_ids]
+            actions += core.go_on(call, mine, piece.next_block, piece, now_s)
+        self._do(actions)
+        timings = chunk.timings
+        if timings:
+            inside_s = max(timing.queue_s + timing.compute_s for timing in timings)
+            self._metrics.hop(call.leg.slot, max(0.0, now_s - call.started_s - inside_s))
+        self._plan_turn()
+
+
+def _by_block(
+    flights: Mapping[str, LiveFlight], answers: Sequence[tuple[Answer, Timing]]
+) -> Iterable[tuple[int, list[LiveFlight], list[Answer]]]:
+    """Answers by the block after which they left; nearly always one."""
+    by_block: defaultdict[int, tuple[list[LiveFlight], list[Answer]]] = defaultdict(lambda: ([], []))
+    for answer, _ in answers:
+        mine, said = by_block[answer.exit]
+        mine.append(flights.get(answer.sample_id, _NOBODY))
+        said.append(answer)
+    for block, (mine, said) in by_block.items():
+        yield block, mine, said
+
+
+def _requests_of(flights: Sequence[LiveFlight]) -> str:
+    """The first few requests of the inputs, for the log."""
+    found = sorted({flight.input.request_id for flight in flights})
+    return ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")

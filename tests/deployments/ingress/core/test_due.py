@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import math
+import random
+
+from deployments.ingress.core.due import Due
+
+
+def test_things_are_due_in_their_order_whatever_order_they_came_in() -> None:
+    due: Due[str] = Due(lambda _: False)
+    for at_s, name in ((2.0, "b"), (1.0, "a"), (3.0, "d"), (2.0, "c"), (math.inf, "never")):
+        due.add(at_s, name)
+    assert due.next_s() == 1.0
+    assert due.pop(2.5) == ["a", "b", "c"]
+    assert (due.next_s(), due.pop(3.0), due.next_s()) == (3.0, ["d"], math.inf)
+
+
+def test_what_is_over_is_never_due() -> None:
+    over = {"a", "c"}
+    due: Due[str] = Due(over.__contains__)
+    for at_s, name in enumerate("abcd"):
+        due.add(float(at_s), name)
+    assert due.next_s() == 1.0
+    over.add("b")
+    assert due.pop(9.0) == ["d"]
+
+
+def test_what_is_over_does_not_pile_up() -> None:
+    due: Due[int] = Due(lambda number: number < 9_999)
+    for number in range(10_000):
+        due.add(number, number)
+    assert len(due._line) < 200
+
+
+def test_it_agrees_with_a_sorted_list() -> None:
+    rng = random.Random(0)
+    due: Due[float] = Due(lambda _: False)
+    times_s = [rng.random() for _ in range(200)]
+    for at_s in times_s:
+        due.add(at_s, at_s)
+    assert due.pop(0.5) + due.pop(1.0) == sorted(times_s)

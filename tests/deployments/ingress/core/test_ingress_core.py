@@ -1,0 +1,257 @@
+"""Events in, actions out, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import random
+import string
+
+import pytest
+
+from deployments.ingress.core.ingress_core import HANG_S, RETRY_PAUSE_S
+from earlyexit.errors import AdmissionError, DeadlineError, InputError, OverloadedError, StageUnavailableError
+from tests.deployments.ingress.core.core_scene import CoreScene, plan
+
+# Out and back
+
+
+def test_inputs_go_through_the_stages_and_are_answered_where_they_leave() -> None:
+    scene = CoreScene()
+    scene.submit("ab")
+    scene.now_s = 1.0
+    scene.answer(0, "a", block=1)
+    scene.go_on(0, "b")
+    scene.now_s = 2.0
+    scene.answer(1, "b")
+    assert scene.log == [
+        "0 send 0: ab to first for block 0",
+        "1 answer a is a after block 1",
+        "1 send 1: (b) to second for block 2",
+        "2 answer b is b after block 3",
+    ]
+    assert scene.core.num_unanswered == 0
+
+
+def test_a_call_that_queues_behind_another_is_full_and_the_first_part_of_a_reply_makes_room() -> None:
+    scene = CoreScene()
+    for letter in "abcdef":
+        scene.submit(letter)
+    assert scene.log == ["0 send 0: a to first for block 0", "0 send 1: bcde to first for block 0"]
+    scene.answer(0, "a")
+    assert scene.log[2:] == ["0 answer a is a after block 3"]  # f waits: the next would queue behind bcde
+    scene.answer(1, "b")
+    assert scene.log[3:] == ["0 answer b is b after block 3", "0 send 2: f to first for block 0"]
+
+
+def test_a_plan_sends_what_waits_and_what_goes_on_by_itself() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("abcde")
+    scene.follow(plan(epoch=2, replicas=2, cut=3))
+    scene.go_on(0, "a")  # block 2 is in the first stage now
+    assert scene.log[1:] == ["0 send 1: e to first for block 0", "0 send 2: (a) to first for block 2"]
+    assert [call.leg.epoch for call in scene.calls] == [1, 2, 2]
+    assert scene.core.oldest_epoch == 1
+    scene.answer(0, "bcd")
+    assert scene.core.oldest_epoch == 2
+
+
+# What a call does not have is passed over
+
+
+def test_nobody_is_answered_twice() -> None:
+    scene = CoreScene()
+    scene.submit("ab")
+    scene.answer(0, "a")
+    scene.answer(0, "ab")
+    scene.lose(0, "ab")
+    assert scene.log[1:] == ["0 answer a is a after block 3", "0 answer b is b after block 3"]
+
+
+def test_answers_of_an_earlier_attempt_reach_nobody() -> None:
+    scene = CoreScene()
+    scene.submit("a")
+    scene.fail(0)
+    scene.answer(0, "a")  # during the pause
+    scene.until(1.0)
+    scene.answer(0, "a")  # under way again
+    scene.go_on(0, "a")
+    scene.answer(1, "a")
+    assert scene.log[1:] == [
+        "0.05 again 1 of first",
+        "0.05 send 1: a to first for block 0",
+        "1 answer a is a after block 3",
+    ]
+
+
+def test_survivors_that_nobody_waits_for_go_nowhere_and_one_that_somebody_does_takes_them_along() -> None:
+    scene = CoreScene()
+    scene.submit("abc")
+    scene.give_up("ab")
+    scene.go_on(0, "a")
+    scene.go_on(0, "bc")
+    assert scene.log[1:] == ["0 drop ab: abandoned", "0 send 1: (bc) to second for block 2"]
+    assert [scene.core.is_awaited(scene.calls[1], flight) for flight in scene.calls[1].flights] == [False, True]
+
+
+# Again
+
+
+def test_what_a_failed_call_had_starts_again_after_a_pause_before_those_that_wait() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("abcde")
+    scene.answer(0, "b")  # e goes, for a batch has run
+    scene.submit("f")
+    scene.fail(0)
+    assert scene.core.wake_s == RETRY_PAUSE_S
+    scene.until(1.0)
+    scene.answer(1, "e")
+    assert scene.log[3:] == [
+        "0.05 again 3 of first",
+        "1 answer e is e after block 3",
+        "1 send 2: acdf to first for block 0",
+    ]
+
+
+def test_an_input_under_which_stages_keep_failing_is_told_so() -> None:
+    scene = CoreScene(max_attempts=2)
+    scene.submit("a")
+    scene.fail(0)
+    scene.until(1.0)
+    scene.fail(1)
+    assert scene.log[-1] == "1 drop a: split-cpu-0 failed 2 times under this input"
+    assert scene.core.wake_s == 10.0
+
+
+def test_inputs_given_up_during_the_pause_do_not_start_again() -> None:
+    scene = CoreScene()
+    scene.submit("a")
+    scene.fail(0)
+    scene.give_up("a")
+    scene.until(1.0)
+    assert scene.log[1:] == ["0 drop a: abandoned"]
+
+
+# Later
+
+
+def test_at_its_deadline_an_input_is_dropped_wherever_it_is() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("a", deadline_s=2.0)
+    scene.submit("b", deadline_s=1.0)
+    assert scene.core.wake_s == 1.0
+    scene.until(2.5)
+    scene.answer(0, "a")
+    assert scene.log[1:] == ["1 drop b: no answer within 1 s", "2 drop a: no answer within 2 s"]
+    assert (scene.core.num_unanswered, scene.core.num_waiting) == (0, 0)
+
+
+def test_what_comes_at_the_deadline_comes_before_it_is_missed() -> None:
+    scene = CoreScene()
+    scene.submit("a", deadline_s=2.0)
+    scene.now_s = 2.0
+    scene.answer(0, "a")
+    scene.until(3.0)
+    assert scene.log[1:] == ["2 answer a is a after block 3"]
+
+
+def test_a_call_of_which_nothing_comes_is_hung_up_a_second_after_its_last_deadline_and_makes_room() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("ab", deadline_s=2.0)
+    scene.submit("c", deadline_s=9.0)
+    scene.until(2.0 + HANG_S)
+    assert scene.log[1:] == ["2 drop ab: no answer within 2 s", "3 hang up 0", "3 send 1: c to first for block 0"]
+
+
+def test_a_call_whose_owners_have_all_gone_is_hung_up_too() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("a", deadline_s=2.0)
+    scene.give_up("a")
+    scene.until(2.0 + HANG_S)
+    assert scene.log[2:] == ["3 hang up 0"]
+    assert scene.core.wake_s == float("inf")
+
+
+# At the door
+
+
+def test_too_many_inputs_are_refused_whole() -> None:
+    scene = CoreScene(max_queued=3)
+    scene.submit("ab")
+    with pytest.raises(OverloadedError, match="2 inputs wait for their answers here, at most 3 are taken"):
+        scene.submit("cd")
+    with pytest.raises(InputError, match="4 inputs in one request; at most 3 wait here at a time"):
+        scene.submit("cdef")
+    scene.submit("c")
+    assert (scene.core.num_unanswered, scene.core.counts.drops) == (3, {"overloaded": 2})
+
+
+def test_what_cannot_be_in_time_is_refused() -> None:
+    scene = CoreScene(slo_s=1.0)
+    scene.submit("abcd")
+    scene.lose(0, "abcd", DeadlineError("late"))  # at 0 s of 10: nothing is learnt
+    scene.submit("efgh")
+    scene.until(10.0)  # these took longer than the SLO
+    scene.submit("i")
+    with pytest.raises(AdmissionError):
+        scene.core.check(9, 11.0, 10.0)
+    assert scene.core.counts.drops == {"deadline": 8, "admission": 9}
+
+
+def test_without_a_plan_what_waits_what_comes_and_what_comes_back_is_told_why() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("abcde")
+    scene.fail(0)
+    scene.suspend()
+    with pytest.raises(StageUnavailableError, match="no plan to serve by: nothing is left"):
+        scene.submit("f")
+    scene.until(1.0)
+    why = "there is no plan to serve by: nothing is left"
+    assert scene.log[-2:] == ["0.05 again 4 of first", f"0.05 drop abcd: {why}"]
+    scene.answer(1, "e")  # what is under way may still get there
+    scene.follow(plan())
+    scene.submit("g")
+    assert scene.log[-2:] == ["1 answer e is e after block 3", "1 send 2: g to first for block 0"]
+
+
+# Whatever happens
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_input_has_exactly_one_outcome_whatever_comes_back(seed: int) -> None:
+    """Parts, failures, plans, deadlines and owners that go, at random; `CoreScene` sees to it that nobody has two."""
+    rng = random.Random(seed)
+    scene = CoreScene(max_attempts=4, max_queued=30)
+    names, submitted = list(string.printable[:90]), ""
+    while names or scene.core.num_unanswered:
+        if names and scene.core.num_unanswered < 25:
+            letters = "".join(names.pop() for _ in range(min(len(names), rng.randint(1, 5))))
+            scene.submit(letters, deadline_s=scene.now_s + rng.uniform(0.1, 6))
+            submitted += letters
+        happen_at_random(scene, rng, submitted)
+        scene.until(scene.now_s + rng.uniform(0, 0.5))
+    assert scene.outcomes.keys() == set(submitted)
+    scene.until(scene.now_s + 10 + HANG_S)
+    report = scene.core.peek(0.0)
+    assert (report.waiting, report.unanswered, report.oldest_epoch) == (0, 0, report.epoch)
+    assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
+    assert not any(call.num_inside for call in scene.calls)
+    scene.submit("\x00")
+    assert scene.log[-1].startswith(f"{scene.now_s:g} send"), "nothing that has ended is still waited for"
+
+
+def happen_at_random(scene: CoreScene, rng: random.Random, submitted: str) -> None:
+    for index, call in enumerate(scene.calls):
+        some = "".join(flight.input for flight in call.flights if rng.random() < 0.5)
+        match rng.randint(0, 11):
+            case 0 | 1 | 2:
+                scene.answer(index, some)
+            case 3 | 4:
+                scene.go_on(index, some, block=rng.randint(1, 3))
+            case 5:
+                scene.lose(index, some)
+            case 6:
+                scene.fail(index)
+    if rng.random() < 0.1:
+        scene.give_up("".join(rng.sample(submitted, min(3, len(submitted)))))
+    if rng.random() < 0.1:
+        epoch = scene.core.itinerary.epoch + rng.randint(0, 1)
+        scene.follow(plan(epoch=epoch, replicas=rng.randint(1, 3), cut=rng.randint(1, 3)))
