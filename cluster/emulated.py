@@ -13,8 +13,9 @@ import numpy.typing as npt
 from cluster.pace import Pace
 from earlyexit.clock import Clock
 from earlyexit.device import Payload, Runner, Step
-from earlyexit.engine import Batch, Dispatch, Member
+from earlyexit.engine import Batch, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
+from earlyexit.member import Member
 from earlyexit.split import Split
 from earlyexit.wire import Answer, Lengths, Seen, WirePiece
 from profiles.records import ExitRecords

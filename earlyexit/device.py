@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any, Generic, Protocol
 
 from earlyexit.clock import Clock
-from earlyexit.engine import Batch, BatchEngine, Dispatch, Member
+from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
+from earlyexit.member import Member
 from earlyexit.release import Answered, GoesOn, Inside, Looked, Lost, P, Payload, Release, Step
 from earlyexit.split import Split
 from earlyexit.wire import WirePiece

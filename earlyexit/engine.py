@@ -10,44 +10,20 @@ import math
 from bisect import insort_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal
 
 from earlyexit.counts import RunSums, SplitCounts, TimesRun
 from earlyexit.errors import PlanError
+from earlyexit.member import Member, P
 from earlyexit.split import Split
 from earlyexit.times import Times
 from earlyexit.waiting import Queue, by_deadline
 
-P = TypeVar("P")
 Dispatch = Literal["work-conserving", "deferred"]
 
 DOUBT = 0.9
 """What is left of the trust in the times whenever they left an idle device without work: two seconds, learnt from a
 cold start, are tried again after about thirty inputs with 0.1 s each."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Member(Generic[P]):
-    """One input in the engine."""
-
-    sample_id: str
-    payload: P
-    """Its hidden state; the engine hands it on untouched."""
-    deadline_s: float = math.inf
-    """When its answer must be out, on the engine's clock."""
-    reserve_s: float = 0.0
-    """What must be left until the deadline for whatever comes after this engine."""
-    origin: object = None
-    """Whoever gave it to the engine."""
-    probe: bool = False
-    """Whether every ramp looks at it; it is never in one batch with inputs that are no probes."""
-    queued_since_s: float = 0.0
-    queued_serial: int = 0
-    """Counts what was submitted to the engine; the same for all that came at once."""
-    queue_s: float = 0.0
-    """Time spent waiting here so far."""
-    compute_s: float = 0.0
-    """Time spent running here so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
-from earlyexit.engine import Member
 from earlyexit.errors import OfframpError
+from earlyexit.member import Member
 from earlyexit.wire import Answer, Lengths, Seen, WirePiece
 
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic
 
 from earlyexit.counts import SplitCounts
+from earlyexit.member import Member, P
 from earlyexit.split import Split
-
-if TYPE_CHECKING:
-    from earlyexit.engine import Member
-
-P = TypeVar("P")
 
 by_deadline = attrgetter("deadline_s")
 _by_order = attrgetter("deadline_s", "queued_serial")

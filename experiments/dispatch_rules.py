@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from earlyexit.clock import ManualClock
-from earlyexit.engine import BatchEngine, Dispatch, Member
+from earlyexit.engine import BatchEngine, Dispatch
+from earlyexit.member import Member
 from earlyexit.split import Split
 
 SLO_S = 0.1

@@ -25,10 +25,11 @@ from experiments.data import RUNS, data_folder
 from experiments.recorded_exits import bert12_sst2
 from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned
 from optimizer.evaluate import Evaluation
-from optimizer.planner import Space, solve, solve_in
+from optimizer.planner import solve, solve_in
 from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import read_problem
 from optimizer.rescore import joint_reach, rescore
+from optimizer.space import Space
 from optimizer.what_if import with_batch_limit
 from profiles.table import LatencyTable
 

@@ -23,7 +23,8 @@ from deployments.stage.build import build_policy, build_segments, warm_up
 from earlyexit.clock import MonotonicClock
 from earlyexit.dataset import read_labelled
 from earlyexit.device import Answered, Device, Release
-from earlyexit.engine import BatchEngine, Member
+from earlyexit.engine import BatchEngine
+from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner
 from earlyexit.piece import Piece

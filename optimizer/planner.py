@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import TOLERANCE, merit, sought
 from optimizer.exact import MOST_LABELS, Answer, ExactSearch, Found
-from optimizer.moves import RampRule, build_graph, device_names, ends_of
+from optimizer.moves import build_graph, device_names, ends_of
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem
 from optimizer.scale.solve import is_too_big, solve_at_scale
+from optimizer.space import SPACES, Space
 
 # How exactly the nearest SLO is told.
 SLO_RESOLUTION = 1e-3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """Which plans a strategy chooses from."""
-
-    ramps: RampRule = "choose"
-    splits_per_stage: bool = True
-    """Whether a stage may have several splits."""
-    several_stages: bool = True
-    one_batch: bool = False
-    """Whether all splits have the same batch size."""
-
-
-SPACES: dict[Strategy, Space] = {
-    "best": Space(),
-    # The model without exits, replicated.
-    "stock": Space(ramps="none", splits_per_stage=False, several_stages=False),
-    # All ramps in one split: the batch shrinks (E3 section 2.3).
-    "early-exit": Space(ramps="all", splits_per_stage=False, several_stages=False),
-    # Each split on replicas of its own, one batch size, ramps as the model has them (E3 sections 3.2 and 3.3).
-    "e3": Space(ramps="all", splits_per_stage=False, one_batch=True),
-    # One device runs all splits.
-    "serial": Space(several_stages=False),
-}
 
 
 def solve(problem: PlanProblem, strategy: Strategy = "best") -> Decision:

@@ -12,8 +12,8 @@ from deployments.ingress.core.actions import Action, Answered, Dropped, HungUp, 
 from deployments.ingress.core.flights import Call
 from deployments.ingress.core.ingress_core import HANG_S, IngressCore
 from deployments.ingress.core.rules import Rules
-from earlyexit.engine import Member
 from earlyexit.errors import DeadlineError, OfframpError
+from earlyexit.member import Member
 from optimizer.placement import PlacedPlan
 from simulator.events import COMES, WAKES, Events
 from simulator.ledger import REASONS, Ledger

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from deployments.ingress.core.flights import Call, Flight
-from earlyexit.engine import Member
+from earlyexit.member import Member
 
 Input = Member[Flight[int]]
 """One input in an engine; its flight's own input is its number, in the order of arrival."""

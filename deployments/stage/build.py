@@ -15,8 +15,9 @@ from cluster.emulated import PacedRunner, RecordedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.device import Device, Lost, Release, Runner
-from earlyexit.engine import BatchEngine, Member
+from earlyexit.engine import BatchEngine
 from earlyexit.errors import DataError, PlanError
+from earlyexit.member import Member
 from earlyexit.source_file import Source
 from earlyexit.split import Split
 from earlyexit.store import ModelCard, read_card

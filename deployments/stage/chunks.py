@@ -9,8 +9,8 @@ from typing import Any
 from deployments.messages import Chunk, GoingOn, SplitRun, Timing
 from deployments.stage.runs import Begun, split_runs
 from earlyexit.device import Answered, GoesOn, Looked, Payload, Release
-from earlyexit.engine import Member
 from earlyexit.errors import OfframpError
+from earlyexit.member import Member
 from earlyexit.wire import Answer, Seen
 
 

@@ -16,7 +16,8 @@ from deployments.stage.chunks import OpenCall
 from deployments.stage.watched import WatchedRunner
 from earlyexit.clock import Clock
 from earlyexit.device import Deliver, Device, DeviceThread, OnBatch, Runner, ignore_batch, ignore_death
-from earlyexit.engine import BatchEngine, Member
+from earlyexit.engine import BatchEngine
+from earlyexit.member import Member
 from earlyexit.times import ObservedTimes
 from optimizer.plan import PolicySpec
 

@@ -8,7 +8,8 @@ from typing import Any
 from deployments.stage.chunks import OpenCall
 from deployments.stage.runs import Begun
 from earlyexit.device import Runner
-from earlyexit.engine import Batch, Member
+from earlyexit.engine import Batch
+from earlyexit.member import Member
 from earlyexit.release import Step
 from earlyexit.split import Split
 from earlyexit.wire import WirePiece

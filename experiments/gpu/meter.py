@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from earlyexit.clock import Clock
-from earlyexit.engine import Batch, Member
+from earlyexit.engine import Batch
+from earlyexit.member import Member
 from earlyexit.network import SegmentRunner
 from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.release import Step

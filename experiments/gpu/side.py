@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from earlyexit.clock import Clock
 from earlyexit.device import Answered, Device, Release, Runner
-from earlyexit.engine import Batch, BatchEngine, Member
+from earlyexit.engine import Batch, BatchEngine
+from earlyexit.member import Member
 from earlyexit.piece import Piece
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes

@@ -13,8 +13,8 @@ import torch
 
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.clock import Clock
-from earlyexit.engine import Member
 from earlyexit.graphs import GraphSegments, shapes_up_to
+from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, arbitrary_values
 from earlyexit.piece import Piece

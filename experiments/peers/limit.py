@@ -95,7 +95,7 @@ def _measure(options: LimitOptions) -> float:
 
     from deployments.stage.build import build_policy
     from earlyexit.clock import MonotonicClock
-    from earlyexit.engine import Member
+    from earlyexit.member import Member
     from earlyexit.packed import pack_linears
     from earlyexit.piece import Piece
     from earlyexit.runner import TorchRunner

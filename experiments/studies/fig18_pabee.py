@@ -20,8 +20,9 @@ from experiments.studies.kit import Comparison, Effort, Ratios, Study, StudyResu
 from experiments.studies.savings import savings
 from experiments.studies.sides import NUM_ROWS, Workload, decide, equal_cluster, workload
 from optimizer.decision import Decision
-from optimizer.planner import Space, solve_in
+from optimizer.planner import solve_in
 from optimizer.problem import PlanProblem
+from optimizer.space import Space
 from profiles.records import ExitRecords
 from simulator.decisions import STAYS, patient
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,9 +35,7 @@ from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.chains import at_rate, fastest
 from optimizer.scale.graph import nodes_around, whole_stages, window_of
 from optimizer.scale.walks import Prices, ramps_of, tables_of, walks_of
-
-if TYPE_CHECKING:
-    from optimizer.planner import Space
+from optimizer.space import Space
 
 # Shares of the bound that are tried until one has a plan.
 FIRST_SHARES = (0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)

@@ -12,8 +12,9 @@ import pytest
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from earlyexit.clock import ManualClock
 from earlyexit.device import Answered, Device, Lost, Release, Step
-from earlyexit.engine import Batch, BatchEngine, Dispatch, Member
+from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
+from earlyexit.member import Member
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Answer, Seen, WirePiece, label_of

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from earlyexit.clock import ManualClock
-from earlyexit.engine import Batch, BatchEngine, Dispatch, Member
+from earlyexit.engine import Batch, BatchEngine, Dispatch
+from earlyexit.member import Member
 from earlyexit.split import Split
 
 Engine = BatchEngine[None]

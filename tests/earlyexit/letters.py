@@ -10,7 +10,8 @@ import numpy as np
 
 from earlyexit.clock import Clock, ManualClock
 from earlyexit.device import Answered, Device, GoesOn, Looked, Lost, Release, Step
-from earlyexit.engine import Batch, BatchEngine, Member
+from earlyexit.engine import Batch, BatchEngine
+from earlyexit.member import Member
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Answer, Lengths, Seen, WirePiece

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.counts import MOST_SPLITS
-from earlyexit.engine import BatchEngine, Dispatch, Member
+from earlyexit.engine import BatchEngine, Dispatch
 from earlyexit.errors import PlanError
+from earlyexit.member import Member
 from earlyexit.split import Split
 from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes, member, names
 

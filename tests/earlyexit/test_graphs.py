@@ -9,9 +9,10 @@ import torch
 from earlyexit.clock import ManualClock
 from earlyexit.cut import cut_out
 from earlyexit.device import Answered, Device, Release
-from earlyexit.engine import BatchEngine, Member
+from earlyexit.engine import BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.graphs import CapturedSegment, GraphSegments, Shape, StaticSegment, shapes_up_to, static_inputs
+from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
 from earlyexit.piece import Piece

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from earlyexit.clock import ManualClock
 from earlyexit.device import Answered, Device, Looked, Release, Runner
-from earlyexit.engine import Batch, BatchEngine, Member
+from earlyexit.engine import Batch, BatchEngine
 from earlyexit.errors import PlanError
+from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.onnx_export import export

@@ -9,8 +9,9 @@ from optimizer.decision import NoPlan, Planned
 from optimizer.evaluate import evaluate, violations
 from optimizer.exact import ExactSearch
 from optimizer.moves import build_graph
-from optimizer.planner import SPACES, solve, solve_in
+from optimizer.planner import solve, solve_in
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.space import SPACES
 from profiles.table import LatencyTable
 
 FEW = 40

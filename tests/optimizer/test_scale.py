@@ -11,9 +11,10 @@ from earlyexit.errors import PlanError
 from experiments.planner_speed import BIG_CLUSTER, BIG_LINKS, bert_large_problem
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
-from optimizer.planner import SPACES, solve
+from optimizer.planner import solve
 from optimizer.problem import MinimizeCost, Objective, PlanProblem
 from optimizer.scale.solve import is_too_big, solve_at_scale
+from optimizer.space import SPACES
 from tests.optimizer.random_problems import random_problem
 
 PROBLEMS = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from deployments.ingress.core.flights import Flight
-from earlyexit.engine import Member
+from earlyexit.member import Member
 from simulator.trip import Input, Trip, by_trip
 
 

@@ -10,8 +10,8 @@ from deployments.messages import Chunk, SplitRun, Timing
 from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.runs import Begun
 from earlyexit.device import Answered, GoesOn, Looked, Lost
-from earlyexit.engine import Member
 from earlyexit.errors import DeadlineError
+from earlyexit.member import Member
 from earlyexit.wire import Answer, Seen
 
 

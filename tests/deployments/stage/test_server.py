@@ -13,8 +13,8 @@ from deployments.stage.chunks import OpenCall
 from deployments.stage.host import StageHost
 from deployments.stage.server import CallServer
 from earlyexit.device import Answered, GoesOn, Lost, Release
-from earlyexit.engine import Member
 from earlyexit.errors import DeadlineError, PlanError
+from earlyexit.member import Member
 from earlyexit.wire import Answer
 from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.engine import Member
 from earlyexit.errors import InputError
+from earlyexit.member import Member
 from earlyexit.piece import Piece
 from earlyexit.policies import EntropyPolicy
 from earlyexit.runner import TorchRunner

@@ -12,7 +12,7 @@ from deployments.messages import Chunk
 from deployments.stage.host import StageHost
 from deployments.stage.server import CallServer
 from earlyexit.device import Answered
-from earlyexit.engine import Member
+from earlyexit.member import Member
 from earlyexit.wire import Answer
 from tests.deployments.wire_fakes import LOOPBACK, Asked, FakeHost, FakeReplica, answered, call_of, names, soon, turns
 
