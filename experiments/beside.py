@@ -1,0 +1,183 @@
+"""Ours beside an older commit: what text costs in the engine, in the service and in the simulator.
+
+    OFFRAMP_DATA=... python -m experiments.beside REVISION [--rounds 3] [--only engine service simulator]
+
+The older commit is checked out below runs/ and run by this environment's Python; the model, CLINC150 on MiniLM-L6, is
+the one that it trains. The two take turns, so that a machine that drifts hits both. Ratios are of medians, this
+checkout's figure over the older one's; of processor time less is better, of rates more. A machine that does nothing
+else, please. Minutes: about 25 on two cores, 5 of them to train the model, once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from earlyexit.dataset import read_labelled
+from experiments.data import RUNS, require_data
+from experiments.peers.client import ClientOptions, LoadResult, run_client
+from experiments.peers.costs import cpu_s_by_part
+from experiments.peers.processes import MARK, ROOT, PeerProcess, end
+from offramp.client import Client
+
+DATA = "clinc150/data_full.json"
+MODEL = Path("runs/clinc150")
+RATE_PER_S = 300.0
+WORKERS = 64
+SLO_S = 0.25
+SIMULATED = 10_000_000
+PORT = 8600
+RUN = "import sys; from offramp.cli import main; sys.argv[0] = 'offramp'; main()"
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two checkouts."""
+
+    name: str
+    root: Path
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a module of the checkout to its end; SystemExit tells what it said where it fails."""
+        done = subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=self.root,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{self.name}: {' '.join(arguments)}: {done.stderr[-2000:]}")
+        return done
+
+    def environment(self, **beside: str) -> dict[str, str]:
+        """Ours, but its own modules; and the data by its full path."""
+        data = str(Path(os.environ.get("OFFRAMP_DATA", "../shared/data")).resolve())
+        quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        return os.environ | quiet | {"PYTHONPATH": str(self.root), "OFFRAMP_DATA": data} | beside
+
+
+def checked_out(revision: str) -> Path:
+    """The folder that holds a commit, made by `git worktree` where it is missing; raises CalledProcessError."""
+    folder = (RUNS / "beside" / revision).resolve()
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["git", "worktree", "add", "--detach", str(folder), revision], cwd=ROOT, check=True)
+    return folder
+
+
+def engine(side: Side, model: Path) -> Figures:
+    """Samples a second of the batch engine alone, one thread."""
+    data = str(require_data(DATA).resolve())
+    options = [str(model), "--data", data, "--part", "test", "--rounds", "1", "--json"]
+    told = json.loads(side.command("experiments.engine_speed", *options).stdout)
+    return {name: rates[0] for name, rates in told["samples_per_s"].items()}
+
+
+def simulator(side: Side, _: Path) -> Figures:
+    """Seconds of processor time for ten million requests."""
+    out = side.root / "runs" / "beside-simulator.json"
+    side.command("experiments.simulator_speed", "--requests", str(SIMULATED), "--sides", "plain", "--out", str(out))
+    [told] = json.loads(out.read_text(encoding="utf-8"))["sides"]
+    return {"CPU s": told["cpu_s"]}
+
+
+def service(side: Side, model: Path) -> Figures:
+    """Milliseconds of processor time per answer, by part, at a rate and at saturation; and the rate at saturation."""
+    bodies = RUNS / "beside" / "bodies.jsonl"
+    texts = read_labelled(require_data(DATA), part="test").texts
+    bodies.write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts), encoding="utf-8")
+    figures: Figures = {}
+    with served(side, model) as process:
+        for name, load in (("at 300/s", {"rate_per_s": RATE_PER_S}), ("saturated", {"concurrency": WORKERS})):
+            told = {"url": process.url, "bodies": bodies.resolve(), "slo_s": SLO_S} | load
+            run_client(ClientOptions.model_validate(told | {"duration_s": 4.0}))
+            before = cpu_s_by_part(process)
+            result = run_client(ClientOptions.model_validate(told | {"duration_s": 15.0}))
+            figures |= _per_answer(name, before, cpu_s_by_part(process), result)
+            figures[f"{name}, answers/s"] = result.num_answered / result.duration_s
+    return figures
+
+
+@contextmanager
+def served(side: Side, model: Path) -> Iterator[PeerProcess]:
+    """The checkout's own `offramp serve`, once it is ready."""
+    mark = uuid.uuid4().hex
+    log = RUNS / "beside" / f"{side.name}.log"
+    options = [str(model), "--plan", "serial", "--batch", "16", "--port", str(PORT), "--threads", "2"]
+    with log.open("wb") as log_file:
+        running = subprocess.Popen(
+            [sys.executable, "-c", RUN, "serve", *options],
+            cwd=side.root,
+            env=side.environment(**{MARK: mark}),
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    process = PeerProcess(f"http://127.0.0.1:{PORT}", running.pid, mark)
+    try:
+        with Client(process.url, timeout_s=10.0) as client:
+            client.wait_until_ready(timeout_s=180.0)
+        yield process
+    finally:
+        end(process, running)
+
+
+MEASURES: Mapping[str, Callable[[Side, Path], Figures]] = {
+    "engine": engine,
+    "service": service,
+    "simulator": simulator,
+}
+
+
+def main() -> None:
+    """Measure in turns, and print medians and ratios."""
+    parser = ArgumentParser(prog="python -m experiments.beside", description=__doc__)
+    parser.add_argument("revision")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=list(MEASURES), default=list(MEASURES))
+    options = parser.parse_args()
+    older = Side(name=options.revision, root=checked_out(options.revision))
+    ours = Side(name="this checkout", root=ROOT)
+    model = older.root / MODEL
+    if not (model / "calibration.json").is_file():
+        older.command("experiments.clinc150")
+    for name in options.only:
+        _report(name, older, ours, model, options.rounds)
+
+
+def _report(name: str, older: Side, ours: Side, model: Path, rounds: int) -> None:
+    found: dict[str, dict[str, list[float]]] = {older.name: defaultdict(list), ours.name: defaultdict(list)}
+    for _ in range(rounds):
+        for side in (older, ours):
+            for figure, value in MEASURES[name](side, model).items():
+                found[side.name][figure].append(value)
+    print(f"{name}: medians of {rounds} rounds{'':<14}{older.name:>14}{ours.name:>16}   ratio")
+    for figure, values in found[older.name].items():
+        before, now = median(values), median(found[ours.name][figure])
+        print(f"  {figure:<42}{before:14.3f}{now:16.3f}{now / before if before else 0.0:8.3f}", flush=True)
+
+
+def _per_answer(name: str, before: Mapping[str, float], after: Mapping[str, float], result: LoadResult) -> Figures:
+    spent_ms = {part: 1000 * (after[part] - before.get(part, 0.0)) / result.num_sent for part in sorted(after)}
+    return {f"{name}, ms, {part}": each for part, each in spent_ms.items()} | {
+        f"{name}, ms, all": sum(spent_ms.values())
+    }
+
+
+if __name__ == "__main__":
+    main()
