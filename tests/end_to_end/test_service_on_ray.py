@@ -102,7 +102,7 @@ def test_tritons_client_gets_the_same_answers_in_json_and_in_bytes(service: Serv
         for index in range(len(service.texts)):
             service.check(index, {name: result[form][name][index] for name in ("label", "score", "exit")})
     assert result["unknown_model"] == ["404", "unknown model 'other'; served is 'tiny'"]
-    assert result["empty_text"] == ["400", "inputs.0: element 0 is empty"]
+    assert result["empty_text"] == ["400", "text: element 0 is empty"]
     assert result["no_time"] == ["504", "no answer within 1e-06 s"]
 
 
@@ -119,13 +119,13 @@ def test_tritons_client_gets_the_same_answers_over_grpc(service: Service) -> Non
 def test_tritons_client_gets_the_same_refusals_over_grpc_as_statuses(service: Service) -> None:
     result = asked_with("ask_with_tritonclient_grpc.py", service, PORT + 2)
     assert result["unknown_model"] == ["StatusCode.NOT_FOUND", "unknown model 'other'; served is 'tiny'"]
-    assert result["empty_text"] == ["StatusCode.INVALID_ARGUMENT", "inputs.0: element 0 is empty"]
+    assert result["empty_text"] == ["StatusCode.INVALID_ARGUMENT", "text: element 0 is empty"]
     assert result["too_long"][0] == "StatusCode.INVALID_ARGUMENT"
     assert result["too_large"] == ["StatusCode.RESOURCE_EXHAUSTED", "the message is larger than 20000 bytes"]
     assert result["no_time"] == ["StatusCode.DEADLINE_EXCEEDED", "no answer within 1e-06 s"]
     assert result["no_deadline_left"][0] == "StatusCode.DEADLINE_EXCEEDED"
     status, details, metadata = result["nothing"]
-    assert (status, details) == ("INVALID_ARGUMENT", "inputs: 0 tensors; one is needed, 'text'")
+    assert (status, details) == ("INVALID_ARGUMENT", "inputs: 'text' missing; the model takes 'text'")
     assert metadata["x-request-id"] == "r8"
 
 

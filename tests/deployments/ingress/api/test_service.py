@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.service import InferService
+from deployments.ingress.api.service import MOST_ENCODERS, InferService
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle
 from deployments.ingress.dispatch.dispatcher import Dispatcher
@@ -44,6 +44,7 @@ class Desk(Dispatcher):
         self.flights: list[LiveFlight] = []
         self.arrivals_s: list[float] = []
         self.given_up: list[tuple[str, str]] = []
+        self.taken = threading.Event()
         self.checked: list[tuple[int, float]] = []
         self.settle: Settle | None = None
         self.refusal: OfframpError | None = None
@@ -79,6 +80,7 @@ class Desk(Dispatcher):
             )
             for serial, (key, encoded) in enumerate(inputs)
         ]
+        self.taken.set()
         return self.flights
 
     def give_up(self, flights: Sequence[LiveFlight], reason: str) -> None:
@@ -267,3 +269,50 @@ async def test_long_texts_are_tokenized_off_the_event_loop(num_chars: int, on_ma
     with pytest.raises(InputError):
         await service.infer(ask("pay " * (num_chars // 4) + " " * (num_chars % 4)))
     assert codec.on_main_thread == [on_main_thread]
+
+
+class Slow(TextCodec):
+    """Encodes in threads, and only once it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_LENGTH)
+        self._tokenizer = word_codec()._tokenizer
+        self.may_go_on = threading.Event()
+        self.encoded: list[str] = []
+
+    def is_slow(self, rows: Sequence[str]) -> bool:
+        return True
+
+    def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
+        assert self.may_go_on.wait(10.0)
+        self.encoded.extend(rows)
+        return super().encode(rows, truncate=truncate)
+
+
+async def test_what_waits_to_be_encoded_is_bounded_and_then_refused() -> None:
+    codec, clock = Slow(), ManualClock()
+    desk = Desk(clock)
+    service = InferService(codec, desk, SETTINGS.model_copy(update={"max_queued": 3}), clock)
+    waiting = asyncio.create_task(service.infer(ask("pay", "my")))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="2 inputs wait to be encoded, at most 3 are taken"):
+        await service.infer(ask("bill", "bill"))
+    codec.may_go_on.set()
+    await asyncio.to_thread(desk.taken.wait, 10.0)
+    desk.outcome(0, answer("a"))
+    desk.outcome(1, answer("b"))
+    assert len(await waiting) == 2
+
+
+async def test_what_is_not_encoded_by_its_deadline_costs_no_encoding() -> None:
+    codec, clock = Slow(), ManualClock()
+    service = InferService(codec, Desk(clock), SETTINGS, clock)
+    busy = [asyncio.create_task(service.infer(ask("pay", timeout_s=60.0))) for _ in range(MOST_ENCODERS)]
+    await asyncio.sleep(0)
+    with pytest.raises(DeadlineError, match=r"no answer within 0\.01 s"):
+        await service.infer(ask("bill", timeout_s=0.01))
+    codec.may_go_on.set()
+    for task in busy:
+        task.cancel()
+    await asyncio.gather(*busy, return_exceptions=True)
+    assert "bill" not in codec.encoded
