@@ -81,6 +81,7 @@ def serve(
     backend: Backend = "torch",
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU replica.")] = 1,
     max_queued: Annotated[int, typer.Option(min=1, help="Unanswered inputs per ingress before 503.")] = 2000,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Of a request, before 413.")] = 2_000_000,
     timeout_s: Annotated[float, typer.Option(callback=above_zero, help="Timeout of requests that name none.")] = 30.0,
     grpc_port: GrpcPort = None,
     metrics_port: Annotated[
@@ -118,6 +119,7 @@ def serve(
         backend=choice("backend", backend, BACKENDS),
         threads_per_replica=threads,
         max_queued=max_queued,
+        max_body_bytes=max_body_bytes,
         default_timeout_s=timeout_s,
         tracing=tracing_options(otlp_endpoint, trace_ratio),
         access=access_settings(api_keys, rate_limit),

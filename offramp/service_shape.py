@@ -105,6 +105,7 @@ class IngressDocument(StrictDocument):
     default_timeout_s: Seconds | None = None
     max_timeout_s: Seconds | None = None
     max_inputs_per_request: int | None = Field(default=None, ge=1)
+    max_body_bytes: int | None = Field(default=None, ge=1)
     access_log: bool | None = None
     port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int | None = Field(default=None, ge=1, le=65535)
