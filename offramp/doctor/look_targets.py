@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from cluster.devices import find_device
+from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.store import WEIGHTS_FILE, read_card
-from earlyexit.tokenizer import TextTokenizer
 from offramp.calibration import RECORDS_FILE, read_calibration
 from offramp.doctor.machine import Target
 from optimizer.calibration_file import CALIBRATION_FILE
@@ -28,11 +28,12 @@ def look_at_target(path: Path) -> Target:
 def _model(folder: Path) -> Target:
     card = read_card(folder)
     _check_weights(folder)
-    TextTokenizer.load(folder, card.max_length)
+    find_codec(card.codec, folder)
     calibrated = (folder / CALIBRATION_FILE).is_file()
     if calibrated:
         _check_calibration(folder, card.ramps)
-    words = f"{card.name}, {card.family}, {card.num_blocks} blocks, {len(card.label_names)} labels"
+    answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
+    words = f"{card.name}, {card.family}, {card.num_blocks} blocks, {answers}"
     return Target(path=str(folder), kind="model", calibrated=calibrated, words=words)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from earlyexit.split import Split
 from earlyexit.store import save_model
 from earlyexit.tasks import find_task
 from earlyexit.tasks.label import LabelTask
+from offramp.cli import main
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import write_plan
 from tests.end_to_end.tiny_service import HERE, running
@@ -116,6 +118,19 @@ def test_tritons_clients_get_the_same_answers_for_files_and_pixels_over_both_tra
         assert len(found) == 4
         for way, (labels, exits) in found.items():
             assert list(zip(labels, exits, strict=True)) == images.answers, way
+
+
+def test_offramp_predict_gets_the_same_answers_for_a_folder(images: Served, tmp_path: Path) -> None:
+    for ending in ("jpg", "png"):
+        folder, out = tmp_path / ending, tmp_path / f"{ending}.jsonl"
+        folder.mkdir()
+        for row in range(len(images.inputs)):
+            shutil.copy(images.folder / f"{row}.{ending}", folder)
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", "--data", str(folder), "--out", str(out), "--url", images.url])
+        assert ended.value.code == 0
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [(row["label"], row["exit"]) for row in rows] == images.answers
 
 
 def test_what_is_no_image_is_refused_and_the_next_one_answered(images: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import BytesIO
 from pathlib import Path
 
@@ -73,10 +74,37 @@ def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
     few = ["--budget", "0.5", "--confidence", "0.5", "--json"]
     assert ended("calibrate", str(out), "--data", str(out / "held_out.zip"), *few) == 0
     assert (out / "calibration.json").is_file()
-    profiled = tmp_path / "cpu.json"
-    assert ended("profile", str(out), "--out", str(profiled), "--batches", "1,2", "--repeats", "1") == 0
-    profile = LatencyProfile.load(profiled)
+    assert ended("doctor", str(out)) in (0, 1), "1 where this machine could not serve it"
+    assert "m, resnet, 3 blocks, 10 labels" in " ".join(capsys.readouterr().out.replace("model,", "m,").split())
+    check_planning(out, tmp_path, capsys)
+
+
+def check_planning(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Measured, planned for and simulated as any model."""
+    assert ended("profile", str(model), "--out", str(folder / "cpu.json"), "--batches", "1,2", "--repeats", "2") == 0
+    profile = LatencyProfile.load(folder / "cpu.json")
     assert (profile.lengths, profile.num_blocks, profile.ramps) == ((1,), 3, (0, 1))
+    card, thresholds = read_card(model), json.loads((model / "calibration.json").read_text())["thresholds"]
+    hop = [int(card.bytes_per_input(block, 1, float_bytes=4)) for block in range(3)]
+    assert hop == [16 * 32 * 32 * 4, 32 * 16 * 16 * 4, 64 * 8 * 8 * 4]
+    problem = {
+        "schema_version": 1,
+        "blocks": 3,
+        "ramps": [0, 1],
+        "survival": {"records": str(model / "exit_records.npz"), "thresholds": thresholds},
+        "latency": {"cpu": {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002]] * 2}},
+        "devices": {"cpu": {"count": 2, "usd_per_hour": 1.0}},
+        "link": {"bandwidth_bytes_per_s": 1.25e9, "delay_s": 1.0e-4},
+        "bytes_per_sample": hop,
+        "slo": {"latency_s": 30.0, "slack": 0.2},
+        "objective": {"maximize": "rate"},
+    }
+    (folder / "problem.json").write_text(json.dumps(problem), encoding="utf-8")
+    capsys.readouterr()
+    assert ended("plan", str(folder / "problem.json"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rate_per_s"] > 0
+    simulated = ["--arrivals", "poisson:5", "--duration", "5", "--warm-up", "0", "--json"]
+    assert ended("simulate", str(folder / "problem.json"), *simulated) == 0
 
 
 def test_a_head_of_another_number_of_classes_is_made_anew(images: Path, resnet: Path, tmp_path: Path) -> None:
