@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol
 from earlyexit.clock import Clock
 from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
+from earlyexit.loop import DeviceLoop
 from earlyexit.member import Member
 from earlyexit.release import Answered, GoesOn, Inside, Looked, Lost, P, Payload, Release, Step
 from earlyexit.split import Split
@@ -83,6 +84,7 @@ class Device(Generic[P]):
         on_batch: OnBatch[P] = ignore_batch,
     ) -> None:
         self.engine = engine
+        self._loop = DeviceLoop(engine)
         self.runner = runner
         self.clock = clock
         self._deliver = deliver
@@ -92,14 +94,10 @@ class Device(Generic[P]):
 
     def start_next(self) -> Batch[P] | float | None:
         """The next batch to run; or the second to ask again at; or None until something is submitted."""
-        choice = self.engine.choose(self.clock.now_s())
+        choice = self._loop.begin(self.clock.now_s())
         if choice.dropped:
             self._deliver([_too_late(member) for member in choice.dropped])
-        if choice.batch is None:
-            return choice.wake_s
-        for member in choice.batch.members:
-            member.queue_s += choice.batch.started_s - member.queued_since_s
-        return choice.batch
+        return choice.wake_s if choice.batch is None else choice.batch
 
     def run(self, batch: Batch[P]) -> list[GoesOn[P]]:
         """Run a batch, deliver its answers and who goes on elsewhere, and give back who goes on here, to `requeue`.
@@ -115,9 +113,7 @@ class Device(Generic[P]):
     def requeue(self, staying: Iterable[GoesOn[P]]) -> None:
         """Submit what `run` gave back; deliver those whose next block is no longer hosted, for a plan may have come."""
         for going in staying:
-            if self.engine.hosts(going.piece.next_block):
-                self.engine.submit(going.piece.next_block, going.members, self.clock.now_s())
-            else:
+            if not self._loop.go_on(going.piece.next_block, going.members, self.clock.now_s()):
                 self._deliver([going])
 
     def run_until_idle(self) -> None:
@@ -157,7 +153,7 @@ class Device(Generic[P]):
                 self._deliver(releases)
         total_s = self.clock.now_s() - batch.started_s
         self._on_batch(batch)
-        self.engine.finished(batch, first_s=total_s if first_s is None else first_s, total_s=total_s)
+        self._loop.end(batch, first_s=first_s, total_s=total_s)
         inside.charge(total_s)
         return survivors
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from deployments.ingress.core.flights import Flight
 from deployments.messages import Assignment
 from earlyexit.engine import Batch, BatchEngine
+from earlyexit.loop import DeviceLoop
 from earlyexit.times import ObservedTimes
 from simulator.events import ENDS, Events
 from simulator.facts import Facts
@@ -19,12 +20,13 @@ NOTHING = -1
 
 
 class Replica:
-    """Does what `deployments.stage.host.StageHost` and `earlyexit.device.Device` do, without threads and processes."""
+    """The live device's loop, driven by events; its batches are run by the profile."""
 
     __slots__ = (
         "_events",
         "_facts",
         "_is_busy",
+        "_loop",
         "_sends_until_s",
         "_wakes_s",
         "_works",
@@ -54,6 +56,7 @@ class Replica:
         self.trips: set[Trip] = set()
         """Those of which inputs are inside."""
         self.engine: BatchEngine[Flight[int]] = BatchEngine((), ObservedTimes())
+        self._loop = DeviceLoop(self.engine)
         self._facts = facts
         self._events = events
         self._is_busy = False
@@ -103,12 +106,12 @@ class Replica:
     def _start(self) -> None:
         """Run what the engine chooses. Busy meanwhile: what is dropped makes room at the ingress, and more comes."""
         self._is_busy = True
-        choice = self.engine.choose(self._events.time_s)
+        choice = self._loop.begin(self._events.time_s)
         while choice.dropped:
             self._lose(choice.dropped)
             if choice.batch is not None:
                 break
-            choice = self.engine.choose(self._events.time_s)
+            choice = self._loop.begin(self._events.time_s)
         if choice.batch is not None:
             self._run(choice.batch)
             return
@@ -145,7 +148,6 @@ class Replica:
             at, inside = end, inside - len(leaving)
         end, until_s = (split.end if last is None else last[0] + 1) - split.first, work.until_s[inside - 1]
         took_s += until_s[end] - until_s[at]
-        first_s = took_s if first_s is None else first_s
         self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, staying))
 
     def _run_probes(self, batch: Batch[Flight[int]]) -> None:
@@ -171,12 +173,12 @@ class Replica:
             for trip, mine in by_trip(members):
                 trip.ingress.answer_early(trip, mine, block)
 
-    def _end(self, ended: tuple[Batch[Flight[int]], Work, float, float, Exit | None, list[Input]]) -> None:
+    def _end(self, ended: tuple[Batch[Flight[int]], Work, float | None, float, Exit | None, list[Input]]) -> None:
         batch, work, first_s, total_s, leaving, staying = ended
         if not self.alive:
             return
         self.busy_s += total_s
-        self.engine.finished(batch, first_s=first_s, total_s=total_s)
+        self._loop.end(batch, first_s=first_s, total_s=total_s)
         work.count(batch, total_s)
         if leaving is not None:
             self._release(leaving)
@@ -188,9 +190,7 @@ class Replica:
         facts = self._facts
         if block == facts.num_blocks:
             self._release((block - 1, members))
-        elif self.engine.hosts(block):
-            self.engine.submit(block, members, self._events.time_s)
-        else:
+        elif not self._loop.go_on(block, members, self._events.time_s):
             # A replica sends one batch's survivors at a time, and computes meanwhile (E3 section 3.2.2).
             begins_s = max(self._events.time_s, self._sends_until_s)
             self._sends_until_s = begins_s + facts.hop_s(block, len(members))

@@ -3,13 +3,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("earlyexit", "profiles", "cluster", "optimizer", "deployments", "simulator", "experiments", "offramp")
+FOLDERS = ("earlyexit", "profiles", "cluster", "optimizer", "deployments", "simulator", "offramp", "experiments")
 MAY_IMPORT = {
     "earlyexit": set(),
     "cluster": {"earlyexit", "profiles"},
@@ -22,72 +23,134 @@ MAY_IMPORT = {
 }
 FOR_EVERYONE = {"earlyexit.errors"}
 """Imports nothing, so that every folder can refuse in the same words."""
-MAY_IMPORT_RAY = {"deployments", "experiments"}
+NO_RAY = ("earlyexit", "profiles", "cluster", "optimizer", "simulator", "offramp", "deployments/ingress/core")
+NO_TORCH = ("optimizer", "simulator", "deployments/ingress/core")
+NO_ASYNCIO = ("earlyexit", "profiles", "optimizer", "deployments/ingress/core")
+PURE = "deployments/ingress/core"
+MAY_IMPORT_FROM_DEPLOYMENTS = {"deployments.messages", "deployments.reports", "deployments.settings"}
+"""What the core of the ingress knows of its own folder: what is said between processes, and what users set."""
 MOST_LINES = 400
 
-SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-each_source = pytest.mark.parametrize(
-    "source", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in SOURCES]
-)
+Graph = Mapping[str, set[str]]
 
 
-def imports(source: Path) -> Iterator[str]:
-    """Dotted names of the modules that a file imports, anywhere in it and for types too."""
-    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+@cache
+def sources() -> Mapping[str, Path]:
+    """Every module of ours, by its dotted name."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Dotted names of the modules that one imports, anywhere in it and for types too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(sources()[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{source} imports relatively"
+            assert node.level == 0, f"{module} imports relatively"
             assert node.module is not None
-            yield node.module
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in sources() else node.module for name in names}
+    return frozenset(found)
 
 
-def folder_of(source: Path) -> str:
-    return source.relative_to(ROOT).parts[0]
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def modules_in(*folders: str) -> Iterator[str]:
+    """Those of some folders, subfolders included."""
+    for module, path in sources().items():
+        if any(path.is_relative_to(ROOT / folder) for folder in folders):
+            yield module
+
+
+def circle(graph: Graph) -> list[str]:
+    """Some way round in a graph, its first node again at the end; empty where there is none."""
+    done: set[str] = set()
+
+    def search(node: str, way: list[str]) -> list[str]:
+        if node in way:
+            return [*way[way.index(node) :], node]
+        if node in done:
+            return []
+        found = next(filter(None, (search(after, [*way, node]) for after in sorted(graph.get(node, ())))), [])
+        done.add(node)
+        return found
+
+    return next(filter(None, (search(node, []) for node in sorted(graph))), [])
+
+
+def side_by_side(parent: str) -> Graph:
+    """Which subfolders of a folder import which; what lies in the folder itself is everybody's, or above all."""
+    graph: dict[str, set[str]] = {}
+    depth = parent.count(".") + 2
+    for module in modules_in(parent.replace(".", "/")):
+        folder, used = ".".join(module.split(".")[:depth]), graph
+        if is_folder(folder):
+            others = {".".join(name.split(".")[:depth]) for name in imports(module) if name.startswith(f"{parent}.")}
+            used.setdefault(folder, set()).update(other for other in others - {folder} if is_folder(other))
+    return graph
+
+
+def is_folder(name: str) -> bool:
+    return (ROOT / name.replace(".", "/")).is_dir()
 
 
 def test_every_folder_of_the_architecture_has_sources() -> None:
-    assert {folder_of(source) for source in SOURCES} == set(FOLDERS)
+    assert {top(module) for module in sources()} == set(FOLDERS)
 
 
-@each_source
-def test_imports_run_one_way(source: Path) -> None:
-    allowed = MAY_IMPORT[folder_of(source)] | {folder_of(source)}
+def test_imports_run_one_way() -> None:
     wrong = {
-        name
-        for name in imports(source)
-        if name.partition(".")[0] in {*FOLDERS, "tests"} - allowed and name not in FOR_EVERYONE
+        f"{module} -> {name}"
+        for module in sources()
+        for name in imports(module)
+        if top(name) in {*FOLDERS, "tests"} - MAY_IMPORT[top(module)] - {top(module)} and name not in FOR_EVERYONE
     }
     assert wrong == set()
 
 
-@pytest.mark.parametrize("name", sorted(FOR_EVERYONE))
-def test_what_everyone_may_import_imports_nothing_of_ours(name: str) -> None:
-    source = ROOT / (name.replace(".", "/") + ".py")
-    assert {each for each in imports(source) if each.partition(".")[0] in FOLDERS} == set()
+def test_no_module_imports_itself_in_a_circle_not_even_for_types() -> None:
+    graph = {module: {name for name in imports(module) if name in sources()} - {module} for module in sources()}
+    assert circle(graph) == []
 
 
-@each_source
-def test_ray_is_imported_by_deployments_and_experiments_only(source: Path) -> None:
-    if folder_of(source) not in MAY_IMPORT_RAY:
-        assert "ray" not in {name.partition(".")[0] for name in imports(source)}
+@pytest.mark.parametrize("parent", ["deployments", "deployments.ingress", "simulator"])
+def test_folders_side_by_side_make_no_circle(parent: str) -> None:
+    assert circle(side_by_side(parent)) == []
 
 
-@each_source
-def test_the_simulator_imports_no_torch(source: Path) -> None:
-    if folder_of(source) == "simulator":
-        assert "torch" not in {name.partition(".")[0] for name in imports(source)}
+def test_a_circle_is_found_where_there_is_one() -> None:
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-@each_source
-def test_the_optimizer_imports_no_torch(source: Path) -> None:
-    if folder_of(source) == "optimizer":
-        assert "torch" not in {name.partition(".")[0] for name in imports(source)}
+def test_what_everyone_may_import_imports_nothing_of_ours() -> None:
+    assert {name for module in FOR_EVERYONE for name in imports(module) if top(name) in FOLDERS} == set()
 
 
-@each_source
-def test_no_file_is_too_long_to_read(source: Path) -> None:
-    assert len(source.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
+def outside(folders: Iterable[str], package: str) -> set[str]:
+    """Modules of the folders that import a package."""
+    return {module for module in modules_in(*folders) if package in {top(name) for name in imports(module)}}
+
+
+def test_ray_torch_and_asyncio_stay_where_they_belong() -> None:
+    assert outside(NO_RAY, "ray") == set()
+    assert outside(NO_TORCH, "torch") == set()
+    assert outside(NO_ASYNCIO, "asyncio") == set()
+
+
+def test_the_core_of_the_ingress_knows_nothing_of_what_drives_it() -> None:
+    known = {name for module in modules_in(PURE) for name in imports(module) if top(name) == "deployments"}
+    assert {name for name in known if not name.startswith("deployments.ingress.core.")} <= MAY_IMPORT_FROM_DEPLOYMENTS
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in sources().items()}
+    assert {module: number for module, number in lines.items() if number > MOST_LINES} == {}
 
 
 @pytest.mark.parametrize(
