@@ -22,7 +22,8 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from experiments.data import RUNS, require_data
 from offramp.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
 from offramp.progress import progress_bars
-from offramp.training import TrainJob, train
+from offramp.train_job import TrainJob
+from offramp.training import train
 from optimizer.risk import Guarantee
 from profiles.scores import Score
 

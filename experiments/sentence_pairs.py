@@ -31,7 +31,8 @@ from experiments.data import RUNS, require_data
 from offramp.calibration import CalibrateJob, calibrate, record_exits
 from offramp.client import Client
 from offramp.progress import progress_bars
-from offramp.training import TrainJob, resolve_backbone, train
+from offramp.train_job import TrainJob
+from offramp.training import resolve_backbone, train
 from optimizer.plan import PolicySpec, serial_plan
 from optimizer.plan_file import plan_document
 from optimizer.risk import Guarantee

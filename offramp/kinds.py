@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
     from earlyexit.families.base import Pretrained
     from earlyexit.tasks.base import Task
-    from offramp.training import TrainJob
+    from offramp.train_job import TrainJob
 
 DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
 """Of what a network takes, in the words of the v2 protocol."""

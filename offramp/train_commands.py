@@ -89,7 +89,8 @@ def train(
     from earlyexit.checkpoint import RampOptions
     from earlyexit.dataset import read_labelled
     from offramp.progress import progress_bars
-    from offramp.training import TrainJob, head_in_words, resolve_backbone
+    from offramp.train_job import TrainJob
+    from offramp.training import head_in_words, resolve_backbone
     from offramp.training import train as run_training
 
     rows = read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)

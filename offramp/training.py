@@ -2,59 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.checkpoint import add_ramps, load_pretrained
 from earlyexit.dataset import PAIR
 from earlyexit.errors import InputError
 from earlyexit.network import check_inputs
-from earlyexit.store import NAME_PATTERN, save_model
+from earlyexit.store import save_model
 from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
 from offramp.calibration import forget_calibration
 from offramp.kinds import codec_for, load_codec, task_for
 from offramp.provenance import provenance
+from offramp.train_job import TrainJob
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
     from earlyexit.model import EarlyExitModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainJob:
-    """Everything that decides what a training run gives; refuses a name that `model.json` cannot hold."""
-
-    backbone: str
-    """Checkpoint folder or hub name."""
-    name: str
-    codec: str | None = None
-    """Your own, `module:function`; None for what the network and the data say."""
-    task: str = "label"
-    """`label`, `regression`, or your own, `module:function`."""
-    tokenizer: str | None = None
-    """Checkpoint folder, hub name or file; None: the backbone's."""
-    ramps: RampOptions = field(default_factory=RampOptions)
-    joint: bool = False
-    """Train backbone, ramps and head together instead of the ramps on a frozen backbone."""
-    imitate: bool = False
-    """Have ramps learn the full model's outputs instead of the labels."""
-    max_length: int | None = None
-    epochs: int | None = None
-    learning_rate: float | None = None
-    seed: int = 0
-    source: str = ""
-    """Where the rows came from, for the record."""
-
-    def __post_init__(self) -> None:
-        if re.fullmatch(NAME_PATTERN, self.name) is None:
-            raise InputError(
-                f"a model cannot be named {self.name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or "
-                "digit first; --name gives another than the folder's"
-            )
-        if self.joint and self.imitate:
-            raise InputError("--imitate and --joint: the full model that ramps imitate has to stay as it is")
 
 
 def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:

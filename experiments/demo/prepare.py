@@ -12,7 +12,8 @@ from earlyexit.store import read_card
 from experiments.demo.texts import LabelledText, divide, generate, write_csv
 from offramp.calibration import CalibrateJob, calibrate, read_calibration, record_exits
 from offramp.progress import progress_bars
-from offramp.training import TrainJob, resolve_backbone, train
+from offramp.train_job import TrainJob
+from offramp.training import resolve_backbone, train
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import write_plan

@@ -29,7 +29,8 @@ from experiments.recorded_exits import bert12_sst2
 from offramp.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
 from offramp.progress import progress_bars
 from offramp.protocol import predict_body
-from offramp.training import TrainJob, resolve_backbone, train
+from offramp.train_job import TrainJob
+from offramp.training import resolve_backbone, train
 from optimizer.calibration_file import CALIBRATION_FILE
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee

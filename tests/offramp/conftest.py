@@ -9,7 +9,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from offramp.training import TrainJob, train
+from offramp.train_job import TrainJob
+from offramp.training import train
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
 from tests.offramp.service_folders import write_model

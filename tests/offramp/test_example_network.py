@@ -23,7 +23,8 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.wire import entering
 from offramp.cli import main
 from offramp.service_file import read_service
-from offramp.training import TrainJob, train
+from offramp.train_job import TrainJob
+from offramp.training import train
 from optimizer.decision import Decision, Strategy
 from optimizer.plan_file import ModelShape, read_plan
 from optimizer.planner import solve

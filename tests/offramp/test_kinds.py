@@ -18,7 +18,8 @@ from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families.own import TensorBackbone
 from earlyexit.store import read_card
 from offramp.cli import main
-from offramp.training import TrainJob, train
+from offramp.train_job import TrainJob
+from offramp.training import train
 from profiles.latency import LatencyProfile
 from tests.earlyexit.checkpoints import resnet_state
 

@@ -1,0 +1,45 @@
+"""What `offramp train` is asked for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from earlyexit.checkpoint import RampOptions
+from earlyexit.errors import InputError
+from earlyexit.store import NAME_PATTERN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """Everything that decides what a training run gives; refuses a name that `model.json` cannot hold."""
+
+    backbone: str
+    """Checkpoint folder or hub name."""
+    name: str
+    codec: str | None = None
+    """Your own, `module:function`; None for what the network and the data say."""
+    task: str = "label"
+    """`label`, `regression`, or your own, `module:function`."""
+    tokenizer: str | None = None
+    """Checkpoint folder, hub name or file; None: the backbone's."""
+    ramps: RampOptions = field(default_factory=RampOptions)
+    joint: bool = False
+    """Train backbone, ramps and head together instead of the ramps on a frozen backbone."""
+    imitate: bool = False
+    """Have ramps learn the full model's outputs instead of the labels."""
+    max_length: int | None = None
+    epochs: int | None = None
+    learning_rate: float | None = None
+    seed: int = 0
+    source: str = ""
+    """Where the rows came from, for the record."""
+
+    def __post_init__(self) -> None:
+        if re.fullmatch(NAME_PATTERN, self.name) is None:
+            raise InputError(
+                f"a model cannot be named {self.name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or "
+                "digit first; --name gives another than the folder's"
+            )
+        if self.joint and self.imitate:
+            raise InputError("--imitate and --joint: the full model that ramps imitate has to stay as it is")
