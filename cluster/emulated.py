@@ -17,7 +17,7 @@ from earlyexit.engine import Batch, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.member import Member
 from earlyexit.split import Split
-from earlyexit.wire import Answer, Lengths, Seen, WirePiece
+from earlyexit.wire import Answer, Lengths, Seen, Value, WirePiece, values_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -173,31 +173,31 @@ class RecordedRunner(Runner[EmulatedPiece]):
         said = self._said(ramp, rows_B[left])
         return tuple(
             [
-                Answer(sample_id=inside.sample_ids[k], value=label, score=score, exit=ramp)
-                for k, (label, score) in zip(left, said, strict=True)
+                Answer(sample_id=inside.sample_ids[k], value=value, score=score, exit=ramp)
+                for k, (value, score) in zip(left, said, strict=True)
             ]
         )
 
     def _seen(self, ramp: int, inside: EmulatedPiece, rows_B: IntArray) -> tuple[Seen, ...]:
         return tuple(
-            Seen(sample_id=sample_id, block=ramp, score=score, value=label)
-            for sample_id, (label, score) in zip(inside.sample_ids, self._said(ramp, rows_B), strict=True)
+            Seen(sample_id=sample_id, block=ramp, score=score, value=value)
+            for sample_id, (value, score) in zip(inside.sample_ids, self._said(ramp, rows_B), strict=True)
         )
 
-    def _said(self, ramp: int, rows_X: IntArray) -> list[tuple[int, float]]:
+    def _said(self, ramp: int, rows_X: IntArray) -> list[tuple[Value, float]]:
         column = self._column_of[ramp]
-        labels = self._answers_NE[rows_X, column].tolist()
-        return list(zip(labels, self._records.scores_NR[rows_X, column].tolist(), strict=True))
+        answers = values_of(self._answers_NE[rows_X, column])
+        return list(zip(answers, self._records.scores_NR[rows_X, column].tolist(), strict=True))
 
     def _end(self, split: Split, inside: EmulatedPiece, stay: Sequence[int], rows_B: IntArray) -> Step[EmulatedPiece]:
         if split.end < self._num_blocks:
             return Step(answers=(), survivors=inside.at(split.end, stay))
-        labels = self._answers_NE[rows_B[list(stay)], -1].tolist()
+        answers = values_of(self._answers_NE[rows_B[list(stay)], -1])
         return Step(
             answers=tuple(
                 [
-                    Answer(sample_id=inside.sample_ids[k], value=label, score=1.0, exit=split.end - 1)
-                    for k, label in zip(stay, labels, strict=True)
+                    Answer(sample_id=inside.sample_ids[k], value=value, score=1.0, exit=split.end - 1)
+                    for k, value in zip(stay, answers, strict=True)
                 ]
             ),
             survivors=None,

@@ -139,8 +139,7 @@ def recorded_answers(records: ExitRecords) -> RecordedAnswers:
         row_of={sample_id: row for row, sample_id in enumerate(records.sample_ids)},
         ramps=records.ramps,
         scores_NR=records.scores_NR,
-        labels_NR=records.answers()[:, :-1],
-        final_labels_N=records.answers()[:, -1],
+        answers_NE=records.answers(),
     )
 
 

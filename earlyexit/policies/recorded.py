@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,8 @@ class RecordedAnswers:
     ramps: tuple[int, ...]
     scores_NR: npt.NDArray[np.float32]
     """In the unit of the policy that judges them; one column per ramp."""
-    labels_NR: npt.NDArray[np.int64]
-    final_labels_N: npt.NDArray[np.int64]
+    answers_NE: npt.NDArray[Any]
+    """(N, E, ...), the full model's last."""
 
 
 class RecordedPolicy(ExitPolicy):
@@ -63,12 +64,12 @@ class RecordedPolicy(ExitPolicy):
     def look(self, ramp: int, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows, column = self._rows(sample_ids), self._column_of[ramp]
         score_B = torch.from_numpy(self._answers.scores_NR[rows, column])
-        label_B = torch.from_numpy(self._answers.labels_NR[rows, column])
-        return score_B, label_B
+        value_B = torch.from_numpy(self._answers.answers_NE[rows, column])
+        return score_B, value_B
 
     def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        label_B = torch.from_numpy(self._answers.final_labels_N[self._rows(sample_ids)])
-        return label_B, torch.ones_like(label_B, dtype=torch.float32)
+        value_B = torch.from_numpy(self._answers.answers_NE[self._rows(sample_ids), -1])
+        return value_B, torch.ones(len(value_B))
 
     def _rows(self, sample_ids: Sequence[str]) -> npt.NDArray[np.int64]:
         return np.array([self._row(sample_id) for sample_id in sample_ids])

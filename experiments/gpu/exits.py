@@ -84,8 +84,7 @@ class Exits:
         return replace(self, num_blocks=num_blocks, answers=replace(self.answers, ramps=ramps))
 
     def _label(self, row: int, column: int | None) -> int:
-        answers = self.answers
-        return int(answers.final_labels_N[row] if column is None else answers.labels_NR[row, column])
+        return int(self.answers.answers_NE[row, -1 if column is None else column])
 
 
 def find_exits(source: Source, rng: np.random.Generator) -> Exits:
@@ -109,8 +108,7 @@ def recorded_exits() -> Exits:
         row_of={sample_id: row for row, sample_id in enumerate(records.sample_ids)},
         ramps=records.ramps,
         scores_NR=records.scores_NR,
-        labels_NR=records.answers()[:, :-1],
-        final_labels_N=records.answers()[:, -1],
+        answers_NE=records.answers(),
     )
     return Exits(answers=answers, num_blocks=records.num_blocks, source=f"recorded: {BERT12_SST2}")
 
@@ -126,8 +124,7 @@ def drawn_exits(rng: np.random.Generator) -> Exits:
         row_of={f"drawn-{row}": row for row in range(NUM_DRAWN)},
         ramps=ramps,
         scores_NR=np.where(sure_NR, SURE, UNSURE).astype(np.float32),
-        labels_NR=rng.integers(0, 2, (NUM_DRAWN, len(ramps))),
-        final_labels_N=rng.integers(0, 2, NUM_DRAWN),
+        answers_NE=rng.integers(0, 2, (NUM_DRAWN, len(ramps) + 1)),
     )
     shares = ", ".join(f"{share:g}" for share in SURVIVAL)
     return Exits(answers=answers, num_blocks=NUM_BLOCKS, source=f"synthetic: drawn to survive {shares}")

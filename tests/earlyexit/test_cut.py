@@ -86,8 +86,7 @@ def recorded() -> ExitPolicy:
         row_of={f"i{k}": k for k in range(24)},
         ramps=RAMPS,
         scores_NR=rng.random((24, 3), dtype=np.float32),
-        labels_NR=rng.integers(0, 3, (24, 3)),
-        final_labels_N=rng.integers(0, 3, 24),
+        answers_NE=np.column_stack([rng.integers(0, 3, (24, 3)), rng.integers(0, 3, 24)]),
     )
     return RecordedPolicy(answers, EntropyPolicy(0.3))
 

@@ -221,8 +221,7 @@ def test_a_gpu_answers_by_the_records_with_graphs_and_lookahead(small_model: Ear
         row_of={f"s{k}": k for k in range(23)},
         ramps=(0, 1, 2),
         scores_NR=np.array([[k % 4 > 0, k % 4 > 1, k % 4 > 2] for k in range(23)], dtype=np.float32),
-        labels_NR=np.tile([[0, 1, 2]], (23, 1)),
-        final_labels_N=np.full(23, 1),
+        answers_NE=np.column_stack([np.tile([[0, 1, 2]], (23, 1)), np.full(23, 1)]),
     )
     splits = (Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=4, ramps=(2,)))
     runner = TorchRunner(model, RecordedPolicy(answers, EntropyPolicy(0.5)), GraphSegments(model, SHAPES))

@@ -140,8 +140,7 @@ def recorded() -> RecordedPolicy:
         row_of={"x": 0, "y": 1},
         ramps=(2, 5),
         scores_NR=np.array([[0.1, 0.8], [0.9, 0.2]], dtype=np.float32),
-        labels_NR=np.array([[10, 11], [20, 21]]),
-        final_labels_N=np.array([12, 22]),
+        answers_NE=np.column_stack([np.array([[10, 11], [20, 21]]), np.array([12, 22])]),
     )
     return RecordedPolicy(answers, EntropyPolicy({2: 0.5, 5: 0.5}))
 

@@ -16,8 +16,7 @@ def three_blocks() -> Exits:
         row_of={"x": 0, "y": 1, "z": 2},
         ramps=(0, 1),
         scores_NR=np.array([[0.1, 0.1], [0.5, 0.4], [0.5, 0.5]], dtype=np.float32),
-        labels_NR=np.array([[10, 11], [20, 21], [30, 31]]),
-        final_labels_N=np.array([12, 22, 32]),
+        answers_NE=np.column_stack([np.array([[10, 11], [20, 21], [30, 31]]), np.array([12, 22, 32])]),
     )
     return Exits(answers=answers, num_blocks=3, source="made up")
 
