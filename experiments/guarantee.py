@@ -125,7 +125,7 @@ def worst_subset_loss(records: ExitRecords, thresholds: Mapping[int, float]) -> 
     for column in reversed(range(len(records.ramps))):  # an earlier ramp that is sure comes first
         leaves_MN = active_MR[:, column, None] & sure_NR[:, column]
         loss_MN = np.where(leaves_MN, records.losses_NR[:, column].astype(np.float32), loss_MN)
-    return float(loss_MN.mean(1, dtype=np.float64).max())
+    return float(loss_MN.sum(1, dtype=np.float64).max()) / len(records)
 
 
 def as_before(calibration: ExitRecords, guarantee: Guarantee, seed: int) -> Learnt:
@@ -196,7 +196,7 @@ def _trial(thresholds: Learnt, tried: ExitRecords, best: ExitOutcome) -> Trial:
     return Trial(
         empty=outcome.mean_blocks == tried.num_blocks,
         blocks=outcome.mean_blocks,
-        loss=1 - outcome.agreement,
+        loss=float(outcome.losses_N.mean()),
         worst_loss=worst_subset_loss(tried, thresholds),
         oracle_blocks=best.mean_blocks,
     )

@@ -17,7 +17,7 @@ from earlyexit.member import Member
 from optimizer.placement import PlacedPlan
 from simulator.events import COMES, WAKES, Events
 from simulator.ledger import REASONS, Ledger
-from simulator.probing import Probing
+from simulator.probing import Probing, recorded_loss
 from simulator.scenario import Scenario
 from simulator.slot import Slot
 from simulator.trip import Input, Trip
@@ -247,6 +247,7 @@ def _rules(scenario: Scenario, probing: Probing | None) -> Rules:
         num_ingresses=scenario.num_ingresses,
         admits=scenario.admission,
         shape=None if probing is None else probing.shape,
+        loss=recorded_loss,
         probe_share=0.0 if probing is None else probing.share,
     )
 
