@@ -32,10 +32,8 @@ class Due(Generic[T]):
         """Things in the line that are worth a look whether they are over."""
 
     def add(self, at_s: float, thing: T) -> None:
-        """It is due then; infinite: never."""
+        """It is due then, a finite time."""
         line = self._line
-        if at_s == math.inf:
-            return
         if line and line[-1][0] > at_s:
             self._serial += 1
             heappush(self._unordered, (at_s, self._serial, thing))

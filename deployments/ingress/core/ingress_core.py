@@ -147,12 +147,16 @@ class IngressCore(Generic[I, W]):
             outcomes.refuse(_no_plan(self.suspended), number)
         if unanswered + number > self._rules.max_queued:
             outcomes.refuse_overload(number, self._rules.max_queued, now_s)
-        flights = [Flight(each, arrived_s, deadline_s, ahead) for ahead, each in enumerate(inputs, unanswered)]
+        if number == 1:  # as most requests are, and a comprehension costs as much as the flight
+            flights = [Flight(inputs[0], arrived_s, deadline_s, unanswered)]
+        else:
+            flights = [Flight(each, arrived_s, deadline_s, unanswered + k) for k, each in enumerate(inputs)]
         outcomes.arrive(number)
         self._line.join(flights)
-        self._deadlines.add(deadline_s, flights)
-        if deadline_s < self.wake_s:
-            self.wake_s = deadline_s
+        if deadline_s < math.inf:
+            self._deadlines.add(deadline_s, flights)
+            if deadline_s < self.wake_s:
+                self.wake_s = deadline_s
         return flights
 
     def give_up(self, flights: Sequence[Flight[I]], reason: str, now_s: float) -> list[Action]:
@@ -231,11 +235,12 @@ class IngressCore(Generic[I, W]):
 
     def fail(self, call: Call[I, W], flights: Sequence[Flight[I]], now_s: float) -> list[Action]:
         """Nothing more comes of these inputs of a call: after a pause they start again, if they may."""
-        mine = self._without(call, flights, now_s)
-        most = self._rules.max_attempts
-        message = f"{call.leg.slot} failed {most} times under this input"
+        mine, most = self._without(call, flights, now_s), self._rules.max_attempts
+        actions: list[Action] = []
         exhausted = [flight for flight in mine if flight.attempt + 1 >= most]
-        actions = self._outcomes.fail(exhausted, StageUnavailableError(message, retry_after_s=1.0), now_s)
+        if exhausted:
+            message = f"{call.leg.slot} failed {most} times under this input"
+            actions += self._outcomes.fail(exhausted, StageUnavailableError(message, retry_after_s=1.0), now_s)
         again = [flight for flight in mine if not flight.settled]
         if again:
             self._pauses.add(now_s + RETRY_PAUSE_S, Pause(call.leg.slot, again))

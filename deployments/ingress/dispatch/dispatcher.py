@@ -261,8 +261,9 @@ class Dispatcher:
             left = call.inside()
             logger.warning("%s failed under %d inputs of %s: %r", call.leg.slot, len(left), _requests_of(left), error)
         self._tasks.pop(call, None)  # not when cancelled: nothing starts while an ingress ends
-        self._do(self._core.fail(call, call.inside(), self._clock.now_s()))
-        self._plan_turn()
+        if call.num_inside:
+            self._do(self._core.fail(call, call.inside(), self._clock.now_s()))
+            self._plan_turn()
 
     def _take(self, call: LiveCall, flights: Mapping[str, LiveFlight], chunk: Chunk) -> None:
         """A part of a call's reply."""

@@ -8,7 +8,7 @@ from deployments.ingress.core.due import Due
 
 def test_things_are_due_in_their_order_whatever_order_they_came_in() -> None:
     due: Due[str] = Due(lambda _: False)
-    for at_s, name in ((2.0, "b"), (1.0, "a"), (3.0, "d"), (2.0, "c"), (math.inf, "never")):
+    for at_s, name in ((2.0, "b"), (1.0, "a"), (3.0, "d"), (2.0, "c")):
         due.add(at_s, name)
     assert due.next_s() == 1.0
     assert due.pop(2.5) == ["a", "b", "c"]
