@@ -5,7 +5,7 @@
 Ramps learn from 10,000 images of the train part. The networks were trained on these, and are surer of them than of
 others: one half of 5,000 test images calibrates (budget 1 %, confidence 90 %), the other half is reported on.
 Two kinds of ramps: `light`, the mean of the map and a linear layer, from the labels; `mlp`, a grid of 4 x 4 means and a
-hidden layer of 64, which imitates the full model. The models stay in runs/. Minutes: about 6 on two cores. Seed 0.
+hidden layer of 64, which imitates the full model. The models stay in runs/. Minutes: about 10 on two cores. Seed 0.
 """
 
 from __future__ import annotations
