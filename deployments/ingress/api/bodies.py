@@ -60,7 +60,7 @@ class V2Input(BaseModel):
     shape: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=MOST_DIMENSIONS)
     datatype: str
     data: list[Any] | None = None
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 class V2Output(BaseModel):
@@ -69,7 +69,7 @@ class V2Output(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 class V2Body(BaseModel):
@@ -80,7 +80,7 @@ class V2Body(BaseModel):
     id: str | None = None
     inputs: list[V2Input] = Field(min_length=1)
     outputs: list[V2Output] | None = None
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
