@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.errors import DataError
+from earlyexit.errors import DataError, InputError
 from earlyexit.image_files import is_images, open_images
 from earlyexit.signature import DATATYPES, Column, Encoded
 from earlyexit.text_tables import read_table
@@ -34,6 +34,8 @@ class LabelledRows:
 
     columns: Mapping[str, Array]
     labels: tuple[str, ...]
+    files: tuple[str, ...] | None = None
+    """Where each row is a file: their names."""
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], labels: Iterable[str]) -> LabelledRows:
@@ -69,7 +71,8 @@ class LabelledRows:
     def encode(self, codec: Codec[Any]) -> list[Encoded]:
         """What a network takes, one per row, too long ones cut.
 
-        Raises DataError where the rows are not of the codec's kind, InputError for a row that cannot be encoded.
+        Raises DataError where the rows are not of the codec's kind, and InputError for a row that cannot be encoded,
+        DataError where that is a file.
         """
         forms = codec.inputs
         if {form.name for form in forms} != set(self.columns):
@@ -79,13 +82,23 @@ class LabelledRows:
             name: _fitting(name, column, [form for form in forms if form.name == name])
             for name, column in self.columns.items()
         }
-        return codec.encode(codec.from_columns(columns), truncate=True)
+        rows = codec.from_columns(columns)
+        try:
+            return codec.encode(rows, truncate=True)
+        except InputError:
+            for name, row in zip(self.files or (), rows, strict=False):
+                _check_file(name, row, codec)
+            raise
 
     def select(self, rows: Iterable[int]) -> LabelledRows:
         """The rows at the given positions, in the given order."""
         kept = list(rows)
         columns = {name: column[kept] for name, column in self.columns.items()}
-        return LabelledRows(columns=columns, labels=tuple(self.labels[row] for row in kept))
+        return LabelledRows(
+            columns=columns,
+            labels=tuple(self.labels[row] for row in kept),
+            files=None if self.files is None else tuple(self.files[row] for row in kept),
+        )
 
 
 def read_labelled(
@@ -106,7 +119,8 @@ def read_labelled(
     """
     if is_images(path):
         with open_images(path, part=part) as images:
-            return LabelledRows(columns={IMAGE: _objects(images)}, labels=images.labels)
+            files = tuple(f"{path}: {name}" for name in images.names)
+            return LabelledRows(columns={IMAGE: _objects(images)}, labels=images.labels, files=files)
     if path.suffix == ".npz":
         return _read_arrays(path)
     names = (TEXT,) if pair_column is None else (TEXT, PAIR)
@@ -188,6 +202,13 @@ def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:
 def _has_shape(column: Array, form: Column) -> bool:
     row = column.shape[1:]
     return len(row) == len(form.shape) and all(size in (-1, has) for size, has in zip(form.shape, row, strict=True))
+
+
+def _check_file(name: str, row: Any, codec: Codec[Any]) -> None:
+    try:
+        codec.encode([row], truncate=True)
+    except InputError as error:
+        raise DataError(f"{name}: {str(error).removeprefix('input 0: ')}") from error
 
 
 def _objects(values: Iterable[Any]) -> Array:

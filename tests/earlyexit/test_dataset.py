@@ -281,6 +281,14 @@ def test_images_are_encoded_from_files_or_pixels() -> None:
         assert np.array_equal(one.values[0][0], expected)
 
 
+def test_a_broken_image_among_others_is_named_by_its_file(tmp_path: Path) -> None:
+    for label, content in (("cat", png(np.zeros((4, 4, 3), dtype=np.uint8))), ("dog", b"\x89PNG broken")):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        (tmp_path / "set" / label / "1.png").write_bytes(content)
+    with pytest.raises(DataError, match=r"set: dog/1\.png: "):
+        read_labelled(tmp_path / "set").encode(ImageCodec(4, 4))
+
+
 def png(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
