@@ -30,6 +30,8 @@ STABLE = 0.1
 OUTLIER_MADS = 3.0
 MAD_TO_SIGMA = 1.4826
 """Makes the median absolute deviation estimate a normal distribution's standard deviation."""
+LEAST_SHARE = 0.1
+"""Of a block's time alone, that it takes at least in a split: where calls cost nearly all, noise may leave nothing."""
 NEVER = math.inf
 """No exit is so sure: inputs stay, so that a probe's batch is the same at its end."""
 
@@ -272,7 +274,7 @@ def _column(
     block_s_N = np.median(alone_NR, axis=1) - half_call_s
     added_E = [np.median(of_split[_with_ramp(ramp, batch)] - alone_NR[ramp]) for ramp in ramps]
     ramp_s_E = np.array(added_E, dtype=np.float64) + half_call_s
-    return np.maximum(block_s_N, 0.0), np.maximum(ramp_s_E, 0.0)
+    return np.maximum(block_s_N, LEAST_SHARE * np.median(alone_NR, axis=1)), np.maximum(ramp_s_E, 0.0)
 
 
 def _rising(seconds_RB: FloatArray) -> FloatArray:

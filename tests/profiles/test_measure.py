@@ -146,6 +146,12 @@ def test_more_inputs_never_cost_less() -> None:
     assert table.block_s_NB.tolist() == [[3.0, 3.0, 10.0]]
 
 
+def test_a_block_takes_a_tenth_of_its_time_alone_at_least() -> None:
+    # By the half call alone: 4 - (4 + 100 - 20) / 4 = -17 and 100 - 21 = 79.
+    table = table_of({split(0, 1): [4.0], split(1, 2): [100.0], split(0, 2): [20.0]}, 2, [])
+    assert table.block_s_NB.tolist() == [[pytest.approx(0.4)], [79.0]]
+
+
 def test_nothing_costs_less_than_nothing() -> None:
     table = table_of(
         {split(0, 1): [5.0], split(1, 2): [7.0], split(0, 1, ramps=(0,)): [4.0], split(0, 2): [12.0]}, 2, [0]
