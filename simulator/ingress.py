@@ -138,10 +138,12 @@ class Ingress:
     def _do(self, actions: Iterable[Action]) -> None:
         """Carry actions out, and whatever they lead to at once; inside of that, leave them to whoever does."""
         todo, core = self._todo, self.core
-        todo.extend(actions)
         if self._is_busy:
+            todo.extend(actions)
             return
         self._is_busy = True
+        for action in actions:
+            self._carry_out(action)
         while todo or core.is_due:
             if todo:
                 self._carry_out(todo.popleft())
@@ -153,13 +155,13 @@ class Ingress:
             self._events.at(max(core.wake_s, self._events.time_s), WAKES, self._wake, core.wake_s)
 
     def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Answered):
+        if type(action) is Answered:
             self._answered(action)
-        elif isinstance(action, Send):
+        elif type(action) is Send:
             self._send(action)
-        elif isinstance(action, Dropped):
+        elif type(action) is Dropped:
             self._drop([flight.input for flight in action.flights], action.reason)
-        elif isinstance(action, HungUp):
+        elif type(action) is HungUp:
             self._hang_up(action.call)
 
     def _answered(self, answered: Answered) -> None:

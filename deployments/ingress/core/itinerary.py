@@ -60,6 +60,7 @@ class Itinerary(Generic[W]):
         self.avoided = placed.avoided_ids
         self.ramps = frozenset(placed.plan.ramps)
         self.last_split = placed.plan.splits[-1].first
+        self._later = tuple(legs[leg.index + 1 :] for leg in legs)
         self._leg_of = tuple(leg for leg in legs for _ in range(leg.num_blocks))
 
     @property
@@ -77,7 +78,7 @@ class Itinerary(Generic[W]):
     def reserve_s(self, leg: Leg[W]) -> float:
         """What the stages after this one are expected to take; infinite where a stage might wait, not knowing."""
         sum_s = 0.0
-        for later in self.legs[leg.index + 1 :]:
+        for later in self._later[leg.index]:
             if not later.expected_s and leg.assignment.dispatch == "deferred":
                 return math.inf
             sum_s += later.expected_s
