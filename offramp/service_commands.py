@@ -34,6 +34,9 @@ At = Annotated[
 Patience = Annotated[float, typer.Option(callback=above_zero, help="How long to wait until it is done.")]
 DASHBOARD = "http://127.0.0.1:8265"
 
+EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
+"""Arguments of `offramp predict`, by codec."""
+
 commands = typer.Typer()
 
 
@@ -155,10 +158,11 @@ def serve_until_stopped(settings: ServeSettings, cluster: LocalCluster) -> None:
     try:
         with serving(settings, cluster) as url:
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
-            print(f"serving {read_card(Path(settings.model)).name} at {url}   API: {url}/docs")
+            card = read_card(Path(settings.model))
+            print(f"serving {card.name} at {url}   API: {url}/docs")
             if cluster.grpc_port is not None:
                 print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
-            print(f"try: offramp predict 'a text' --url {url}", flush=True)
+            print(f"try: offramp predict {EXAMPLES.get(card.codec['name'], '--data FILE')} --url {url}", flush=True)
             keys = settings.access is not None and settings.access.has_keys
             with_grpc = cluster.grpc_port is not None
             for note in exposure_notes(cluster.host, cluster.front, has_keys=keys, has_grpc=with_grpc):
