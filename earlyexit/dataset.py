@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.array_files import read_arrays
 from earlyexit.errors import DataError, InputError
+from earlyexit.fitting import fitting
 from earlyexit.image_files import is_images, open_images
-from earlyexit.signature import DATATYPES, Column, Encoded
+from earlyexit.signature import Column, Encoded
 from earlyexit.text_tables import read_table
 
 if TYPE_CHECKING:
@@ -82,12 +84,11 @@ class LabelledRows:
             name: _fitting(name, column, [form for form in forms if form.name == name])
             for name, column in self.columns.items()
         }
-        rows = codec.from_columns(columns)
         try:
-            return codec.encode(rows, truncate=True)
+            return codec.encode(codec.from_columns(columns), truncate=True)
         except InputError:
-            for name, row in zip(self.files or (), rows, strict=False):
-                _check_file(name, row, codec)
+            for row, name in enumerate(self.files or ()):
+                _check_file(name, {each: column[[row]] for each, column in columns.items()}, codec)
             raise
 
     def select(self, rows: Iterable[int]) -> LabelledRows:
@@ -122,7 +123,7 @@ def read_labelled(
             files = tuple(f"{path}: {name}" for name in images.names)
             return LabelledRows(columns={IMAGE: _objects(images)}, labels=images.labels, files=files)
     if path.suffix == ".npz":
-        return _read_arrays(path)
+        return _labelled_arrays(path)
     names = (TEXT,) if pair_column is None else (TEXT, PAIR)
     of_file = (text_column,) if pair_column is None else (text_column, pair_column)
     rows = read_table(path, of_file, label_column, part)
@@ -166,14 +167,8 @@ def _suffix(image: bytes) -> str:
     return ".webp" if image.startswith(b"RIFF") else ".jpg"
 
 
-def _read_arrays(path: Path) -> LabelledRows:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: no file of arrays: {error}") from error
+def _labelled_arrays(path: Path) -> LabelledRows:
+    arrays = read_arrays(path)
     labels = arrays.pop(LABELS, None)
     if labels is None or labels.ndim != 1 or not arrays:
         raise DataError(f"{path}: {LABELS!r}, one for each row, and at least one other array are needed")
@@ -186,16 +181,20 @@ def _read_arrays(path: Path) -> LabelledRows:
 
 
 def _fitting(name: str, column: Array, forms: Sequence[Column]) -> Array:
-    """A column in the first form that it can take without loss of its kind."""
+    """A column in the first form that it fits."""
+    why = ""
     for form in forms:
         if form.datatype == "BYTES":
             if column.dtype.kind == "O":
                 return column
-        elif _has_shape(column, form) and np.can_cast(column.dtype, DATATYPES[form.datatype], "same_kind"):
-            return column.astype(DATATYPES[form.datatype], copy=False)
+        elif _has_shape(column, form):
+            try:
+                return fitting(column, form.datatype)
+            except ValueError as error:
+                why = f": {error}"
     allowed = " or ".join(f"{'/'.join(form.datatypes)} of the shape {list(form.shape)}" for form in forms)
     raise DataError(
-        f"{name!r} holds {column.dtype.name} of the shape {list(column.shape[1:])}; the model takes {allowed}"
+        f"{name!r} holds {column.dtype.name} of the shape {list(column.shape[1:])}; the model takes {allowed}{why}"
     )
 
 
@@ -204,11 +203,12 @@ def _has_shape(column: Array, form: Column) -> bool:
     return len(row) == len(form.shape) and all(size in (-1, has) for size, has in zip(form.shape, row, strict=True))
 
 
-def _check_file(name: str, row: Any, codec: Codec[Any]) -> None:
+def _check_file(name: str, columns: Mapping[str, Array], codec: Codec[Any]) -> None:
     try:
-        codec.encode([row], truncate=True)
+        codec.encode(codec.from_columns(columns), truncate=True)
     except InputError as error:
-        raise DataError(f"{name}: {str(error).removeprefix('input 0: ')}") from error
+        why = str(error).removeprefix("input 0: ").removeprefix(f"{IMAGE}: element 0: ")
+        raise DataError(f"{name}: {why}") from error
 
 
 def _objects(values: Iterable[Any]) -> Array:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-
+from earlyexit.array_files import read_arrays
 from earlyexit.dataset import LABELS, read_labelled
 from earlyexit.errors import DataError
 from earlyexit.image_files import is_images, open_images
@@ -86,14 +84,7 @@ def _images(path: Path, part: str | None) -> Iterator[Given]:
 
 
 def _arrays(path: Path) -> Iterator[Given]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            arrays = {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path}: no file of arrays: {error}") from error
+    arrays = read_arrays(path)
     arrays.pop(LABELS, None)
     if not arrays or any(array.ndim == 0 for array in arrays.values()) or len({*map(len, arrays.values())}) > 1:
         raise DataError(f"{path}: arrays of as many rows each are needed")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from deployments.ingress.api.tensors import packed
 from earlyexit.errors import InputError
+from earlyexit.fitting import fitting
 from earlyexit.signature import DATATYPES
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -111,9 +112,10 @@ def _stacked(rows: Sequence[Any], datatype: str) -> tuple[str, Array]:
         if column.dtype not in DATATYPE_OF or column.dtype == object:
             raise InputError(f"an array of {column.dtype.name} cannot be sent")
         return DATATYPE_OF[column.dtype], column
-    if not np.can_cast(column.dtype, DATATYPES[datatype], "same_kind"):
-        raise InputError(f"the model takes {datatype}, not {column.dtype.name}")
-    return datatype, column.astype(DATATYPES[datatype])
+    try:
+        return datatype, fitting(column, datatype)
+    except ValueError as error:
+        raise InputError(f"the model takes {datatype}, not {column.dtype.name}: {error}") from error
 
 
 def _file(row: Input) -> bytes:

@@ -268,6 +268,15 @@ def test_rows_of_another_kind_than_the_models_are_refused(columns: dict[str, Any
         LabelledRows(columns=columns, labels=("a",)).encode(Spectra())
 
 
+def test_whole_numbers_of_any_type_are_pixels_where_they_fit() -> None:
+    wide = np.array([0, 255, 7] * 16).reshape(1, 4, 4, 3)
+    assert wide.dtype == np.int64
+    [encoded] = LabelledRows(columns={"image": wide}, labels=("a",)).encode(ImageCodec(4, 4))
+    assert (encoded.values[0].tolist(), encoded.values[0].dtype.name) == (wide.tolist(), "uint8")
+    with pytest.raises(DataError, match=r"'image' holds int64 .*: UINT8 holds 0 to 255, not 256"):
+        LabelledRows(columns={"image": wide + 1}, labels=("a",)).encode(ImageCodec(4, 4))
+
+
 def test_images_are_encoded_from_files_or_pixels() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
     files = np.empty(2, dtype=object)
@@ -281,11 +290,15 @@ def test_images_are_encoded_from_files_or_pixels() -> None:
         assert np.array_equal(one.values[0][0], expected)
 
 
-def test_a_broken_image_among_others_is_named_by_its_file(tmp_path: Path) -> None:
-    for label, content in (("cat", png(np.zeros((4, 4, 3), dtype=np.uint8))), ("dog", b"\x89PNG broken")):
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [pytest.param(b"\x89PNG broken", "", id="cut"), pytest.param(b"", "the image file is empty", id="empty")],
+)
+def test_a_broken_image_among_others_is_named_by_its_file(tmp_path: Path, broken: bytes, message: str) -> None:
+    for label, content in (("cat", png(np.zeros((4, 4, 3), dtype=np.uint8))), ("dog", broken)):
         (tmp_path / "set" / label).mkdir(parents=True)
         (tmp_path / "set" / label / "1.png").write_bytes(content)
-    with pytest.raises(DataError, match=r"set: dog/1\.png: "):
+    with pytest.raises(DataError, match=rf"set: dog/1\.png: {message}"):
         read_labelled(tmp_path / "set").encode(ImageCodec(4, 4))
 
 
