@@ -39,10 +39,9 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
     """A checkpoint's network and its family's name.
 
     `source` is a local folder, a hub name, a file of a ResNet's state dict (.th, .pt, .pth), or `module:function`.
-
     `pairs`: its inputs are pairs of texts.
 
-    Raises ModelFolderError for what is neither, of an unknown family, or without weights that fit.
+    Raises ModelFolderError for what is none of these, of an unknown family, or without weights that fit.
     """
     if is_own(source):
         from earlyexit.families.own import OwnFamily

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from earlyexit.boundary import TensorSpec
 from earlyexit.checkpoint import copy_tokenizer
-from earlyexit.codecs import CODECS, find_codec
+from earlyexit.codecs import CODECS, find_codec, make_codec
 from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
 from earlyexit.errors import DataError, InputError
 from earlyexit.named import NamedSpec, is_own
@@ -28,10 +28,12 @@ DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
 def codec_for(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:
     """How the model's inputs are encoded.
 
-    Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer.
+    Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer; ModelFolderError
+    for a codec of one's own that cannot be made, or that takes no `max_length` where one is given.
     """
     if job.codec is not None:
-        return _own(job.codec, "codec", CODECS)
+        asked = {} if job.max_length is None else {"max_length": job.max_length}
+        return make_codec({**_own(job.codec, "codec", CODECS), **asked}).spec()
     if pretrained.codec is not None:
         return pretrained.codec
     names, inputs = tuple(data.columns), pretrained.backbone.inputs
@@ -47,9 +49,14 @@ def codec_for(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> Name
 
 
 def load_codec(spec: NamedSpec, job: TrainJob, folder: Path) -> Codec[object]:
-    """The codec, with the tokenizer that it may read put into the model's folder."""
-    if job.tokenizer is not None or spec["name"] in (TEXT, PAIR):
+    """The codec, with the tokenizer that it may read put into the model's folder.
+
+    Raises InputError for `--tokenizer` where it reads none.
+    """
+    if make_codec(spec).reads_tokenizer:
         copy_tokenizer(job.tokenizer or job.backbone, folder)
+    elif job.tokenizer is not None:
+        raise InputError(f"--tokenizer {job.tokenizer}: the codec {spec['name']} reads none")
     return find_codec(spec, folder)
 
 
@@ -75,7 +82,7 @@ def _regression(data: LabelledRows, source: str) -> RegressionTask:
 
 
 def _image_codec(image: TensorSpec, backbone: str) -> NamedSpec:
-    if image.dtype != "uint8" or len(image.shape) != 3:
+    if image.dtype != "uint8" or len(image.shape) != 3 or image.shape[-1] != 3:
         raise InputError(
             f"{backbone} takes {image.name!r}, {image.dtype} of the shape {list(image.shape)}, and the data holds "
             "images: (height, width, 3) of uint8 is needed, or a codec of your own (--codec module:function)"

@@ -15,7 +15,7 @@ class TrainJob:
     """Everything that decides what a training run gives; refuses a name that `model.json` cannot hold."""
 
     backbone: str
-    """Checkpoint folder or hub name."""
+    """Checkpoint folder, hub name, file of a state dict (.th, .pt, .pth), or your own, `module:function`."""
     name: str
     codec: str | None = None
     """Your own, `module:function`; None for what the network and the data say."""

@@ -25,10 +25,16 @@ def find_codec(spec: NamedSpec, folder: Path) -> Codec[Any]:
 
     `folder` is the model's. Raises ModelFolderError for unknown names, settings that do not fit, and missing files.
     """
+    codec = make_codec(spec)
+    codec.load(folder)
+    return codec
+
+
+def make_codec(spec: NamedSpec) -> Codec[Any]:
+    """As `find_codec`, before it has read a model's folder: it declares, and does not encode yet."""
     from earlyexit.codecs.base import Codec
 
     codec = make_named(spec, CODECS, called="codec")
     if not isinstance(codec, Codec):
         raise ModelFolderError(f"{spec['name']!r} gave {type(codec).__name__}; a Codec is needed")
-    codec.load(folder)
     return codec

@@ -25,6 +25,8 @@ class Codec(ABC, Generic[Row]):
     name: ClassVar[str]
     content_types: ClassVar[tuple[str, ...]] = ()
     """Of bodies of `POST /predict` that are one input as they are; `from_content` reads them."""
+    reads_tokenizer: ClassVar[bool] = False
+    """Whether `load` reads the tokenizer in a model's folder, which training then puts there."""
 
     def load(self, folder: Path) -> None:
         """Read what it needs of a model's folder; raises ModelFolderError."""

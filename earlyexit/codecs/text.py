@@ -19,6 +19,7 @@ TEXT = {"type": "string", "minLength": 1}
 class TokenizedCodec(Codec[Row]):
     """By the tokenizer in the model's folder, up to so many tokens."""
 
+    reads_tokenizer = True
     _tokenizer: TextTokenizer
 
     def __init__(self, max_length: int) -> None:

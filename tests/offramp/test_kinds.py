@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from earlyexit.boundary import TensorSpec
+from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families.own import TensorBackbone
@@ -170,6 +172,50 @@ def test_tasks_that_do_not_fit_are_refused(
 def test_a_codec_of_ones_own_is_named_by_its_function(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--codec 'image'; text, text_pair, image, tensor follow from the data"):
         train(TrainJob(backbone=f"{HERE}:network", name="m", codec="image"), spectra(["a", "b"]), tmp_path)
+
+
+class Logarithms(TensorCodec):
+    """Spectra of any sign, up to a length of its own."""
+
+    def __init__(self, max_length: int = 1) -> None:
+        super().__init__([{"name": "spectrum", "datatype": "FP32", "shape": [8]}])
+        self.max_length = max_length
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": f"{HERE}:Logarithms", "max_length": self.max_length}
+
+
+def test_a_codec_of_ones_own_is_kept_as_it_says_of_itself(tmp_path: Path) -> None:
+    job = TrainJob(backbone=f"{HERE}:network", name="m", epochs=1, codec=f"{HERE}:Logarithms")
+    train(job, spectra(["a", "b"] * 4), tmp_path)
+    assert read_card(tmp_path).codec == {"name": f"{HERE}:Logarithms", "max_length": 1}
+
+
+def test_a_length_is_asked_of_ones_own_codec(tmp_path: Path) -> None:
+    job = TrainJob(backbone=f"{HERE}:network", name="m", codec=f"{HERE}:Logarithms", max_length=2)
+    with pytest.raises(ModelFolderError, match="max_length 2 is beyond the backbone's 1"):
+        train(job, spectra(["a", "b"]), tmp_path)
+
+
+def test_a_tokenizer_is_refused_where_none_is_read(tmp_path: Path, checkpoint: Path) -> None:
+    job = TrainJob(backbone=f"{HERE}:network", name="m", tokenizer=str(checkpoint))
+    with pytest.raises(InputError, match=r"--tokenizer .*: the codec tensor reads none"):
+        train(job, spectra(["a", "b"]), tmp_path)
+
+
+class Fractions(nn.Module):
+    def forward(self, pixels: Tensor) -> Tensor:
+        return pixels / 255
+
+
+def grey_network() -> TensorBackbone:
+    grey = TensorSpec(name="grey", shape=(8, 8, 1), dtype="uint8")
+    return TensorBackbone(embed=Fractions(), blocks=[nn.Identity(), nn.Identity()], inputs=(grey,), config={})
+
+
+def test_images_are_for_networks_of_three_channels(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"takes 'grey', uint8 of the shape \[8, 8, 1\], and the data holds images"):
+        train(TrainJob(backbone=f"{HERE}:grey_network", name="m"), read_labelled(images), tmp_path)
 
 
 def test_images_for_a_network_of_something_else_are_refused(images: Path, tmp_path: Path) -> None:
