@@ -18,6 +18,7 @@ from pydantic import Field
 
 from earlyexit.errors import DataError
 from earlyexit.source_file import StrictDocument
+from earlyexit.tasks.label import differ
 from profiles.npz import read_npz, write_npz
 from profiles.outcome import ExitOutcome
 from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_score, sure_NR
@@ -27,11 +28,6 @@ IntArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]
 Loss = Callable[[ValueArray, ValueArray], FloatArray]
 """What answering `early` costs where `full` is right, per input, in [0, 1]; `Task.loss` is one."""
-
-
-def differ(early: ValueArray, full: ValueArray) -> FloatArray:
-    """The loss of labels: 1 where they are not the same."""
-    return np.asarray(early != full, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

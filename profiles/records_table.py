@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
-from profiles.records import ExitRecords, Loss, ValueArray, differ
+from earlyexit.tasks.label import differ
+from earlyexit.tasks.regression import RegressionTask
+from profiles.records import ExitRecords, Loss, ValueArray
 from profiles.scores import SCORES, FloatArray, Score
 
 INPUT, EXIT = "sample_id", "exit"
@@ -84,7 +86,7 @@ class _Grid:
             for row in rows:
                 if row.cells[column] != rows[0].cells[column]:
                     raise DataError(
-                        f"{self.path}:{row.line}: {column}: sample {row.sample_id!r} has {row.cells[column]!r} here "
+                        f"{self.path}:{row.line}: {column}: input {row.sample_id!r} has {row.cells[column]!r} here "
                         f"and {rows[0].cells[column]!r} on line {rows[0].line}"
                     )
         return [rows[0].cells[column] for rows in self.rows_NE]
@@ -184,13 +186,13 @@ def _laid_out(path: Path, rows: Sequence[_Row]) -> _Grid:
         seen = by_sample.setdefault(row.sample_id, {})
         if row.exit in seen:
             first = seen[row.exit].line
-            raise DataError(f"{path}:{row.line}: sample {row.sample_id!r} has exit {row.exit} on line {first} already")
+            raise DataError(f"{path}:{row.line}: input {row.sample_id!r} has exit {row.exit} on line {first} already")
         seen[row.exit] = row
     for sample_id, seen in by_sample.items():
         missing = [block for block in exits if block not in seen]
         if missing:
             line = next(iter(seen.values())).line
-            raise DataError(f"{path}:{line}: sample {sample_id!r} has no exit {missing[0]}; others have one")
+            raise DataError(f"{path}:{line}: input {sample_id!r} has no exit {missing[0]}; others have one")
     return _Grid(
         path=path,
         sample_ids=tuple(by_sample),
@@ -223,13 +225,10 @@ def _numbers(grid: _Grid, truth: bool) -> tuple[ValueArray, ValueArray | None, d
 
 
 def _difference(scale: float) -> Loss:
-    if not (np.isfinite(scale) and scale > 0):
-        raise DataError(f"a scale must be positive and finite, not {scale}")
-
-    def loss(early: ValueArray, full: ValueArray) -> FloatArray:
-        return np.asarray(np.minimum(np.abs(early - full) / scale, 1.0))
-
-    return loss
+    try:
+        return RegressionTask(scale).loss
+    except ValueError as error:
+        raise DataError(f"a scale must be positive and finite, not {scale}") from error
 
 
 def _of_losses(grid: _Grid, columns: set[str], shared: Mapping[str, Any], scale: float | None) -> ExitRecords:

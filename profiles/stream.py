@@ -14,8 +14,9 @@ from pydantic import Field
 
 from earlyexit.errors import DataError
 from earlyexit.source_file import StrictDocument
+from earlyexit.tasks.label import differ
 from profiles.npz import read_npz, write_npz
-from profiles.records import ExitRecords, check_losses, check_ramps, differ
+from profiles.records import ExitRecords, check_losses, check_ramps
 from profiles.scores import BoolArray, FloatArray, Score, check_score
 
 SCHEMA = 2

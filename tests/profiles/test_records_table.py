@@ -110,10 +110,10 @@ def test_headers_that_do_not_do_are_refused(tmp_path: Path, header: str, message
         pytest.param(changed(1, "a,2,sure,no,no"), r":3: confidence: .* not 'sure'", id="a word"),
         pytest.param(changed(1, "a,2,0.9,,no"), r":3: prediction is empty", id="no answer"),
         pytest.param(
-            changed(1, "a,2,0.9,no,yes"), r":3: label: sample 'a' has 'yes' here and 'no' on line 2", id="truth"
+            changed(1, "a,2,0.9,no,yes"), r":3: label: input 'a' has 'yes' here and 'no' on line 2", id="truth"
         ),
-        pytest.param(changed(1, "a,0,0.9,no,no"), r":3: sample 'a' has exit 0 on line 2 already", id="twice"),
-        pytest.param(ROWS[:4] + ROWS[5:], r":5: sample 'b' has no exit 2; others have one", id="an exit missing"),
+        pytest.param(changed(1, "a,0,0.9,no,no"), r":3: input 'a' has exit 0 on line 2 already", id="twice"),
+        pytest.param(ROWS[:4] + ROWS[5:], r":5: input 'b' has no exit 2; others have one", id="an exit missing"),
     ],
 )
 def test_rows_that_break_a_rule_are_refused_with_their_line(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from profiles.records import Loss, differ
+from earlyexit.tasks.label import differ
+from profiles.records import Loss
 from profiles.stream import StreamShape
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.core.probes import ProbeBook, can_look
+from earlyexit.tasks.label import differ
 from earlyexit.wire import Array, Seen
 from optimizer.plan import PolicySpec
-from profiles.records import ValueArray, differ
+from profiles.records import ValueArray
 from profiles.scores import FloatArray
 from profiles.stream import StreamShape
 
