@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from offramp.row_writer import Format
 
 STDIN = "-"
-IMAGES = ("image",)
-"""The inputs of a model of images."""
+IMAGES = {"image": "BYTES"}
+"""The inputs of a model of images, and their datatype."""
 FORMATS = ("jsonl", "csv")
 
 commands = typer.Typer()
@@ -103,7 +103,7 @@ def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, *, as_js
     from offramp.client import Client
 
     with Client(service.url, service.timeout_s, api_key=service.api_key) as client:
-        inputs = _arguments(given, _names(client.metadata()))
+        inputs = _arguments(given, _wanted(client.metadata()))
         predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate)
     for one, found in zip(inputs, predictions, strict=True):
         if as_json:
@@ -112,17 +112,25 @@ def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, *, as_js
             print(f"{_said(found)}  {' | '.join(map(str, one.shown.values()))}")
 
 
-def _arguments(given: Sequence[str], names: Sequence[str]) -> list[Given]:
+def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
     """Texts, or paths of images, or the texts of one pair; raises InputError."""
     from offramp.data_stream import Given
 
-    if tuple(names) == IMAGES:
+    if wanted == IMAGES:
         return [Given({"image": path}, Path(path)) for path in given]
+    names = _texts_of(wanted)
     if len(names) == 1:
         return [Given({names[0]: text}, text) for text in given]
     if len(given) == len(names) == 2:
         return [Given(dict(zip(names, given, strict=True)), (given[0], given[1]))]
     raise InputError(f"the model takes {' and '.join(names)}: give one of each, or many with --data")
+
+
+def _texts_of(wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of inputs that may be texts; raises InputError for arrays."""
+    if set(wanted.values()) != {"BYTES"}:
+        raise InputError(f"the model takes {' and '.join(wanted)}, arrays: give a .npy or .npz file with --data")
+    return tuple(wanted)
 
 
 def _said(found: Prediction) -> str:
@@ -133,17 +141,18 @@ def _said(found: Prediction) -> str:
 
 
 def _inputs(
-    data: Path | None, names: Sequence[str], text_column: str, pair_column: str | None, part: str | None
+    data: Path | None, wanted: Mapping[str, str], text_column: str, pair_column: str | None, part: str | None
 ) -> Iterator[Given]:
     from offramp.data_stream import ARRAYS, Given, stream_inputs, stream_lines
 
+    names = tuple(wanted)
     if data is None:
-        if len(names) > 1 or tuple(names) == IMAGES:
+        if len(_texts_of(wanted)) > 1 or wanted == IMAGES:
             raise InputError(f"the model takes {' and '.join(names)}: standard input holds texts; give --data")
         return (Given({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
     from earlyexit.image_files import is_images
 
-    if is_images(data) != (tuple(names) == IMAGES) and data.suffix not in ARRAYS:
+    if is_images(data) != (wanted == IMAGES) and data.suffix not in ARRAYS:
         raise InputError(f"--data {data}: the model takes {' and '.join(names)}")
     columns = (text_column, *(pair_column if pair_column is not None else name for name in names[1:]))
     return stream_inputs(data, dict(zip(names, columns, strict=True)), part=part)
@@ -170,14 +179,15 @@ def _predict_many(
     async def run() -> Tally:
         async with AsyncClient(service.url, service.timeout_s, api_key=service.api_key) as client:
             metadata = await client.metadata()
-            names = _names(metadata)
-            inputs = _inputs(data, names, *columns)
-            shown = (*shown_columns(data, names), *(each["name"] for each in metadata["outputs"]))
+            wanted = _wanted(metadata)
+            inputs = _inputs(data, wanted, *columns)
+            shown = (*shown_columns(data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
             with row_writer(out, form, shown) as write, progress_count("inputs") as on_rows:
                 return await predict_all(inputs, client, job, write, clock=MonotonicClock(), on_rows=on_rows)
 
     return asyncio.run(run())
 
 
-def _names(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(each["name"] for each in metadata["inputs"])
+def _wanted(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The datatypes of a model's inputs, by name."""
+    return {each["name"]: each["datatype"] for each in metadata["inputs"]}

@@ -55,10 +55,13 @@ METADATA = {
     "outputs": [{"name": name} for name in ("label", "score", "exit")],
 }
 
+ARRAYS = {**METADATA, "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 8]}]}
+
 
 class Always(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self._answer(200, METADATA if self.path.endswith("/intents") else {"models": ["intents"]})
+        metadata = ARRAYS if self.path.startswith("/arrays") else METADATA
+        self._answer(200, metadata if self.path.endswith("/intents") else {"models": ["intents"]})
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -285,6 +288,12 @@ def test_a_run_in_which_a_text_failed_ends_with_status_1(tmp_path: Path, answeri
     assert run("predict", "--data", tmp_path / "texts.txt", "--batch", 1, "--out", out, "--url", url) == 1
     assert capsys.readouterr().err.endswith("offramp: 2 of 2 inputs failed; `error` in their rows says why\n")
     assert [json.loads(line)["error"] for line in out.read_text().splitlines()] == ["unprocessable_input: no"] * 2
+
+
+@pytest.mark.parametrize("argument", ["a.png", "-"])
+def test_arrays_are_given_in_files_whatever_their_name_is(answering_url: str, argument: str, capsys: Captured) -> None:
+    said = refused(capsys, "predict", argument, "--url", f"{answering_url}/arrays")
+    assert said == "the model takes image, arrays: give a .npy or .npz file with --data"
 
 
 @pytest.mark.parametrize("arguments", [("a text", "--data", "a.txt"), ("-", "--data", "a.txt")])
