@@ -54,6 +54,10 @@ class PolicySpec:
             check_own(self.own)
 
 
+NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
+"""Of a plan that names none: without active ramps nothing is ever decided; the policy then only concludes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Consecutive splits hosted by the same replicas on one accelerator type."""

@@ -22,7 +22,7 @@ from earlyexit.source_file import Source
 from earlyexit.split import Split
 from earlyexit.store import ModelCard, read_card
 from earlyexit.times import ObservedTimes, Times
-from optimizer.plan import PolicySpec
+from optimizer.plan import NO_RAMPS, PolicySpec
 from optimizer.plan_file import PolicyDocument, parse_plan
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from earlyexit.network import SegmentRunner
     from earlyexit.policies import ExitPolicy, RecordedAnswers, ThresholdPolicy
     from earlyexit.runner import TorchRunner
-
-# Without active ramps nothing is ever decided; the policy then only concludes.
-NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
 
 
 def build_runner(

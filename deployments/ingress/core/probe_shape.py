@@ -8,6 +8,7 @@ from pathlib import Path
 from deployments.settings import ServeSettings
 from earlyexit.store import ModelCard
 from earlyexit.tasks import find_task
+from optimizer.plan import NO_RAMPS
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from profiles.stream import StreamShape, shape_of
@@ -19,7 +20,8 @@ def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
     """None where no probes are wanted, or where the exit policy has no score that another plan could use."""
     if not settings.probe_share:
         return None
-    policy = settings.plan.get("policy") or ({} if settings.control is None else settings.control.policy)
+    of_control = None if settings.control is None else settings.control.policy
+    policy = settings.plan.get("policy") or of_control or {"name": NO_RAMPS.name}
     if policy.get("name") == "recorded":
         # Only what the records hold can be decided, whatever ramps the model has.
         return shape_of(ExitRecords.load(Path(policy["records"])))

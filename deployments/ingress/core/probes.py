@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from earlyexit.wire import Seen, Value, stacked
-from optimizer.plan import PolicySpec
+from optimizer.plan import NO_RAMPS, PolicySpec
 from profiles.records import Loss
 from profiles.scores import Score
 from profiles.stream import Observations, StreamShape
@@ -192,9 +192,8 @@ class ProbeBook:
 
 
 def can_look(policy: PolicySpec | None, score: Score) -> bool:
-    """Whether replicas that follow a policy see in a score's unit; without one they look at confidence."""
-    name = "confidence" if policy is None else policy.name
-    return name in (score, "recorded")
+    """Whether replicas that follow a policy see in a score's unit."""
+    return (policy or NO_RAMPS).name in (score, "recorded")
 
 
 def _losses(answers: Sequence[Value], full: Value, loss: Loss) -> list[float]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from deployments.ingress.core.probe_shape import probe_shape
+from deployments.ingress.core.probes import can_look
 from deployments.settings import ServeSettings
 from profiles.records import ExitRecords
 from profiles.stream import StreamShape
@@ -23,6 +24,12 @@ def settings(policy: dict[str, Any] | None, probe_share: float = 0.02) -> ServeS
 def test_probes_see_the_models_ramps_in_the_policys_unit(score: Any) -> None:
     shape = StreamShape(score=score, num_blocks=4, ramps=(0, 2))
     assert probe_shape(settings({"name": score, "thresholds": 0.5}), CARD) == shape
+
+
+def test_without_a_policy_probes_see_in_the_unit_in_which_replicas_then_look() -> None:
+    shape = probe_shape(settings(None), CARD)
+    assert shape is not None
+    assert can_look(None, shape.score)
 
 
 def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
