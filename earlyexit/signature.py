@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ DATATYPES: dict[str, np.dtype[np.generic]] = {
     "BYTES": np.dtype(np.object_),
 }
 """Of the Open Inference Protocol, and numpy's for each; BYTES are strings of any length."""
+JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}}
+"""What stands in JSON for numbers of a kind of numpy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,18 +57,30 @@ class Encoded:
 def as_numbers(value: object, datatype: str) -> npt.NDArray[Any]:
     """Numbers of JSON, nested or not, as an array; raises ValueError where some are none of the datatype."""
     dtype: np.dtype[Any] = DATATYPES[datatype]
+    _check_types(value, datatype)
     try:
         given = np.array(value)
     except (ValueError, OverflowError):  # lists of different lengths
         raise ValueError("not an array of numbers") from None
     if dtype == np.uint64 and given.dtype.kind in "fO":  # what numpy makes of small numbers beside the largest
         given = np.array(value, dtype=object)
-        if all(isinstance(each, int) and 0 <= each < 2**64 for each in given.flat):
+        if all(0 <= each < 2**64 for each in given.flat):
             return given.astype(dtype)
     if not _fits(given, dtype):
         raise ValueError(f"not all {datatype}")
     with np.errstate(over="ignore"):  # too large for FP16 is infinite there
         return given.astype(dtype)
+
+
+def _check_types(value: object, datatype: str) -> None:
+    """Raise ValueError for what numpy would convert: beside one long string, to as long a string of every number."""
+    level: list[Any] = [value]
+    while (types := set(map(type, level))) == {list}:
+        level = list(chain.from_iterable(level))
+    if list in types:
+        raise ValueError("not an array of numbers")
+    if not types <= JSON_TYPES[DATATYPES[datatype].kind]:
+        raise ValueError(f"not all {datatype}")
 
 
 def _fits(given: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
