@@ -34,7 +34,7 @@ class Codec(ABC, Generic[Row]):
     @property
     @abstractmethod
     def inputs(self) -> tuple[Column, ...]:
-        """The v2 inputs; columns of one name are forms of one input, the preferred one first."""
+        """The v2 inputs, known before `load`; columns of one name are forms of one input, the preferred one first."""
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from deployments.ingress.versions.tally import Tally, compared_figures, version_
 from deployments.ingress.versions.traffic import Traffic
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
+from earlyexit.codecs import make_codec
 from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError, VersionUnavailableError
+from earlyexit.store import ModelCard
 
 VERSIONS_PATH = "/versions/"
 """In a route prefix: only requests for this version come by it."""
@@ -202,9 +204,9 @@ class Versions:
         served = await connected(app, version, self._link(app), self._default_timeout_s)
         self._lost.discard(app)
         self._apps[version] = app
-        ours, theirs = (card.codec["name"] for card in (self._own.card, served.card))
+        ours, theirs = _inputs(self._own.card), _inputs(served.card)
         if ours != theirs:
-            raise InputError(f"version {version!r} takes {theirs!r} inputs, version {self._own.version!r} {ours!r}")
+            raise InputError(f"version {version!r} takes {theirs}, version {self._own.version!r} {ours}")
         return served
 
     async def _find(self, version: str) -> str:
@@ -228,6 +230,12 @@ class Versions:
         except Exception as error:  # the other figures are worth showing without it
             logger.warning("no agreement of version %s: %r", version, error)
             return None
+
+
+def _inputs(card: ModelCard) -> str:
+    """What rows are made of: those of one version are given to another as they are."""
+    columns = (f"{each.name} {'|'.join(each.datatypes)} {list(each.shape)}" for each in make_codec(card.codec).inputs)
+    return f"{card.codec['name']!r} inputs, {', '.join(columns)}"
 
 
 def mean_agreement(facts: Iterable[VersionFacts]) -> float | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from deployments.settings import RepositorySettings, ServeSettings
 from earlyexit.clock import ManualClock
 from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError, VersionUnavailableError
 from tests.deployments.ingress.versions.version_fakes import FakeLink, FakeServed, FakeStore, SilentLink, a_request
+from tests.model_cards import a_card
 
 CANARY = Canary(version="2", share=1.0)
 
@@ -162,6 +164,35 @@ async def test_versions_that_are_not_there_or_already_the_default_are_refused(sc
     with pytest.raises(VersionUnavailableError, match="does not answer"):
         await scene.versions.set_default("2")
     assert scene.store.of_models == {}
+
+
+def spectrum(size: int) -> dict[str, Any]:
+    return {"name": "tensor", "columns": [{"name": "spectrum", "datatype": "FP32", "shape": [size]}]}
+
+
+@pytest.mark.parametrize(
+    ("codec", "said"),
+    [
+        (
+            spectrum(4),
+            r"'2' takes 'tensor' inputs, spectrum FP32 \[4\], version '1' 'tensor' inputs, spectrum FP32 \[3\]",
+        ),
+        ({"name": "text", "max_length": 8}, r"'2' takes 'text' inputs, text BYTES \[\], version '1' 'tensor' inputs"),
+    ],
+    ids=["another size", "another codec"],
+)
+async def test_a_version_that_takes_other_rows_is_refused(scene: Scene, codec: dict[str, Any], said: str) -> None:
+    scene.own.card = a_card(codec=spectrum(3))
+    scene.links["two"].served.card = a_card(codec=codec)
+    with pytest.raises(InputError, match=said):
+        await scene.versions.set_canary(CANARY)
+    assert scene.store.of_models == {}
+
+
+async def test_versions_may_encode_the_same_rows_differently(scene: Scene) -> None:
+    scene.links["two"].served.card = a_card(codec={"name": "text", "max_length": 99})
+    await scene.versions.set_canary(CANARY)
+    assert await scene.answered_by() == "2"
 
 
 async def test_a_version_that_moved_to_another_application_is_found_there(scene: Scene) -> None:
