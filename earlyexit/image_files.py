@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,16 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 ALLOWED = "JPEG, PNG and WebP files (.jpg, .jpeg, .png, .webp)"
 LARGEST_BYTES = 100_000_000
 """Of one file; an archive's member may say that it is small and unpack to any size."""
+UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What reading a file or a member of an archive may raise."""
 IGNORED = ("__MACOSX", ".")
 """Beginnings of names that archives and file managers leave behind."""
 
@@ -50,7 +61,7 @@ class ImageFiles:
         name = self.names[index]
         try:
             return self._read(name)
-        except (OSError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        except UNREADABLE as error:
             raise DataError(f"{self.source}: {name!r} cannot be read: {error}") from error
 
     @property
@@ -98,7 +109,8 @@ def _open_zip(path: Path, part: str | None) -> ImageFiles:
 
     def read(name: str) -> bytes:
         _check_size(sizes[name])
-        return archive.read(name)
+        with archive.open(name) as member:  # unlike `archive.read`, unpacks no more than it is asked for
+            return member.read(sizes[name])
 
     try:
         return _of(path, sorted(sizes), read, archive.close, part)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -95,6 +97,42 @@ def test_a_member_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "images.zip", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("1.png", bytes(LARGEST_BYTES + 1))
     with open_images(tmp_path / "images.zip") as images, pytest.raises(DataError, match="at most 100000000 are taken"):
+        images.read(0)
+
+
+def test_a_member_that_lies_about_its_size_unpacks_to_no_more_than_that(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "images.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("1.png", bytes(20_000_000))
+        file.filelist[0].file_size = 10  # as the archive's directory says it
+    with open_images(tmp_path / "images.zip") as images:
+        tracemalloc.start()
+        try:
+            with pytest.raises(DataError, match=r"'1\.png' cannot be read: Bad CRC"):
+                images.read(0)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak_bytes < 1_000_000
+
+
+def test_a_member_that_ends_too_soon_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "images.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("1.png", b"0123456789")
+    with open_images(path) as images:
+        os.truncate(path, path.read_bytes().index(b"56789"))
+        with pytest.raises(DataError, match=r"'1\.png' cannot be read"):
+            images.read(0)
+
+
+def test_a_broken_lzma_member_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "images.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as file:
+        file.writestr("1.png", b"0123456789")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"1.png") + len("1.png") + 4] = 0xFF  # the filter's settings, after four bytes of version
+    path.write_bytes(content)
+    with open_images(path) as images, pytest.raises(DataError, match=r"'1\.png' cannot be read: .*options"):
         images.read(0)
 
 
