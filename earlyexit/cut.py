@@ -165,10 +165,16 @@ def _answers(
     if any(map(math.isnan, scores)):
         raise ArithmeticError(f"the exit after block {block} gave scores that are not numbers")
     if value_B.ndim > 1 and len(positions) < len(piece):  # answers of many numbers are dear to copy
-        values = dict(zip(positions, values_of(value_B[list(positions)].numpy()), strict=True))
+        values = dict(zip(positions, _values(value_B[list(positions)], block), strict=True))
         return tuple(_answer(piece, k, values[k], scores[k], block) for k in positions)
-    all_values = values_of(value_B.numpy())
+    all_values = _values(value_B, block)
     return tuple(_answer(piece, k, all_values[k], scores[k], block) for k in positions)
+
+
+def _values(value_B: Tensor, block: int) -> list[Value]:
+    if value_B.is_floating_point() and not value_B.isfinite().all():
+        raise ArithmeticError(f"the exit after block {block} gave answers that are not finite")
+    return values_of(value_B.numpy())
 
 
 def _answer(piece: Piece, position: int, value: Value, score: float, block: int) -> Answer:

@@ -29,6 +29,7 @@ from earlyexit.policies import (
 from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
 from earlyexit.wire import Answer
 from tests.earlyexit.tokens import random_inputs, wire_of
 
@@ -268,3 +269,19 @@ def test_parts_that_the_model_does_not_have_are_refused(
 def test_an_active_ramp_without_a_threshold_is_refused(model: EarlyExitModel) -> None:
     with pytest.raises(PlanError, match=r"active ramps \[1\] have no threshold; thresholds name \[0\]"):
         cut_out(model, 0, 4, (0, 1), EntropyPolicy({0: 0.4}))
+
+
+@pytest.mark.parametrize(("threshold", "block"), [(0.0, 0), (1.1, 1)], ids=["ramp", "full model"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
+    threshold: float, block: int, number: float
+) -> None:
+    config = {"vocab_size": 100, "hidden_size": 32, "num_blocks": 2, "num_heads": 4, "intermediate_size": 64}
+    model = random_model(config, task=RegressionTask(1.0)).requires_grad_(False)
+    head = model.exit_head(block)
+    assert isinstance(head.classifier, torch.nn.Linear)
+    head.classifier.bias[0] = number
+    policy = ConfidencePolicy(threshold)
+    piece = piece_of(model, policy, random_inputs(np.random.default_rng(0), [5, 3], least=1))
+    with pytest.raises(ArithmeticError, match=f"the exit after block {block} gave answers that are not finite"):
+        list(cut_out(model, 0, 2, (0,), policy).run(piece))
