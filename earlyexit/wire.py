@@ -86,12 +86,6 @@ def entering(sample_ids: Sequence[str], encoded: Sequence[Encoded]) -> WirePiece
     )
 
 
-def label_of(said: Answer | Seen) -> int:
-    """The index of the label, where answers are labels."""
-    assert isinstance(said.value, int)
-    return said.value
-
-
 def values_of(array: npt.NDArray[Any]) -> list[Value]:
     """The answers that an array holds, one per row."""
     if array.ndim > 1:

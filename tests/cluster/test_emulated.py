@@ -17,10 +17,11 @@ from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.member import Member
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
-from earlyexit.wire import Answer, Seen, WirePiece, label_of
+from earlyexit.wire import Answer, Seen, WirePiece
 from profiles.records import ExitRecords
 from profiles.scores import Score
 from profiles.table import LatencyTable
+from tests.answers import label_of
 
 ROOT = Path(__file__).parents[2]
 RAMPS = (0, 1, 2)

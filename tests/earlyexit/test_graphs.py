@@ -21,7 +21,7 @@ from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Segment, Split
 from earlyexit.times import ObservedTimes
-from earlyexit.wire import label_of
+from tests.answers import label_of
 from tests.earlyexit.tokens import random_inputs, wire_of
 
 LENGTH = 5

@@ -18,7 +18,8 @@ from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.piece import Piece
 from earlyexit.policies import ConfidencePolicy
 from earlyexit.split import Segment
-from earlyexit.wire import Answer, label_of
+from earlyexit.wire import Answer
+from tests.answers import label_of
 from tests.earlyexit.tokens import random_inputs, wire_of
 
 pytest.importorskip("onnxruntime")

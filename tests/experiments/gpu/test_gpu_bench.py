@@ -14,13 +14,13 @@ from earlyexit.member import Member
 from earlyexit.piece import Piece
 from earlyexit.policies import EntropyPolicy
 from earlyexit.runner import TorchRunner
-from earlyexit.wire import label_of
 from experiments.gpu.__main__ import main, parse
 from experiments.gpu.costs import measured_sizes
 from experiments.gpu.decisions import NEVER
 from experiments.gpu.exits import find_exits
 from experiments.gpu.side import Plan, Side, poisson_arrivals
 from experiments.gpu.workbench import Workbench, build_workbench, early_exit, serial_every_ramp, stock
+from tests.answers import label_of
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("ray", "offramp", "deployments", "numba", "statsmodels", "scipy", "aiohttp", "pandas", "matplotlib", "httpx")

@@ -1,0 +1,11 @@
+"""What tests read off answers."""
+
+from __future__ import annotations
+
+from earlyexit.wire import Answer, Seen
+
+
+def label_of(said: Answer | Seen) -> int:
+    """The index of the label, where answers are labels."""
+    assert isinstance(said.value, int)
+    return said.value
