@@ -7,9 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from earlyexit.signature import Encoded
+
 DType = Literal["float", "int32", "uint8"]
 """`float` is the float type that the model was loaded in."""
 BYTES: dict[DType, int] = {"float": 4, "int32": 4, "uint8": 1}
+NUMPY: dict[DType, np.dtype[np.generic]] = {
+    "float": np.dtype(np.float32),
+    "int32": np.dtype(np.int32),
+    "uint8": np.dtype(np.uint8),
+}
+"""In which a codec gives them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,3 +47,18 @@ def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_byte
         * (float_bytes if each.dtype == "float" else BYTES[each.dtype])
         for each in boundary
     )
+
+
+def misfit(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
+    """What of an encoded input is not as a network takes it, in words; None where all is."""
+    if len(encoded.values) != len(inputs):
+        names = ", ".join(each.name for each in inputs)
+        return f"the codec gives {len(encoded.values)} tensors; the network takes {len(inputs)}: {names}"
+    for spec, values in zip(inputs, encoded.values, strict=True):
+        dtype, shape = NUMPY[spec.dtype], (encoded.length if spec.per_token else 1, *spec.shape)
+        if values.dtype != dtype or values.shape != shape:
+            return (
+                f"of an input of length {encoded.length} the network takes {spec.name!r} as {dtype} {list(shape)}; "
+                f"the codec gives {values.dtype} {list(values.shape)}"
+            )
+    return None

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.boundary import Boundary, TensorSpec
+from earlyexit.boundary import Boundary, TensorSpec, misfit
 from earlyexit.errors import ModelFolderError
 from earlyexit.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
@@ -95,20 +95,9 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
 
 def check_inputs(network: Network, encoded: Encoded) -> None:
     """Raise ModelFolderError where a codec gives something else than the network takes."""
-    wanted = network.boundary(-1)
-    if len(encoded.values) != len(wanted):
-        raise ModelFolderError(
-            f"the codec gives {len(encoded.values)} tensors; the network takes {len(wanted)}: "
-            + ", ".join(each.name for each in wanted)
-        )
-    for spec, values in zip(wanted, encoded.values, strict=True):
-        dtype = "float32" if spec.dtype == "float" else spec.dtype
-        shape = (encoded.length if spec.per_token else 1, *spec.shape)
-        if (str(values.dtype), values.shape) != (dtype, shape):
-            raise ModelFolderError(
-                f"of an input of length {encoded.length} the network takes {spec.name!r} as {dtype} {list(shape)}; "
-                f"the codec gives {values.dtype} {list(values.shape)}"
-            )
+    said = misfit(network.boundary(-1), encoded)
+    if said is not None:
+        raise ModelFolderError(said)
 
 
 def arbitrary_values(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:

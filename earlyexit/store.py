@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from earlyexit.boundary import TensorSpec, bytes_per_input
+from earlyexit.boundary import Boundary, TensorSpec, bytes_per_input
 from earlyexit.errors import ModelFolderError
 from earlyexit.named import is_own
 
@@ -34,6 +34,10 @@ class TensorCard(BaseModel):
     per_token: bool = False
     below: int | None = None
 
+    def spec(self) -> TensorSpec:
+        """What it stands for."""
+        return TensorSpec(**self.model_dump())
+
 
 class ModelCard(BaseModel):
     """What `model.json` holds."""
@@ -50,6 +54,8 @@ class ModelCard(BaseModel):
     """What answers are: the task's name, and its settings beside it."""
     boundaries: tuple[tuple[TensorCard, ...], ...]
     """What crosses after every block, so that hops can be planned without building the network."""
+    inputs: tuple[TensorCard, ...] | None = None
+    """What the network takes, one tensor per entry; None in folders that do not say it."""
     ramp_style: Literal["light", "mlp", "pooler", "pooler-relu"]
     pooling: Literal["mean", "first", "grid"]
     head_style: Literal["light", "mlp", "pooler", "pooler-relu"]
@@ -94,7 +100,7 @@ class ModelCard(BaseModel):
 
     def bytes_per_input(self, block: int, length: float, *, float_bytes: int) -> float:
         """What one input of `length` tokens carries after a block."""
-        specs = [TensorSpec(**each.model_dump()) for each in self.boundaries[block]]
+        specs = [each.spec() for each in self.boundaries[block]]
         return bytes_per_input(specs, length, float_bytes=float_bytes)
 
 
@@ -142,13 +148,16 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
     card = ModelCard(
         **info | {"codec": dict(model.info.codec), "task": model.task.spec()},
         backbone=model.backbone.to_config(),
-        boundaries=tuple(
-            tuple(TensorCard(**asdict(each)) for each in model.boundary(block)) for block in range(model.num_blocks)
-        ),
+        boundaries=tuple(_cards(model.boundary(block)) for block in range(model.num_blocks)),
+        inputs=_cards(model.boundary(-1)),
         ramps=model.ramp_indices,
         num_blocks=model.num_blocks,
     )
     (folder / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _cards(boundary: Boundary) -> tuple[TensorCard, ...]:
+    return tuple(TensorCard(**asdict(each)) for each in boundary)
 
 
 def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None = None) -> EarlyExitModel:
@@ -166,7 +175,9 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     from earlyexit.tasks import find_task
 
     card = read_card(folder)
-    facts = card.model_dump(exclude={"schema_version", "backbone", "task", "boundaries", "ramps", "num_blocks"})
+    facts = card.model_dump(
+        exclude={"schema_version", "backbone", "task", "boundaries", "inputs", "ramps", "num_blocks"}
+    )
     info = ModelInfo(**facts, task=find_task(card.task))
     try:
         family = find_family(card.family)

@@ -94,7 +94,8 @@ class Ingress(RpcMethods):
         self._dispatcher = self._build_dispatcher()
         self._feed = self._build_feed()
         trace = None if self._tracing is None else self._tracing.follow
-        self._service = InferService(codec, self._dispatcher, self._settings, self._clock, trace=trace)
+        inputs = None if self.card.inputs is None else [each.spec() for each in self.card.inputs]
+        self._service = InferService(codec, self._dispatcher, self._settings, self._clock, inputs=inputs, trace=trace)
         self.version = self._settings.version
         store, repository = RayStore(), self._settings.repository
         self.versions = Versions(self, self._settings, store, RayIngressLink, self._clock, VersionMetrics().show)

@@ -12,7 +12,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
 from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
-from earlyexit.store import load_model, read_card, save_model
+from earlyexit.store import TensorCard, load_model, read_card, save_model
 
 
 @pytest.fixture
@@ -67,6 +67,16 @@ def test_the_card_says_what_the_model_is(folder: Path) -> None:
     card = read_card(folder)
     assert (card.name, card.family, card.label_names) == ("random", "bert", ("a", "b", "c"))
     assert (card.num_blocks, card.ramps, card.max_length) == (4, (0, 1, 2), 32)
+
+
+def test_the_card_says_what_the_network_takes_and_may_leave_it_out(folder: Path) -> None:
+    token_ids = TensorCard(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
+    assert read_card(folder).inputs == (token_ids,)
+    card = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    del card["inputs"]
+    (folder / "model.json").write_text(json.dumps(card), encoding="utf-8")
+    assert read_card(folder).inputs is None
+    load_model(folder)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
+from earlyexit.boundary import TensorSpec, misfit
 from earlyexit.clock import Clock
 from earlyexit.codecs.base import Codec
-from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError
+from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError, UnprocessableInputError
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer
 
@@ -39,10 +40,15 @@ class InferService:
         settings: ServeSettings,
         clock: Clock,
         *,
+        inputs: Sequence[TensorSpec] | None = None,
         trace: Callable[[Sequence[LiveFlight]], None] | None = None,
     ) -> None:
-        """`trace`: told of every request's flights; None where nobody wants to know."""
+        """`inputs`: what the network takes; None where the model does not say it.
+
+        `trace`: told of every request's flights; None where nobody wants to know.
+        """
         self._codec = codec
+        self._inputs = inputs
         self._encoders = ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1), "encode")
         self._num_encoding = 0
         self._dispatcher = dispatcher
@@ -62,8 +68,10 @@ class InferService:
         limit = self._settings.max_inputs_per_request
         if len(request.rows) > limit:
             raise InputError(f"{len(request.rows)} inputs in one request; at most {limit} are taken")
-        self._dispatcher.check(len(request.rows), deadline_s)
+        self._dispatcher.check(len(request.rows), deadline_s, num_coming=self._num_encoding)
         encoded = await self._encode(request.rows, deadline_s, timeout_s, truncate=request.truncate)
+        if self._inputs is not None:
+            _check_fit(self._inputs, encoded)
         waiter = _Waiter(len(encoded), asyncio.get_running_loop())
         flights = self._dispatcher.submit(
             list(zip(request.ids, encoded, strict=True)),
@@ -101,16 +109,24 @@ class InferService:
             return self._codec.encode(rows, truncate=truncate)
         if self._num_encoding + len(rows) > self._settings.max_queued:
             message = f"{self._num_encoding} inputs wait to be encoded, at most {self._settings.max_queued} are taken"
-            raise OverloadedError(message, retry_after_s=RETRY_S)
+            self._dispatcher.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
         self._num_encoding += len(rows)
         encode = partial(self._codec.encode, rows, truncate=truncate)
         try:
             async with asyncio.timeout(deadline_s - self._clock.now_s()):
                 return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
         except TimeoutError:
-            raise DeadlineError(f"no answer within {timeout_s:g} s") from None
+            self._dispatcher.refuse(DeadlineError(f"no answer within {timeout_s:g} s"), len(rows))
         finally:
             self._num_encoding -= len(rows)
+
+
+def _check_fit(inputs: Sequence[TensorSpec], encoded: Sequence[Encoded]) -> None:
+    """Raise UnprocessableInputError for what would fail a batch, and others' inputs with it."""
+    for k, each in enumerate(encoded):
+        said = misfit(inputs, each)
+        if said is not None:
+            raise UnprocessableInputError(f"input {k}: {said}")
 
 
 class _Waiter:

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from deployments.ingress.core.actions import Action, HungUp, Retried, Send
 from deployments.ingress.core.admission import Admission
@@ -129,11 +129,18 @@ class IngressCore(Generic[I, W]):
 
     # In
 
-    def check(self, num_inputs: int, deadline_s: float, now_s: float) -> None:
-        """Refuse a request before work is spent on it: raises AdmissionError or StageUnavailableError."""
+    def check(self, num_inputs: int, deadline_s: float, now_s: float, *, num_coming: int = 0) -> None:
+        """Refuse a request before work is spent on it: raises AdmissionError or StageUnavailableError.
+
+        `num_coming`: inputs that were let in before and are still to be submitted.
+        """
         if self.suspended is not None:
-            self._outcomes.refuse(_no_plan(self.suspended), num_inputs)
-        self._outcomes.admit(num_inputs, deadline_s - now_s, now_s)
+            self.refuse(_no_plan(self.suspended), num_inputs)
+        self._outcomes.admit(num_inputs, deadline_s - now_s, now_s, num_coming=num_coming)
+
+    def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
+        """Count the inputs of a request that is never submitted; raises the error."""
+        self._outcomes.refuse(error, num_inputs)
 
     def submit(self, inputs: Sequence[I], *, arrived_s: float, deadline_s: float, now_s: float) -> list[Flight[I]]:
         """Take a request's inputs, all or none.

@@ -35,11 +35,12 @@ class Outcomes:
         if self._admission is not None:
             self._admission.follow(plan)
 
-    def admit(self, num_inputs: int, left_s: float, now_s: float) -> None:
+    def admit(self, num_inputs: int, left_s: float, now_s: float, *, num_coming: int) -> None:
         """Refuse what cannot be answered in the seconds that are left: raises AdmissionError."""
         if self._admission is None:
             return
-        late_s = self._admission.late_s(num_inputs, left_s, unanswered=self.num_unanswered, now_s=now_s)
+        unanswered = self.num_unanswered + num_coming
+        late_s = self._admission.late_s(num_inputs, left_s, unanswered=unanswered, now_s=now_s)
         if late_s > 0:
             message = f"no answer is to be had within {left_s:.3g} s now, but {late_s:.3g} s later"
             self.refuse(AdmissionError(message, retry_after_s=late_s), num_inputs)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from deployments.ingress.core.actions import Action, Answered, Dropped, HungUp, Retried, Send
 from deployments.ingress.core.counts import IngressCounts
@@ -21,7 +21,7 @@ from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, StageCall, Timing
 from deployments.reports import IngressReport
 from earlyexit.clock import Clock
-from earlyexit.errors import InputError, OfframpError
+from earlyexit.errors import ExecutionError, InputError, OfframpError
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer, WirePiece
 from optimizer.placement import PlacedPlan
@@ -131,10 +131,18 @@ class Dispatcher:
         """There is no plan: what waits, and what arrives until the next one, gets StageUnavailableError."""
         self._do(self._core.suspend(reason, self._clock.now_s()))
 
-    def check(self, num_inputs: int, deadline_s: float) -> None:
-        """Refuse a request before work is spent on it: raises AdmissionError or StageUnavailableError."""
+    def check(self, num_inputs: int, deadline_s: float, *, num_coming: int = 0) -> None:
+        """Refuse a request before work is spent on it: raises AdmissionError or StageUnavailableError.
+
+        `num_coming`: inputs that were let in before and are still to be submitted.
+        """
         with self._counting_refusals(num_inputs):
-            self._core.check(num_inputs, deadline_s, self._clock.now_s())
+            self._core.check(num_inputs, deadline_s, self._clock.now_s(), num_coming=num_coming)
+
+    def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
+        """Count the inputs of a request that was let in and is never submitted; raises the error."""
+        self._metrics.dropped(error.kind, num_inputs)
+        self._core.refuse(error, num_inputs)
 
     def submit(
         self,
@@ -215,8 +223,10 @@ class Dispatcher:
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
+                case Send(call, _, None):
+                    self._depart(call)
                 case Send(call, _, payload):
-                    self._send(call, departure(self.name, call.flights) if payload is None else payload)
+                    self._send(call, payload)
                 case Answered(flights, block, answers, _):
                     self._metrics.answers([block] * len(flights))
                     for flight, answer in zip(flights, answers, strict=True):
@@ -233,6 +243,18 @@ class Dispatcher:
                 case Retried(slot, number):
                     self._metrics.retried(slot, number)
         self._set_alarm()
+
+    def _depart(self, call: LiveCall) -> None:
+        """Send new inputs; where the codec gave what does not fit together, they get an error."""
+        try:
+            piece = departure(self.name, call.flights)
+        except Exception as error:
+            logger.warning("%d inputs of %s make no piece: %r", len(call.flights), _requests_of(call.flights), error)
+            said = ExecutionError(f"the encoded inputs do not fit together: {type(error).__name__}: {error}")
+            self._do(self._core.lose(call, call.flights, said, self._clock.now_s()))
+            self._plan_turn()
+        else:
+            self._send(call, piece)
 
     def _send(self, call: LiveCall, piece: WirePiece) -> None:
         now_s = self._clock.now_s()

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -14,6 +15,7 @@ from deployments.ingress.core.flights import Flight
 from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
+from earlyexit.boundary import TensorSpec
 from earlyexit.clock import ManualClock
 from earlyexit.codecs.text import LONG_CHARS, TextCodec
 from earlyexit.errors import (
@@ -46,14 +48,21 @@ class Desk(Dispatcher):
         self.given_up: list[tuple[str, str]] = []
         self.taken = threading.Event()
         self.checked: list[tuple[int, float]] = []
+        self.coming: list[int] = []
+        self.refused: list[tuple[str, int]] = []
         self.settle: Settle | None = None
         self.refusal: OfframpError | None = None
         self.early_refusal: OfframpError | None = None
 
-    def check(self, num_inputs: int, deadline_s: float) -> None:
+    def check(self, num_inputs: int, deadline_s: float, *, num_coming: int = 0) -> None:
         self.checked.append((num_inputs, deadline_s))
+        self.coming.append(num_coming)
         if self.early_refusal is not None:
             raise self.early_refusal
+
+    def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
+        self.refused.append((error.kind, num_inputs))
+        raise error
 
     def submit(
         self,
@@ -203,6 +212,24 @@ async def test_one_text_beyond_the_models_length_refuses_its_request_and_names_i
     assert scene.desk.submitted == []
 
 
+async def test_what_the_network_does_not_take_refuses_its_own_request_alone() -> None:
+    scene, clock = Scene(), ManualClock()
+    floats = TensorSpec(name="hidden", shape=(), per_token=True)
+    service = InferService(word_codec(), scene.desk, SETTINGS, clock, inputs=(floats,))
+    with pytest.raises(UnprocessableInputError, match=r"input 0: .* takes 'hidden' as float32 \[2\]; .* int32 \[2\]"):
+        await service.infer(ask("my bill"))
+    assert scene.desk.submitted == []
+
+
+async def test_what_the_network_takes_is_submitted() -> None:
+    scene = Scene()
+    token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True)
+    scene.service = InferService(word_codec(), scene.desk, SETTINGS, scene.clock, inputs=(token_ids,))
+    task = await scene.start(ask("my bill"))
+    scene.desk.outcome(0, answer("a"))
+    assert len(await task) == 1
+
+
 async def test_a_text_beyond_the_models_length_is_cut_if_asked() -> None:
     scene = Scene()
     task = await scene.start(ask("pay " * 6, truncate=True))
@@ -297,6 +324,7 @@ async def test_what_waits_to_be_encoded_is_bounded_and_then_refused() -> None:
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError, match="2 inputs wait to be encoded, at most 3 are taken"):
         await service.infer(ask("bill", "bill"))
+    assert (desk.coming, desk.refused) == ([0, 2], [("overloaded", 2)])
     codec.may_go_on.set()
     await asyncio.to_thread(desk.taken.wait, 10.0)
     desk.outcome(0, answer("a"))
@@ -306,11 +334,13 @@ async def test_what_waits_to_be_encoded_is_bounded_and_then_refused() -> None:
 
 async def test_what_is_not_encoded_by_its_deadline_costs_no_encoding() -> None:
     codec, clock = Slow(), ManualClock()
-    service = InferService(codec, Desk(clock), SETTINGS, clock)
+    desk = Desk(clock)
+    service = InferService(codec, desk, SETTINGS, clock)
     busy = [asyncio.create_task(service.infer(ask("pay", timeout_s=60.0))) for _ in range(MOST_ENCODERS)]
     await asyncio.sleep(0)
     with pytest.raises(DeadlineError, match=r"no answer within 0\.01 s"):
         await service.infer(ask("bill", timeout_s=0.01))
+    assert desk.refused == [("deadline", 1)]
     codec.may_go_on.set()
     for task in busy:
         task.cancel()

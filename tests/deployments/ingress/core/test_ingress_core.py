@@ -196,6 +196,16 @@ def test_what_cannot_be_in_time_is_refused() -> None:
     assert scene.core.counts.drops == {"deadline": 8, "admission": 9}
 
 
+def test_what_is_still_to_be_submitted_takes_the_room_of_what_comes_after() -> None:
+    scene = CoreScene(slo_s=1.0)
+    scene.submit("efgh")
+    scene.until(10.0)  # these took longer than the SLO
+    scene.core.check(1, 11.0, 10.0)
+    with pytest.raises(AdmissionError):
+        scene.core.check(1, 11.0, 10.0, num_coming=9)
+    assert scene.core.counts.drops == {"deadline": 4, "admission": 1}
+
+
 def test_without_a_plan_what_waits_what_comes_and_what_comes_back_is_told_why() -> None:
     scene = CoreScene(calls_per_replica=1)
     scene.submit("abcde")

@@ -35,6 +35,7 @@ PLAN = Plan(
 )
 SLOTS = ("split-cpu-0", "split-cpu-1", "split-cpu-2")
 TIMING = Timing(queue_s=0.25, compute_s=0.5)
+TWO_TOKENS = Encoded(2, (np.array([1, 2], dtype=np.int32),))
 
 
 @dataclass
@@ -218,9 +219,9 @@ class Scene:
         core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
         self.dispatcher = Dispatcher(core, self.clock, self.metrics, later=self.alarms.later)
 
-    def submit(self, names: str, *, deadline_s: float = 10.0) -> list[LiveFlight]:
-        """One input of two tokens per letter."""
-        inputs = [(name, Encoded(2, (np.array([1, 2], dtype=np.int32),))) for name in names]
+    def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[LiveFlight]:
+        """One input per letter."""
+        inputs = [(name, encoded) for name in names]
         return self.dispatcher.submit(inputs, deadline_s, self._settle)
 
     async def sent(self, names: str) -> StageCallLog:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import random
 import string
 
+import numpy as np
 import pytest
 
 from deployments.ingress.core.ingress_core import RETRY_PAUSE_S
 from earlyexit.errors import DeadlineError, ExecutionError, OverloadedError, StageUnavailableError
+from earlyexit.signature import Encoded
 from tests.deployments.ingress.dispatch.dispatcher_scene import BATCH, PLAN, Scene, StageCallLog, turns
 
 # Out
@@ -89,6 +91,26 @@ async def test_refused_callers_are_told_how_long_the_queue_takes() -> None:
     with pytest.raises(OverloadedError) as caught:
         scene.submit("y")
     assert caught.value.retry_after_s == 20.0
+
+
+async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_on() -> None:
+    scene = Scene(calls_per_replica=2)
+    scene.submit("abc")
+    scene.submit("d", encoded=Encoded(1, (np.zeros((1, 3), dtype=np.int32),)))
+    scene.submit("efgh")
+    await turns()
+    assert scene.errors == [(name, "execution") for name in "abcd"]
+    await scene.sent("ijklmnop")  # one call is under way, and one more may be
+    assert scene.stages[0].names == ["efgh", "ijkl"]
+    assert scene.dispatcher.num_unanswered == 12
+
+
+def test_what_is_refused_before_it_is_submitted_counts_like_other_refusals() -> None:
+    scene = Scene()
+    with pytest.raises(OverloadedError, match="too many"):
+        scene.dispatcher.refuse(OverloadedError("too many", retry_after_s=1.0), 3)
+    counts = scene.dispatcher.counts
+    assert (counts.arrived, counts.drops, scene.metrics.drops) == (3, {"overloaded": 3}, [("overloaded", 3)])
 
 
 # Back
