@@ -49,8 +49,8 @@ class Codec(ABC, Generic[Row]):
         """Rows of `{"inputs": ...}`, and whether it was a list of them rather than one; raises InputError."""
 
     def from_content(self, content_type: str, body: bytes) -> Row:
-        """The row that a body of one of `content_types` is; raises InputError."""
-        raise NotImplementedError
+        """The row that a body of one of `content_types` is; raises InputError, of other types too."""
+        raise InputError(f"a body of {content_type} is not taken; inputs are sent as JSON")
 
     @property
     @abstractmethod

@@ -173,7 +173,7 @@ def test_no_transformers_model_is_one() -> None:
 
 
 @pytest.fixture(scope="module")
-def test_part() -> LabelledRows:
+def unseen() -> LabelledRows:
     folder = data_folder()
     if folder is None or not (folder / TEST_IMAGES).is_file():
         pytest.skip(f"{TEST_IMAGES} is not in OFFRAMP_DATA")
@@ -182,14 +182,14 @@ def test_part() -> LabelledRows:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("depth", "accuracy"), [(20, 0.9142), (32, 0.9226)], ids=["resnet-20", "resnet-32"])
-def test_accuracies_are_those_measured_elsewhere(test_part: LabelledRows, depth: int, accuracy: float) -> None:
+def test_accuracies_are_those_measured_elsewhere(unseen: LabelledRows, depth: int, accuracy: float) -> None:
     folder = data_folder()
     assert folder is not None
     pretrained, family = load_pretrained(str(folder / f"resnet_cifar10/resnet{depth}.th"))
     assert pretrained.codec is not None
-    task = LabelTask(test_part.label_names)
+    task = LabelTask(unseen.label_names)
     model = add_ramps(pretrained, name="m", family=family, codec=pretrained.codec, task=task, ramps=RampOptions(at=()))
     codec = ImageCodec(32, 32)
-    outputs = exit_outputs(model, codec.encode(codec.from_columns(test_part.columns)))[model.num_blocks - 1]
-    found = float((outputs.argmax(-1).numpy() == task.targets(test_part.labels)).mean())
+    outputs = exit_outputs(model, codec.encode(codec.from_columns(unseen.columns)))[model.num_blocks - 1]
+    found = float((outputs.argmax(-1).numpy() == task.targets(unseen.labels)).mean())
     assert round(found, 4) == accuracy

@@ -150,3 +150,8 @@ def test_a_card_names_them_and_their_length(folder: Path, name: str, beside: dic
         find_codec({"name": name, "max_length": 0}, folder)
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing"):
         find_codec(codec.spec(), folder / "elsewhere")
+
+
+def test_a_codec_without_content_types_takes_json_only(folder: Path) -> None:
+    with pytest.raises(InputError, match="a body of text/plain is not taken; inputs are sent as JSON"):
+        text_codec(folder).from_content("text/plain", b"a b")
