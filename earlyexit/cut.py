@@ -143,7 +143,8 @@ class Cut:
         score_B, value_B = self._policy.look(ramp, opinion, piece.sample_ids)
         # A ramp that is broken, and perhaps not even active, costs the record of an input, not its answer.
         seen = _seen(piece, values_of(value_B.numpy()), score_B.tolist(), ramp)
-        return tuple(each for each in seen if not math.isnan(each.score))
+        finite_B = _are_finite(value_B).tolist()
+        return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
 
 
 def _with_looks(split: Split, ramps: Sequence[int], policy: ExitPolicy) -> Split:
@@ -164,17 +165,16 @@ def _answers(
     scores = score_B.tolist()
     if any(map(math.isnan, scores)):
         raise ArithmeticError(f"the exit after block {block} gave scores that are not numbers")
-    if value_B.ndim > 1 and len(positions) < len(piece):  # answers of many numbers are dear to copy
-        values = dict(zip(positions, _values(value_B[list(positions)], block), strict=True))
-        return tuple(_answer(piece, k, values[k], scores[k], block) for k in positions)
-    all_values = _values(value_B, block)
-    return tuple(_answer(piece, k, all_values[k], scores[k], block) for k in positions)
-
-
-def _values(value_B: Tensor, block: int) -> list[Value]:
-    if value_B.is_floating_point() and not value_B.isfinite().all():
+    chosen_K = value_B if len(positions) == len(piece) else value_B[list(positions)]
+    if chosen_K.is_floating_point() and not _are_finite(chosen_K).all():
         raise ArithmeticError(f"the exit after block {block} gave answers that are not finite")
-    return values_of(value_B.numpy())
+    values = values_of(chosen_K.numpy())
+    return tuple(_answer(piece, k, value, scores[k], block) for k, value in zip(positions, values, strict=True))
+
+
+def _are_finite(value_B: Tensor) -> Tensor:
+    """Of each answer, whether all its numbers are, bool (B,)."""
+    return value_B.reshape(len(value_B), -1).isfinite().all(1)
 
 
 def _answer(piece: Piece, position: int, value: Value, score: float, block: int) -> Answer:

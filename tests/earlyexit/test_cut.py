@@ -285,3 +285,16 @@ def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
     piece = piece_of(model, policy, random_inputs(np.random.default_rng(0), [5, 3], least=1))
     with pytest.raises(ArithmeticError, match=f"the exit after block {block} gave answers that are not finite"):
         list(cut_out(model, 0, 2, (0,), policy).run(piece))
+
+
+def test_a_ramp_whose_answer_is_not_finite_costs_a_probe_its_record_and_not_its_answer() -> None:
+    config = {"vocab_size": 100, "hidden_size": 32, "num_blocks": 2, "num_heads": 4, "intermediate_size": 64}
+    model = random_model(config, task=RegressionTask(1.0)).requires_grad_(False)
+    head = model.exit_head(0)
+    assert isinstance(head.classifier, torch.nn.Linear)
+    head.classifier.bias[0] = np.nan
+    policy = ConfidencePolicy(0.0)
+    piece = piece_of(model, policy, random_inputs(np.random.default_rng(0), [5, 3], least=1))
+    steps = list(cut_out(model, 0, 2, (), policy).for_probes().run(piece))
+    assert [each.block for step in steps for each in step.seen] == [1, 1]
+    assert [len(step.answers) for step in steps] == [0, 2]
