@@ -28,7 +28,7 @@ from experiments.data import RUNS, require_data
 from experiments.peers.client import ClientOptions, LoadResult, run_client
 from experiments.peers.costs import cpu_s_by_part
 from experiments.peers.processes import MARK, ROOT, PeerProcess, end
-from offramp.client import Client
+from offramp.client.client import Client
 
 DATA = "clinc150/data_full.json"
 MODEL = Path("runs/clinc150")
@@ -37,7 +37,7 @@ WORKERS = 64
 SLO_S = 0.25
 SIMULATED = 10_000_000
 PORT = 8600
-RUN = "import sys; from offramp.cli import main; sys.argv[0] = 'offramp'; main()"
+RUN = "import sys; from offramp.cli.app import main; sys.argv[0] = 'offramp'; main()"
 
 Figures = dict[str, float]
 

@@ -28,10 +28,10 @@ from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
-from offramp.calibration import read_calibration
-from offramp.client import Client
-from offramp.load import LoadConfig, run_load
-from offramp.report import LoadReport
+from offramp.client.client import Client
+from offramp.jobs.calibration import read_calibration
+from offramp.load.report import LoadReport
+from offramp.load.run import LoadConfig, run_load
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import plan_document

@@ -20,10 +20,10 @@ from typing import Any
 from earlyexit.checkpoint import RampOptions
 from earlyexit.dataset import LabelledRows, read_labelled
 from experiments.data import RUNS, require_data
-from offramp.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
-from offramp.progress import progress_bars
-from offramp.train_job import TrainJob
-from offramp.training import train
+from offramp.jobs.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
+from offramp.jobs.progress import progress_bars
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import train
 from optimizer.risk import Guarantee
 from profiles.scores import Score
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from earlyexit.dataset import read_labelled
 from experiments.data import RUNS, require_data
-from offramp.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
-from offramp.progress import progress_bars
-from offramp.train_job import TrainJob
-from offramp.training import resolve_backbone, train
+from offramp.jobs.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
+from offramp.jobs.progress import progress_bars
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import resolve_backbone, train
 from optimizer.risk import Guarantee
 from profiles.scores import Score
 
@@ -51,7 +51,7 @@ def main() -> None:
         return
     from rich.console import Console
 
-    from offramp.report_calibration import calibration_tables
+    from offramp.cli.report_calibration import calibration_tables
 
     Console().print(*calibration_tables(options.policy, report))
 

@@ -31,7 +31,7 @@ from earlyexit.signature import Encoded
 from earlyexit.split import Segment
 from earlyexit.store import load_model, read_card
 from earlyexit.wire import Answer, entering
-from offramp.calibration import read_calibration
+from offramp.jobs.calibration import read_calibration
 
 BATCH = 32
 Exits = dict[str, Answer]

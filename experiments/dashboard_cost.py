@@ -30,7 +30,7 @@ from deployments.settings import ServeSettings
 from experiments.models import costless_model
 from experiments.overhead import SLO_S, TEXTS
 from experiments.peers.client import ClientOptions, run_client
-from offramp.client import Client
+from offramp.client.client import Client
 from optimizer.plan import stock_plan
 from optimizer.plan_file import plan_document
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from offramp.traces import in_gaps, read_counts
+from offramp.load.traces import in_gaps, read_counts
 from profiles.outcome import ExitOutcome
 
 FloatArray = npt.NDArray[np.float64]

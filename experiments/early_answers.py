@@ -25,9 +25,9 @@ from earlyexit.dataset import read_labelled
 from earlyexit.policies import EntropyPolicy, Opinion, Verdict
 from earlyexit.split import Split
 from earlyexit.store import read_card
-from offramp.client import Client
-from offramp.load import LoadConfig, run_load
-from offramp.report import LoadReport
+from offramp.client.client import Client
+from offramp.load.report import LoadReport
+from offramp.load.run import LoadConfig, run_load
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 

@@ -35,7 +35,7 @@ from earlyexit.store import load_model
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import pack
 from earlyexit.wire import entering
-from offramp.calibration import read_calibration
+from offramp.jobs.calibration import read_calibration
 from optimizer.calibration_file import CalibrationCard
 
 Side = Callable[[Sequence[Encoded]], None]

@@ -38,7 +38,7 @@ from experiments.drift import (
     wandering,
 )
 from experiments.recorded_exits import bert12_sst2
-from offramp.provenance import provenance
+from offramp.jobs.provenance import provenance
 from profiles.forecast import SurvivalHistory, forecast_rate, forecast_survival
 
 FloatArray = npt.NDArray[np.float64]

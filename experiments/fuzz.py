@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
     options = parser.parse_args()
     if options.url is not None:
-        from offramp.credentials import find_api_key
+        from offramp.client.credentials import find_api_key
 
         findings = fuzz(options.url, options.cases, seed=options.seed, api_key=find_api_key(None))
     else:
@@ -175,7 +175,7 @@ def _on_a_service_of_its_own(options: argparse.Namespace) -> Findings:
     from deployments.serve_control import LocalCluster, serving
     from deployments.settings import ServeSettings
     from experiments.models import costless_model
-    from offramp.client import Client
+    from offramp.client.client import Client
     from optimizer.plan import stock_plan
     from optimizer.plan_file import plan_document
 

@@ -28,7 +28,7 @@ from deployments.ingress.rpc.server import SERVICE
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.models import costless_model
-from offramp.client import Client
+from offramp.client.client import Client
 from optimizer.plan import stock_plan
 from optimizer.plan_file import plan_document
 

@@ -36,8 +36,8 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from experiments.clinc150 import DATA
 from experiments.data import RUNS, data_folder
 from experiments.recorded_exits import bert12_sst2
-from offramp.calibration import CalibrateJob, record_exits
-from offramp.progress import progress_bars
+from offramp.jobs.calibration import CalibrateJob, record_exits
+from offramp.jobs.progress import progress_bars
 from optimizer.risk import Guarantee
 from optimizer.thresholds import Path, design_rows, divide, lay_path, learn_then_test
 from profiles.outcome import ExitOutcome

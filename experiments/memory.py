@@ -21,12 +21,12 @@ import psutil
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.chaos import two_stages
-from offramp.calibration import read_calibration
-from offramp.client import Client
-from offramp.load import LoadConfig, run_load
+from offramp.client.client import Client
+from offramp.jobs.calibration import read_calibration
+from offramp.load.run import LoadConfig, run_load
 from optimizer.plan_file import plan_document
 
-IMPORTS = ("offramp", "offramp.client", "offramp.cli", "optimizer.plan_file", "deployments.settings")
+IMPORTS = ("offramp", "offramp.client.client", "offramp.cli.app", "optimizer.plan_file", "deployments.settings")
 MIB = 2**20
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from earlyexit.checkpoint import copy_tokenizer, random_model
 from earlyexit.store import save_model
-from offramp.training import resolve_backbone
+from offramp.jobs.training import resolve_backbone
 
 VOCABULARY = 30522
 """Of the packaged tokenizer."""

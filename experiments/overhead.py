@@ -19,8 +19,8 @@ from typing import Any
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.models import costless_model
-from offramp.client import Client
-from offramp.load import LoadConfig, run_load
+from offramp.client.client import Client
+from offramp.load.run import LoadConfig, run_load
 from optimizer.plan import stock_plan
 from optimizer.plan_file import plan_document
 

@@ -126,7 +126,7 @@ def _command_s() -> float:
 def _heavy_imports() -> list[str]:
     """Which of torch and ray the command imports."""
     program = (
-        "import sys; from offramp.cli import main\n"
+        "import sys; from offramp.cli.app import main\n"
         "try: main(sys.argv[1:])\n"
         "except SystemExit: pass\n"
         "print('imported:', *(name for name in ('torch', 'ray') if name in sys.modules))"

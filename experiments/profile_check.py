@@ -22,9 +22,9 @@ import numpy as np
 from earlyexit.clock import MonotonicClock
 from earlyexit.split import Split
 from experiments.data import RUNS
-from offramp.options import integers
-from offramp.profiling import ProfileJob, open_bench
-from offramp.progress import progress_bars
+from offramp.cli.options import integers
+from offramp.jobs.profiling import ProfileJob, open_bench
+from offramp.jobs.progress import progress_bars
 from profiles.latency import LatencyProfile
 from profiles.measure import Point, Probe
 from profiles.table import LatencyTable

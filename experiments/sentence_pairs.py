@@ -28,11 +28,11 @@ from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import pack
 from experiments.data import RUNS, require_data
-from offramp.calibration import CalibrateJob, calibrate, record_exits
-from offramp.client import Client
-from offramp.progress import progress_bars
-from offramp.train_job import TrainJob
-from offramp.training import resolve_backbone, train
+from offramp.client.client import Client
+from offramp.jobs.calibration import CalibrateJob, calibrate, record_exits
+from offramp.jobs.progress import progress_bars
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import resolve_backbone, train
 from optimizer.plan import PolicySpec, serial_plan
 from optimizer.plan_file import plan_document
 from optimizer.risk import Guarantee

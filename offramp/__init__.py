@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offramp.client import AsyncClient, Client
+    from offramp.client.client import AsyncClient, Client
 
     __version__: str
 
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         return _installed_version()
     if name in __all__:
-        from offramp import client
+        from offramp.client import client
 
         return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ import yaml
 
 import offramp
 from deployments.ingress.api.openapi import ERRORS, openapi_document
-from offramp.cli import app
+from offramp.cli.app import app
 from optimizer.plan import PolicyName
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem

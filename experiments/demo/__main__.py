@@ -19,8 +19,8 @@ from earlyexit.store import read_card
 from experiments.data import RUNS
 from experiments.demo.picture import draw, plan_text
 from experiments.demo.prepare import Prepared, demo_plan, prepare, save_plan
-from offramp.load import LoadConfig, run_load
-from offramp.report import LoadReport, render
+from offramp.load.report import LoadReport, render
+from offramp.load.run import LoadConfig, run_load
 from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
 
@@ -67,7 +67,7 @@ def _options() -> Namespace:
 
 
 def _wait_until_ready(url: str) -> None:
-    from offramp.client import Client
+    from offramp.client.client import Client
 
     with Client(url) as client:
         client.wait_until_ready(timeout_s=60)

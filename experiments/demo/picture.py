@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from offramp.plan_picture import draw_bands, load_pyplot, stage_label
+from offramp.cli.plan_picture import draw_bands, load_pyplot, stage_label
 from optimizer.plan import Plan
 
 FULL = 24

@@ -13,7 +13,7 @@ from pathlib import Path
 from earlyexit.errors import PlanError
 from experiments.e3_plans import PROBLEMS, stretched
 from experiments.live.model import thresholds
-from offramp.calibration import RECORDS_FILE
+from offramp.jobs.calibration import RECORDS_FILE
 from optimizer.decision import NoPlan, Planned, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.data import RUNS
 from experiments.live.load import Driven
 from experiments.live.meter import Usage
-from offramp.report import RequestRecord
+from offramp.load.report import RequestRecord
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 

@@ -28,10 +28,10 @@ from experiments.live.phases import (
     starts_of,
     workers_of,
 )
-from offramp.generator import Generator, Post
-from offramp.load import KEEP_ALIVE_S, post_to
-from offramp.report import RequestRecord
-from offramp.workload import LoadConfig
+from offramp.load.generator import Generator, Post
+from offramp.load.report import RequestRecord
+from offramp.load.run import KEEP_ALIVE_S, post_to
+from offramp.load.workload import LoadConfig
 
 TIMEOUT_SLOS = 4.0
 """A client's patience, in SLOs."""

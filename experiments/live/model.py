@@ -17,7 +17,7 @@ import numpy as np
 from experiments.data import RUNS, data_folder
 from experiments.e3_plans import ENTROPY, PROBLEMS
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from offramp.calibration import RECORDS_FILE, outcome_figures
+from offramp.jobs.calibration import RECORDS_FILE, outcome_figures
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.problem_file import read_problem
 from profiles.records import ExitRecords

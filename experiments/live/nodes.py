@@ -15,7 +15,7 @@ from deployments.settings import ServeSettings
 from deployments.switches import THROUGHPUT
 from experiments.live.emulation import emulated
 from experiments.live.service import READY_TIMEOUT_S, Service
-from offramp.client import Client
+from offramp.client.client import Client
 from optimizer.plan import Plan
 
 STORE_BYTES = 150 * 1024 * 1024

@@ -14,7 +14,7 @@ from deployments.settings import ControlSettings, EmulatedSettings, ServeSetting
 from earlyexit.split import Split
 from experiments.data import RUNS
 from experiments.live.emulation import Emulation, emulated
-from offramp.client import Client
+from offramp.client.client import Client
 from optimizer.plan import Plan, PolicySpec, Stage, stock_plan
 from optimizer.plan_file import plan_document
 from optimizer.problem import PlanProblem

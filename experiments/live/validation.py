@@ -27,7 +27,7 @@ from experiments.live.options import Bench, bench, parser
 from experiments.live.validation_live import exits_of, idle_phase, load_phase, serve_run, side_of
 from experiments.live.validation_runs import FOLDER, IDLE, Run, SplitDocument, keep, read_run
 from experiments.live.validation_simulated import Overhead, as_driven, later, overhead_of, scenario_of
-from offramp.provenance import provenance
+from offramp.jobs.provenance import provenance
 from optimizer.decision import Strategy
 from optimizer.plan_file import parse_plan
 from profiles.records import ExitRecords

@@ -18,7 +18,7 @@ from experiments.live.options import Bench
 from experiments.live.phases import INPUTS_PER_REQUEST, Phase
 from experiments.live.service import emulated_settings, served
 from experiments.live.validation_runs import IDLE, Run, SplitDocument, UsageDocument, digest
-from offramp.provenance import provenance
+from offramp.jobs.provenance import provenance
 from optimizer.decision import Strategy
 from optimizer.evaluate import evaluate
 from optimizer.plan import Plan

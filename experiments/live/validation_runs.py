@@ -20,8 +20,8 @@ from experiments.live.figures import EMULATED
 from experiments.live.load import Driven
 from experiments.live.meter import Usage
 from experiments.live.phases import INPUTS_PER_REQUEST, Phase
-from offramp.protocol import Prediction
-from offramp.report import RequestRecord
+from offramp.client.protocol import Prediction
+from offramp.load.report import RequestRecord
 from profiles.records import ExitRecords
 
 FOLDER = RUNS / "live" / "validation"

@@ -25,7 +25,7 @@ from experiments.peers.plans import Machine, Prepared, prepare
 from experiments.peers.processes import PEERS, PeerProcess
 from experiments.peers.rounds import Hunt, Journal, at_rate, interleave
 from experiments.peers.workloads import FOLDER, Name, Workload, load_workload
-from offramp.provenance import provenance
+from offramp.jobs.provenance import provenance
 from optimizer.plan_file import plan_document
 
 Bisected = OfframpSide | PeerSide

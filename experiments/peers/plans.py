@@ -13,7 +13,7 @@ from earlyexit.tokenizer import TextTokenizer
 from experiments.peers.options import Dtype, ServerOptions
 from experiments.peers.stock import StockModel
 from experiments.peers.workloads import Workload
-from offramp.profiling import ProfileJob, profile_model
+from offramp.jobs.profiling import ProfileJob, profile_model
 from optimizer.decision import NoPlan, Strategy
 from optimizer.plan import Plan
 from optimizer.planner import solve

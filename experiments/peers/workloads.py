@@ -26,11 +26,11 @@ from experiments import clinc150
 from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
 from experiments.recorded_exits import bert12_sst2
-from offramp.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
-from offramp.progress import progress_bars
-from offramp.protocol import predict_body
-from offramp.train_job import TrainJob
-from offramp.training import resolve_backbone, train
+from offramp.client.protocol import predict_body
+from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
+from offramp.jobs.progress import progress_bars
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import resolve_backbone, train
 from optimizer.calibration_file import CALIBRATION_FILE
 from optimizer.plan import PolicySpec
 from optimizer.risk import Guarantee

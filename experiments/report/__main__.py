@@ -24,8 +24,8 @@ from experiments.studies import FIGURES as NAMES
 from experiments.studies.command import FIGURES, FOLDERS, draw_all
 from experiments.studies.record import Failed, Record, Skipped
 from experiments.studies.study import Effort
-from offramp.plan_picture import load_pyplot
-from offramp.provenance import provenance
+from offramp.cli.plan_picture import load_pyplot
+from offramp.jobs.provenance import provenance
 
 FULL_REPORT = Path("experiments")
 

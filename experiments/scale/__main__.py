@@ -20,7 +20,7 @@ from rich.table import Table
 from experiments.data import RUNS
 from experiments.scale.clusters import LOAD, Row, Size, ingresses_for, problem_of, simulated
 from experiments.scale.ingress_cost import RoutingCost, dispatch_costs, routing_costs
-from offramp.provenance import provenance
+from offramp.jobs.provenance import provenance
 from optimizer.decision import Planned
 from optimizer.planner import solve
 

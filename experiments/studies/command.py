@@ -15,7 +15,7 @@ from experiments.data import RUNS
 from experiments.studies.drawing import draw
 from experiments.studies.record import Done, Failed, Record, perform, record_of, write_record
 from experiments.studies.study import Comparison, Effort, Study
-from offramp.plan_picture import load_pyplot
+from offramp.cli.plan_picture import load_pyplot
 
 FOLDERS: dict[Effort, Path] = {"full": RUNS / "report", "quick": RUNS / "report-quick"}
 """Where results go, and where the report looks for them."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from experiments.studies.picture import Bars, Box, Boxes, Lines, Picture
-from offramp.plan_picture import load_pyplot
+from offramp.cli.plan_picture import load_pyplot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

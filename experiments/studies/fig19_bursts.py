@@ -22,9 +22,9 @@ from experiments.studies.e3_case import even_exits, like_e3
 from experiments.studies.kit import Bars, Comparison, Effort, Ratios, Study, StudyResult, command, largest_ratios, ratio
 from experiments.studies.offered import serve
 from experiments.studies.sides import E3_SLOWER, SIDES, Workload, decide, equal_cluster, facing, sst2
-from offramp.processes import Process
-from offramp.replay import CountReplay
-from offramp.traces import CountTrace, read_counts
+from offramp.load.processes import Process
+from offramp.load.replay import CountReplay
+from offramp.load.traces import CountTrace, read_counts
 from optimizer.decision import Planned
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem

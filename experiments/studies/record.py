@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from earlyexit.errors import DataError
 from experiments.data import data_folder
 from experiments.studies.study import About, Effort, Study, StudyResult
-from offramp.provenance import provenance
+from offramp.jobs.provenance import provenance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where and when a result was made (`offramp.provenance`)."""
+    """Where and when a result was made (`offramp.jobs.provenance`)."""
 
     created_at: datetime
     machine: str

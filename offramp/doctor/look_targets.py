@@ -9,8 +9,8 @@ from cluster.devices import find_device
 from earlyexit.codecs import find_codec
 from earlyexit.errors import InputError, ModelFolderError, OfframpError
 from earlyexit.store import WEIGHTS_FILE, read_card
-from offramp.calibration import RECORDS_FILE, read_calibration
 from offramp.doctor.machine import Target
+from offramp.jobs.calibration import RECORDS_FILE, read_calibration
 from optimizer.calibration_file import CALIBRATION_FILE
 
 
@@ -59,7 +59,7 @@ def _check_calibration(folder: Path, ramps: tuple[int, ...]) -> None:
 
 def _service(path: Path) -> Target:
     """With its first plan not made: that may take minutes."""
-    from offramp.service_parts import read_parts
+    from offramp.service.parts import read_parts
 
     parts = read_parts(path)
     counts = parts.inventory.counts

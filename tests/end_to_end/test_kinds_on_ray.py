@@ -26,7 +26,7 @@ from earlyexit.split import Split
 from earlyexit.store import save_model
 from earlyexit.tasks import find_task
 from earlyexit.tasks.label import LabelTask
-from offramp.cli import main
+from offramp.cli.app import main
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import write_plan
 from tests.end_to_end.tiny_service import HERE, running

@@ -31,8 +31,8 @@ from deployments.ingress.rpc.messages import message_class
 from earlyexit.errors import InputError, UnprocessableInputError
 from earlyexit.wire import Answer
 from offramp import Client
-from offramp.client import Prediction
-from offramp.load import LoadConfig, run_load
+from offramp.client.client import Prediction
+from offramp.load.run import LoadConfig, run_load
 from tests.deployments.ingress.api.signatures import IMAGE, tensors
 from tests.deployments.ingress.api.test_http import FakeBackend
 from tests.deployments.ingress.rpc.test_rpc_calls import FakeContext

@@ -21,8 +21,8 @@ from experiments.live.load import Driven
 from experiments.live.meter import Usage
 from experiments.live.phases import Phase
 from experiments.live.straggler import WARM_S, windows_of
-from offramp.protocol import Prediction
-from offramp.report import RequestRecord
+from offramp.client.protocol import Prediction
+from offramp.load.report import RequestRecord
 from profiles.records import ExitRecords
 
 LABELS = ("negative", "positive")

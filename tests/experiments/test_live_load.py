@@ -18,10 +18,10 @@ from experiments.live.phases import (
     request_index,
     starts_of,
 )
-from offramp.generator import Body, Generator
-from offramp.protocol import Outcome, Reply
-from offramp.report import RequestRecord
-from offramp.workload import LoadConfig
+from offramp.client.protocol import Outcome, Reply
+from offramp.load.generator import Body, Generator
+from offramp.load.report import RequestRecord
+from offramp.load.workload import LoadConfig
 
 EASY, HARD = ("e",) * 16, ("h",) * 16
 

@@ -10,7 +10,7 @@ from earlyexit.tokenizer import TextTokenizer
 from experiments.live.emulation import Emulation, emulated, plan_of, policy
 from experiments.live.model import LABELS, TEXT, ensure_model, make_model, recorded, survival_of_problem, thresholds
 from experiments.live.service import SLOTS, control_settings, emulated_settings, seed_plan
-from offramp.plans import resolve_plan
+from offramp.service.plans import resolve_plan
 from optimizer.plan import early_exit_plan
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import parse_problem

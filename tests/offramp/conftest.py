@@ -9,8 +9,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from offramp.train_job import TrainJob
-from offramp.training import train
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import train
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
 from tests.offramp.service_folders import write_model

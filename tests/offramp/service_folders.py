@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from earlyexit.store import CARD_FILE, WEIGHTS_FILE
-from offramp.calibration import RECORDS_FILE
+from offramp.jobs.calibration import RECORDS_FILE
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from profiles.records import ExitRecords
 from tests.model_cards import a_card

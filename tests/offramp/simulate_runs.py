@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offramp.cli import main
+from offramp.cli.app import main
 from profiles.records import ExitRecords
 
 Captured = pytest.CaptureFixture[str]

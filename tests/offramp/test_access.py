@@ -7,9 +7,9 @@ import pytest
 from deployments.access import AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError
-from offramp.access import access_settings, exposure_notes, with_environment
-from offramp.credentials import find_api_key, key_header
-from offramp.service_paths import at_folder
+from offramp.client.credentials import find_api_key, key_header
+from offramp.service.access import access_settings, exposure_notes, with_environment
+from offramp.service.paths import at_folder
 
 KEYS = {"OFFRAMP_API_KEYS": "alice:alice-0123456789"}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.arrivals import parse_arrivals
-from offramp.processes import FloatArray, Modulated, unit_points
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.processes import FloatArray, Modulated, unit_points
 
 MMPP = "mmpp:100,peak=300,calm_s=100,burst_s=20"
 

@@ -11,10 +11,10 @@ import pytest
 
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError, InputError, OfframpError
-from offramp.bulk import BulkJob, Row, Tally, predict_all
-from offramp.client import AsyncClient
-from offramp.data_stream import Given
-from offramp.row_writer import format_of, row_writer
+from offramp.client.client import AsyncClient
+from offramp.jobs.bulk import BulkJob, Row, Tally, predict_all
+from offramp.jobs.row_writer import format_of, row_writer
+from offramp.load.data_stream import Given
 from tests.offramp.test_client import failure
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.cli import main, serve_settings
+from offramp.cli.app import main, serve_settings
 from optimizer.plan import stock_plan
 from optimizer.plan_file import write_plan
 
@@ -93,7 +93,7 @@ def answering_url() -> Iterator[str]:
 
 def test_a_refusal_is_one_line_and_exit_status_2_of_the_process(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "offramp.cli", "calibrate", str(tmp_path), "--data", "gone.csv"],
+        [sys.executable, "-m", "offramp", "calibrate", str(tmp_path), "--data", "gone.csv"],
         capture_output=True,
         text=True,
         check=False,
@@ -270,7 +270,18 @@ def test_a_files_texts_are_answered_line_by_line_and_summed_up_on_stderr(
 
 def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_url: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "offramp.cli", "predict", "--out", "out.csv", "--batch", "1", "--url", answering_url],
+        [
+            sys.executable,
+            "-m",
+            "offramp",
+            "predict",
+            "--out",
+            "out.csv",
+            "--batch",
+            "1",
+            "--url",
+            answering_url,
+        ],
         input="pay\n",
         capture_output=True,
         text=True,

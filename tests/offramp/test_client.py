@@ -18,7 +18,7 @@ from earlyexit.errors import (
     UnauthorizedError,
     UnprocessableInputError,
 )
-from offramp.client import AsyncClient, Client, Prediction
+from offramp.client.client import AsyncClient, Client, Prediction
 
 Handler = Callable[[httpx.Request], httpx.Response]
 

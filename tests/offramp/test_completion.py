@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from offramp.options import BUILT_IN_PLANS, STRATEGY_NAMES
-from offramp.plans import BUILT_IN
+from offramp.cli.options import BUILT_IN_PLANS, STRATEGY_NAMES
+from offramp.service.plans import BUILT_IN
 from optimizer.decision import Strategy
 
 HEAVY = ("torch", "ray", "numpy", "scipy", "numba", "transformers", "httpx", "aiohttp", "psutil")
@@ -18,7 +18,7 @@ COMMAND = f"""
 import atexit, sys
 sys.argv = ["offramp"]
 atexit.register(lambda: print(*set({HEAVY!r}) & set(sys.modules), file=sys.stderr))
-from offramp.cli import main
+from offramp.cli.app import main
 main()
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import DataError
-from offramp.data_stream import stream_lines, stream_texts
+from offramp.load.data_stream import stream_lines, stream_texts
 
 
 @pytest.mark.parametrize(

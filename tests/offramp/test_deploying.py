@@ -10,7 +10,7 @@ import pytest
 from cluster.render import serve_config
 from earlyexit.clock import ManualClock
 from earlyexit.errors import InputError, OfframpError
-from offramp.deploying import (
+from offramp.service.deploying import (
     Dashboard,
     Waiting,
     applications_document,

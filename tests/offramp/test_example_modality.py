@@ -15,7 +15,7 @@ from earlyexit.dataset import read_labelled
 from earlyexit.record import exit_outputs
 from earlyexit.store import load_model, read_card
 from earlyexit.tasks import find_task
-from offramp.cli import main
+from offramp.cli.app import main
 
 MODALITY = Path(__file__).parents[2] / "examples" / "own_modality"
 GRADES = ("1 unripe", "2 early", "3 ripe", "4 late", "5 spoiled")

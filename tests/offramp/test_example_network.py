@@ -21,10 +21,10 @@ from earlyexit.signature import Encoded
 from earlyexit.store import load_model, read_card
 from earlyexit.tasks.label import LabelTask
 from earlyexit.wire import entering
-from offramp.cli import main
-from offramp.service_file import read_service
-from offramp.train_job import TrainJob
-from offramp.training import train
+from offramp.cli.app import main
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import train
+from offramp.service.file import read_service
 from optimizer.decision import Decision, Strategy
 from optimizer.plan_file import ModelShape, read_plan
 from optimizer.planner import solve

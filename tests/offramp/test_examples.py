@@ -12,7 +12,7 @@ from cluster.inventory_file import read_inventory
 from cluster.render import Kubernetes, ray_service, serve_config
 from deployments.ingress.api.parsing import parse_predict
 from deployments.settings import ServeSettings
-from offramp.service_file import read_service
+from offramp.service.file import read_service
 from optimizer.decision import Decision, Strategy
 from optimizer.plan_file import parse_plan
 from optimizer.planner import solve

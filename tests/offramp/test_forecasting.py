@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from earlyexit.errors import DataError
-from offramp.cli import main
-from offramp.forecasting import forecast_document, rate_document, read_series, window_rates
-from offramp.report_forecast import forecast_table, interval_text, rate_text
+from offramp.cli.app import main
+from offramp.cli.report_forecast import forecast_table, interval_text, rate_text
+from offramp.jobs.forecasting import forecast_document, rate_document, read_series, window_rates
 from profiles.forecast import SurvivalForecast
 from profiles.rates import Method, RateForecast
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import InputError
-from offramp.inputs import tensor_body
+from offramp.client.inputs import tensor_body
 
 COUNTS = {"name": "m", "inputs": [{"name": "counts", "datatype": "UINT8", "shape": [-1, 2]}]}
 

@@ -19,9 +19,9 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families.own import TensorBackbone
 from earlyexit.store import read_card
-from offramp.cli import main
-from offramp.train_job import TrainJob
-from offramp.training import train
+from offramp.cli.app import main
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import train
 from profiles.latency import LatencyProfile
 from tests.earlyexit.checkpoints import resnet_state
 

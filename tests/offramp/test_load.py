@@ -13,9 +13,9 @@ from aiohttp import web
 
 from earlyexit.clock import ManualClock
 from earlyexit.errors import InputError
-from offramp.generator import Generator
-from offramp.load import LoadConfig, RequestRecord, run_load, send_times_s
-from offramp.protocol import NoReply, Outcome, Reply
+from offramp.client.protocol import NoReply, Outcome, Reply
+from offramp.load.generator import Generator
+from offramp.load.run import LoadConfig, RequestRecord, run_load, send_times_s
 
 ANSWER = {"label": "a", "score": 0.9, "exit": 0, "request_id": "r"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

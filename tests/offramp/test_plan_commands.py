@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from offramp.cli import main
+from offramp.cli.app import main
 from optimizer.plan_file import read_plan
 from profiles.latency import LatencyProfile
 
@@ -262,7 +262,7 @@ def test_a_what_if_refuses_what_is_wrong(problem: Path, capsys: Captured) -> Non
 def test_planning_loads_nothing_that_it_does_not_need(problem: Path) -> None:
     code = (
         "import sys\n"
-        "from offramp.cli import main\n"
+        "from offramp.cli.app import main\n"
         f"try:\n    main(['plan', {str(problem)!r}, '--json'])\n"
         "except SystemExit as ended:\n    assert ended.code == 0\n"
         "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'pandas', 'matplotlib', 'httpx', 'aiohttp'}\n"

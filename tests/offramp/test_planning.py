@@ -11,7 +11,8 @@ from rich.console import Console
 
 from earlyexit.errors import InputError, PlanError
 from earlyexit.split import Split
-from offramp.planning import (
+from offramp.cli.report_plan import no_plan_tables, plan_tables, what_if_table
+from offramp.jobs.planning import (
     NoPlanAnswer,
     PlanAnswer,
     answer,
@@ -20,7 +21,6 @@ from offramp.planning import (
     what_if,
     what_if_document,
 )
-from offramp.report_plan import no_plan_tables, plan_tables, what_if_table
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
 from optimizer.explain import explain

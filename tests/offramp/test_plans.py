@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import InputError, ModelFolderError, PlanError
-from offramp.plans import resolve_plan
+from offramp.service.plans import resolve_plan
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec, serial_plan, stock_plan
 from optimizer.plan_file import write_plan

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from earlyexit.errors import InputError, PlanError
-from offramp.cli import main
-from offramp.profiling import ProfileJob, profile_figures, profile_model, write_points
-from offramp.report_profile import noise_text
+from offramp.cli.app import main
+from offramp.cli.report_profile import noise_text
+from offramp.jobs.profiling import ProfileJob, profile_figures, profile_model, write_points
 from profiles.latency import LatencyProfile
 
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)

@@ -13,7 +13,7 @@ from earlyexit.errors import (
     UnknownModelError,
     UnprocessableInputError,
 )
-from offramp.protocol import ERRORS_BY_KIND, NoReply, Reply, error_of, read_predictions, read_reply, retry_wait_s
+from offramp.client.protocol import ERRORS_BY_KIND, NoReply, Reply, error_of, read_predictions, read_reply, retry_wait_s
 
 
 @pytest.mark.parametrize(

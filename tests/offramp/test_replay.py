@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from earlyexit.errors import DataError, InputError
 from experiments.data import data_folder
-from offramp.arrivals import parse_arrivals
-from offramp.processes import FloatArray
-from offramp.replay import CountReplay, StampReplay
+from offramp.load.arrivals import parse_arrivals
+from offramp.load.processes import FloatArray
+from offramp.load.replay import CountReplay, StampReplay
 
 
 def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:

@@ -5,8 +5,8 @@ import json
 import pytest
 from rich.console import Console
 
-from offramp.protocol import Prediction
-from offramp.report import LatencySummary, LoadReport, RequestRecord, render, summarise, summarise_latency
+from offramp.client.protocol import Prediction
+from offramp.load.report import LatencySummary, LoadReport, RequestRecord, render, summarise, summarise_latency
 
 
 def answered(

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from deployments.settings import ServeSettings
-from offramp.cli import main
-from offramp.report_status import status_tables
-from offramp.service_commands import service_url
-from offramp.service_file import read_service
-from offramp.service_paths import at_folder
+from offramp.cli.app import main
+from offramp.cli.report_status import status_tables
+from offramp.cli.service_commands import service_url
+from offramp.service.file import read_service
+from offramp.service.paths import at_folder
 from tests.cluster.kuberay_schema import RayService
 from tests.offramp.service_folders import write_model
 

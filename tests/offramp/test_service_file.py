@@ -8,7 +8,7 @@ import yaml
 
 from deployments.settings import ServeSettings, TracingSettings
 from earlyexit.errors import InputError
-from offramp.service_file import Service, read_service
+from offramp.service.file import Service, read_service
 from optimizer.plan_file import parse_plan, write_plan
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem

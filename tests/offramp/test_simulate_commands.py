@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offramp.simulating import figures_so_far
+from offramp.jobs.simulating import figures_so_far
 from simulator.ledger import DROPS
 from simulator.outcome import Outcome, SlotFigures
 from tests.offramp.simulate_runs import PLAN, PROBLEM, Captured, played, records, status, written
@@ -171,7 +171,7 @@ def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, pla
     here = capsys.readouterr().out
     code = (
         "import sys\n"
-        "from offramp.cli import main\n"
+        "from offramp.cli.app import main\n"
         f"try:\n    main({command!r})\n"
         "except SystemExit as ended:\n    assert ended.code == 0\n"
         "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'pandas', 'matplotlib', 'httpx', 'aiohttp'}\n"
@@ -191,7 +191,7 @@ def test_other_commands_do_not_load_the_simulator(problem: Path, command: list[s
     arguments = [str(problem) if word == "PROBLEM" else word for word in command]
     code = (
         "import sys\n"
-        "from offramp.cli import main\n"
+        "from offramp.cli.app import main\n"
         f"try:\n    main({arguments!r})\n"
         "except SystemExit as ended:\n    assert ended.code == 0\n"
         "assert 'experiments' not in sys.modules\n"
@@ -247,7 +247,7 @@ def test_a_terminal_sees_a_bar_and_ctrl_c_prints_what_there_is(problem: Path) ->
     terminal, its_end = pty.openpty()
     arguments = ["simulate", str(problem), "--strategy", "stock", "--arrivals", "uniform:4000", "--duration", "500"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "offramp.cli", *arguments],
+        [sys.executable, "-m", "offramp", *arguments],
         stdout=subprocess.PIPE,
         stderr=its_end,
         text=True,

@@ -8,8 +8,8 @@ import torch
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.store import load_model, read_card
-from offramp.train_job import TrainJob
-from offramp.training import head_in_words, resolve_backbone, train
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import head_in_words, resolve_backbone, train
 
 
 def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:

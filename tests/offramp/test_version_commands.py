@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.settings import ServeSettings
-from offramp.cli import main
+from offramp.cli.app import main
 from tests.offramp.service_folders import write_model
 
 Captured = pytest.CaptureFixture[str]

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.studies.fig19_bursts import Traffic, azure, case, cases, compare, devices_for, twitter, with_count
 from experiments.studies.kit import Bars
-from offramp.traces import CountTrace
+from offramp.load.traces import CountTrace
 from tests.experiments.studies.two_blocks import inputs, problem
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from deployments.ports import Process
+from offramp.cli.report_doctor import doctor_document
 from offramp.doctor.checks import CHECKS, examine, has_failed
 from offramp.doctor.finding import Finding
 from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target
-from offramp.report_doctor import doctor_document
 
 GIB = 2**30
 TORCH = Package(name="torch", wanted="==2.13.0", found="2.13.0+cpu", pinned="2.13.0")

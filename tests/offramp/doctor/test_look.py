@@ -103,7 +103,7 @@ def test_a_service_file_is_read_with_all_that_it_names(folder: Path) -> None:
 def test_the_command_ends_with_1_where_something_failed_and_loads_neither_torch_nor_ray(tmp_path: Path) -> None:
     code = (
         "import sys; sys.argv = ['offramp', 'doctor', 'gone', '--json', '--port', '8251']\n"
-        "from offramp.cli import main\n"
+        "from offramp.cli.app import main\n"
         "try:\n    main()\n"
         "finally:\n    assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
     )

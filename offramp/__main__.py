@@ -1,0 +1,5 @@
+"""`python -m offramp`: the command line."""
+
+from offramp.cli.app import main
+
+main()

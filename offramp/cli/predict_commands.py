@@ -1,0 +1,193 @@
+"""`offramp predict`: parses, calls, prints. Registered on the app of `offramp.cli.app`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from earlyexit.errors import InputError, OfframpError
+from offramp.cli.options import (
+    ApiKeyFile,
+    AsJson,
+    PairColumn,
+    Part,
+    TextColumn,
+    Url,
+    above_zero,
+    choice,
+    completes,
+    in_a_folder,
+)
+from offramp.client.credentials import find_api_key
+
+if TYPE_CHECKING:
+    from offramp.client.protocol import Prediction
+    from offramp.jobs.bulk import BulkJob, Tally
+    from offramp.jobs.row_writer import Format
+    from offramp.load.data_stream import Given
+
+STDIN = "-"
+IMAGES = {"image": "BYTES"}
+"""The inputs of a model of images, and their datatype."""
+FORMATS = ("jsonl", "csv")
+
+commands = typer.Typer()
+
+
+class _Service(NamedTuple):
+    url: str
+    timeout_s: float
+    api_key: str | None
+
+
+@commands.command()
+def predict(
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts, or paths of images, or a pair of texts; - for a text a line from standard input."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="Inputs instead of arguments: texts or pairs (.csv, .tsv, .jsonl, .txt, CLINC150's .json), images "
+            "(folder or .zip), arrays (.npy, .npz).",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --data or -: .jsonl or .csv to write; default: print.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="jsonl or csv; default: --out's ending, else jsonl.", **completes(FORMATS)),
+    ] = None,
+    text_column: TextColumn = "text",
+    pair_column: PairColumn = None,
+    part: Part = None,
+    batch: Annotated[int, typer.Option(min=1, help="With --data or -: inputs of one request.")] = 32,
+    concurrency: Annotated[int, typer.Option(min=1, help="With --data or -: requests under way at once.")] = 8,
+    timeout_s: Annotated[
+        float, typer.Option(callback=above_zero, help="For a whole request, repetitions included.")
+    ] = 30.0,
+    url: Url = "http://127.0.0.1:8000",
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut texts that are too long.")] = False,
+    api_key_file: ApiKeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a running service about inputs: arguments, a file's or a pipe's. Exit status 1 if one of them failed."""
+    given = texts or []
+    piped = given == [STDIN] or (not given and data is None and not sys.stdin.isatty())
+    if (data is not None) + (bool(given) and not piped) + piped != 1:
+        raise InputError("one of these is needed: inputs as arguments, --data PATH, or - for standard input")
+    from offramp.jobs.bulk import BulkJob
+
+    service = _Service(url, timeout_s, find_api_key(api_key_file))
+    job = BulkJob(batch=batch, concurrency=concurrency, truncate=truncate)
+    if given and not piped:
+        _predict_few(given, job, service, as_json=as_json)
+        return
+    from offramp.jobs.row_writer import format_of
+
+    in_a_folder("out", out)
+    asked = None if form is None else choice("format", form, FORMATS)
+    tally = _predict_many(data, (text_column, pair_column, part), job, out, format_of(out, asked), service)
+    print(tally.in_words(), file=sys.stderr)
+    if tally.failed:
+        raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; `error` in their rows says why")
+
+
+def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, *, as_json: bool) -> None:
+    from offramp.client.client import Client
+
+    with Client(service.url, service.timeout_s, api_key=service.api_key) as client:
+        inputs = _arguments(given, _wanted(client.metadata()))
+        predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate)
+    for one, found in zip(inputs, predictions, strict=True):
+        if as_json:
+            print(json.dumps({**one.shown, **found.said, "exit": found.exit}))
+        else:
+            print(f"{_said(found)}  {' | '.join(map(str, one.shown.values()))}")
+
+
+def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
+    """Texts, or paths of images, or the texts of one pair; raises InputError."""
+    from offramp.load.data_stream import Given
+
+    if wanted == IMAGES:
+        return [Given({"image": path}, Path(path)) for path in given]
+    names = _texts_of(wanted)
+    if len(names) == 1:
+        return [Given({names[0]: text}, text) for text in given]
+    if len(given) == len(names) == 2:
+        return [Given(dict(zip(names, given, strict=True)), (given[0], given[1]))]
+    raise InputError(f"the model takes {' and '.join(names)}: give one of each, or many with --data")
+
+
+def _texts_of(wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of inputs that may be texts; raises InputError for arrays."""
+    if set(wanted.values()) != {"BYTES"}:
+        raise InputError(f"the model takes {' and '.join(wanted)}, arrays: give a .npy or .npz file with --data")
+    return tuple(wanted)
+
+
+def _said(found: Prediction) -> str:
+    said = {name: value for name, value in found.said.items() if name != "score"}
+    values = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in said.values())
+    score = "" if "score" not in found.said else f"score {found.score:.3f}, "
+    return f"{values}  ({score}left after block {found.exit})"
+
+
+def _inputs(
+    data: Path | None, wanted: Mapping[str, str], text_column: str, pair_column: str | None, part: str | None
+) -> Iterator[Given]:
+    from offramp.load.data_stream import ARRAYS, Given, stream_inputs, stream_lines
+
+    names = tuple(wanted)
+    if data is None:
+        if len(_texts_of(wanted)) > 1 or wanted == IMAGES:
+            raise InputError(f"the model takes {' and '.join(names)}: standard input holds texts; give --data")
+        return (Given({names[0]: line}, line) for line in stream_lines(sys.stdin, "standard input"))
+    from earlyexit.image_files import is_images
+
+    if is_images(data) != (wanted == IMAGES) and data.suffix not in ARRAYS:
+        raise InputError(f"--data {data}: the model takes {' and '.join(names)}")
+    columns = (text_column, *(pair_column if pair_column is not None else name for name in names[1:]))
+    return stream_inputs(data, dict(zip(names, columns, strict=True)), part=part)
+
+
+def _predict_many(
+    data: Path | None,
+    columns: tuple[str, str | None, str | None],
+    job: BulkJob,
+    out: Path | None,
+    form: Format,
+    service: _Service,
+) -> Tally:
+    """`columns`: of the text, of a pair's second text, and the part."""
+    import asyncio
+
+    from earlyexit.clock import MonotonicClock
+    from offramp.client.client import AsyncClient
+    from offramp.jobs.bulk import predict_all
+    from offramp.jobs.progress import progress_count
+    from offramp.jobs.row_writer import row_writer
+    from offramp.load.data_stream import shown_columns
+
+    async def run() -> Tally:
+        async with AsyncClient(service.url, service.timeout_s, api_key=service.api_key) as client:
+            metadata = await client.metadata()
+            wanted = _wanted(metadata)
+            inputs = _inputs(data, wanted, *columns)
+            shown = (*shown_columns(data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
+            with row_writer(out, form, shown) as write, progress_count("inputs") as on_rows:
+                return await predict_all(inputs, client, job, write, clock=MonotonicClock(), on_rows=on_rows)
+
+    return asyncio.run(run())
+
+
+def _wanted(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The datatypes of a model's inputs, by name."""
+    return {each["name"]: each["datatype"] for each in metadata["inputs"]}

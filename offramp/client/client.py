@@ -1,0 +1,263 @@
+"""Clients for a running Offramp server, blocking and asynchronous: they send and sleep, `flows` decides."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from earlyexit.clock import Clock, MonotonicClock
+from offramp.client.credentials import key_header
+from offramp.client.flows import LIVE_PATH, READY_PATH, Flow, Flows, Send, T
+from offramp.client.inputs import Input
+from offramp.client.protocol import NoReply, Prediction, Reply, read_reply
+from offramp.client.version_flows import Row, VersionFlows
+
+__all__ = ["AsyncClient", "Client", "Prediction"]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class Client:
+    """A blocking client; a context manager, safe to share between threads.
+
+    Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call, its
+    attempts and the waits between them; a server that stalls within an attempt (connect, send, receive) can stretch
+    it. A prediction may be computed twice when an attempt is repeated. `api_key` is sent with every request: over plain
+    http whoever is on the way can read it.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        timeout_s: float = 30.0,
+        max_attempts: int = 4,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        api_key: str | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._flows = _flows(timeout_s, max_attempts, clock, rng)
+        self._versions = VersionFlows(flows=self._flows)
+        self._http = httpx.Client(base_url=url, transport=transport, headers=key_header(api_key))
+        self._sleep = sleep
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def predict(
+        self, given: Input, *, truncate: bool = False, timeout_s: float | None = None, request_id: str | None = None
+    ) -> Prediction:
+        """Answer one input: a text, a pair of texts, an image file's bytes or path, an array, or several by name.
+
+        `truncate` cuts a text beyond the model's length instead of refusing it.
+        """
+        return self._run(self._flows.predict(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
+
+    def predict_many(
+        self,
+        given: Sequence[Input],
+        *,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> list[Prediction]:
+        """Answer several inputs of one kind, in their order, as one request; they are answered, or fail, together."""
+        return self._run(self._flows.predict_many(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
+
+    def live(self) -> bool:
+        """Whether the server runs; a server that cannot be reached does not."""
+        return self._run(self._flows.probe(LIVE_PATH))
+
+    def ready(self) -> bool:
+        """Whether the server would take a prediction now."""
+        return self._run(self._flows.probe(READY_PATH))
+
+    def metadata(self, name: str | None = None) -> dict[str, Any]:
+        """Ask what the server knows of the model `name`, or about the one it serves."""
+        return self._run(self._flows.metadata(name))
+
+    def versions(self) -> list[Row]:
+        """Every model and version on the server's cluster, and its state."""
+        return self._run(self._versions.index())
+
+    def canary(self) -> dict[str, Any]:
+        """The default version and the canary, side by side."""
+        return self._run(self._versions.canary())
+
+    def set_canary(self, version: str, *, share: float, compare_share: float = 0.0) -> dict[str, Any]:
+        """Let a version answer a share of the requests that name none; ask both for `compare_share` of them."""
+        return self._run(self._versions.set_canary(version, share, compare_share))
+
+    def end_canary(self) -> dict[str, Any]:
+        """Let the default version answer all requests that name none."""
+        return self._run(self._versions.end_canary())
+
+    def promote(self, version: str) -> dict[str, Any]:
+        """Make a version the default one."""
+        return self._run(self._versions.promote(version))
+
+    def load(self, model: str, version: str, *, settings: str | None = None, timeout_s: float = 600.0) -> None:
+        """Start a version, by its settings as JSON or from the server's folder, and wait until it is ready."""
+        self._run(self._versions.load(model, version, settings, timeout_s))
+
+    def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
+        """End a version, and wait until it is gone."""
+        self._run(self._versions.unload(model, version, timeout_s))
+
+    def wait_until_ready(self, timeout_s: float) -> None:
+        """Return as soon as the server is ready; raises DeadlineError after `timeout_s`."""
+        self._run(self._flows.wait_until_ready(timeout_s))
+
+    def _run(self, flow: Flow[T]) -> T:
+        try:
+            send = next(flow)
+            while True:
+                send = flow.send(self._perform(send))
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def _perform(self, send: Send) -> Reply | NoReply:
+        if send.after_s > 0:
+            self._sleep(send.after_s)
+        try:
+            return _reply(self._http.request(**send.arguments()))
+        except httpx.RequestError as error:
+            return _no_reply(error, self._http.base_url, send)
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same calls, awaited."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        timeout_s: float = 30.0,
+        max_attempts: int = 4,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        api_key: str | None = None,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._flows = _flows(timeout_s, max_attempts, clock, rng)
+        self._versions = VersionFlows(flows=self._flows)
+        self._http = httpx.AsyncClient(base_url=url, transport=transport, headers=key_header(api_key))
+        self._sleep = sleep
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def predict(
+        self, given: Input, *, truncate: bool = False, timeout_s: float | None = None, request_id: str | None = None
+    ) -> Prediction:
+        return await self._run(
+            self._flows.predict(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id)
+        )
+
+    async def predict_many(
+        self,
+        given: Sequence[Input],
+        *,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+    ) -> list[Prediction]:
+        flow = self._flows.predict_many(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id)
+        return await self._run(flow)
+
+    async def live(self) -> bool:
+        return await self._run(self._flows.probe(LIVE_PATH))
+
+    async def ready(self) -> bool:
+        return await self._run(self._flows.probe(READY_PATH))
+
+    async def metadata(self, name: str | None = None) -> dict[str, Any]:
+        return await self._run(self._flows.metadata(name))
+
+    async def versions(self) -> list[Row]:
+        return await self._run(self._versions.index())
+
+    async def canary(self) -> dict[str, Any]:
+        return await self._run(self._versions.canary())
+
+    async def set_canary(self, version: str, *, share: float, compare_share: float = 0.0) -> dict[str, Any]:
+        return await self._run(self._versions.set_canary(version, share, compare_share))
+
+    async def end_canary(self) -> dict[str, Any]:
+        return await self._run(self._versions.end_canary())
+
+    async def promote(self, version: str) -> dict[str, Any]:
+        return await self._run(self._versions.promote(version))
+
+    async def load(self, model: str, version: str, *, settings: str | None = None, timeout_s: float = 600.0) -> None:
+        await self._run(self._versions.load(model, version, settings, timeout_s))
+
+    async def unload(self, model: str, version: str, *, timeout_s: float = 600.0) -> None:
+        await self._run(self._versions.unload(model, version, timeout_s))
+
+    async def wait_until_ready(self, timeout_s: float) -> None:
+        await self._run(self._flows.wait_until_ready(timeout_s))
+
+    async def _run(self, flow: Flow[T]) -> T:
+        try:
+            send = next(flow)
+            while True:
+                send = flow.send(await self._perform(send))
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _perform(self, send: Send) -> Reply | NoReply:
+        if send.after_s > 0:
+            await self._sleep(send.after_s)
+        try:
+            return _reply(await self._http.request(**send.arguments()))
+        except httpx.RequestError as error:
+            return _no_reply(error, self._http.base_url, send)
+
+
+def _flows(timeout_s: float, max_attempts: int, clock: Clock | None, rng: random.Random | None) -> Flows:
+    return Flows(
+        timeout_s=timeout_s,
+        max_attempts=max_attempts,
+        clock=clock or MonotonicClock(),
+        rng=rng or random.Random(),
+    )
+
+
+def _reply(response: httpx.Response) -> Reply:
+    return read_reply(response.status_code, response.content, response.headers.get("Retry-After"))
+
+
+def _no_reply(error: httpx.RequestError, url: httpx.URL, send: Send) -> NoReply:
+    if isinstance(error, httpx.TimeoutException):
+        return NoReply(kind="timeout", message=f"no answer from {url} within {send.timeout_s:g} s")
+    return NoReply(kind="connection", message=f"no connection to {url}: {error or type(error).__name__}")

@@ -1,0 +1,225 @@
+"""What clients and server say to each other, free of any HTTP library: bodies, answers, errors and when to retry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from earlyexit.errors import (
+    DataError,
+    DeadlineError,
+    ExecutionError,
+    InputError,
+    ModelFolderError,
+    OfframpError,
+    OverloadedError,
+    PayloadTooLargeError,
+    PlanError,
+    RateLimitError,
+    StageUnavailableError,
+    UnauthorizedError,
+    UnknownModelError,
+    UnprocessableInputError,
+)
+from offramp.client.inputs import read_tensors
+
+REQUEST_ID_HEADER = "X-Request-ID"
+PREDICT_PATH = "/predict"
+
+RETRIED_STATUSES = frozenset({502, 503})
+"""What a second attempt may cure; a 504 is not among them: its deadline has passed for the next attempt too."""
+FIRST_BACKOFF_S = 0.1
+"""About the time in which a batch is served and the queue has room again."""
+LONGEST_BACKOFF_S = 2.0
+"""About the time in which a killed replica is replaced; waiting longer gains nothing."""
+
+ERRORS_BY_KIND: dict[str, type[OfframpError]] = {
+    "unauthorized": UnauthorizedError,
+    "unknown_model": UnknownModelError,
+    "payload_too_large": PayloadTooLargeError,
+    "unprocessable_input": UnprocessableInputError,
+    "plan": PlanError,
+    "data": DataError,
+    "model_folder": ModelFolderError,
+    "deadline": DeadlineError,
+    "execution": ExecutionError,
+}
+_ERRORS_BY_STATUS: dict[int, type[OfframpError]] = {
+    401: UnauthorizedError,
+    404: UnknownModelError,
+    413: PayloadTooLargeError,
+    422: UnprocessableInputError,
+    504: DeadlineError,
+}
+
+
+class Prediction:
+    """The answer to one input; what the model's task says of it are attributes: `label` and `score`, or `value`."""
+
+    __slots__ = ("exit", "request_id", "said")
+
+    def __init__(self, *, exit: int, request_id: str, **said: Any) -> None:  # noqa: A002 - the protocol's word
+        self.exit = exit
+        """The block after which the input left, counted from 0."""
+        self.request_id = request_id
+        self.said: Mapping[str, Any] = said
+
+    @property
+    def label(self) -> str:
+        return str(self._of_the_task("label"))
+
+    @property
+    def score(self) -> float:
+        """How sure the exit was; of a label its probability."""
+        return float(self._of_the_task("score"))
+
+    def __getattr__(self, name: str) -> Any:
+        return self._of_the_task(name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Prediction) and self._facts == other._facts
+
+    def __hash__(self) -> int:
+        return hash((self.exit, self.request_id))
+
+    def __repr__(self) -> str:
+        return f"Prediction({', '.join(f'{name}={value!r}' for name, value in self._facts.items())})"
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {**self.said, "exit": self.exit, "request_id": self.request_id}
+
+    def _of_the_task(self, name: str) -> Any:
+        if name in Prediction.__slots__ or name not in self.said:  # the first: while it is copied
+            raise AttributeError(f"the model's answers have no {name!r}")
+        return self.said[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a server answered, good or bad."""
+
+    status: int
+    payload: Any
+    """The body's JSON, or its text where it is not JSON."""
+    retry_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoReply:
+    """Why a request was left without an answer."""
+
+    kind: Literal["connection", "timeout"]
+    message: str
+
+
+Outcome: TypeAlias = Reply | NoReply
+
+
+def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] | None = None) -> dict[str, object]:
+    """Build the JSON of `POST /predict`, but for its `timeout_s`, which depends on when it is sent."""
+    body: dict[str, object] = {"inputs": inputs}
+    if truncate:
+        body["truncate"] = True
+    if ids is not None:
+        body["ids"] = list(ids)
+    return body
+
+
+def read_reply(status: int, content: bytes, retry_after: str | None) -> Reply:
+    """Build a reply from its raw parts; a `Retry-After` that is a date, not seconds, is as good as none."""
+    return Reply(status=status, payload=_decode(content), retry_after_s=_seconds(retry_after))
+
+
+def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
+    """Read the answer to one input or to many, of `/predict` or of v2.
+
+    Raises OfframpError where it is not `num_inputs` predictions.
+    """
+    try:
+        rows = read_tensors(payload) if "model_name" in payload else payload.get("outputs", [payload])
+        answered_id = str(payload.get("request_id", request_id))
+        predictions = [_prediction(row, answered_id) for row in rows]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise OfframpError(f"the server's answer is not a prediction: {payload!r:.200}") from error
+    if len(predictions) != num_inputs:
+        raise OfframpError(f"the server answered {len(predictions)} inputs of {num_inputs}")
+    return predictions
+
+
+def retry_wait_s(outcome: Outcome, *, attempt: int, max_attempts: int, left_s: float, jitter: float) -> float | None:
+    """Seconds to wait before sending again; None to give up.
+
+    It is what the server asked for, plus a random share (`jitter`, 0 to 1) of a backoff that doubles with every
+    attempt (the first is attempt 1): clients that failed together come back apart. A wait that would use up
+    `left_s` is not begun, since no answer could come in time.
+    """
+    if attempt >= max_attempts or not _is_transient(outcome):
+        return None
+    asked_s = (outcome.retry_after_s or 0.0) if isinstance(outcome, Reply) else 0.0
+    wait_s = asked_s + jitter * min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (attempt - 1))
+    return wait_s if wait_s < left_s else None
+
+
+def error_kind(outcome: Outcome) -> str | None:
+    """Name what an outcome is counted under; None for an answer."""
+    if isinstance(outcome, NoReply):
+        return outcome.kind
+    if 200 <= outcome.status < 300:
+        return None
+    return _kind_and_message(outcome)[0] or f"http_{outcome.status}"
+
+
+def error_of(outcome: Outcome) -> OfframpError:
+    """Find the error of the tree that an outcome without an answer means."""
+    if isinstance(outcome, NoReply):
+        return DeadlineError(outcome.message) if outcome.kind == "timeout" else OfframpError(outcome.message)
+    kind, message = _kind_and_message(outcome)
+    if outcome.status == RateLimitError.http_status:
+        return RateLimitError(message, retry_after_s=outcome.retry_after_s or 0.0)
+    if outcome.status == OverloadedError.http_status:
+        busy = StageUnavailableError if kind == "stage_unavailable" else OverloadedError
+        return busy(message, retry_after_s=outcome.retry_after_s or 0.0)
+    by_status = _ERRORS_BY_STATUS.get(outcome.status, InputError if 400 <= outcome.status < 500 else OfframpError)
+    return ERRORS_BY_KIND.get(kind, by_status)(message)
+
+
+def _is_transient(outcome: Outcome) -> bool:
+    if isinstance(outcome, NoReply):
+        return outcome.kind == "connection"
+    # HAProxy, as Serve sets it up, says 500 in plain text where it has no ingress; ours answers in JSON, always.
+    from_the_proxy = outcome.status == 500 and not isinstance(outcome.payload, dict)
+    is_told_when = outcome.status == RateLimitError.http_status and outcome.retry_after_s is not None
+    return outcome.status in RETRIED_STATUSES or from_the_proxy or is_told_when
+
+
+def _kind_and_message(reply: Reply) -> tuple[str, str]:
+    match reply.payload:
+        case {"error": {"kind": str(kind), "message": str(message)}}:
+            return kind, message
+        case {"error": str(message)}:  # below /v2
+            return "", message
+    return "", f"HTTP {reply.status} from the server: {reply.payload!s:.200}"
+
+
+def _prediction(row: Any, request_id: str) -> Prediction:
+    said = {name: value for name, value in row.items() if name not in ("exit", "request_id")}
+    if not said:
+        raise KeyError("an answer")
+    return Prediction(exit=int(row["exit"]), request_id=request_id, **said)
+
+
+def _decode(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content.decode(errors="replace")
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    try:
+        return max(0.0, float(retry_after)) if retry_after else None
+    except ValueError:
+        return None

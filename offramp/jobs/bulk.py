@@ -1,0 +1,178 @@
+"""Predictions of any number of inputs: many requests under way, answers in the inputs' order, little held in memory.
+
+What is wrong with one input is said in its row; what is wrong with the service ends the run, once every row before it
+is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from earlyexit.clock import Clock
+from earlyexit.errors import (
+    AdmissionError,
+    DeadlineError,
+    ExecutionError,
+    InputError,
+    OfframpError,
+    OverloadedError,
+    PayloadTooLargeError,
+    StageUnavailableError,
+    UnprocessableInputError,
+)
+from offramp.client.inputs import Input
+from offramp.client.protocol import Prediction
+from offramp.load.data_stream import Given
+
+WAITING = 2
+"""Requests that are read or kept in order, for each one under way: a slow one does not hold the others up."""
+OF_ONE_INPUT = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
+"""Errors of a request that one of its inputs may have brought on all of them; so may a 400, which is no more than an
+InputError."""
+OF_THE_MOMENT = (OverloadedError, AdmissionError, StageUnavailableError, DeadlineError)
+"""The client has tried again by then; the next inputs may fare better."""
+
+
+class Asks(Protocol):
+    """What `AsyncClient` does."""
+
+    async def predict_many(self, given: Sequence[Input], *, truncate: bool = False) -> list[Prediction]:
+        """Answers to all of the inputs, or one error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An input and what became of it: exactly one of `prediction` and `error` is set."""
+
+    shown: Mapping[str, object]
+    """What says which input it is."""
+    prediction: Prediction | None = None
+    error: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        if self.prediction is None:
+            return {**self.shown, "error": self.error}
+        return {**self.shown, **self.prediction.said, "exit": self.prediction.exit}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkJob:
+    """How inputs are sent."""
+
+    batch: int = 32
+    """Inputs of a request."""
+    concurrency: int = 8
+    """Requests under way at once."""
+    truncate: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was written so far."""
+
+    rows: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    exits: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+    def in_words(self) -> str:
+        exits = ", ".join(f"{block}: {count}" for block, count in sorted(self.exits.items())) or "none"
+        return (
+            f"{self.rows} rows in {self.seconds:.1f} s, {self.rows_per_s:.1f} rows/s, {self.failed} failed; "
+            f"answers by exit {exits}"
+        )
+
+
+async def predict_all(
+    inputs: Iterator[Given],
+    client: Asks,
+    job: BulkJob,
+    write: Callable[[Row], object],
+    *,
+    clock: Clock,
+    on_rows: Callable[[int], object],
+) -> Tally:
+    """Ask about every input, and `write` their rows in order; `on_rows` hears how many were written.
+
+    Raises what ended the run before the last input: DataError of the inputs, or an error of the service as a whole.
+    """
+    tally, started_s = Tally(), clock.now_s()
+    async for rows in _answered(inputs, client, job):
+        for row in rows:
+            write(row)
+            tally.failed += row.prediction is None
+            if row.prediction is not None:
+                tally.exits[row.prediction.exit] += 1
+        tally.rows += len(rows)
+        on_rows(tally.rows)
+    tally.seconds = clock.now_s() - started_s
+    return tally
+
+
+async def _answered(inputs: Iterator[Given], client: Asks, job: BulkJob) -> AsyncIterator[list[Row]]:
+    """The rows of one request after the other, in order, while others are under way."""
+    asked: asyncio.Queue[asyncio.Task[list[Row]] | None] = asyncio.Queue()
+    room = asyncio.Semaphore(WAITING * job.concurrency)
+    reading = asyncio.create_task(_read(inputs, client, job, asked, room))
+    try:
+        while (request := await asked.get()) is not None:
+            yield await request
+            room.release()
+        await reading
+    finally:
+        left = [each for _ in range(asked.qsize()) if (each := asked.get_nowait()) is not None]
+        reading.cancel()
+        for task in left:
+            task.cancel()
+        await asyncio.gather(reading, *left, return_exceptions=True)  # what else went wrong is the same thing again
+
+
+async def _read(
+    inputs: Iterator[Given],
+    client: Asks,
+    job: BulkJob,
+    asked: asyncio.Queue[asyncio.Task[list[Row]] | None],
+    room: asyncio.Semaphore,
+) -> None:
+    """Begin a request for every so many inputs, as long as there is room; None is the end, of whatever kind."""
+    under_way = asyncio.Semaphore(job.concurrency)
+
+    async def request(batch: Sequence[Given]) -> list[Row]:
+        async with under_way:
+            return await _rows(batch, client, job)
+
+    try:
+        # In a thread: a pipe may be silent for long, and answers are to come out meanwhile.
+        while batch := await asyncio.to_thread(lambda: list(islice(inputs, job.batch))):
+            await room.acquire()
+            asked.put_nowait(asyncio.create_task(request(batch)))
+    finally:
+        asked.put_nowait(None)
+
+
+async def _rows(batch: Sequence[Given], client: Asks, job: BulkJob) -> list[Row]:
+    """What becomes of some inputs; halved, where one of them may have spoilt the request of all."""
+    try:
+        predictions = await client.predict_many([each.value for each in batch], truncate=job.truncate)
+    except OfframpError as error:
+        if _may_be_one_inputs(error) and len(batch) > 1:
+            middle = len(batch) // 2
+            return [*await _rows(batch[:middle], client, job), *await _rows(batch[middle:], client, job)]
+        if not (_may_be_one_inputs(error) or isinstance(error, OF_THE_MOMENT)):
+            raise
+        return [Row(shown=each.shown, error=f"{error.kind}: {error}") for each in batch]
+    return [Row(shown=each.shown, prediction=found) for each, found in zip(batch, predictions, strict=True)]
+
+
+def _may_be_one_inputs(error: OfframpError) -> bool:
+    return isinstance(error, OF_ONE_INPUT) or type(error) is InputError

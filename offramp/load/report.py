@@ -1,0 +1,216 @@
+"""What a load run measured: one record per request, and the report that sums them up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table
+
+from offramp.client.protocol import Prediction
+
+LATE_SHARE = 0.1
+"""A client later than this share of the SLO distorts what it measures by as much."""
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """What became of one request; times are seconds after the start of the run."""
+
+    request_id: str
+    input_indices: tuple[int, ...]
+    """The positions of its inputs in the run's `inputs`."""
+    scheduled_s: float
+    sent_s: float
+    done_s: float
+    num_attempts: int
+    predictions: tuple[Prediction, ...] = ()
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.error is None) == bool(self.predictions), "a request is answered or failed, never both"
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from when it should have been sent; a late client cannot hide its lateness."""
+        return self.done_s - self.scheduled_s
+
+    @property
+    def lateness_s(self) -> float:
+        """Seconds by which the client itself was late."""
+        return self.sent_s - self.scheduled_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencySummary:
+    """Latencies of the answered requests; percentiles are linear between neighbours, as numpy's."""
+
+    p50_s: float
+    p90_s: float
+    p95_s: float
+    p99_s: float
+    max_s: float
+    mean_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """A load run in numbers. All rates count inputs, so that they compare where a request carries several."""
+
+    started_at: str
+    """ISO date and time, with its zone."""
+    seed: int
+    duration_s: float
+    """From the start to the last outcome, the wait for stragglers included."""
+    num_requests: int
+    num_inputs: int
+    num_answers: int
+    num_retries: int
+    offered_rps: float | None
+    """The rate asked for; None in a closed loop, which offers what it gets."""
+    achieved_rps: float
+    """Answers per second."""
+    goodput_rps: float
+    """Answers within `slo_s` per second."""
+    slo_s: float
+    latency: LatencySummary | None
+    """None without a single answer."""
+    answers_by_exit: dict[int, int]
+    mean_exit_blocks: float | None
+    """Blocks an answer went through; one that left at exit 0 went through 1."""
+    accuracy: float | None
+    """Share of the answers that are right; None where labels are not known."""
+    errors: dict[str, int]
+    """Failed requests by the server's error kind, `connection`, `timeout` or `malformed`."""
+    lateness_p99_s: float | None
+    """How late the client itself was; None in a closed loop, where nothing is scheduled."""
+    records: tuple[RequestRecord, ...] = field(default=(), repr=False)
+    """Every request in the order of the schedule; not part of the JSON."""
+
+    @property
+    def is_client_bound(self) -> bool:
+        """Whether the client was so late that the latencies are its own rather than the server's."""
+        return self.lateness_p99_s is not None and self.lateness_p99_s > LATE_SHARE * self.slo_s
+
+    @property
+    def latencies_s(self) -> npt.NDArray[np.float64]:
+        """Latencies of the answered requests in the order of the schedule."""
+        return np.array([record.latency_s for record in self.records if record.error is None], dtype=np.float64)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the records, in types that `json.dumps` takes."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "records"}
+        values["latency"] = None if self.latency is None else asdict(self.latency)
+        values["answers_by_exit"] = {str(exit_index): count for exit_index, count in self.answers_by_exit.items()}
+        return {"schema_version": SCHEMA_VERSION, **values, "is_client_bound": self.is_client_bound}
+
+
+def summarise(
+    records: Iterable[RequestRecord],
+    *,
+    started_at: str,
+    seed: int,
+    slo_s: float,
+    offered_rps: float | None,
+    labels: Sequence[str] | None,
+) -> LoadReport:
+    """Sum up the records of one run; pure."""
+    ordered = tuple(sorted(records, key=lambda record: record.scheduled_s))
+    answered = [record for record in ordered if record.error is None]
+    answers = [prediction for record in answered for prediction in record.predictions]
+    duration_s = max((record.done_s for record in ordered), default=0.0)
+    return LoadReport(
+        started_at=started_at,
+        seed=seed,
+        duration_s=duration_s,
+        num_requests=len(ordered),
+        num_inputs=sum(len(record.input_indices) for record in ordered),
+        num_answers=len(answers),
+        num_retries=sum(record.num_attempts - 1 for record in ordered),
+        offered_rps=offered_rps,
+        achieved_rps=_rate(len(answers), duration_s),
+        goodput_rps=_rate(sum(len(r.predictions) for r in answered if r.latency_s <= slo_s), duration_s),
+        slo_s=slo_s,
+        latency=summarise_latency([record.latency_s for record in answered]),
+        answers_by_exit=dict(sorted(Counter(answer.exit for answer in answers).items())),
+        mean_exit_blocks=float(np.mean([answer.exit + 1 for answer in answers])) if answers else None,
+        accuracy=_accuracy(answered, labels) if answers and labels is not None else None,
+        errors=dict(sorted(Counter(record.error for record in ordered if record.error is not None).items())),
+        lateness_p99_s=None if offered_rps is None else _percentile([r.lateness_s for r in ordered], 99),
+        records=ordered,
+    )
+
+
+def summarise_latency(latencies_s: Sequence[float]) -> LatencySummary | None:
+    """Sum up latencies; None where there are none."""
+    if not latencies_s:
+        return None
+    p50_s, p90_s, p95_s, p99_s = (float(value) for value in np.percentile(latencies_s, [50, 90, 95, 99]))
+    return LatencySummary(
+        p50_s=p50_s,
+        p90_s=p90_s,
+        p95_s=p95_s,
+        p99_s=p99_s,
+        max_s=max(latencies_s),
+        mean_s=float(np.mean(latencies_s)),
+    )
+
+
+def render(report: LoadReport) -> Table:
+    """Lay the report out for a terminal, times in milliseconds."""
+    table = Table("", "value", title=f"load of {report.started_at}, seed {report.seed}", title_justify="left")
+    for name, value in _rows(report):
+        table.add_row(name, value)
+    if report.is_client_bound:
+        table.caption = "The client was late: measure with fewer requests per second, or from more machines."
+    return table
+
+
+def _rows(report: LoadReport) -> list[tuple[str, str]]:
+    return [
+        ("requests", f"{report.num_requests} in {report.duration_s:.1f} s, {report.num_retries} repeated"),
+        ("answers", f"{report.num_answers} of {report.num_inputs} inputs"),
+        ("offered", "closed loop" if report.offered_rps is None else f"{report.offered_rps:.1f} inputs/s"),
+        ("achieved", f"{report.achieved_rps:.1f} answers/s"),
+        ("goodput", f"{report.goodput_rps:.1f} answers/s within {_milliseconds(report.slo_s)}"),
+        *_latency_rows(report.latency),
+        ("answers by exit", _counts(report.answers_by_exit)),
+        ("blocks per answer", "-" if report.mean_exit_blocks is None else f"{report.mean_exit_blocks:.2f}"),
+        ("accuracy", "-" if report.accuracy is None else f"{report.accuracy:.2%}"),
+        ("errors", _counts(report.errors)),
+        ("client lateness p99", "-" if report.lateness_p99_s is None else _milliseconds(report.lateness_p99_s)),
+    ]
+
+
+def _latency_rows(latency: LatencySummary | None) -> list[tuple[str, str]]:
+    values = {} if latency is None else asdict(latency)
+    return [(f"latency {name.removesuffix('_s')}", _milliseconds(value)) for name, value in values.items()]
+
+
+def _accuracy(answered: Sequence[RequestRecord], labels: Sequence[str]) -> float | None:
+    """None where answers are no labels."""
+    if not all("label" in prediction.said for record in answered for prediction in record.predictions):
+        return None
+    pairs = [pair for record in answered for pair in zip(record.input_indices, record.predictions, strict=True)]
+    return sum(labels[index] == prediction.label for index, prediction in pairs) / len(pairs)
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
+
+
+def _rate(count: int, duration_s: float) -> float:
+    return count / duration_s if duration_s > 0 else 0.0
+
+
+def _counts(counts: dict[int, int] | dict[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items()) or "none"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"

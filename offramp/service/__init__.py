@@ -1,0 +1,1 @@
+"""A service as a file: what it holds, how it is read, and how it reaches a cluster."""

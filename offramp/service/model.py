@@ -1,0 +1,203 @@
+"""When a service's inputs may leave, and what its latencies are: a service file's model, read and held together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cluster.devices import EMULATED
+from cluster.inventory import Inventory
+from earlyexit.errors import DataError, InputError
+from earlyexit.source_file import Source
+from earlyexit.store import WEIGHTS_FILE
+from offramp.jobs.calibration import RECORDS_FILE, read_calibration
+from offramp.service.shape import AccuracyDocument, ModelDocument
+from optimizer.calibration_file import CalibrationCard
+from optimizer.plan import PolicySpec
+from optimizer.problem_shape import PublishedDocument, TableDocument
+from profiles.table import LatencyTable
+
+if TYPE_CHECKING:
+    from earlyexit.store import ModelCard
+    from profiles.latency import LatencyProfile
+    from profiles.records import ExitRecords
+
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exits:
+    """The exit policy, and the records that say what it does."""
+
+    policy: PolicySpec
+    """With a threshold for every ramp that may be active."""
+    thresholds: Mapping[int, float]
+    records: ExitRecords
+    budget: float | None
+
+
+def read_exits(
+    document: AccuracyDocument, model: Path, card: ModelCard, source: Source, base: Path, *, recorded: bool
+) -> Exits:
+    """Policy, thresholds and records of a service; `recorded`: emulated accelerators answer from the records.
+
+    What the file leaves out is the calibration's. Raises InputError at the line of what does not fit the model.
+    """
+    with source.said_at(("accuracy",)):
+        calibration = None if _complete(document) else read_calibration(model)
+        score = document.policy or (calibration.policy if calibration else "recorded")
+    name = "recorded" if recorded else score
+    path = (base / document.records).resolve() if document.records is not None else model / RECORDS_FILE
+    with source.said_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
+        records = _records(path, card)
+        if score != "recorded" and score != records.score:
+            raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
+    with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
+        thresholds = _thresholds(document, calibration, card, records)
+    return Exits(
+        policy=PolicySpec(name=name, thresholds=thresholds, records=str(path) if name == "recorded" else None),
+        thresholds=thresholds,
+        records=records,
+        budget=document.budget if calibration is None or document.budget is not None else calibration.budget,
+    )
+
+
+def _complete(document: AccuracyDocument) -> bool:
+    """Whether nothing is left for a calibration to say."""
+    return document.policy is not None and document.thresholds is not None
+
+
+def _records(path: Path, card: ModelCard) -> ExitRecords:
+    from profiles.records import ExitRecords
+
+    records = ExitRecords.load(path)
+    if records.num_blocks != card.num_blocks or not set(records.ramps) <= set(card.ramps):
+        raise InputError(
+            f"{path} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
+            f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+        )
+    return records
+
+
+def _thresholds(
+    document: AccuracyDocument, calibration: CalibrationCard | None, card: ModelCard, records: ExitRecords
+) -> dict[int, float]:
+    given = document.thresholds
+    if given is None:
+        assert calibration is not None, "one of the two has thresholds"
+        thresholds = dict(calibration.thresholds)
+    else:
+        thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(records.ramps, given)
+    for ramps, what in ((card.ramps, "the model's ramps are"), (records.ramps, "the exit records hold ramps")):
+        unknown = sorted(set(thresholds) - set(ramps))
+        if unknown:
+            raise InputError(f"thresholds for ramps {unknown}; {what} {list(ramps)}")
+    return dict(sorted(thresholds.items()))
+
+
+def latency_tables(
+    document: ModelDocument, card: ModelCard, devices: tuple[str, ...], source: Source, base: Path
+) -> dict[str, LatencyTable]:
+    """Seconds of every block and every ramp of the model, per device; raises InputError at the line of the device."""
+    missing = [device for device in devices if device not in document.latency]
+    with source.said_at(("model", "latency")):
+        if missing:
+            raise InputError(f"no latency for {', '.join(missing)}; it is given for {', '.join(document.latency)}")
+    real = [device for device in devices if not device.startswith(EMULATED)]
+    with source.said_at(("model", "slower")):
+        if document.slower != 1 and real:
+            raise InputError(f"slower {document.slower:g} is of emulated accelerators; {', '.join(real)} is as it is")
+    tables = {}
+    for device in devices:
+        with source.said_at(("model", "latency", device)):
+            tables[device] = slowed(_table(device, document, card, base), document.slower)
+    return tables
+
+
+def _table(device: str, document: ModelDocument, card: ModelCard, base: Path) -> LatencyTable:
+    from profiles.catalogue import published_profile
+    from profiles.latency import LatencyProfile
+
+    entry = document.latency[device]
+    if isinstance(entry, TableDocument):
+        return _written_out(entry, card)
+    if isinstance(entry, PublishedDocument):
+        profile = published_profile(entry.published, device.removeprefix(EMULATED))
+    else:
+        profile = LatencyProfile.load(base / entry.profile)
+    return with_rows(profile.at(entry.length), _checked(profile, card).ramps, card.ramps)
+
+
+def _checked(profile: LatencyProfile, card: ModelCard) -> LatencyProfile:
+    if profile.num_blocks != card.num_blocks or not set(card.ramps) <= set(profile.ramps):
+        raise InputError(
+            f"the latency profile of {profile.model!r} has {profile.num_blocks} blocks and ramps "
+            f"{list(profile.ramps)}; the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
+        )
+    return profile
+
+
+def _written_out(entry: TableDocument, card: ModelCard) -> LatencyTable:
+    for name, rows, wanted in (("block_s", entry.block_s, card.num_blocks), ("ramp_s", entry.ramp_s, len(card.ramps))):
+        if len(rows) != wanted:
+            raise InputError(f"{name} has {len(rows)} rows; {wanted} are needed, one per {name.removesuffix('_s')}")
+        wrong = [row for row, seconds in enumerate(rows) if len(seconds) != len(entry.batch)]
+        if wrong:
+            raise InputError(f"{name}.{wrong[0]} needs {len(entry.batch)} values, one for each batch size")
+    width = len(entry.batch)
+    return LatencyTable(
+        batches=tuple(entry.batch),
+        block_s_NB=np.array(entry.block_s, dtype=np.float64).reshape(card.num_blocks, width),
+        ramp_s_EB=np.array(entry.ramp_s, dtype=np.float64).reshape(len(card.ramps), width),
+    )
+
+
+def with_rows(table: LatencyTable, ramps: tuple[int, ...], wanted: tuple[int, ...]) -> LatencyTable:
+    """The table with only the rows of some ramps; `ramps` are those it has."""
+    rows = [ramps.index(ramp) for ramp in wanted]
+    return LatencyTable(
+        batches=table.batches, block_s_NB=table.block_s_NB, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)]
+    )
+
+
+def slowed(table: LatencyTable, times: float) -> LatencyTable:
+    """The table of something that takes so many times as long."""
+    return LatencyTable(batches=table.batches, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
+
+
+def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, ...]:
+    """Per block, what one input carries to the next stage when a stage ends there."""
+    if document.bytes_per_sample is not None:
+        return (document.bytes_per_sample,) * card.num_blocks
+    lengths = [entry.length for entry in document.latency.values() if not isinstance(entry, TableDocument)]
+    length, float_bytes = max(lengths, default=card.max_length), BYTES[document.dtype]
+    return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
+
+
+def check_memory(document: ModelDocument, model: Path, inventory: Inventory, source: Source) -> None:
+    """Raise InputError, with figures, where a replica does not fit its accelerator."""
+    with source.said_at(("model", "folder")):
+        needed_bytes = document.memory_bytes or _parameter_bytes(model, document.dtype)
+    with source.said_at(("model",)):
+        for device, each in inventory.devices.items():
+            if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
+                said = "as the file says" if document.memory_bytes else f"its parameters in {document.dtype}"
+                raise InputError(
+                    f"a replica needs {_gigabytes(needed_bytes)}, {said}; {device} has {_gigabytes(each.memory_bytes)}"
+                )
+
+
+def _parameter_bytes(model: Path, dtype: str) -> int:
+    """From the checkpoint's size: it holds float32."""
+    weights = model / WEIGHTS_FILE
+    if not weights.is_file():
+        raise DataError(f"{model} has no {WEIGHTS_FILE}")
+    return weights.stat().st_size * BYTES[dtype] // BYTES["float32"]
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

@@ -1,0 +1,172 @@
+"""A service's plan problem and its first plan, in its file's seconds; and the same problem in a clock's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from cluster.inventory import lacking
+from earlyexit.errors import InputError
+from offramp.jobs.planning import NoPlanAnswer, Solve, answer
+from offramp.service.model import bytes_per_sample, slowed, with_rows
+from offramp.service.parts import ServiceParts
+from optimizer.plan import Plan
+from optimizer.plan_file import ModelShape, read_plan
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
+from optimizer.problem_file import ProblemFile
+from optimizer.what_if import with_batch_limit
+
+CROWDED_TRIES = 3
+"""Times that a first plan is made again with fewer accelerators; the slots give way after that."""
+
+
+def service_problem(parts: ServiceParts) -> PlanProblem:
+    """What the planner is asked, in the file's seconds."""
+    document, card, thresholds = parts.document, parts.card, parts.exits.thresholds
+    ramps, link, budget = tuple(thresholds), parts.inventory.link, document.planner.budget
+    objective = _objective(parts)
+    supply = _supply(parts, objective)
+    with parts.source.said_at(("model",)):
+        problem = PlanProblem(
+            num_blocks=card.num_blocks,
+            ramps=ramps,
+            survival_N=parts.exits.records.outcome(thresholds).survival,
+            latency={name: with_rows(table, card.ramps, ramps) for name, table in parts.tables.items()},
+            devices=supply,
+            link=Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s, delay_s=link.delay_s),
+            bytes_per_sample_N=bytes_per_sample(document.model, card),
+            slo=Slo(latency_s=document.slo.latency_s, slack=document.slo.slack),
+            objective=objective,
+            budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
+        )
+    limit = document.planner.batch_limit
+    with parts.source.said_at(("planner", "batch_limit")):
+        return problem if limit is None else with_batch_limit(problem, limit)
+
+
+def _objective(parts: ServiceParts) -> Objective:
+    said = parts.document.planner.objective
+    with parts.source.said_at(("planner", "objective")):
+        if (said.maximize is None) == (said.minimize is None) or (said.minimize is None) != (said.rate_per_s is None):
+            raise InputError("planner.objective: allowed are {maximize: rate} and {minimize: cost, rate_per_s: ...}")
+    return MaximizeRate() if said.rate_per_s is None else MinimizeCost(rate_per_s=said.rate_per_s)
+
+
+def _supply(parts: ServiceParts, objective: Objective) -> dict[str, Supply]:
+    by_price = isinstance(objective, MinimizeCost) or parts.document.planner.budget is not None
+    unpriced = [name for name in parts.inventory.counts if parts.inventory.devices[name].usd_per_hour is None]
+    with parts.source.said_at(("cluster", "devices", *unpriced[:1])):
+        if by_price and unpriced:
+            raise InputError(f"plans are made by cost, and {', '.join(unpriced)} has no usd_per_hour")
+    return {
+        name: Supply(count=count, usd_per_hour=parts.inventory.devices[name].usd_per_hour or 0.0)
+        for name, count in parts.inventory.counts.items()
+    }
+
+
+def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
+    """The plan to begin with: the file's, or one that leaves an accelerator to each of its idle slots.
+
+    Serve starts no deployment without a replica; the controller takes idle ones away, and plans with all accelerators.
+    """
+    planner = parts.document.planner
+    if planner.plan is not None:
+        return _given_plan(parts, parts.base / planner.plan)
+    plan = _solved(parts, problem, solve)
+    for _ in range(CROWDED_TRIES if planner.control else 0):
+        crowded = _crowded(parts, plan)
+        if not crowded:
+            break
+        devices = {name: replace(each, count=each.count - crowded[name]) for name, each in problem.devices.items()}
+        problem = replace(problem, devices=devices)
+        plan = _solved(parts, problem, solve)
+    return plan
+
+
+def _crowded(parts: ServiceParts, plan: Plan) -> Counter[str]:
+    """Accelerators that the plan and its idle slots need beyond what there are."""
+    used, stages = _used(plan), Counter(stage.device for stage in plan.stages)
+    most = parts.document.planner.max_stages
+    needed = {
+        name: used[name] + max(0, min(count, most) - stages[name]) - count
+        for name, count in parts.inventory.counts.items()
+    }
+    return Counter({name: count for name, count in needed.items() if count > 0})
+
+
+def _used(plan: Plan) -> Counter[str]:
+    """Replicas by accelerator type."""
+    used: Counter[str] = Counter()
+    for stage in plan.stages:
+        used[stage.device] += stage.replicas
+    return used
+
+
+def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
+    file = ProblemFile(problem=problem, records=parts.exits.records, thresholds=parts.exits.thresholds)
+    found = answer(file, parts.document.planner.strategy, solve, compared=())
+    if isinstance(found, NoPlanAnswer):
+        with parts.source.said_at(("slo",)):
+            raise InputError(found.message)
+    figures, scale = found.planned.figures, parts.inventory.time_scale
+    predicted = {
+        "rate_per_s": figures.rate_per_s / scale,
+        "latency_s": figures.latency_s * scale,
+        "usd_per_hour": figures.usd_per_hour,
+    }
+    return Plan(stages=found.planned.stages, policy=parts.exits.policy, predicted=predicted)
+
+
+def _given_plan(parts: ServiceParts, path: Path) -> Plan:
+    plan = read_plan(path, ModelShape(num_blocks=parts.card.num_blocks, ramps=parts.card.ramps))
+    policy = plan.policy or parts.exits.policy
+    with parts.source.said_at(("planner", "plan")):
+        missing = lacking(_used(plan), parts.inventory)
+        if missing:
+            raise InputError(f"{path} needs {_listed(missing)} more than the cluster has")
+        unknown = sorted(set(plan.ramps) - set(parts.exits.thresholds)) if parts.document.planner.control else []
+        if unknown:
+            raise InputError(
+                f"{path} has ramps {unknown}; the controller has thresholds for {[*parts.exits.thresholds]}"
+            )
+        if parts.exits.policy.name == "recorded" and policy.name != "recorded":
+            raise InputError(
+                f"{path} leaves by {policy.name}; emulated accelerators answer from exit records: recorded"
+            )
+    return replace(plan, policy=policy)
+
+
+def plan_slots(parts: ServiceParts, plan: Plan) -> dict[str, int]:
+    """Per type as many as a plan may have stages on it, as far as there are accelerators for a replica in each.
+
+    A plan that stays needs no others than its own, which the application counts.
+    """
+    planner, used, stages = parts.document.planner, _used(plan), Counter(stage.device for stage in plan.stages)
+    if not planner.control:
+        return {}
+    return {
+        name: max(stages[name], min(count, planner.max_stages, stages[name] + count - used[name]))
+        for name, count in parts.inventory.counts.items()
+    }
+
+
+def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
+    """The same problem where every second takes `scale` seconds: what an emulated cluster is on a clock."""
+    objective = problem.objective
+    if isinstance(objective, MinimizeCost):
+        objective = MinimizeCost(rate_per_s=objective.rate_per_s / scale)
+    return replace(
+        problem,
+        latency={name: slowed(table, scale) for name, table in problem.latency.items()},
+        link=Link(
+            bandwidth_bytes_per_s=problem.link.bandwidth_bytes_per_s / scale, delay_s=problem.link.delay_s * scale
+        ),
+        slo=replace(problem.slo, latency_s=problem.slo.latency_s * scale),
+        objective=objective,
+    )
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
