@@ -26,7 +26,7 @@ from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import write_plan
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise, png_header
 from tests.end_to_end.tiny_service import HERE, running
-from tests.offramp.test_cli import run
+from tests.offramp.cli.test_cli import run
 
 pytestmark = pytest.mark.ray
 

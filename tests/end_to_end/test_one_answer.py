@@ -37,7 +37,7 @@ from tests.deployments.ingress.api.signatures import IMAGE, tensors
 from tests.deployments.ingress.api.test_http import FakeBackend
 from tests.deployments.ingress.rpc.test_rpc_calls import FakeContext
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise
-from tests.offramp.test_cli import run
+from tests.offramp.cli.test_cli import run
 
 PHOTO, OTHER = noise(2, 3), noise(2, 3, seed=1)
 FILES = {

@@ -13,7 +13,7 @@ from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
-from tests.offramp.service_folders import write_model
+from tests.offramp.service.service_folders import write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

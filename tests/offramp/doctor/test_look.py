@@ -19,7 +19,7 @@ from offramp.doctor.look_network import look_at_ports
 from offramp.doctor.look_software import look_at_software
 from offramp.doctor.look_targets import look_at_target
 from optimizer.calibration_file import CALIBRATION_FILE
-from tests.offramp.service_folders import with_card, write_model
+from tests.offramp.service.service_folders import with_card, write_model
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from offramp.client.client import AsyncClient
 from offramp.jobs.bulk import BulkJob, Row, Tally, predict_all
 from offramp.jobs.row_writer import format_of, row_writer
 from offramp.load.data_stream import Given
-from tests.offramp.test_client import failure
+from tests.offramp.client.test_client import failure
 
 
 async def no_sleep(seconds: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.settings import ServeSettings
 from offramp.cli.app import main
-from tests.offramp.service_folders import write_model
+from tests.offramp.service.service_folders import write_model
 
 Captured = pytest.CaptureFixture[str]
 SIDE = {"requests": 90, "errors": {}, "p50_s": 0.01, "p99_s": 0.02, "exits": {"0": 60, "5": 30}, "agreement": 0.9945}

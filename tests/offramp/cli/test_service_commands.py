@@ -17,7 +17,7 @@ from offramp.cli.service_commands import service_url
 from offramp.service.file import read_service
 from offramp.service.paths import at_folder
 from tests.cluster.kuberay_schema import RayService
-from tests.offramp.service_folders import write_model
+from tests.offramp.service.service_folders import write_model
 
 Captured = pytest.CaptureFixture[str]
 SERVICE = """

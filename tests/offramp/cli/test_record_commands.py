@@ -9,7 +9,7 @@ import pytest
 
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2
-from tests.offramp.simulate_runs import PROBLEM, Captured, played, refused, status, written
+from tests.offramp.cli.simulate_runs import PROBLEM, Captured, played, refused, status, written
 
 HEADER = "sample_id,exit,confidence,prediction,label"
 PROMISE = ("--budget", 0.1)

@@ -14,9 +14,9 @@ import pytest
 from offramp.jobs.simulating import figures_so_far
 from simulator.ledger import DROPS
 from simulator.outcome import Outcome, SlotFigures
-from tests.offramp.simulate_runs import PLAN, PROBLEM, Captured, played, records, status, written
+from tests.offramp.cli.simulate_runs import PLAN, PROBLEM, Captured, played, records, status, written
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

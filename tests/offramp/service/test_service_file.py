@@ -13,7 +13,7 @@ from optimizer.plan_file import parse_plan, write_plan
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
 from profiles.catalogue import published_profile
-from tests.offramp.service_folders import WEIGHTS_BYTES, with_card, write_model, write_records
+from tests.offramp.service.service_folders import WEIGHTS_BYTES, with_card, write_model, write_records
 
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002], [0.003, 0.004]]}
 

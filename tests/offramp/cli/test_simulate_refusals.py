@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.offramp.simulate_runs import PLAN, PROBLEM, Captured, records, refused, written
+from tests.offramp.cli.simulate_runs import PLAN, PROBLEM, Captured, records, refused, written
 
 
 @pytest.fixture
