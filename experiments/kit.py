@@ -1,0 +1,80 @@
+"""What every experiment needs: a table on the terminal, its figures in a file, medians with their spread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+WIDE = 200
+"""Characters of a line where nobody reads along."""
+
+
+class Spread(NamedTuple):
+    """What rounds gave."""
+
+    median: float
+    low: float
+    high: float
+
+    def told(self, digits: int = 3) -> str:
+        """In words: "1.02 (0.98 to 1.05)"."""
+        return f"{self.median:.{digits}g} ({self.low:.{digits}g} to {self.high:.{digits}g})"
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Of the values that there are; None where there are none."""
+    known = [value for value in values if value is not None]
+    return Spread(median(known), min(known), max(known)) if known else None
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str | None = None) -> None:
+    """Print a table: the first column to the left, figures to the right."""
+    table = Table(title=title or None, caption=caption, title_justify="left", box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, str) else number(cell) for cell in row))
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(table, width=None if console.is_terminal else WIDE)
+
+
+def number(value: object) -> str:
+    """A figure as a reader wants it: three digits, whole above a thousand, "-" for None; other things as they are."""
+    if value is None:
+        return "-"
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+        return str(value)
+    figure = float(value)
+    if abs(figure) >= 1000:
+        return f"{figure:,.0f}"
+    return f"{figure:.0f}" if abs(figure) >= 100 else f"{figure:.3g}"
+
+
+def keep(document: object, path: Path) -> Path:
+    """Write figures as JSON, in one step: a reader never sees half of it. Raises TypeError for what JSON has not."""
+    text = json.dumps(document, default=_plain, allow_nan=False, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".part")
+    half.write_text(text + "\n", encoding="utf-8")
+    half.replace(path)
+    return path
+
+
+def _plain(value: object) -> object:
+    """Dataclasses, numpy's numbers and arrays, and dates, as JSON has them."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"figures cannot hold {type(value).__name__}: {value!r}")
