@@ -1,16 +1,21 @@
-"""Who leaves at which ramp: exit decisions of a population of inputs, from records or from a survival."""
+"""Who leaves at which ramp, from records or from a survival, and what probes see of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from deployments.ingress.core.flights import Flight
 from earlyexit.errors import DataError, PlanError
-from profiles.records import ExitRecords
+from earlyexit.wire import Seen
+from profiles.records import ExitRecords, ValueArray
+from profiles.scores import FloatArray
+from profiles.stream import shape_of
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -112,3 +117,30 @@ def _columns(known: tuple[int, ...], asked: tuple[int, ...]) -> list[int]:
     if missing:
         raise PlanError(f"nothing is known of ramps {missing}; known are {list(known)}")
     return [known.index(ramp) for ramp in asked]
+
+
+class Probing:
+    """Which calls of one ingress are probes, and what every exit says of their inputs."""
+
+    def __init__(self, records: ExitRecords, rows_N: IntArray, share: float, rng: random.Random) -> None:
+        """`records`: what every exit says of every row of the decisions; `share`: of first calls."""
+        self.share = share
+        self.rng = rng
+        self.shape = shape_of(records)
+        self._records = records
+        self._rows_N = rows_N
+
+    def seen(self, flights: Sequence[Flight[int]]) -> Iterator[tuple[Flight[int], Seen]]:
+        """How sure every exit is of inputs; the answer is what it costs. The full model is last."""
+        records = self._records
+        for flight in flights:
+            row = self._rows_N[flight.input % len(self._rows_N)]
+            for column, ramp in enumerate(records.ramps):
+                score, loss = float(records.scores_NR[row, column]), float(records.losses_NR[row, column])
+                yield flight, Seen(sample_id="", block=ramp, score=score, value=loss)
+            yield flight, Seen(sample_id="", block=records.num_blocks - 1, score=float("nan"), value=0.0)
+
+
+def recorded_loss(early: ValueArray, full: ValueArray) -> FloatArray:
+    """Of answers that are their own losses."""
+    return np.asarray(early - full, dtype=np.float64)

@@ -15,9 +15,9 @@ from deployments.ingress.core.rules import Rules
 from earlyexit.errors import DeadlineError, OfframpError
 from earlyexit.member import Member
 from optimizer.placement import PlacedPlan
+from simulator.decisions import Probing, recorded_loss
 from simulator.events import COMES, WAKES, Events
-from simulator.ledger import REASONS, Ledger
-from simulator.probing import Probing, recorded_loss
+from simulator.outcome import REASONS, Ledger
 from simulator.scenario import Scenario
 from simulator.slot import Slot
 from simulator.trip import Input, Trip
@@ -34,7 +34,7 @@ def ignore_settled(number: int, answered: bool) -> None:
     """Nobody wants to know."""
 
 
-class Ingress:
+class SimulatedIngress:
     """One of several."""
 
     def __init__(
@@ -225,16 +225,15 @@ class Ingress:
 
     def _hang_up(self, call: Call[int, Slot]) -> None:
         slot = call.leg.transport
-        slot.pending = [waiting for waiting in slot.pending if waiting[0] is not call]
+        slot.withdraw(call)
         for trip in slot.trips():
             if trip is call and trip.replica is not None:
                 trip.replica.forget(trip)
                 self._end(trip)
 
     def _wait_no_more(self, trip: Trip) -> None:
-        slot = trip.leg.transport
         if trip.replica is None:
-            slot.pending = [waiting for waiting in slot.pending if waiting[0] is not trip]
+            trip.leg.transport.withdraw(trip)
             self.restart(trip)
 
 

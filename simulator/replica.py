@@ -10,8 +10,8 @@ from deployments.messages import Assignment
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.loop import DeviceLoop
 from earlyexit.times import ObservedTimes
+from optimizer.problem import PlanProblem
 from simulator.events import ENDS, Events
-from simulator.facts import Facts
 from simulator.trip import Input, Trip, by_trip
 from simulator.work import Exit, Work, Works
 
@@ -19,14 +19,14 @@ NOTHING = -1
 """The epoch of a replica that follows no plan yet."""
 
 
-class Replica:
+class SimulatedReplica:
     """The live device's loop, driven by events; its batches are run by the profile."""
 
     __slots__ = (
         "_events",
-        "_facts",
         "_is_busy",
         "_loop",
+        "_problem",
         "_sends_until_s",
         "_wakes_s",
         "_works",
@@ -42,7 +42,7 @@ class Replica:
         "until_s",
     )
 
-    def __init__(self, name: str, index: int, device: str, works: Works, facts: Facts, events: Events) -> None:
+    def __init__(self, name: str, index: int, device: str, works: Works, problem: PlanProblem, events: Events) -> None:
         self.name = name
         self.index = index
         self.device = device
@@ -57,7 +57,7 @@ class Replica:
         """Those of which inputs are inside."""
         self.engine: BatchEngine[Flight[int]] = BatchEngine((), ObservedTimes())
         self._loop = DeviceLoop(self.engine)
-        self._facts = facts
+        self._problem = problem
         self._events = events
         self._is_busy = False
         self._wakes_s = -1.0
@@ -152,7 +152,7 @@ class Replica:
 
     def _run_probes(self, batch: Batch[Flight[int]]) -> None:
         """Every ramp looks and nobody leaves; those whom an active ramp lets out are answered there."""
-        split, started_s, ramps = batch.split, batch.started_s, self._facts.ramps
+        split, started_s, ramps = batch.split, batch.started_s, self._problem.ramps
         work, size = self._works.of(split), len(batch.members)
         for ramp, leaving in work.part(batch.members)[0]:
             took_s = self._works.pace.seconds(split.first, ramp + 1, size, ramps)
@@ -187,13 +187,12 @@ class Replica:
         self._start()
 
     def _go_on(self, block: int, members: list[Input]) -> None:
-        facts = self._facts
-        if block == facts.num_blocks:
+        if block == self._problem.num_blocks:
             self._release((block - 1, members))
         elif not self._loop.go_on(block, members, self._events.time_s):
             # A replica sends one batch's survivors at a time, and computes meanwhile (E3 section 3.2.2).
             begins_s = max(self._events.time_s, self._sends_until_s)
-            self._sends_until_s = begins_s + facts.hop_s(block, len(members))
+            self._sends_until_s = begins_s + _hop_s(self._problem, block, len(members))
             self._events.at(self._sends_until_s, ENDS, self._sent, (block, members))
 
     def _sent(self, sent: tuple[int, list[Input]]) -> None:
@@ -201,3 +200,9 @@ class Replica:
             block, members = sent
             for trip, mine in by_trip(members):
                 trip.ingress.go_on(trip, mine, block)
+
+
+def _hop_s(problem: PlanProblem, block: int, num_inputs: int) -> float:
+    """E3's T_x: sending the survivors that wait for a block (section 3.2.1)."""
+    link = problem.link
+    return link.delay_s + num_inputs * (problem.bytes_per_sample_N[block - 1] / link.bandwidth_bytes_per_s)

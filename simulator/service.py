@@ -13,13 +13,11 @@ from earlyexit.counts import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
-from simulator.decisions import IntArray
+from simulator.decisions import IntArray, Probing
 from simulator.events import Events
-from simulator.facts import Facts
-from simulator.ingress import Ingress
-from simulator.ledger import Ledger
-from simulator.probing import Probing
-from simulator.replica import Replica
+from simulator.ingress import SimulatedIngress
+from simulator.outcome import Ledger
+from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario
 from simulator.slot import Slot
 from simulator.work import Work, Works
@@ -31,7 +29,7 @@ def no_probing(index: int) -> None:
     """There are no probes."""
 
 
-class Service:
+class SimulatedService:
     """One application."""
 
     def __init__(
@@ -43,11 +41,9 @@ class Service:
         probing: ProbingOf = no_probing,
     ) -> None:
         """`slots`: accelerator type by slot, of all that any plan will use; `probing`: by an ingress's index."""
-        problem = scenario.problem
         self.scenario = scenario
         self.events = events
         self.ledger = Ledger(scenario.arrivals_s, scenario.inputs_per_request)
-        self._facts = Facts(problem)
         self.slots = {name: Slot(name, device, scenario.num_ingresses) for name, device in slots.items()}
         self.placed = placed
         self.counts: dict[Split, SplitCounts] = {}
@@ -59,11 +55,11 @@ class Service:
         self._leaves: dict[tuple[int, ...], array[int]] = {}
         self._works: dict[tuple[str, float], Works] = {}
         self.ingresses = [
-            Ingress(index, scenario, events, self.ledger, placed, self.slots, probing(index))
+            SimulatedIngress(index, scenario, events, self.ledger, placed, self.slots, probing(index))
             for index in range(scenario.num_ingresses)
         ]
 
-    def replicas(self) -> Iterator[Replica]:
+    def replicas(self) -> Iterator[SimulatedReplica]:
         """Those that take calls, and those that end."""
         for slot in self.slots.values():
             yield from slot.replicas.values()
@@ -87,13 +83,12 @@ class Service:
             for _ in range(leg.stage.replicas):
                 self.start(leg.slot, leg.assignment)
 
-    def start(self, slot_name: str, assignment: Assignment | None = None) -> Replica:
+    def start(self, slot_name: str, assignment: Assignment | None = None) -> SimulatedReplica:
         """A replica that takes calls from now on; without an assignment its first call brings one."""
         slot = self.slots[slot_name]
         index, slot.num_ever = slot.num_ever, slot.num_ever + 1
-        replica = Replica(
-            f"{slot_name}#{index}", index, slot.device, self._works_of(slot.device, 1.0), self._facts, self.events
-        )
+        name, works = f"{slot_name}#{index}", self._works_of(slot.device, 1.0)
+        replica = SimulatedReplica(name, index, slot.device, works, self.scenario.problem, self.events)
         if assignment is not None:
             replica.prepare(assignment)
         slot.add(replica)
@@ -102,15 +97,15 @@ class Service:
             self.ingresses[trip.ingress.index].go(trip, block, delay_s)
         return replica
 
-    def slow(self, replica: Replica, slowness: float) -> None:
+    def slow(self, replica: SimulatedReplica, slowness: float) -> None:
         """Have a replica's batches take so many times as long as the profile says."""
         replica.become(self._works_of(replica.device, slowness))
 
-    def stop(self, replica: Replica) -> None:
+    def stop(self, replica: SimulatedReplica) -> None:
         """Have it take no more calls; it ends those it has."""
         self._slot_of(replica).remove(replica, self.events.time_s)
 
-    def kill(self, replica: Replica) -> None:
+    def kill(self, replica: SimulatedReplica) -> None:
         """End it at once; what it had starts again elsewhere."""
         slot = self._slot_of(replica)
         if replica.index in slot.replicas:
@@ -133,7 +128,7 @@ class Service:
         for ingress in self.ingresses:
             ingress.follow(placed)
 
-    def _slot_of(self, replica: Replica) -> Slot:
+    def _slot_of(self, replica: SimulatedReplica) -> Slot:
         return self.slots[replica.name.rpartition("#")[0]]
 
     def _works_of(self, device: str, slowness: float) -> Works:

@@ -10,10 +10,9 @@ import numpy as np
 
 from optimizer.placement import initial_placement
 from simulator.events import Events
-from simulator.ledger import NOT_DROPPED, UNANSWERED
-from simulator.outcome import Outcome, SlotFigures, SplitFigures
+from simulator.outcome import NOT_DROPPED, UNANSWERED, Outcome, SlotUse, SplitUse
 from simulator.scenario import Scenario
-from simulator.service import Service
+from simulator.service import SimulatedService
 
 Progress = Callable[[float], None]
 """Is told the share of requests that have arrived."""
@@ -31,16 +30,16 @@ def simulate(scenario: Scenario, *, progress: Progress | None = None) -> Outcome
         return play(booted(scenario), progress=progress)
 
 
-def booted(scenario: Scenario) -> Service:
+def booted(scenario: Scenario) -> SimulatedService:
     """The scenario's service, ready for the first request."""
     placed = initial_placement(scenario.plan)
     devices = {slot: stage.device for slot, stage in placed.stage_of.items()}
-    service = Service(scenario, Events(), placed, devices)
+    service = SimulatedService(scenario, Events(), placed, devices)
     service.boot()
     return service
 
 
-def play(service: Service, *, progress: Progress | None = None, until_s: float | None = None) -> Outcome:
+def play(service: SimulatedService, *, progress: Progress | None = None, until_s: float | None = None) -> Outcome:
     """Let the requests of a service arrive, and all happen that follows; up to `until_s` where events never end."""
     interrupted = False
     events, arrivals_s, arrive = service.events, service.scenario.arrivals_s, service.door
@@ -56,7 +55,7 @@ def play(service: Service, *, progress: Progress | None = None, until_s: float |
     return gather(service, interrupted=interrupted)
 
 
-def gather(service: Service, *, interrupted: bool, ended_s: float | None = None) -> Outcome:
+def gather(service: SimulatedService, *, interrupted: bool, ended_s: float | None = None) -> Outcome:
     """What there is of a service's work, now; `ended_s`: when it ended, where only clocks went on since."""
     scenario, ledger, now_s = service.scenario, service.ledger, service.events.time_s
     latency_s_N = np.frombuffer(ledger.latency_s, dtype=np.float64)
@@ -83,10 +82,10 @@ def gather(service: Service, *, interrupted: bool, ended_s: float | None = None)
     )
 
 
-def _split_figures(service: Service) -> tuple[SplitFigures, ...]:
+def _split_figures(service: SimulatedService) -> tuple[SplitUse, ...]:
     ordered = sorted(service.counts.items(), key=lambda each: (each[0].first, each[0].end, each[0].batch))
     return tuple(
-        SplitFigures(
+        SplitUse(
             first=split.first,
             end=split.end,
             batch=split.batch,
@@ -101,13 +100,13 @@ def _split_figures(service: Service) -> tuple[SplitFigures, ...]:
     )
 
 
-def _slot_figures(service: Service, name: str, ended_s: float) -> SlotFigures:
+def _slot_figures(service: SimulatedService, name: str, ended_s: float) -> SlotUse:
     slot = service.slots[name]
     held = [(replica.busy_s, ended_s - replica.since_s) for replica in slot.replicas.values()]
     held += [(replica.busy_s, replica.until_s - replica.since_s) for replica in slot.retired]
     replica_s = sum(seconds for _, seconds in held)
     busy_s = sum(seconds for seconds, _ in held)
-    return SlotFigures(
+    return SlotUse(
         slot=name, device=slot.device, replica_s=replica_s, utilisation=busy_s / replica_s if replica_s else 0.0
     )
 

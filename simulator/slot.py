@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from deployments.ingress.core.routing import FillFirst, fill_first
-from simulator.replica import Replica
+from simulator.replica import SimulatedReplica
 from simulator.trip import Holder, Trip
 
 
@@ -15,9 +15,9 @@ class Slot:
     def __init__(self, name: str, device: str, num_ingresses: int) -> None:
         self.name = name
         self.device = device
-        self.replicas: dict[int, Replica] = {}
+        self.replicas: dict[int, SimulatedReplica] = {}
         """Those that take calls, by an index that no other replica of the slot ever had."""
-        self.retired: list[Replica] = []
+        self.retired: list[SimulatedReplica] = []
         """Those that end their work, or are dead."""
         self.pending: list[tuple[Trip, int, float]] = []
         """Calls, with their block and delay, that found no replica."""
@@ -26,13 +26,13 @@ class Slot:
         self.routers = [FillFirst(index / num_ingresses) for index in range(num_ingresses)]
         """What each ingress knows of its loads."""
 
-    def add(self, replica: Replica) -> None:
+    def add(self, replica: SimulatedReplica) -> None:
         """A replica takes calls from now on."""
         self.replicas[replica.index] = replica
         if replica.name not in self.avoided:
             self._open(replica)
 
-    def remove(self, replica: Replica, now_s: float) -> None:
+    def remove(self, replica: SimulatedReplica, now_s: float) -> None:
         """It takes no more; what it has, it ends."""
         replica.until_s = now_s
         del self.replicas[replica.index]
@@ -50,7 +50,7 @@ class Slot:
             elif replica.name in before - self.avoided:
                 self._open(replica)
 
-    def choose(self, ingress: int, weight: int, batch: int) -> Replica | None:
+    def choose(self, ingress: int, weight: int, batch: int) -> SimulatedReplica | None:
         """The replica for a call of `weight` inputs, whose load is counted from now on; None where there is none."""
         if not self.replicas:
             return None
@@ -61,6 +61,10 @@ class Slot:
         loads = [sum(len(trip.members) for trip in each.trips if trip.ingress.index == ingress) for each in replicas]
         return replicas[fill_first(loads, weight, batch, router.phase)[0]]
 
+    def withdraw(self, trip: object) -> None:
+        """Have a call wait for a replica no more."""
+        self.pending = [waiting for waiting in self.pending if waiting[0] is not trip]
+
     def trips(self) -> Iterator[Trip]:
         """The calls that its replicas have."""
         for replica in (*self.replicas.values(), *self.retired):
@@ -70,7 +74,7 @@ class Slot:
         """A call has ended."""
         self.routers[ingress].load(replica.index, -weight)
 
-    def _open(self, replica: Replica) -> None:
+    def _open(self, replica: SimulatedReplica) -> None:
         for router in self.routers:
             router.add(replica.index)
         for trip in replica.trips:  # one that works again may not have ended all that it had

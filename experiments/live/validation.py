@@ -31,7 +31,7 @@ from offramp.jobs.provenance import provenance
 from optimizer.decision import Strategy
 from optimizer.plan_file import parse_plan
 from profiles.records import ExitRecords
-from simulator.outcome import SplitFigures
+from simulator.outcome import SplitUse
 from simulator.simulate import simulate
 
 CLUSTER = {"V100": 6}
@@ -149,7 +149,7 @@ def _scatter(live: Figures, again: Sequence[Figures]) -> dict[str, float]:
 
 
 def _fill(
-    live: Sequence[SplitDocument], simulated: Sequence[SplitFigures]
+    live: Sequence[SplitDocument], simulated: Sequence[SplitUse]
 ) -> dict[str, tuple[float | None, float | None]]:
     live_of = {f"{split.first}-{split.end - 1}": split.fill for split in live if split.batches}
     simulated_of = {f"{split.first}-{split.end - 1}": split.fill for split in simulated}

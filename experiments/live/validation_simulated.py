@@ -18,8 +18,7 @@ from optimizer.problem_file import parse_problem
 from profiles.records import ExitRecords, IntArray
 from profiles.scores import FloatArray
 from simulator.decisions import recorded
-from simulator.ledger import DROPS
-from simulator.outcome import Outcome
+from simulator.outcome import DROPS, Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
 

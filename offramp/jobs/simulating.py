@@ -22,8 +22,7 @@ from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
-from simulator.ledger import DROPS
-from simulator.outcome import Figures, Outcome
+from simulator.outcome import DROPS, Figures, Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import Progress, simulate
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from dataclasses import dataclass, replace
 
@@ -11,9 +10,8 @@ import numpy as np
 from earlyexit.errors import DataError
 from simulator.control.faults import Mix
 from simulator.decisions import IntArray
-from simulator.ledger import NO_EXIT, NOT_DROPPED, Ledger
 from simulator.outcome import Outcome
-from simulator.service import Service
+from simulator.service import SimulatedService
 
 ARRIVES = 4
 """Priority of the next input: new inputs come after everything else of the same moment."""
@@ -42,10 +40,10 @@ class Closed:
         return np.concatenate([mix.rows_N for mix in self.mixes])
 
 
-class ClosedLoop:
+class ClosedSender:
     """Sends a closed load. Inputs of one mix are numbered so that their number is that of a row of it."""
 
-    def __init__(self, service: Service, load: Closed) -> None:
+    def __init__(self, service: SimulatedService, load: Closed) -> None:
         assert service.scenario.inputs_per_request == 1, "requests of a closed loop have one input"
         self._service = service
         self._events = service.events
@@ -92,7 +90,7 @@ class ClosedLoop:
         ledger, ingresses = self._service.ledger, self._service.ingresses
         for each in sent:
             if each >= ledger.num_inputs:
-                _grow(ledger, self._service.cycle)
+                ledger.extend(np.full(self._service.cycle, np.nan))
             ledger.arrived_s[each] = now_s
         first = len(self.numbers)
         self.numbers.extend(sent)
@@ -105,11 +103,3 @@ class ClosedLoop:
         turn, self._turns[index] = self._turns[index], self._turns[index] + 1
         rounds, place = divmod(turn, len(mixes[index].rows_N))
         return rounds * self._service.cycle + index * len(mixes[index].rows_N) + place
-
-
-def _grow(ledger: Ledger, more: int) -> None:
-    ledger.arrived_s.extend([math.nan] * more)
-    ledger.latency_s.extend([math.nan] * more)
-    ledger.exit.extend([NO_EXIT] * more)
-    ledger.drop.extend([NOT_DROPPED] * more)
-    ledger.num_inputs += more

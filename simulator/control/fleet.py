@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from deployments.control.fleet import Fleet
 from deployments.messages import Assignment
 from deployments.reports import IngressReport, ReplicaReport, split_times
 from optimizer.placement import PlacedPlan
-from simulator.control.accelerators import Accelerators
 from simulator.events import CONTROLS
-from simulator.replica import NOTHING, Replica
-from simulator.service import Service
+from simulator.replica import NOTHING, SimulatedReplica
+from simulator.service import SimulatedService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +40,55 @@ class _Start:
 AssignmentOf = Callable[[str], Assignment | None]
 
 
+class AcceleratorPool:
+    """Accelerators of one type, from 0 on. The lowest free one is taken first: a plan's first stage has the lowest."""
+
+    def __init__(self, count: int) -> None:
+        self._holders: list[object] = [None] * count
+        self._lost_s: dict[int, float] = {}
+        """When those were lost that are gone."""
+
+    def take(self, holder: object) -> int | None:
+        """The number of one that is free until now; None where none is."""
+        for number, held in enumerate(self._holders):
+            if held is None and number not in self._lost_s:
+                self._holders[number] = holder
+                return number
+        return None
+
+    def hand_over(self, holder: object, other: object) -> None:
+        """Give what one holds to another."""
+        self._holders[self._holders.index(holder)] = other
+
+    def release(self, holder: object) -> None:
+        """Take back what somebody holds, if anything."""
+        self._holders = [None if held is holder else held for held in self._holders]
+
+    def lose(self, numbers: Iterable[int], now_s: float) -> list[object]:
+        """Have some be gone; gives those who held them."""
+        lost = [number for number in numbers if number not in self._lost_s]
+        self._lost_s |= dict.fromkeys(lost, now_s)
+        holders = [self._holders[number] for number in lost]
+        for number in lost:
+            self._holders[number] = None
+        return [holder for holder in holders if holder is not None]
+
+    def bring_back(self, numbers: Iterable[int]) -> None:
+        """Have some be there again."""
+        for number in numbers:
+            self._lost_s.pop(number, None)
+
+    def counted(self, noticed_s: float) -> int:
+        """Those that are there, and those lost after `noticed_s`."""
+        return len(self._holders) - sum(lost_s <= noticed_s for lost_s in self._lost_s.values())
+
+
 class SimulatedFleet(Fleet):
     """Serve's part: every slot gets as many replicas as it was told, as soon as there are accelerators for them."""
 
     def __init__(
         self,
-        service: Service,
+        service: SimulatedService,
         counts: Mapping[str, int],
         delays: Delays,
         assignment_of: AssignmentOf,
@@ -58,7 +100,7 @@ class SimulatedFleet(Fleet):
         self._events = service.events
         self._delays = delays
         self._assignment_of = assignment_of
-        self._accelerators = {device: Accelerators(count) for device, count in counts.items()}
+        self._accelerators = {device: AcceleratorPool(count) for device, count in counts.items()}
         self._told = dict.fromkeys(service.slots, 0)
         self._starts: list[_Start] = []
 
@@ -109,7 +151,7 @@ class SimulatedFleet(Fleet):
         noticed_s = self._events.time_s - self._delays.lost_s
         return {device: each.counted(noticed_s) for device, each in self._accelerators.items()}
 
-    def die(self, replica: Replica) -> None:
+    def die(self, replica: SimulatedReplica) -> None:
         """A replica's process ends; what it held starts again elsewhere, and Serve starts another."""
         self.say(f"{replica.name} dies")
         self._accelerators[replica.device].release(replica)
@@ -117,27 +159,27 @@ class SimulatedFleet(Fleet):
         self._later(self._delays.notice_s, self._notice, replica.name.rpartition("#")[0])
 
     def lose(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Accelerators are gone, with the replicas that run or start on them."""
+        """AcceleratorPool are gone, with the replicas that run or start on them."""
         self.say(f"{device} {_listed(numbers)} lost")
         for holder in self._accelerators[device].lose(numbers, self._events.time_s):
-            if isinstance(holder, Replica):
+            if isinstance(holder, SimulatedReplica):
                 self.die(holder)
             elif isinstance(holder, _Start):
                 self._starts.remove(holder)
                 self._later(self._delays.notice_s, self._notice, holder.slot)
 
     def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
-        """Accelerators that were lost are there again, empty."""
+        """AcceleratorPool that were lost are there again, empty."""
         self.say(f"{device} {_listed(numbers)} back")
         self._accelerators[device].bring_back(numbers)
         self._place()
 
-    def slow(self, replica: Replica, slowness: float) -> None:
+    def slow(self, replica: SimulatedReplica, slowness: float) -> None:
         """A replica takes so many times as long as its profile says."""
         self.say(f"{replica.name} takes {slowness:g} times as long")
         self._service.slow(replica, slowness)
 
-    def replica_at(self, slot: str, rank: int) -> Replica | None:
+    def replica_at(self, slot: str, rank: int) -> SimulatedReplica | None:
         """The one of a slot that has taken calls for longest, the next, ...; None where there are no more."""
         replicas = list(self._service.slots[slot].replicas.values())
         return replicas[rank] if rank < len(replicas) else None
@@ -174,11 +216,11 @@ class SimulatedFleet(Fleet):
         self._starts.remove(start)
         self._accelerators_of(start.slot).release(start)
 
-    def _stop(self, replica: Replica) -> None:
+    def _stop(self, replica: SimulatedReplica) -> None:
         self._service.stop(replica)
         self._later(self._delays.drain_s, self._drained, replica)
 
-    def _drained(self, replica: Replica) -> None:
+    def _drained(self, replica: SimulatedReplica) -> None:
         if replica.trips:
             self._later(self._delays.drain_s, self._drained, replica)
         elif replica.alive:
@@ -190,7 +232,7 @@ class SimulatedFleet(Fleet):
     def _notice(self, slot: str) -> None:
         self._reconcile(slot)
 
-    def _accelerators_of(self, slot: str) -> Accelerators:
+    def _accelerators_of(self, slot: str) -> AcceleratorPool:
         return self._accelerators[self._service.slots[slot].device]
 
     def _later(self, delay_s: float, action: Callable[..., None], argument: object) -> None:
@@ -201,7 +243,7 @@ class SimulatedFleet(Fleet):
         self.log.append((self._events.time_s, words))
 
 
-def _report(slot: str, replica: Replica) -> ReplicaReport:
+def _report(slot: str, replica: SimulatedReplica) -> ReplicaReport:
     return ReplicaReport(
         slot=slot,
         replica=replica.name,

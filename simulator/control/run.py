@@ -26,15 +26,15 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import problem_document
 from profiles.records import ExitRecords
-from simulator.control.closed import Closed, ClosedLoop
+from simulator.control.closed import Closed, ClosedSender
 from simulator.control.faults import Fault, schedule
 from simulator.control.fleet import Delays, SimulatedFleet
 from simulator.control.simulated_time import SimulatedTime
+from simulator.decisions import Probing
 from simulator.events import CONTROLS, Events
 from simulator.outcome import Outcome
-from simulator.probing import Probing
 from simulator.scenario import Scenario
-from simulator.service import Service
+from simulator.service import SimulatedService
 from simulator.simulate import Progress, gather, play
 
 EVENTS = 100_000
@@ -136,8 +136,8 @@ class _Run:
         self.time = SimulatedTime(self._events)
         self._placed = initial_placement(scenario.plan)
         slots = slot_devices(dict(control.slots))
-        self._service = Service(scenario, self._events, self._placed, slots, partial(self._probing, seed))
-        self._load = None if closed is None else ClosedLoop(self._service, closed)
+        self._service = SimulatedService(scenario, self._events, self._placed, slots, partial(self._probing, seed))
+        self._load = None if closed is None else ClosedSender(self._service, closed)
         if self._load is not None:
             for ingress in self._service.ingresses:
                 ingress.settled = self._load.settled

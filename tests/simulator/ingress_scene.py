@@ -7,9 +7,9 @@ from typing import cast
 
 from optimizer.placement import PlacedPlan, initial_placement
 from simulator.events import Events
-from simulator.ingress import Ingress
-from simulator.ledger import DROPS, Ledger
-from simulator.replica import Replica
+from simulator.ingress import SimulatedIngress
+from simulator.outcome import DROPS, Ledger
+from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario
 from simulator.slot import Slot
 from simulator.trip import Input, Trip
@@ -42,13 +42,16 @@ class FakeSlot:
         self._scene = scene
         self._name = name
 
-    def choose(self, ingress: int, weight: int, batch: int) -> Replica | None:
-        return cast(Replica | None, self.replica)
+    def choose(self, ingress: int, weight: int, batch: int) -> SimulatedReplica | None:
+        return cast(SimulatedReplica | None, self.replica)
+
+    def withdraw(self, trip: object) -> None:
+        self.pending = [waiting for waiting in self.pending if waiting[0] is not trip]
 
     def trips(self) -> Iterator[Trip]:
         return iter(() if self.replica is None else tuple(self.replica.trips))
 
-    def done(self, ingress: int, replica: Replica, weight: int) -> None:
+    def done(self, ingress: int, replica: SimulatedReplica, weight: int) -> None:
         self._scene.write(f"a call of {weight} to {self._name} has ended")
 
 
@@ -64,7 +67,7 @@ class IngressScene:
         self.calls: list[Trip] = []
         self.log: list[str] = []
         slots = cast(dict[str, Slot], self.slots)
-        self.ingress = Ingress(0, scenario, self.events, self.ledger, placed, slots)
+        self.ingress = SimulatedIngress(0, scenario, self.events, self.ledger, placed, slots)
 
     def write(self, what: str) -> None:
         self.log.append(f"{self.events.time_s:g} {what}")

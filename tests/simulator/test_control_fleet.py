@@ -11,19 +11,18 @@ import pytest
 from deployments.messages import Assignment
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan
-from simulator.control.accelerators import Accelerators
-from simulator.control.fleet import SimulatedFleet
+from simulator.control.fleet import AcceleratorPool, SimulatedFleet
 from simulator.events import Events
-from simulator.service import Service
+from simulator.service import SimulatedService
 from tests.simulator.controlled_cases import DELAYS, halves, rows, scenario, seconds, whole
 
 FIRST, SECOND = "split-cpu-0", "split-cpu-1"
 
 
-def fleet_of(plan: Plan) -> tuple[SimulatedFleet, Service]:
+def fleet_of(plan: Plan) -> tuple[SimulatedFleet, SimulatedService]:
     """Four accelerators, two slots, nothing to do."""
     placed = initial_placement(plan)
-    service = Service(
+    service = SimulatedService(
         scenario(plan, np.zeros(0), rows(0.6), duration_s=1.0), Events(), placed, {FIRST: "cpu", SECOND: "cpu"}
     )
 
@@ -128,7 +127,7 @@ def test_a_start_on_a_lost_accelerator_begins_again_elsewhere() -> None:
 
 
 def test_the_lowest_free_accelerator_is_taken_and_none_twice() -> None:
-    accelerators = Accelerators(3)
+    accelerators = AcceleratorPool(3)
     a, b = object(), object()
     assert (accelerators.take(a), accelerators.take(b)) == (0, 1)
     accelerators.release(a)

@@ -18,7 +18,7 @@ from simulator.control.faults import (
     rows_in_turn,
 )
 from simulator.control.run import Control, Controlled, Order, simulate_controlled
-from simulator.ledger import DROPS, UNANSWERED
+from simulator.outcome import DROPS, UNANSWERED
 from simulator.scenario import Scenario
 from tests.simulator.controlled_cases import (
     EASY,

@@ -8,15 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from simulator.ledger import DROPS, NO_EXIT, NOT_DROPPED, REASONS, Ledger
-from simulator.outcome import Figures, Outcome, SlotFigures, SplitFigures
+from simulator.outcome import DROPS, NO_EXIT, NOT_DROPPED, REASONS, Figures, Ledger, Outcome, SlotUse, SplitUse
 
 NAN = math.nan
 ADMISSION, DEADLINE = REASONS["admission"], REASONS["deadline"]
-SPLIT = SplitFigures(first=0, end=4, batch=4, ramps=(1,), batches=2, inputs=6, fill=0.75, busy_s=8.0)
+SPLIT = SplitUse(first=0, end=4, batch=4, ramps=(1,), batches=2, inputs=6, fill=0.75, busy_s=8.0)
 SLOTS = (
-    SlotFigures(slot="split-V100-0", device="V100", replica_s=30.0, utilisation=0.5),
-    SlotFigures(slot="split-K80-0", device="K80", replica_s=10.0, utilisation=0.1),
+    SlotUse(slot="split-V100-0", device="V100", replica_s=30.0, utilisation=0.5),
+    SlotUse(slot="split-K80-0", device="K80", replica_s=10.0, utilisation=0.1),
 )
 
 

@@ -16,11 +16,10 @@ from earlyexit.split import Split
 from optimizer.plan import Plan, Stage
 from simulator.decisions import STAYS
 from simulator.events import CONTROLS
-from simulator.ledger import UNANSWERED
-from simulator.outcome import Outcome
-from simulator.replica import Replica
+from simulator.outcome import UNANSWERED, Outcome
+from simulator.replica import SimulatedReplica
 from simulator.scenario import Scenario
-from simulator.service import Service
+from simulator.service import SimulatedService
 from simulator.simulate import booted, play
 from tests.simulator.tiny_cases import DECISIONS, NUM_BLOCKS, RAMPS, plan, scenario
 
@@ -68,7 +67,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     return scenario(draw(plans()), arrivals_s, rows, **options)
 
 
-def check(service: Service, outcome: Outcome) -> None:
+def check(service: SimulatedService, outcome: Outcome) -> None:
     """One outcome for every input; answers where the decisions say, and no sooner than the work allows."""
     given_to, answered_N = service.scenario, ~np.isnan(outcome.latency_s_N)
     assert (answered_N == (outcome.drop_N < 0)).all()
@@ -114,7 +113,7 @@ def test_every_input_has_exactly_one_outcome_though_replicas_come_and_go(
     def start(slot: str) -> None:
         service.start(slot)
 
-    def replace(ending: tuple[Callable[[Replica], None], int]) -> None:
+    def replace(ending: tuple[Callable[[SimulatedReplica], None], int]) -> None:
         end, which = ending
         running = [replica for slot in service.slots.values() for replica in slot.replicas.values()]
         if running:

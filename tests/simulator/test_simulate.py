@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from simulator.goodput import poisson_arrivals
-from simulator.ledger import UNANSWERED
-from simulator.outcome import Outcome
+from simulator.outcome import UNANSWERED, Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import CHUNK, simulate
 from tests.simulator.tiny_cases import AT_0, AT_1, TO_END, plan, scenario, split, stage

@@ -12,9 +12,8 @@ import pytest
 from optimizer.plan import Plan
 from optimizer.problem import Link
 from simulator.events import CONTROLS
-from simulator.ledger import DROPS
-from simulator.outcome import Outcome
-from simulator.service import Service
+from simulator.outcome import DROPS, Outcome
+from simulator.service import SimulatedService
 from simulator.simulate import booted, play, simulate
 from tests.simulator.tiny_cases import (
     AT_0,
@@ -123,7 +122,7 @@ def test_a_slow_replica_takes_so_many_times_as_long() -> None:
     assert play(service).latency_s_N.tolist() == [8]
 
 
-def at(service: Service, second: float, action: Any) -> Outcome:
+def at(service: SimulatedService, second: float, action: Any) -> Outcome:
     """Play, and do something to the first replica then."""
     replica = next(iter(service.replicas()))
     service.events.at(second, CONTROLS, lambda _: action(replica))

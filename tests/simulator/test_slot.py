@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from simulator.replica import Replica
+from simulator.replica import SimulatedReplica
 from simulator.slot import Slot
 from simulator.trip import Trip
 
@@ -24,7 +24,7 @@ class FakeReplica:
 def slot_of(num_replicas: int, *, num_ingresses: int = 1) -> Slot:
     slot = Slot("slot", "cpu", num_ingresses)
     for index in range(num_replicas):
-        slot.add(cast(Replica, FakeReplica(index)))
+        slot.add(cast(SimulatedReplica, FakeReplica(index)))
     return slot
 
 
@@ -100,7 +100,7 @@ def test_of_avoided_replicas_only_all_get_work_as_the_live_router_has_it() -> No
 def test_a_replica_that_is_avoided_from_its_start_may_end_calls_that_it_got_all_the_same() -> None:
     slot = Slot("slot", "cpu", 1)
     slot.avoid({"slot#0"})
-    slot.add(cast(Replica, FakeReplica(0)))
+    slot.add(cast(SimulatedReplica, FakeReplica(0)))
     assert send(slot, 2) == 0
     slot.done(0, slot.replicas[0], 2)
     slot.replicas[0].trips.clear()

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from offramp.jobs.simulating import figures_so_far
-from simulator.ledger import DROPS
-from simulator.outcome import Outcome, SlotFigures
+from simulator.outcome import DROPS, Outcome, SlotUse
 from tests.offramp.cli.simulate_runs import PLAN, PROBLEM, Captured, played, records, status, written
 
 ROOT = Path(__file__).parents[3]
@@ -222,7 +221,7 @@ def interrupted(*, warm_up_s: float) -> Outcome:
         exit_N=np.array([1, 1, 1] + [-1] * 7, dtype=np.int16),
         drop_N=np.array([-1, -1, -1, DROPS.index("admission")] + [DROPS.index("unanswered")] * 6, dtype=np.int8),
         splits=(),
-        slots=(SlotFigures(slot="split-V100-0", device="V100", replica_s=10.0, utilisation=0.2),),
+        slots=(SlotUse(slot="split-V100-0", device="V100", replica_s=10.0, utilisation=0.2),),
         usd=10.0 / 3600,
         ended_s=10.0,
         interrupted=True,
