@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-import aiohttp
 import numpy as np
 
 from earlyexit.clock import Clock, MonotonicClock
@@ -28,9 +27,9 @@ from experiments.live.phases import (
     starts_of,
     workers_of,
 )
+from offramp.load.connections import connected
 from offramp.load.generator import Generator, Post
 from offramp.load.report import RequestRecord
-from offramp.load.run import KEEP_ALIVE_S, post_to
 from offramp.load.workload import LoadConfig
 
 TIMEOUT_SLOS = 4.0
@@ -63,11 +62,9 @@ async def drive(url: str, phases: Sequence[Phase], *, slo_s: float, seed: int = 
     """Send all phases; returns when every request has its outcome. All are open loops, or all are closed ones."""
     is_open = {phase.rate_per_s is not None for phase in phases}
     assert len(is_open) == 1, "one kind of loop"
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
     meter, clock = Meter(), MonotonicClock()
     records: list[RequestRecord] = []
-    async with aiohttp.ClientSession(connector=connector) as session:
-        post = post_to(session, url)
+    async with connected(url) as post:
         start_s = clock.now_s()
         if is_open == {True}:
             schedule = open_schedule(phases, np.random.default_rng(seed))

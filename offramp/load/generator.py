@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -21,6 +20,7 @@ from offramp.client.protocol import (
     read_predictions,
     retry_wait_s,
 )
+from offramp.load.alarm import Sleep
 from offramp.load.report import RequestRecord
 from offramp.load.workload import LoadConfig
 
@@ -45,35 +45,37 @@ class Generator:
     rng: random.Random
     """For the jitter of retries."""
     clock: Clock
-    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    sleep: Sleep = asyncio.sleep
+    """Between the attempts of one request; many sleep at once."""
+    pace: Sleep = asyncio.sleep
+    """Between the requests of an open loop: `alarm.exact_sleep` gives a finer one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The model's, which images and arrays are sent by."""
 
     async def open_loop(self, send_times_s: Sequence[float], done: OnRecord) -> None:
-        """Send at the given seconds from now, never waiting for an answer; returns when all have their outcome.
-
-        Timers of the event loop are a millisecond coarse; the records tell by how much each request was late.
-        """
+        """Send at the given seconds from now, never waiting for an answer; returns when all have their outcome."""
         start_s = self.clock.now_s()
         async with asyncio.TaskGroup() as group:
             for request_index, send_time_s in enumerate(send_times_s):
-                await self.sleep(max(0.0, start_s + send_time_s - self.clock.now_s()))
+                await self.pace(max(0.0, start_s + send_time_s - self.clock.now_s()))
                 group.create_task(self._report(request_index, start_s, send_time_s, done))
 
-    async def closed_loop(self, num_requests: int, done: OnRecord) -> None:
-        """Send back to back from `concurrency` workers; returns when all have their outcome."""
+    async def closed_loop(self, request_indices: Iterator[int], done: OnRecord, *, pause_s: float = 0.0) -> None:
+        """Send back to back from `concurrency` workers, each pausing after a failure, until the indices end.
+
+        Returns when all have their outcome.
+        """
         assert self.config.concurrency is not None
         start_s = self.clock.now_s()
-        request_indices = iter(range(num_requests))
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.config.concurrency, num_requests)):
-                group.create_task(self._work(request_indices, start_s, done))
+            for _ in range(self.config.concurrency):
+                group.create_task(self._work(request_indices, start_s, done, pause_s))
 
     async def request(self, request_index: int, start_s: float, scheduled_s: float) -> RequestRecord:
         """See one request through: its attempts, under one id, until an answer or a failure that stays."""
         sent_s = self.clock.now_s() - start_s
         input_indices = self.config.input_indices(request_index)
-        request_id = uuid.uuid4().hex
+        request_id = f"{random.getrandbits(128):032x}"
         outcome, num_attempts = await self._attempts(request_id, input_indices, start_s + scheduled_s)
         done_s = self.clock.now_s() - start_s
         predictions, error = _read(outcome, len(input_indices), request_id)
@@ -117,9 +119,12 @@ class Generator:
     async def _report(self, request_index: int, start_s: float, scheduled_s: float, done: OnRecord) -> None:
         done(await self.request(request_index, start_s, scheduled_s))
 
-    async def _work(self, request_indices: Iterator[int], start_s: float, done: OnRecord) -> None:
+    async def _work(self, request_indices: Iterator[int], start_s: float, done: OnRecord, pause_s: float) -> None:
         for request_index in request_indices:
-            await self._report(request_index, start_s, self.clock.now_s() - start_s, done)
+            record = await self.request(request_index, start_s, self.clock.now_s() - start_s)
+            done(record)
+            if record.error is not None and pause_s:
+                await self.sleep(pause_s)
 
 
 def _body(config: LoadConfig, metadata: Mapping[str, Any], input_indices: Sequence[int]) -> Body:

@@ -9,26 +9,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import aiohttp
 import numpy as np
 
 from earlyexit.clock import MonotonicClock
 from offramp.client.client import AsyncClient
-from offramp.client.credentials import key_header
-from offramp.client.inputs import TensorBody, travel_as_json
-from offramp.client.protocol import PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
-from offramp.load.generator import Body, Generator, OnRecord, Post
+from offramp.client.inputs import travel_as_json
+from offramp.load.alarm import exact_sleep
+from offramp.load.connections import connected
+from offramp.load.generator import Generator, OnRecord
 from offramp.load.processes import Poisson, Uniform
 from offramp.load.report import LoadReport, RequestRecord, render, summarise
 from offramp.load.workload import LoadConfig
 
 __all__ = ["LoadConfig", "LoadReport", "RequestRecord", "render", "run_load"]
-
-KEEP_ALIVE_S = 4.0
-"""Below the 5 s after which uvicorn and Ray Serve close an idle connection: never send on one that is closing."""
 
 OnProgress = Callable[[int, int], object]
 """Called with the number of requests done and the number of all, after each."""
@@ -38,11 +35,10 @@ async def run_load(
     config: LoadConfig, on_progress: OnProgress | None = None, *, api_key: str | None = None
 ) -> LoadReport:
     """Warm up, measure, report. Requests that fail are counted in the report, not raised."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-    async with aiohttp.ClientSession(connector=connector, headers=key_header(api_key)) as session:
+    async with connected(config.url, api_key=api_key) as post:
         generator = Generator(
             config=config,
-            post=post_to(session, config.url),
+            post=post,
             rng=random.Random(config.seed),
             clock=MonotonicClock(),
             metadata={} if travel_as_json(config.inputs[:1]) else await _metadata(config, api_key),
@@ -82,9 +78,10 @@ async def _measure(generator: Generator, on_progress: OnProgress | None) -> list
 async def _run_phase(generator: Generator, num_requests: int, done: OnRecord) -> None:
     times_s = send_times_s(generator.config, num_requests)
     if times_s is None:
-        await generator.closed_loop(num_requests, done)
-    else:
-        await generator.open_loop(times_s, done)
+        await generator.closed_loop(iter(range(num_requests)), done)
+        return
+    with exact_sleep() as pace:
+        await replace(generator, pace=pace).open_loop(times_s, done)
 
 
 def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | None:
@@ -95,25 +92,3 @@ def send_times_s(config: LoadConfig, num_requests: int) -> Sequence[float] | Non
         return None
     process = (Uniform if config.arrivals == "constant" else Poisson)(rate_per_s=config.rate_rps)
     return [float(time_s) for time_s in process.first(num_requests, np.random.default_rng(config.seed))]
-
-
-def post_to(session: aiohttp.ClientSession, url: str) -> Post:
-    """The network, as a generator sees it: predictions of a service."""
-    predict_url = url.rstrip("/") + PREDICT_PATH
-
-    async def post(request_id: str, body: Body, timeout_s: float) -> Outcome:
-        to, headers = predict_url, {REQUEST_ID_HEADER: request_id}
-        sent: dict[str, Any] = {"json": body}
-        if isinstance(body, TensorBody):
-            content, more = body.content(timeout_s)
-            to, headers, sent = url.rstrip("/") + body.path, headers | more, {"data": content}
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        try:
-            async with session.post(to, headers=headers, timeout=timeout, **sent) as response:
-                return read_reply(response.status, await response.read(), response.headers.get("Retry-After"))
-        except TimeoutError:
-            return NoReply(kind="timeout", message=f"no answer within {timeout_s:g} s")
-        except aiohttp.ClientError as error:
-            return NoReply(kind="connection", message=str(error) or type(error).__name__)
-
-    return post

@@ -14,7 +14,7 @@ from experiments.peers.alarm import Alarm, LoopTimer, new_alarm
 from experiments.peers.capacity import null_server
 from experiments.peers.client import ClientOptions, run_client, send_load
 from experiments.peers.loops import poisson_times_s
-from tests.experiments.peers.scripted_server import Scripted, bodies, ok, refusal, scripted, times
+from tests.offramp.load.scripted_server import Scripted, bodies, ok, refusal, scripted, times
 
 
 def options_for(folder: Path, server: Scripted | None = None, **given: Any) -> ClientOptions:

@@ -8,7 +8,7 @@ import pytest
 from earlyexit.errors import InputError
 from experiments.peers.tally import Ledger
 from experiments.peers.wire import Pool, host_and_port, prepare
-from tests.experiments.peers.scripted_server import Reply, Scripted, ok, refusal, scripted
+from tests.offramp.load.scripted_server import Reply, Scripted, ok, refusal, scripted
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"5\r\n{'a':\r\n", b"3\r\n 1}\r\n0\r\n\r\n"
 WITH_CONNECTION = b"HTTP/1.1 %s\r\nConnection: close\r\n\r\nuntil the end"

@@ -32,7 +32,7 @@ def generator_of(config: LoadConfig, post: Any, clock: ManualClock) -> Generator
         await asyncio.sleep(0)  # what was started before runs at its own time
         clock.advance(seconds)
 
-    return Generator(config=config, post=post, rng=random.Random(0), clock=clock, sleep=sleep)
+    return Generator(config=config, post=post, rng=random.Random(0), clock=clock, sleep=sleep, pace=sleep)
 
 
 @asynccontextmanager
@@ -112,10 +112,22 @@ async def test_a_closed_loop_keeps_as_many_requests_under_way_as_it_has_workers(
         return Reply(status=200, payload=ANSWER)
 
     records: list[RequestRecord] = []
-    await generator_of(config_of(concurrency=4), post, ManualClock()).closed_loop(10, records.append)
+    await generator_of(config_of(concurrency=4), post, ManualClock()).closed_loop(iter(range(10)), records.append)
     assert most == 4
     assert len(records) == 10
     assert {record.lateness_s for record in records} == {0.0}
+
+
+async def test_workers_of_a_closed_loop_pause_after_a_failure() -> None:
+    clock = ManualClock()
+    outcomes: list[Outcome] = [Reply(status=500, payload=""), *[Reply(status=200, payload=ANSWER)] * 2]
+
+    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+        return outcomes.pop(0)
+
+    records: list[RequestRecord] = []
+    await generator_of(config_of(concurrency=1), post, clock).closed_loop(iter(range(3)), records.append, pause_s=0.5)
+    assert [record.sent_s for record in records] == [0.0, 0.5, 0.5]
 
 
 async def test_a_repeated_request_keeps_its_id_and_counts_from_its_first_schedule() -> None:

@@ -44,7 +44,7 @@ class Scripted:
         try:
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                length = int(head.lower().partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0])
                 self.heads.append(head)
                 self.connections.append(index)
                 self.bodies.append(await reader.readexactly(length))

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from earlyexit.errors import InputError
+from offramp.client.inputs import TensorBody
+from offramp.client.protocol import NoReply, Reply
+from offramp.load import connections
+from offramp.load.alarm import exact_sleep
+from offramp.load.connections import connected
+from tests.offramp.load.scripted_server import Reply as Said
+from tests.offramp.load.scripted_server import ok, refusal, scripted
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b'5\r\n{"a":\r\n', b"3\r\n 1}\r\n0\r\n\r\n"
+TO_THE_END = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+BUSY = b"HTTP/1.1 503 No\r\nretry-after: 2.5\r\nContent-Length: 4\r\n\r\nbusy"
+
+
+async def asked(said: Sequence[Said], num: int = 1, timeout_s: float = 30.0) -> list[object]:
+    """What becomes of requests sent one after the other."""
+    async with scripted(*said) as server, connected(server.url) as post:
+        outcomes = [await post("r", {}, timeout_s) for _ in range(num)]
+    return [each.kind if isinstance(each, NoReply) else (each.status, each.payload) for each in outcomes]
+
+
+async def test_a_request_says_who_asks_and_what_and_goes_below_the_path_of_the_address() -> None:
+    async with scripted() as server, connected(f"{server.url}/below/", api_key="k") as post:
+        await post("the-id", {"inputs": "so"}, 30.0)
+    lines = server.heads[0].decode().split("\r\n")
+    assert lines[0] == "POST /below/predict HTTP/1.1"
+    assert lines[1] == f"Host: {server.url.removeprefix('http://')}"
+    assert {"Authorization: Bearer k", "Content-Type: application/json", "X-Request-ID: the-id"} < set(lines)
+    assert server.bodies == [b'{"inputs": "so"}']
+
+
+async def test_tensors_go_to_the_open_inference_protocol_with_the_time_that_is_left() -> None:
+    async with scripted() as server, connected(server.url) as post:
+        await post("r", TensorBody(model="m", inputs=(), tail=b"\x00\xff"), 2.0)
+    assert server.heads[0].startswith(b"POST /v2/models/m/infer HTTP/1.1\r\n")
+    assert b"Inference-Header-Content-Length: 50\r\n" in server.heads[0]
+    assert server.bodies == [b'{"inputs": [], "parameters": {"timeout": 2000000}}\x00\xff']
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        pytest.param((ok("12345")[:20], ok("12345")[20:-2], b"45"), (200, 12345), id="an answer in pieces"),
+        pytest.param(CHUNKED, (200, {"a": 1}), id="an answer in chunks"),
+        pytest.param((TO_THE_END + b"7", None), (200, 7), id="an answer that ends with its connection"),
+        pytest.param((refusal(503),), (503, ""), id="refused"),
+        pytest.param((ok()[:-1], None), "connection", id="an answer that is cut off"),
+        pytest.param((None,), "connection", id="closed without an answer"),
+        pytest.param((b"SSH-2.0-OpenSSH_9.6\r\n",), "connection", id="not HTTP"),
+    ],
+)
+async def test_every_request_has_its_outcome_and_the_next_one_is_answered(said: Said, outcome: object) -> None:
+    assert await asked([said, (ok("1"),)], num=2) == [outcome, (200, 1)]
+
+
+async def test_when_to_come_again_is_what_the_last_answer_said() -> None:
+    async with scripted((BUSY,)) as server, connected(server.url) as post:
+        busy, fine = [await post("r", {}, 30.0) for _ in range(2)]
+    assert busy == Reply(status=503, payload="busy", retry_after_s=2.5)
+    assert isinstance(fine, Reply)
+    assert fine.retry_after_s is None
+
+
+async def test_a_request_that_times_out_or_is_cancelled_closes_its_connection() -> None:
+    async with scripted(then=()) as server, connected(server.url) as post:
+        assert await post("r", {}, 0.2) == NoReply(kind="timeout", message="no answer within 0.2 s")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(post("r", {}, 30.0), 0.2)
+        await post("r", {}, 0.2)
+    assert server.num_connections == 3
+
+
+async def test_free_connections_take_turns_and_busy_ones_are_joined_by_more() -> None:
+    async with scripted() as server, connected(server.url) as post:
+        await asyncio.gather(*(post("r", {}, 30.0) for _ in range(3)))
+        for _ in range(6):
+            await post("r", {}, 30.0)
+    assert server.num_connections == 3
+    assert sorted(server.connections[3:6]) == sorted(server.connections[6:]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("said", [(ok(), None), (ok(),)], ids=["closed by the server", "idle for too long"])
+async def test_a_connection_that_may_be_gone_is_replaced(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 30.0 if None in said else 0.0)
+    async with scripted(said) as server, connected(server.url) as post:
+        await post("r", {}, 30.0)
+        for _ in range(20):  # until the close has come through
+            await asyncio.sleep(0)
+        assert isinstance(await post("r", {}, 30.0), Reply)
+    assert server.num_connections == 2
+
+
+async def test_where_nobody_listens_the_connection_is_to_blame() -> None:
+    with socket.socket() as bound:  # nobody else takes the port
+        bound.bind(("127.0.0.1", 0))
+        async with connected(f"http://127.0.0.1:{bound.getsockname()[1]}") as post:
+            outcome = await post("r", {}, 30.0)
+    assert isinstance(outcome, NoReply)
+    assert outcome.kind == "connection"
+    assert "Connect call failed" in outcome.message
+
+
+@pytest.mark.parametrize("url", ["there:81", "http://", "ftp://there", "http://there?x=1"])
+async def test_an_address_is_one_of_http(url: str) -> None:
+    with pytest.raises(InputError, match="http://host:port"):
+        async with connected(url):
+            pytest.fail("nothing to connect to")
+
+
+async def test_an_address_of_https_is_spoken_to_in_tls() -> None:
+    first: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        first.append(await reader.readexactly(1))
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connected(f"https://127.0.0.1:{port}") as post:
+            outcome = await post("r", {}, 30.0)
+    assert first == [b"\x16"], "a handshake"
+    assert isinstance(outcome, NoReply)
+    assert outcome.kind == "connection"
+
+
+async def test_a_sleeper_is_never_woken_before_its_time_and_can_sleep_again() -> None:
+    with exact_sleep() as sleep:
+        for seconds in (0.002, 0.0, 0.001):
+            began_s = time.monotonic()
+            await sleep(seconds)
+            assert time.monotonic() - began_s >= seconds
