@@ -16,7 +16,9 @@ from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.model import EarlyExitModel, ModelInfo
 from earlyexit.named import NamedSpec, is_own
-from earlyexit.ramps import Pooling, Ramp, RampStyle, build_ramp, pooled_size
+from earlyexit.ramps import RampStyle, build_ramp
+from earlyexit.ramps.heads import Ramp
+from earlyexit.ramps.pooling import Pooling, pooled_size
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask

@@ -12,7 +12,7 @@ from torch import Tensor
 from earlyexit.errors import PlanError
 from earlyexit.network import Network, SegmentRunner
 from earlyexit.piece import Piece
-from earlyexit.policies import ExitPolicy, Opinion
+from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.release import Step
 from earlyexit.split import Segment, Split
 from earlyexit.transfer import mark_cuda, to_host, when_computed

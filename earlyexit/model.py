@@ -14,7 +14,9 @@ from earlyexit.families.base import Backbone
 from earlyexit.layout import Layout
 from earlyexit.named import NamedSpec
 from earlyexit.piece import Piece, Tensors
-from earlyexit.ramps import Pooling, Ramp, RampStyle
+from earlyexit.ramps import RampStyle
+from earlyexit.ramps.heads import Ramp
+from earlyexit.ramps.pooling import Pooling
 from earlyexit.split import Segment
 from earlyexit.tasks.base import Task
 

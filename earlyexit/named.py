@@ -27,7 +27,7 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
     if not isinstance(name, str):
         raise ModelFolderError(f"a {called} needs a name, which {dict(spec)} does not have")
     settings = {key: value for key, value in spec.items() if key != "name"}
-    make = import_own(name if is_own(name) else _listed(name, table, called), called=called)
+    make = import_own(name if is_own(name) else listed(name, table, called), called=called)
     try:
         return make(**settings)
     except (TypeError, ValueError) as error:
@@ -36,9 +36,8 @@ def make_named(spec: NamedSpec, table: Mapping[str, str], *, called: str) -> Any
 
 def import_own(name: str, *, called: str) -> Callable[..., Any]:
     """The function that `module:function` names; raises ModelFolderError."""
-    module, _, attribute = name.partition(":")
     try:
-        function: Callable[..., Any] = getattr(import_module(module), attribute)
+        function: Callable[..., Any] = imported(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ModelFolderError(
             f"{called} {name!r} cannot be imported: {error}; the folder of its module belongs into PYTHONPATH"
@@ -46,7 +45,14 @@ def import_own(name: str, *, called: str) -> Callable[..., Any]:
     return function
 
 
-def _listed(name: str, table: Mapping[str, str], called: str) -> str:
+def imported(name: str) -> Any:
+    """What `module:name` names, imported now; raises what importing raises."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def listed(name: str, table: Mapping[str, str], called: str) -> str:
+    """Where a table says a name is; raises ModelFolderError with the known names."""
     if name not in table:
         raise ModelFolderError(f"unknown {called} {name!r}; known: {', '.join(table)}, or your own as module:function")
     return table[name]

@@ -13,7 +13,7 @@ from earlyexit.cut import Cut, cut_out
 from earlyexit.engine import Batch
 from earlyexit.network import Network, PreparedSegments, SegmentRunner, arbitrary_values, from_wire
 from earlyexit.piece import Piece, Tensors, fuse
-from earlyexit.policies import ExitPolicy
+from earlyexit.policies.base import ExitPolicy
 from earlyexit.release import Step
 from earlyexit.split import Segment, Split
 from earlyexit.wire import WirePiece

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from earlyexit.boundary import Boundary, TensorSpec, bytes_per_input
 from earlyexit.errors import ModelFolderError
 from earlyexit.named import is_own
+from earlyexit.ramps import RampStyle
+from earlyexit.ramps.pooling import Pooling
 
 if TYPE_CHECKING:  # the ingress reads model.json without torch
     import torch
@@ -56,10 +58,10 @@ class ModelCard(BaseModel):
     """What crosses after every block, so that hops can be planned without building the network."""
     inputs: tuple[TensorCard, ...] | None = None
     """What the network takes, one tensor per entry; None in folders that do not say it."""
-    ramp_style: Literal["light", "mlp", "pooler", "pooler-relu"]
-    pooling: Literal["mean", "first", "grid"]
-    head_style: Literal["light", "mlp", "pooler", "pooler-relu"]
-    head_pooling: Literal["mean", "first", "grid"]
+    ramp_style: RampStyle
+    pooling: Pooling
+    head_style: RampStyle
+    head_pooling: Pooling
     ramps: tuple[int, ...]
     num_blocks: int = Field(gt=0)
     provenance: dict[str, Any]

@@ -12,8 +12,8 @@ from torch import Tensor
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Tensors
-from earlyexit.ramps import Pooling, Ramp
-from earlyexit.ramps.pooling import pool, pooled_size
+from earlyexit.ramps.heads import Ramp
+from earlyexit.ramps.pooling import Pooling, pool, pooled_size
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.wire import entering

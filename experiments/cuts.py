@@ -26,7 +26,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.packed import pack_linears
 from earlyexit.piece import Piece, Tensors, fuse
-from earlyexit.policies import ExitPolicy
+from earlyexit.policies.base import ExitPolicy
 from earlyexit.signature import Encoded
 from earlyexit.split import Segment
 from earlyexit.store import load_model, read_card

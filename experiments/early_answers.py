@@ -22,7 +22,8 @@ from torch import Tensor
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.dataset import read_labelled
-from earlyexit.policies import EntropyPolicy, Opinion, Verdict
+from earlyexit.policies.base import Opinion, Verdict
+from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.split import Split
 from earlyexit.store import read_card
 from offramp.client.client import Client

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
+from earlyexit.policies import PolicyName, kind_of
 from earlyexit.split import Split
-
-PolicyName = Literal["entropy", "confidence", "patience", "voting", "recorded", "own"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +30,7 @@ class PolicySpec:
     """For own: `module:name` of a policy made with `exit_wrapper`."""
 
     def __post_init__(self) -> None:
-        needed = {
-            "entropy": {"thresholds"},
-            "confidence": {"thresholds"},
-            "patience": {"patience"},
-            "voting": {"votes"},
-            "recorded": {"thresholds", "records"},
-            "own": {"own"},
-        }[self.name]
-        given = {
-            name for name in ("thresholds", "patience", "votes", "records", "own") if getattr(self, name) is not None
-        }
+        needed, given = kind_of(self.name).takes, set(self.settings)
         if given != needed:
             raise PlanError(f"exit policy {self.name!r} takes {_listed(needed)}, not {_listed(given)}")
         for name, count in (("patience", self.patience), ("votes", self.votes)):
@@ -52,6 +41,12 @@ class PolicySpec:
             raise PlanError("thresholds must be finite numbers")
         if self.own is not None:
             check_own(self.own)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is given beside the name."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "name"}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
@@ -169,5 +164,5 @@ def _check_adjacent(before: Split, after: Split) -> None:
         raise PlanError(f"overlap: two splits run block {after.first}")
 
 
-def _listed(names: set[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return " and ".join(sorted(names)) or "nothing"

@@ -13,9 +13,10 @@ from pydantic import Field
 from cluster.devices import find_device
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
+from earlyexit.policies import PolicyName
 from earlyexit.source_file import Source, StrictDocument, read_source
 from earlyexit.split import Split
-from optimizer.plan import Plan, PolicyName, PolicySpec, Stage, check_own
+from optimizer.plan import Plan, PolicySpec, Stage, check_own
 
 RampKey = Annotated[int, Field(strict=False)]
 """JSON has string keys only."""
@@ -116,16 +117,8 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def _policy_document(policy: PolicySpec) -> dict[str, Any]:
-    thresholds = dict(policy.thresholds) if isinstance(policy.thresholds, Mapping) else policy.thresholds
-    fields = {
-        "name": policy.name,
-        "thresholds": thresholds,
-        "patience": policy.patience,
-        "votes": policy.votes,
-        "records": policy.records,
-        "own": policy.own,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+    settings = {name: dict(value) if isinstance(value, Mapping) else value for name, value in policy.settings.items()}
+    return {"name": policy.name, **settings}
 
 
 def _build(source: Source, shape: ModelShape | None) -> Plan:

@@ -155,7 +155,7 @@ class LiveSplits:
 
     def __init__(self, network: Network, rng: np.random.Generator, segments: SegmentRunner | None = None) -> None:
         """`segments` compute the cuts; None for the network itself."""
-        from earlyexit.policies import ConfidencePolicy
+        from earlyexit.policies.threshold import ConfidencePolicy
 
         self._network = network
         self._rng = rng

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from earlyexit.device import Device, Lost, Release, Runner
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import DataError, PlanError
 from earlyexit.member import Member
+from earlyexit.policies import make_policy
 from earlyexit.source_file import Source
 from earlyexit.split import Split
 from earlyexit.store import ModelCard, read_card
@@ -30,7 +30,8 @@ from profiles.table import LatencyTable
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
     from earlyexit.network import SegmentRunner
-    from earlyexit.policies import ExitPolicy, RecordedAnswers, ThresholdPolicy
+    from earlyexit.policies.base import ExitPolicy
+    from earlyexit.policies.recorded import RecordedAnswers
     from earlyexit.runner import TorchRunner
 
 
@@ -107,30 +108,17 @@ def starting_policy(settings: ServeSettings) -> PolicySpec | None:
 
 def build_policy(spec: PolicySpec | None) -> ExitPolicy:
     """The policy that a plan names; raises PlanError for an `own` that cannot be imported."""
-    from earlyexit.policies import PatiencePolicy, RecordedPolicy, VotingPolicy
-
     spec = spec or NO_RAMPS
-    match spec.name:
-        case "entropy" | "confidence":
-            return _judge(spec.name, spec)
-        case "patience":
-            assert spec.patience is not None
-            return PatiencePolicy(spec.patience)
-        case "voting":
-            assert spec.votes is not None
-            return VotingPolicy(spec.votes)
-        case "recorded":
-            assert spec.records is not None
-            records = ExitRecords.load(Path(spec.records))
-            return RecordedPolicy(recorded_answers(records), _judge(records.score, spec))
-        case "own":
-            assert spec.own is not None
-            return _own_policy(spec.own)
+    if spec.records is None:
+        return make_policy(spec.name, **spec.settings)
+    records = ExitRecords.load(Path(spec.records))
+    judge = make_policy(records.score, thresholds=spec.thresholds)
+    return make_policy(spec.name, answers=recorded_answers(records), judge=judge)
 
 
 def recorded_answers(records: ExitRecords) -> RecordedAnswers:
     """Exit records in the form that the recorded policy looks up."""
-    from earlyexit.policies import RecordedAnswers
+    from earlyexit.policies.recorded import RecordedAnswers
 
     return RecordedAnswers(
         row_of={sample_id: row for row, sample_id in enumerate(records.sample_ids)},
@@ -245,23 +233,3 @@ def _table_of(device: str, emulated: EmulatedSettings, card: ModelCard) -> Laten
         )
     except (DataError, ValueError) as error:  # rows of different lengths are no array
         raise PlanError(f"the profile of {device}: {error}") from error
-
-
-def _judge(score: str, spec: PolicySpec) -> ThresholdPolicy:
-    from earlyexit.policies import ConfidencePolicy, EntropyPolicy
-
-    assert spec.thresholds is not None
-    return EntropyPolicy(spec.thresholds) if score == "entropy" else ConfidencePolicy(spec.thresholds)
-
-
-def _own_policy(name: str) -> ExitPolicy:
-    from earlyexit.policies import ExitPolicy
-
-    module, _, attribute = name.partition(":")
-    try:
-        policy = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PlanError(f"exit policy {name!r} cannot be imported: {error}") from error
-    if not isinstance(policy, ExitPolicy):
-        raise PlanError(f"{name!r} is no exit policy; make one with earlyexit.policies.exit_wrapper")
-    return policy

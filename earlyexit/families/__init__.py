@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from earlyexit.errors import ModelFolderError
-from earlyexit.named import is_own
+from earlyexit.named import imported, is_own, listed
 
 if TYPE_CHECKING:
     from earlyexit.families.base import Family
@@ -29,9 +27,5 @@ def find_family(name: str) -> Family:
         from earlyexit.families.own import OwnFamily
 
         return OwnFamily(name)
-    if name not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise ModelFolderError(f"unknown model family {name!r}; known: {known}, or your own as module:function")
-    module, _, attribute = FAMILIES[name].partition(":")
-    family: Family = getattr(import_module(module), attribute)()
+    family: Family = imported(listed(name, FAMILIES, "model family"))()
     return family

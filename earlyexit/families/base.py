@@ -13,7 +13,8 @@ from earlyexit.boundary import Boundary
 from earlyexit.layout import Layout
 from earlyexit.named import NamedSpec
 from earlyexit.piece import Tensors
-from earlyexit.ramps import Pooling, RampStyle
+from earlyexit.ramps import RampStyle
+from earlyexit.ramps.pooling import Pooling
 
 JsonDict = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The user's own exit logic (E3 section 3.4, `exit-wrapper`)."""
+"""Anybody's own exit logic (E3 section 3.4, `exit-wrapper`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import ClassVar, overload
 import torch
 from torch import Tensor
 
+from earlyexit.errors import PlanError
+from earlyexit.named import imported
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 
 IndependentRule = Callable[[int, Tensor], Tensor]
@@ -67,3 +69,14 @@ def exit_wrapper(
     assert state_width is not None, "exit_wrapper takes a rule, or the state_width of a dependent one"
     width = state_width
     return lambda dependent_rule: DependentExit(dependent_rule, width)
+
+
+def own_policy(own: str) -> ExitPolicy:
+    """The policy that `module:name` is; raises PlanError for what cannot be imported, or is none."""
+    try:
+        policy = imported(own)
+    except (ImportError, AttributeError) as error:
+        raise PlanError(f"exit policy {own!r} cannot be imported: {error}") from error
+    if not isinstance(policy, ExitPolicy):
+        raise PlanError(f"{own!r} is no exit policy; make one with earlyexit.policies.wrapper.exit_wrapper")
+    return policy

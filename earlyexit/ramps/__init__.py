@@ -1,32 +1,29 @@
-"""Exit heads; `base.py` holds the contract, one file per style beside it."""
+"""Exit heads: `heads.py` holds the contract and every style. Without torch, until one is built."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from earlyexit.ramps.base import Ramp
-from earlyexit.ramps.light import LightRamp
-from earlyexit.ramps.mlp import MlpRamp
-from earlyexit.ramps.pooler import PoolerRamp
-from earlyexit.ramps.pooling import Pooling, pooled_size
+from earlyexit.named import imported
+from earlyexit.ramps.pooling import Pooling
 
-RampStyle = Literal["light", "mlp", "pooler", "pooler-relu"]
+if TYPE_CHECKING:
+    from earlyexit.ramps.heads import Ramp
+
+# Style -> where its Ramp is. A style is one class there and one line here.
+RAMPS = {
+    "light": "earlyexit.ramps.heads:LightRamp",
+    "mlp": "earlyexit.ramps.heads:MlpRamp",
+    "pooler": "earlyexit.ramps.heads:PoolerRamp",
+    "pooler-relu": "earlyexit.ramps.heads:ReluPoolerRamp",
+}
+if TYPE_CHECKING:
+    RampStyle = str
+else:  # what reads files refuses other names, and lists these
+    RampStyle = Literal[tuple(RAMPS)]
 
 
 def build_ramp(style: RampStyle, size: int, num_outputs: int, pooling: Pooling) -> Ramp:
-    """An untrained ramp on pooled vectors of `size` numbers.
-
-    `pooler` is DeeBERT's, `pooler-relu` the same with DistilBERT's activation.
-    """
-    match style:
-        case "light":
-            return LightRamp(size, num_outputs, pooling=pooling)
-        case "mlp":
-            return MlpRamp(size, num_outputs, pooling=pooling)
-        case "pooler":
-            return PoolerRamp(size, num_outputs, pooling=pooling)
-        case "pooler-relu":
-            return PoolerRamp(size, num_outputs, pooling=pooling, activation="relu")
-
-
-__all__ = ["LightRamp", "MlpRamp", "PoolerRamp", "Pooling", "Ramp", "RampStyle", "build_ramp", "pooled_size"]
+    """An untrained ramp on pooled vectors of `size` numbers."""
+    ramp: Ramp = imported(RAMPS[style])(size, num_outputs, pooling)
+    return ramp

@@ -7,7 +7,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from earlyexit.policies import EntropyPolicy, ExitPolicy, Opinion, RecordedAnswers, RecordedPolicy, Verdict
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.threshold import EntropyPolicy
 
 Decisions = Literal["waited", "known"]
 """Waited: the host waits for the logits of every active ramp and judges them, as any policy that decides by them must;

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
-from earlyexit.policies import RecordedAnswers
+from earlyexit.policies.recorded import RecordedAnswers
 from experiments.data import data_folder
 
 IntArray = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, arbitrary_values
 from earlyexit.piece import Piece
-from earlyexit.policies import ExitPolicy
+from earlyexit.policies.base import ExitPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
 from experiments.gpu.decisions import NEVER, policy_of

@@ -13,7 +13,7 @@ from earlyexit.families.bert import BLOCK_NAMES
 from earlyexit.families.encoder import EncoderBackbone, EncoderConfig
 from earlyexit.model import EarlyExitModel
 from earlyexit.packed import pack_linears
-from earlyexit.ramps import Pooling
+from earlyexit.ramps.pooling import Pooling
 from earlyexit.signature import Encoded
 from earlyexit.store import load_model
 from earlyexit.tasks.label import LabelTask

@@ -13,6 +13,7 @@ import numpy as np
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.policies import make_policy
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
 from optimizer.risk import Guarantee
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
@@ -172,9 +173,11 @@ def records_from_outputs(
     provenance: dict[str, Any] | None = None,
 ) -> ExitRecords:
     """Exit records of temperature-scaled outputs (N, C) by block; the last block is the full model."""
-    from earlyexit.policies import ConfidencePolicy, EntropyPolicy, Opinion
+    from earlyexit.policies.base import Opinion
+    from earlyexit.policies.threshold import ThresholdPolicy
 
-    score = {"entropy": EntropyPolicy, "confidence": ConfidencePolicy}[policy](0.0).score
+    judge = make_policy(policy, thresholds=0.0)
+    assert isinstance(judge, ThresholdPolicy)
     *ramps, last = sorted(outputs)
     opinions = {block: Opinion(task, outputs[block]) for block in outputs}
     answers_NE = np.stack([opinions[block].value_B.numpy() for block in (*ramps, last)], axis=1)
@@ -185,7 +188,7 @@ def records_from_outputs(
         num_blocks=last + 1,
         ramps=tuple(ramps),
         sample_ids=tuple(ids) if ids is not None else tuple(map(str, range(num_inputs))),
-        scores_NR=np.stack([score(opinions[ramp]).numpy() for ramp in ramps], axis=1).astype(np.float32),
+        scores_NR=np.stack([judge.score(opinions[ramp]).numpy() for ramp in ramps], axis=1).astype(np.float32),
         truth_N=truth_N,
         loss=task.loss,
         zero_one=task.zero_one,

@@ -16,16 +16,11 @@ from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
 from earlyexit.piece import Piece, fuse
-from earlyexit.policies import (
-    ConfidencePolicy,
-    EntropyPolicy,
-    ExitPolicy,
-    PatiencePolicy,
-    RecordedAnswers,
-    RecordedPolicy,
-    VotingPolicy,
-    exit_wrapper,
-)
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
+from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
+from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask

@@ -13,7 +13,9 @@ import torch
 from earlyexit.cut import cut_out
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece, fuse
-from earlyexit.policies import ConfidencePolicy, EntropyPolicy, ExitPolicy, PatiencePolicy, ThresholdPolicy
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.counting import PatiencePolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer, Seen
 from tests.earlyexit.test_cut import (

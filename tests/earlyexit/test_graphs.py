@@ -16,8 +16,8 @@ from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
 from earlyexit.piece import Piece
-from earlyexit.policies import ConfidencePolicy, RecordedAnswers, RecordedPolicy
-from earlyexit.policies.threshold import EntropyPolicy
+from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Segment, Split
 from earlyexit.times import ObservedTimes

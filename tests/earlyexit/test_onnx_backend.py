@@ -16,7 +16,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.piece import Piece
-from earlyexit.policies import ConfidencePolicy
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.split import Segment
 from earlyexit.wire import Answer
 from tests.answers import label_of

@@ -18,7 +18,7 @@ from earlyexit.families.own import PaddedBackbone, check_alone
 from earlyexit.layout import Layout
 from earlyexit.network import from_wire
 from earlyexit.packed import PackedLinear, pack_linears
-from earlyexit.policies import ConfidencePolicy
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.tokens import of_tokens, wire_of

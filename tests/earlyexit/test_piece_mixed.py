@@ -15,7 +15,7 @@ from torch import Tensor
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
 from earlyexit.piece import Piece, fuse
-from earlyexit.policies import ConfidencePolicy
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.signature import Encoded
 from earlyexit.wire import Array, entering, stacked, values_of
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from math import log
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,19 +9,12 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
-from earlyexit.policies import (
-    ConfidencePolicy,
-    EntropyPolicy,
-    ExitPolicy,
-    Opinion,
-    PatiencePolicy,
-    RecordedAnswers,
-    RecordedPolicy,
-    ThresholdPolicy,
-    Verdict,
-    VotingPolicy,
-    exit_wrapper,
-)
+from earlyexit.policies import make_policy
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
+from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
+from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.tasks.label import LabelTask
 
 EVEN = [0.0, 0.0]
@@ -35,6 +29,14 @@ IDS = ("a", "b", "c")
 CPU = torch.device("cpu")
 
 
+NOTHING: dict[str, Any] = {"scores_NR": np.zeros((0, 0), np.float32), "answers_NE": np.zeros((0, 1))}
+
+
+@exit_wrapper
+def at_ramp_one(ramp: int, logits_BC: Tensor) -> Tensor:
+    return torch.full((len(logits_BC),), ramp == 1)
+
+
 def decide(policy: ExitPolicy, ramp: int = 0) -> Verdict:
     return policy.decide(ramp, OPINION, policy.initial_state(3, 2, CPU), IDS)
 
@@ -43,6 +45,26 @@ def labels_of(*labels: int) -> Opinion:
     """Of inputs whose likeliest label is the given one."""
     logits_BC = 5 * torch.nn.functional.one_hot(torch.tensor(labels), 3).float()
     return Opinion(LabelTask(("a", "b", "c")), logits_BC)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("entropy", {"thresholds": 0.4}),
+        ("confidence", {"thresholds": {0: 0.5}}),
+        ("patience", {"patience": 2}),
+        ("voting", {"votes": 2}),
+        ("recorded", {"answers": RecordedAnswers(row_of={}, ramps=(), **NOTHING), "judge": EntropyPolicy(0.5)}),
+        ("own", {"own": f"{__name__}:at_ramp_one"}),
+    ],
+)
+def test_a_policy_is_made_by_the_name_that_it_has(name: str, settings: dict[str, Any]) -> None:
+    assert make_policy(name, **settings).name == name
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(PlanError, match="unknown exit policy 'luck'; known: entropy, confidence, patience, voting"):
+        make_policy("luck")
 
 
 def test_entropy_is_that_of_the_prediction_in_nats() -> None:
@@ -160,10 +182,6 @@ def test_recorded_refuses_ramps_that_were_not_recorded() -> None:
 
 
 def test_an_own_rule_becomes_an_independent_policy() -> None:
-    @exit_wrapper
-    def at_ramp_one(ramp: int, logits_BC: Tensor) -> Tensor:
-        return torch.full((len(logits_BC),), ramp == 1)
-
     assert not at_ramp_one.dependent
     assert decide(at_ramp_one, ramp=0).leave_B.tolist() == [False, False, False]
     assert decide(at_ramp_one, ramp=1).leave_B.tolist() == [True, True, True]

@@ -19,7 +19,9 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.onnx_export import export
 from earlyexit.piece import Piece, Tensors
-from earlyexit.policies import ConfidencePolicy, EntropyPolicy, ExitPolicy, PatiencePolicy, VotingPolicy
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.release import Step
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded

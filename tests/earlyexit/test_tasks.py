@@ -12,7 +12,9 @@ from numpy.testing import assert_allclose
 
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.named import NamedSpec
-from earlyexit.policies import ConfidencePolicy, EntropyPolicy, ExitPolicy, Opinion, PatiencePolicy, VotingPolicy
+from earlyexit.policies.base import ExitPolicy, Opinion
+from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask

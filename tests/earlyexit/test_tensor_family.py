@@ -21,7 +21,7 @@ from earlyexit.named import NamedSpec
 from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.piece import Piece, fuse
-from earlyexit.policies import ConfidencePolicy
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.record import exit_outputs
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded

@@ -14,7 +14,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Pretrained
 from earlyexit.families.own import TensorBackbone, check_alone
 from earlyexit.model import EarlyExitModel
-from earlyexit.policies import ConfidencePolicy
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.record import exit_outputs
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded

@@ -19,7 +19,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.piece import Piece, fuse
-from earlyexit.policies import ConfidencePolicy
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
 from earlyexit.split import Segment

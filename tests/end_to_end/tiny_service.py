@@ -24,7 +24,8 @@ from earlyexit.checkpoint import random_model
 from earlyexit.cut import cut_out
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
-from earlyexit.policies import EntropyPolicy, Opinion
+from earlyexit.policies.base import Opinion
+from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.record import exit_outputs
 from earlyexit.split import Split
 from earlyexit.store import save_model

@@ -10,7 +10,7 @@ from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner
 from earlyexit.onnx_backend import OnnxSegments
-from earlyexit.policies import ConfidencePolicy, EntropyPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from experiments.cuts import CutRun, compare

@@ -16,7 +16,7 @@ from earlyexit.cut import cut_out
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import InputError
 from earlyexit.network import from_wire
-from earlyexit.policies import Opinion
+from earlyexit.policies.base import Opinion
 from earlyexit.signature import Encoded
 from earlyexit.store import load_model, read_card
 from earlyexit.tasks.label import LabelTask

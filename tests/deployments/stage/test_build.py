@@ -21,7 +21,8 @@ from deployments.stage.build import (
 )
 from earlyexit.clock import ManualClock, MonotonicClock
 from earlyexit.errors import PlanError
-from earlyexit.policies import EntropyPolicy, RecordedPolicy
+from earlyexit.policies.recorded import RecordedPolicy
+from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
 from earlyexit.store import read_card

@@ -12,7 +12,7 @@ from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError
 from earlyexit.member import Member
 from earlyexit.piece import Piece
-from earlyexit.policies import EntropyPolicy
+from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.runner import TorchRunner
 from experiments.gpu.__main__ import main, parse
 from experiments.gpu.costs import measured_sizes

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from earlyexit.policies import RecordedAnswers
+from earlyexit.policies.recorded import RecordedAnswers
 from experiments.data import data_folder
 from experiments.gpu.exits import SURVIVAL, Exits, drawn_exits, find_exits
 from experiments.recorded_exits import BERT12_SST2

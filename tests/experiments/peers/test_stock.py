@@ -11,7 +11,7 @@ import torch
 
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.errors import ModelFolderError
-from earlyexit.ramps import Pooling
+from earlyexit.ramps.pooling import Pooling
 from earlyexit.record import exit_outputs
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
