@@ -44,7 +44,7 @@ def build(settings: dict[str, Any]) -> Application:
     checked = ServeSettings.model_validate(settings)
     card = read_card(Path(checked.model))
     shape = ModelShape(num_blocks=card.num_blocks, ramps=card.ramps)
-    plan = parse_plan(checked.plan, shape)
+    plan = parse_plan(settings["plan"], shape)
     logging_config = logging_of(checked)
     check_control(checked, shape)
     check_tracing(checked)

@@ -17,7 +17,7 @@ from cluster.inventory import Inventory, lacking
 from cluster.render import BUILDER, GRPC_SERVICE
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, PlanError
 
 APPLICATIONS = "/api/serve/applications/"
 """Of Ray's dashboard."""
@@ -38,7 +38,7 @@ def claimed(serve: Mapping[str, Any], but: str) -> dict[str, int]:
 def _settings(config: Mapping[str, Any]) -> ServeSettings:
     try:
         return ServeSettings.model_validate(config.get("args", {}))
-    except ValidationError as error:
+    except (ValidationError, PlanError) as error:
         name = config.get("name")
         raise InputError(
             f"application {name!r} is of another release, and what it uses unknown; first: offramp delete {name}"

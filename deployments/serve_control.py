@@ -20,7 +20,6 @@ from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from deployments.switches import HAPROXY, HAPROXY_GRPC_PORTS, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from earlyexit.errors import OfframpError, PlanError
-from optimizer.plan_file import parse_plan
 
 HttpFront = Literal["haproxy", "proxy"]
 DASHBOARD_HOST = "127.0.0.1"
@@ -178,8 +177,7 @@ def _free_port() -> int:
 
 def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:
     """Serve would wait for ever for what is not there."""
-    plan = parse_plan(settings.plan)
-    devices = slot_devices(slot_counts(settings, plan))
+    devices = slot_devices(slot_counts(settings, settings.plan))
     needed = sum(
         replicas * find_device(devices[slot]).actor_options.get("num_gpus", 0)
         for slot, replicas in first_replicas(settings).items()

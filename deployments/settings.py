@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from deployments.access import AccessSettings
 from earlyexit.store import NAME_PATTERN
 from optimizer.decision import Strategy
+from optimizer.plan import Plan, PolicySpec
+from optimizer.plan_file import parse_plan, parse_policy, plan_document, policy_document
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import parse_problem, problem_document
+
+
+def _plan(given: Any) -> Plan:
+    return given if isinstance(given, Plan) else parse_plan(given)
+
+
+def _policy(given: Any) -> PolicySpec:
+    return given if isinstance(given, PolicySpec) else parse_policy(given, where="control.policy")
+
+
+def _problem(given: Any) -> PlanProblem:
+    return given if isinstance(given, PlanProblem) else parse_problem(given, where="control.problem").problem
 
 
 class EmulatedSettings(BaseModel):
@@ -34,11 +50,11 @@ class ControlSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    problem: dict[str, Any]
-    """A plan problem (`optimizer.problem_file`), in wall-clock seconds: of emulated accelerators, stretched ones. Its
+    problem: Annotated[PlanProblem, PlainValidator(_problem), PlainSerializer(problem_document)]
+    """A document as of `optimizer.problem_file`, in wall-clock seconds: of emulated accelerators, stretched ones. Its
     survival is what is expected before anything was seen."""
-    policy: dict[str, Any]
-    """The exit policy (`optimizer.plan_file`), with a threshold for each ramp of the problem."""
+    policy: Annotated[PolicySpec, PlainValidator(_policy), PlainSerializer(policy_document)]
+    """The exit policy, as plan files have it, with a threshold for each ramp of the problem."""
     strategy: Strategy = "best"
     state: str
     """SQLite file with what the controller remembers; where the controller runs, on a disk that outlives it."""
@@ -101,8 +117,8 @@ class ServeSettings(BaseModel):
 
     model: str
     """Model folder; every node must be able to read it."""
-    plan: dict[str, Any]
-    """The plan to begin with: a document as of `optimizer.plan_file`."""
+    plan: Annotated[Plan, PlainValidator(_plan), PlainSerializer(plan_document)]
+    """The plan to begin with: a document as of `optimizer.plan_file`, whose mistakes are a PlanError."""
     app: str = "offramp"
     """The Serve application's name."""
     route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")

@@ -10,8 +10,6 @@ from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
 from optimizer.placement import initial_placement, slot_name
 from optimizer.plan import Plan
-from optimizer.plan_file import parse_plan
-from optimizer.problem_file import parse_problem
 
 
 def slot_counts(settings: ServeSettings, plan: Plan) -> dict[str, int]:
@@ -38,7 +36,7 @@ def first_replicas(settings: ServeSettings) -> dict[str, int]:
     Serve refuses to start with none: a slot that the plan leaves idle has one, until the controller takes it away.
     Raises PlanError where there are too few accelerators for those.
     """
-    placed = initial_placement(parse_plan(settings.plan))
+    placed = initial_placement(settings.plan)
     slots = slot_counts(settings, placed.plan)
     replicas = {slot: placed.replicas.get(slot, 1) for slot in slot_devices(slots)}
     if settings.control is not None:
@@ -49,12 +47,12 @@ def first_replicas(settings: ServeSettings) -> dict[str, int]:
 def accelerators(settings: ServeSettings) -> dict[str, int]:
     """How many of each type the application may come to use."""
     used: Counter[str] = Counter()
-    devices = slot_devices(slot_counts(settings, parse_plan(settings.plan)))
+    devices = slot_devices(slot_counts(settings, settings.plan))
     for slot, count in first_replicas(settings).items():
         used[devices[slot]] += count
     if settings.control is not None:
-        problem = parse_problem(settings.control.problem).problem
-        used |= Counter({device: supply.count for device, supply in problem.devices.items() if device in used})
+        supplies = settings.control.problem.devices
+        used |= Counter({device: supply.count for device, supply in supplies.items() if device in used})
     return dict(used)
 
 
@@ -79,12 +77,12 @@ def room(resources: Mapping[str, float], device: str) -> int:
 
 def _check_enough(settings: ServeSettings, slots: dict[str, int], replicas: dict[str, int]) -> None:
     assert settings.control is not None
-    problem = parse_problem(settings.control.problem).problem
+    supplies = settings.control.problem.devices
     for device, count in slots.items():
-        if device not in problem.devices:
+        if device not in supplies:
             raise PlanError(f"slots on {device}, which the controller's problem does not have")
         needed = sum(replicas[slot_name(device, index)] for index in range(count))
-        there = problem.devices[device].count
+        there = supplies[device].count
         if needed > there:
             raise PlanError(
                 f"the plan and one replica in each of its idle slots need {needed} {device}, there are {there}; "

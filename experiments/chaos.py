@@ -34,7 +34,6 @@ from offramp.load.report import LoadReport
 from offramp.load.run import LoadConfig, run_load
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import Plan, Stage
-from optimizer.plan_file import plan_document
 
 BATCH = 16
 SHARE_OF_CAPACITY = 0.7
@@ -81,9 +80,7 @@ def two_stages(card: CalibrationCard, *, replicas: int) -> Plan:
 
 @contextmanager
 def _service(options: Any, plan: Plan, *, ingress_replicas: int) -> Iterator[str]:
-    settings = ServeSettings(
-        model=str(options.model.resolve()), plan=plan_document(plan), ingress_replicas=ingress_replicas
-    )
+    settings = ServeSettings(model=str(options.model.resolve()), plan=plan, ingress_replicas=ingress_replicas)
     with serving(settings, LocalCluster(port=options.port)) as url:
         with Client(url) as client:
             client.wait_until_ready(timeout_s=60)

@@ -32,7 +32,6 @@ from experiments.overhead import SLO_S, TEXTS
 from experiments.peers.client import ClientOptions, run_client
 from offramp.client.client import Client
 from optimizer.plan import stock_plan
-from optimizer.plan_file import plan_document
 
 TARGET = 1.05
 """Of p99 with viewers over p99 without."""
@@ -65,7 +64,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        plan = plan_document(stock_plan(1, batch=32))
+        plan = stock_plan(1, batch=32)
         settings = ServeSettings(model=str(costless_model(Path(folder))), plan=plan, slo_s=None)
         with serving(settings, LocalCluster(port=options.port, front=options.front)) as url:
             with Client(url) as client:

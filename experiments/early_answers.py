@@ -30,7 +30,6 @@ from offramp.client.client import Client
 from offramp.load.report import LoadReport
 from offramp.load.run import LoadConfig, run_load
 from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.plan_file import plan_document
 
 ENTROPY = 0.1
 SLOWED_BY_S = 0.2
@@ -90,7 +89,7 @@ def _measure(options: Any) -> tuple[LoadReport, float]:
     second = Split(first=1, end=num_blocks, batch=16, ramps=(1,))
     stages = tuple(Stage(device="cpu", replicas=1, splits=(split,)) for split in (first, second))
     plan = Plan(stages=stages, policy=PolicySpec(name="own", own="experiments.early_answers:slow_second_stage"))
-    settings = ServeSettings(model=str(options.model.resolve()), plan=plan_document(plan))
+    settings = ServeSettings(model=str(options.model.resolve()), plan=plan)
     texts = read_labelled(options.data, part=options.part).texts
     config = LoadConfig(
         url="", inputs=texts, num_requests=options.requests, rate_rps=options.rate, slo_s=1.0, seed=options.requests

@@ -177,11 +177,10 @@ def _on_a_service_of_its_own(options: argparse.Namespace) -> Findings:
     from experiments.models import costless_model
     from offramp.client.client import Client
     from optimizer.plan import stock_plan
-    from optimizer.plan_file import plan_document
 
     with tempfile.TemporaryDirectory() as folder:
         model = costless_model(Path(folder))
-        settings = ServeSettings(model=str(model), plan=plan_document(stock_plan(1, batch=8)))
+        settings = ServeSettings(model=str(model), plan=stock_plan(1, batch=8))
         with serving(settings, LocalCluster(port=options.port, front=options.front, drain_s=0.1)) as url:
             with Client(url) as client:
                 client.wait_until_ready(timeout_s=60.0)

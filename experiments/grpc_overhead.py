@@ -30,7 +30,6 @@ from deployments.settings import ServeSettings
 from experiments.models import costless_model
 from offramp.client.client import Client
 from optimizer.plan import stock_plan
-from optimizer.plan_file import plan_document
 
 TEXT = "what is the weather like tomorrow"
 Ask = Callable[[], Awaitable[Any]]
@@ -46,7 +45,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
-        plan = plan_document(stock_plan(1, batch=32))
+        plan = stock_plan(1, batch=32)
         settings = ServeSettings(model=str(costless_model(Path(folder))), plan=plan)
         with serving(settings, LocalCluster(port=options.port, grpc_port=options.grpc_port)) as url:
             with Client(url) as client:

@@ -24,7 +24,6 @@ from experiments.chaos import two_stages
 from offramp.client.client import Client
 from offramp.jobs.calibration import read_calibration
 from offramp.load.run import LoadConfig, run_load
-from optimizer.plan_file import plan_document
 
 IMPORTS = ("offramp", "offramp.client.client", "offramp.cli.app", "optimizer.plan_file", "deployments.settings")
 MIB = 2**20
@@ -39,7 +38,7 @@ def main() -> None:
     for module in IMPORTS:
         print(f"import {module:<24} {_import_s(module):6.3f} s")
     plan = two_stages(read_calibration(options.model), replicas=1)
-    settings = ServeSettings(model=str(options.model.resolve()), plan=plan_document(plan))
+    settings = ServeSettings(model=str(options.model.resolve()), plan=plan)
     with serving(settings, LocalCluster(port=options.port)) as url:
         with Client(url) as client:
             client.wait_until_ready(timeout_s=60)

@@ -22,7 +22,6 @@ from experiments.models import costless_model
 from offramp.client.client import Client
 from offramp.load.run import LoadConfig, run_load
 from optimizer.plan import stock_plan
-from optimizer.plan_file import plan_document
 
 TEXTS = ("turn on the light", "what is the weather like tomorrow", "book a table for two at eight")
 SLO_S = 0.1
@@ -40,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     with TemporaryDirectory() as folder:
         model = costless_model(Path(folder))
-        plan = plan_document(stock_plan(1, batch=options.batch))
+        plan = stock_plan(1, batch=options.batch)
         settings = ServeSettings(model=str(model), plan=plan, backend=options.backend)
         with serving(settings, LocalCluster(port=options.port)) as url:
             _add_bare_app()

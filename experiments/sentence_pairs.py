@@ -34,7 +34,6 @@ from offramp.jobs.progress import progress_bars
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import resolve_backbone, train
 from optimizer.plan import PolicySpec, serial_plan
-from optimizer.plan_file import plan_document
 from optimizer.risk import Guarantee
 
 MAX_LENGTH = 256
@@ -114,7 +113,7 @@ def served_exits(folder: Path, policy: PolicySpec, pairs: LabelledRows) -> list[
     ramps = tuple(sorted(policy.thresholds)) if isinstance(policy.thresholds, dict) else ()
     plan = serial_plan(_num_blocks(folder), ramps, policy, batch=BATCH)
     rows = list(zip(*(column.tolist() for column in pairs.columns.values()), strict=True))
-    settings = ServeSettings(model=str(folder), plan=plan_document(plan))
+    settings = ServeSettings(model=str(folder), plan=plan)
     with serving(settings, LocalCluster()) as url, Client(url, timeout_s=60.0) as client:
         client.wait_until_ready(timeout_s=120.0)
         answers = [

@@ -85,6 +85,12 @@ def parse_plan(document: object, shape: ModelShape | None = None, *, where: str 
     return _build(Source(document=document, where=where, raises=PlanError), shape)
 
 
+def parse_policy(document: object, *, where: str = "policy") -> PolicySpec:
+    """An exit policy from plain data, as a plan has it; raises PlanError."""
+    source = Source(document=document, where=where, raises=PlanError)
+    return PolicySpec(**source.parse(PolicyDocument, called="the policy").model_dump())
+
+
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Plain data that `parse_plan` reads back."""
     policy = plan.policy
@@ -92,7 +98,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "schema_version": 1,
         "dispatch": plan.dispatch,
         "epoch": plan.epoch,
-        "policy": None if policy is None else _policy_document(policy),
+        "policy": None if policy is None else policy_document(policy),
         "stages": [
             {
                 "device": stage.device,
@@ -116,7 +122,8 @@ def write_plan(plan: Plan, path: Path) -> None:
         raise PlanError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _policy_document(policy: PolicySpec) -> dict[str, Any]:
+def policy_document(policy: PolicySpec) -> dict[str, Any]:
+    """Plain data that `parse_policy` reads back, without what the policy does not take."""
     settings = {name: dict(value) if isinstance(value, Mapping) else value for name, value in policy.settings.items()}
     return {"name": policy.name, **settings}
 

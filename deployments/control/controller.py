@@ -14,7 +14,6 @@ from deployments.control.history import History
 from deployments.control.loop import ControlLoop
 from deployments.control.metrics import ControlMetrics
 from deployments.control.ray_fleet import RayFleet
-from deployments.control.settings import control_policy
 from deployments.messages import Assignment
 from deployments.settings import ServeSettings
 from deployments.slots import slot_counts, slot_devices
@@ -22,9 +21,7 @@ from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import PlanError
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import initial_placement, placed_document
-from optimizer.plan_file import parse_plan
 from optimizer.problem import PlanProblem
-from optimizer.problem_file import parse_problem
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -90,20 +87,19 @@ def build_loop(settings: ServeSettings, clock: Clock) -> tuple[History, ControlL
     control = settings.control
     if control is None:
         raise PlanError("these settings have no control")
-    problem = parse_problem(control.problem).problem
-    slots = slot_counts(settings, parse_plan(settings.plan))
+    slots = slot_counts(settings, settings.plan)
     history = History.open(Path(control.state), settings.app)
     fleet = RayFleet(
-        settings.app, slot_devices(slots), tuple(problem.devices), control.dashboard_url, settings.node_labels
+        settings.app, slot_devices(slots), tuple(control.problem.devices), control.dashboard_url, settings.node_labels
     )
     loop = ControlLoop(
         fleet,
         history,
         control,
-        problem=problem,
-        policy=control_policy(control),
+        problem=control.problem,
+        policy=control.policy,
         slots=slots,
-        first=initial_placement(parse_plan(settings.plan)),
+        first=initial_placement(settings.plan),
         clock=clock,
         sleep=asyncio.sleep,
         solve=_solve,

@@ -6,19 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deployments.control.history import History
-from deployments.settings import ControlSettings, ServeSettings
+from deployments.settings import ServeSettings
 from earlyexit.errors import PlanError
-from earlyexit.source_file import Source
 from optimizer.plan import PolicySpec
-from optimizer.plan_file import ModelShape, PolicyDocument, parse_plan
+from optimizer.plan_file import ModelShape
 from optimizer.problem import PlanProblem
-from optimizer.problem_file import parse_problem
-
-
-def control_policy(control: ControlSettings) -> PolicySpec:
-    """The settings' policy; raises PlanError saying what is wrong with it."""
-    source = Source(document=control.policy, where="control.policy", raises=PlanError)
-    return PolicySpec(**source.parse(PolicyDocument, called="the policy").model_dump())
 
 
 def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:
@@ -41,14 +33,14 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
     control = settings.control
     if control is None:
         return
-    problem = parse_problem(control.problem, where="control.problem").problem
+    problem = control.problem
     if problem.num_blocks != shape.num_blocks or not set(problem.ramps) <= set(shape.ramps):
         raise PlanError(
             f"control.problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}; "
             f"the model has {shape.num_blocks} and {list(shape.ramps)}"
         )
-    unknown = sorted(set(parse_plan(settings.plan).ramps) - set(problem.ramps))
+    unknown = sorted(set(settings.plan.ramps) - set(problem.ramps))
     if unknown:
         raise PlanError(f"the plan to begin with has ramps {unknown}, control.problem has {list(problem.ramps)}")
-    thresholds_of(control_policy(control), problem)
+    thresholds_of(control.policy, problem)
     History.check(Path(control.state), settings.app)

@@ -56,7 +56,6 @@ from earlyexit.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from earlyexit.wire import Answer
 from optimizer.placement import initial_placement, parse_placed, placed_document
-from optimizer.plan_file import parse_plan
 
 READY_PAUSE_S = 1.0
 STATS_TIMEOUT_S = 5.0
@@ -115,7 +114,7 @@ class Ingress(RpcMethods):
             loss=self.task.loss,
             probe_share=settings.probe_share,
         )
-        placed = initial_placement(parse_plan(settings.plan))
+        placed = initial_placement(settings.plan)
         rng = random.Random()  # another one in every ingress: each picks its own probes
         core: IngressCore[Query, Transport] = IngressCore(uuid.uuid4().hex[:8], placed, self._transports, rules, rng)
         return Dispatcher(core, self._clock, self._metrics)

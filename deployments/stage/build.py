@@ -18,12 +18,10 @@ from earlyexit.engine import BatchEngine
 from earlyexit.errors import DataError, PlanError
 from earlyexit.member import Member
 from earlyexit.policies import make_policy
-from earlyexit.source_file import Source
 from earlyexit.split import Split
 from earlyexit.store import ModelCard, read_card
 from earlyexit.times import ObservedTimes, Times
 from optimizer.plan import NO_RAMPS, PolicySpec
-from optimizer.plan_file import PolicyDocument, parse_plan
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -99,11 +97,8 @@ def policy_for(settings: ServeSettings, device: str, spec: PolicySpec | None, sp
 
 def starting_policy(settings: ServeSettings) -> PolicySpec | None:
     """The exit policy that an application begins with: its plan's, or else its controller's."""
-    policy = parse_plan(settings.plan).policy
-    if policy is not None or settings.control is None:
-        return policy
-    source = Source(document=settings.control.policy, where="control.policy", raises=PlanError)
-    return PolicySpec(**source.parse(PolicyDocument, called="the policy").model_dump())
+    policy = settings.plan.policy
+    return settings.control.policy if policy is None and settings.control is not None else policy
 
 
 def build_policy(spec: PolicySpec | None) -> ExitPolicy:

@@ -22,7 +22,6 @@ from deployments.stage.server import CallServer
 from earlyexit.clock import MonotonicClock
 from earlyexit.device import Release
 from optimizer.placement import initial_placement
-from optimizer.plan_file import parse_plan
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -119,7 +118,7 @@ class StageReplica:
 
 def planned_assignment(settings: ServeSettings, slot: str) -> Assignment | None:
     """What the plan to begin with has a slot do; None where it leaves the slot idle."""
-    plan = parse_plan(settings.plan)
+    plan = settings.plan
     stage = initial_placement(plan).stage_of.get(slot)
     if stage is None:
         return None

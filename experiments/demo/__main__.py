@@ -39,7 +39,7 @@ def main() -> None:
     prepared = prepare(runs, options.data)
     plan = demo_plan(read_card(prepared.folder).num_blocks, prepared.calibration, batch=BATCH)
     console.print(f"model: {prepared.folder}   plan: {save_plan(plan, runs)}")
-    settings = ServeSettings(model=str(prepared.folder.resolve()), plan=plan_document(plan))
+    settings = ServeSettings(model=str(prepared.folder.resolve()), plan=plan)
     console.rule("2. service")
     with serving(settings, LocalCluster(port=options.port)) as url:
         _wait_until_ready(url)

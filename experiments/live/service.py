@@ -11,14 +11,12 @@ from typing import Any
 
 from deployments.serve_control import HttpFront, LocalCluster, serving
 from deployments.settings import ControlSettings, EmulatedSettings, ServeSettings
-from earlyexit.split import Split
 from experiments.data import RUNS
 from experiments.live.emulation import Emulation, emulated
 from offramp.client.client import Client
-from optimizer.plan import Plan, PolicySpec, Stage, stock_plan
+from optimizer.plan import Plan, PolicySpec, stock_plan
 from optimizer.plan_file import plan_document
 from optimizer.problem import PlanProblem
-from optimizer.problem_file import problem_document
 
 STATE = RUNS / "live" / "state"
 SLOTS = 6
@@ -58,7 +56,7 @@ def emulated_settings(
     defaults: dict[str, Any] = {"probe_share": 0.0 if control is None else 0.02, "slack": problem.slo.slack}
     return ServeSettings(
         model=str(model.resolve()),
-        plan=plan_document(plan if control is None else seed_plan(emulation, plan.num_blocks)),
+        plan=plan if control is None else seed_plan(emulation, plan.num_blocks),
         emulated=devices,
         slots={} if control is None else slots,
         control=control,
@@ -83,14 +81,7 @@ def control_settings(
     path = (folder / f"{state}.sqlite").resolve()
     for leftover in path.parent.glob(f"{path.name}*"):  # with its journals
         leftover.unlink()
-    return ControlSettings(problem=problem_document(problem), policy=_policy_document(spec), state=str(path), **options)
-
-
-def _policy_document(spec: PolicySpec) -> dict[str, Any]:
-    """As plan files have it."""
-    anywhere = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=1, batch=1),))
-    document: dict[str, Any] = plan_document(Plan(stages=(anywhere,), policy=spec))["policy"]
-    return document
+    return ControlSettings(problem=problem, policy=spec, state=str(path), **options)
 
 
 def hand_control(problem: PlanProblem, spec: PolicySpec, *, state: str) -> ControlSettings:

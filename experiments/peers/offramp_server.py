@@ -37,7 +37,7 @@ class OfframpOptions(BaseModel):
 def main() -> None:
     """Serve, and follow the plans that are named."""
     options = OfframpOptions.model_validate_json(Path(sys.argv[1]).read_bytes())
-    first = parse_plan(options.settings.plan)
+    first = options.settings.plan
     with served(options.settings, first, port=options.port, metrics_port=options.metrics_port) as service:
         print(READY, flush=True)
         for line in sys.stdin:

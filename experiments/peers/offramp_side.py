@@ -84,7 +84,7 @@ def offramp_sides(
     """
     settings = ServeSettings(
         model=str(workload.folder.resolve()),
-        plan=plan_document(prepared.plans["stock"]),
+        plan=prepared.plans["stock"],
         slots={"cpu": 1},
         control=hand_control(prepared.problem, workload.policy, state=f"peers-{workload.name}"),
         slo_s=prepared.slo_s,

@@ -108,12 +108,11 @@ def serve(
     from deployments.serve_control import LocalCluster
     from offramp.service.access import access_settings
     from offramp.service.plans import resolve_plan
-    from optimizer.plan_file import plan_document
 
     chosen = resolve_plan(plan, model, batch=batch, replicas=replicas, device=device)
     settings = serve_settings(
         model=str(model.resolve()),
-        plan=plan_document(chosen),
+        plan=chosen,
         ingress_replicas=ingress_replicas,
         dtype=choice("dtype", dtype, DTYPES),
         backend=choice("backend", backend, BACKENDS),

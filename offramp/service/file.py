@@ -6,7 +6,7 @@ file speaks of their seconds; what the service is told is in seconds of a clock,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -21,9 +21,7 @@ from offramp.service.parts import ServiceParts, read_parts
 from offramp.service.plan import first_plan, plan_slots, service_problem, stretched
 from offramp.service.shape import CONTROL_FIELDS, IngressDocument
 from optimizer.plan import Plan
-from optimizer.plan_file import plan_document
 from optimizer.problem import PlanProblem
-from optimizer.problem_file import problem_document
 from profiles.table import LatencyTable
 
 
@@ -65,7 +63,7 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         ingress["ingress_replicas"] = document.ingress.replicas
     return ServeSettings(
         model=str(parts.model),
-        plan=plan_document(plan),
+        plan=plan,
         app=document.name,
         version=document.model.version,
         route_prefix=document.ingress.route_prefix or _route_prefix(parts.card.name, document.model.version),
@@ -73,7 +71,7 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         slots=plan_slots(parts, plan),
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={name: _emulated(parts, table) for name, table in parts.tables.items() if find_device(name).emulated},
-        control=_control(parts, problem, plan) if document.planner.control else None,
+        control=_control(parts, problem) if document.planner.control else None,
         tracing=None if document.tracing is None else TracingSettings(**document.tracing.model_dump()),
         probe_share=document.planner.probe_share if document.planner.control else 0.0,
         slo_s=document.slo.latency_s * scale,
@@ -113,13 +111,13 @@ def _emulated(parts: ServiceParts, table: LatencyTable) -> EmulatedSettings:
     )
 
 
-def _control(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ControlSettings:
+def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
     planner = parts.document.planner
     state = (parts.base / (planner.state or f"{parts.document.name}.sqlite")).resolve()
     said = {name: getattr(planner, name) for name in CONTROL_FIELDS if getattr(planner, name) is not None}
     return ControlSettings(
-        problem=problem_document(stretched(problem, parts.inventory.time_scale)),
-        policy=plan_document(replace(plan, policy=parts.exits.policy))["policy"],
+        problem=stretched(problem, parts.inventory.time_scale),
+        policy=parts.exits.policy,
         strategy=planner.strategy,
         state=str(state),
         accuracy_budget=parts.exits.budget,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from deployments.settings import ServeSettings
+from optimizer.plan import PolicySpec
 
 MODEL = "model"
 
@@ -22,14 +22,16 @@ def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:
     access = settings.access
     if access is not None and access.keys_file is not None:
         access = access.model_copy(update={"keys_file": str(folder / Path(access.keys_file).name)})
-    plan = {**settings.plan, "policy": _moved_policy(settings.plan["policy"], model, folder)}
+    plan = settings.plan
+    if plan.policy is not None:
+        plan = replace(plan, policy=_moved_policy(plan.policy, model, folder))
     moved = {"model": str(folder / MODEL), "plan": plan, "control": control, "access": access}
     return settings.model_copy(update=moved)
 
 
-def _moved_policy(policy: Mapping[str, Any] | None, model: Path, folder: PurePosixPath) -> dict[str, Any] | None:
-    if policy is None or "records" not in policy:
-        return None if policy is None else dict(policy)
-    records = Path(policy["records"])
+def _moved_policy(policy: PolicySpec, model: Path, folder: PurePosixPath) -> PolicySpec:
+    if policy.records is None:
+        return policy
+    records = Path(policy.records)
     inside = folder / MODEL / records.relative_to(model) if records.is_relative_to(model) else folder / records.name
-    return {**policy, "records": str(inside)}
+    return replace(policy, records=str(inside))

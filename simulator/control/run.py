@@ -20,11 +20,10 @@ from deployments.slots import slot_devices
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import initial_placement
-from optimizer.plan import Plan
+from optimizer.plan import NO_RAMPS, Plan
 from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
-from optimizer.problem_file import problem_document
 from profiles.records import ExitRecords
 from simulator.control.closed import Closed, ClosedSender
 from simulator.control.faults import Fault, schedule
@@ -101,7 +100,7 @@ class Controlled:
 
 def control_settings(problem: PlanProblem, **options: Any) -> ControlSettings:
     """A controller's settings in a simulation; `options` are further ones of `ControlSettings`."""
-    return ControlSettings(problem=problem_document(problem), policy={}, state=":memory:", **options)
+    return ControlSettings(problem=problem, policy=NO_RAMPS, state=":memory:", **options)
 
 
 def simulate_controlled(

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ControlSettings, ServeSettings
-from optimizer.plan_file import plan_document, read_plan
+from optimizer.plan import PolicySpec
+from optimizer.plan_file import read_plan
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import parse_problem
 
 NEVER_S = 1e6
 NUM_BLOCKS = 4
@@ -20,14 +23,14 @@ RAMPS = (0, 1, 2)
 
 
 def main(folder: Path, port: int) -> None:
-    plan = plan_document(read_plan(folder / "plan.yaml"))
+    plan = read_plan(folder / "plan.yaml")
     settings = ServeSettings(
         model=str(folder),
         plan=plan,
         slots={"cpu": 2},
         control=ControlSettings(
             problem=problem(),
-            policy=plan["policy"],
+            policy=cast("PolicySpec", plan.policy),
             state=str(folder / "state.sqlite"),
             period_s=NEVER_S,
             watch_s=0.5,
@@ -40,9 +43,9 @@ def main(folder: Path, port: int) -> None:
             print(json.dumps(put_in_force(json.loads(line))), flush=True)  # noqa: T201
 
 
-def problem() -> dict[str, Any]:
+def problem() -> PlanProblem:
     """What the controller would plan by, if it planned."""
-    return {
+    document = {
         "schema_version": 1,
         "blocks": NUM_BLOCKS,
         "ramps": list(RAMPS),
@@ -60,6 +63,7 @@ def problem() -> dict[str, Any]:
         "slo": {"latency_s": 5.0},
         "objective": {"maximize": "rate"},
     }
+    return parse_problem(document).problem
 
 
 def put_in_force(plan: dict[str, Any]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings, TracingSettings
-from optimizer.plan_file import plan_document, read_plan
+from optimizer.plan_file import read_plan
 
 MAX_BODY_BYTES = 20_000
 
 
 def main(folder: Path, port: int) -> None:
-    plan = plan_document(read_plan(folder / "plan.yaml"))
+    plan = read_plan(folder / "plan.yaml")
     settings = ServeSettings(
         model=str(folder),
         plan=plan,

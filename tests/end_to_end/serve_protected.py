@@ -12,7 +12,7 @@ from typing import Any
 from deployments.access import AccessSettings
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
-from optimizer.plan_file import plan_document, read_plan
+from optimizer.plan_file import read_plan
 
 RATE_PER_S = 0.1
 BURST = 30.0
@@ -21,7 +21,7 @@ BURST = 30.0
 def main(folder: Path, port: int) -> None:
     settings = ServeSettings(
         model=str(folder),
-        plan=plan_document(read_plan(folder / "plan.yaml")),
+        plan=read_plan(folder / "plan.yaml"),
         max_inputs_per_request=32,
         max_body_bytes=20_000,
         access=AccessSettings(

@@ -16,7 +16,6 @@ import pytest
 from deployments.ingress.versions.traffic import draws
 from deployments.settings import RepositorySettings, ServeSettings
 from offramp import Client
-from optimizer.plan_file import plan_document
 from tests.end_to_end.tiny_service import (
     Expected,
     Service,
@@ -70,7 +69,7 @@ def a_version(
     thresholds = median_entropies(model, tokenizer, texts)
     settings = ServeSettings(
         model=str(folder),
-        plan=plan_document(one_stage(thresholds)),
+        plan=one_stage(thresholds),
         app=folder.name,
         version=version,
         route_prefix="/" if version == "1" else f"/v2/models/tiny/versions/{version}",

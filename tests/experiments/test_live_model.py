@@ -12,8 +12,6 @@ from experiments.live.model import LABELS, TEXT, ensure_model, make_model, recor
 from experiments.live.service import SLOTS, control_settings, emulated_settings, seed_plan
 from offramp.service.plans import resolve_plan
 from optimizer.plan import early_exit_plan
-from optimizer.plan_file import ModelShape, parse_plan
-from optimizer.problem_file import parse_problem
 
 
 @pytest.fixture
@@ -50,12 +48,11 @@ def test_settings_begin_with_the_plan_or_with_a_controller_by_its_seed(folder: P
     device = emulated("V100")
     plan = plan_of(early_exit_plan(12, records.ramps, spec, batch=8, device=device, replicas=16).stages, spec)
     alone = emulated_settings(cluster, folder, plan)
-    shape = ModelShape(num_blocks=12, ramps=records.ramps)
-    assert parse_plan(alone.plan, shape) == plan
+    assert alone.plan == plan
     assert sum(first_replicas(alone).values()) == 16
     control = control_settings(problem, spec, state="test", folder=folder, period_s=40.0)
     led = emulated_settings(cluster, folder, plan, control=control)
-    assert parse_plan(led.plan, shape) == seed_plan(cluster, 12)
+    assert led.plan == seed_plan(cluster, 12)
     assert list(first_replicas(led).values()) == [11, *(1,) * (SLOTS - 1)], "16 in all"
     assert led.slo_s == pytest.approx(4.0), "100 ms, 40 times"
     assert led.emulated[device].time_scale == 40
@@ -67,8 +64,6 @@ def test_a_controller_is_told_the_problem_in_wall_clock_seconds_and_begins_anew(
     left_over.write_text("of an earlier run", encoding="utf-8")
     control = control_settings(problem, policy(ensure_model(folder), folder), state="test", folder=folder)
     assert not left_over.exists()
-    read = parse_problem(control.problem).problem
-    assert read.slo == problem.slo
-    assert read.devices == problem.devices
-    assert control.policy["name"] == "recorded"
-    assert control.policy["thresholds"] == dict.fromkeys(range(11), 0.4)
+    assert control.problem is problem
+    assert control.policy.name == "recorded"
+    assert control.policy.thresholds == dict.fromkeys(range(11), 0.4)

@@ -127,4 +127,4 @@ def test_the_accelerator_of_ones_own_is_planned_with_its_profile_and_price(examp
     assert service.inventory.counts == {"emulated:edge-box": 3}
     assert service.inventory.devices["emulated:edge-box"].usd_per_hour == 0.12
     assert service.settings.emulated["emulated:edge-box"].decisions == "computed"
-    assert {stage["device"] for stage in service.settings.plan["stages"]} == {"emulated:edge-box"}
+    assert {stage.device for stage in service.settings.plan.stages} == {"emulated:edge-box"}

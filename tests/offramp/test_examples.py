@@ -14,10 +14,8 @@ from deployments.ingress.api.parsing import parse_predict
 from deployments.settings import ServeSettings
 from offramp.service.file import read_service
 from optimizer.decision import Decision, Strategy
-from optimizer.plan_file import parse_plan
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
-from optimizer.problem_file import parse_problem
 from tests.cluster.kuberay_schema import RayService
 from tests.deployments.ingress.api.signatures import TEXT
 
@@ -39,7 +37,7 @@ def test_every_example_is_read_and_rendered(examples: Path, name: str) -> None:
     service = read_service(examples / f"{name}.yaml", quickly)
     assert service.inventory.counts == COUNTS[name]
     assert service.settings.control is not None
-    assert parse_problem(service.settings.control.problem).problem.devices.keys() == COUNTS[name].keys()
+    assert service.settings.control.problem.devices.keys() == COUNTS[name].keys()
     config = serve_config(service.settings.model_dump(), name=name, environment={}, host="0.0.0.0", port=8000)
     kubernetes = Kubernetes(image="offramp", ray_version="2.60.0")
     assert RayService.model_validate(ray_service(name, config, service.inventory, kubernetes))
@@ -66,9 +64,9 @@ def test_the_rendered_manifest_is_one_of_the_mixed_cluster_that_an_application_c
     manifest = RayService.model_validate(yaml.safe_load((EXAMPLES / "kuberay/rayservice.yaml").read_text("utf-8")))
     [application] = yaml.safe_load(manifest.spec.serveConfigV2)["applications"]
     settings = ServeSettings.model_validate(application["args"])
-    assert parse_plan(settings.plan).num_blocks == 12
+    assert settings.plan.num_blocks == 12
     assert settings.control is not None
-    problem = parse_problem(settings.control.problem).problem
-    assert {name: supply.count for name, supply in problem.devices.items()} == COUNTS["e3_mixed"]
+    devices = settings.control.problem.devices
+    assert {name: supply.count for name, supply in devices.items()} == COUNTS["e3_mixed"]
     groups = manifest.spec.rayClusterConfig.workerGroupSpecs
     assert {each.groupName for each in groups} == {"emulated-v100", "emulated-p100", "emulated-k80"}

@@ -21,13 +21,13 @@ def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
     if not settings.probe_share:
         return None
     of_control = None if settings.control is None else settings.control.policy
-    policy = settings.plan.get("policy") or of_control or {"name": NO_RAMPS.name}
-    if policy.get("name") == "recorded":
+    policy = settings.plan.policy or of_control or NO_RAMPS
+    if policy.records is not None:
         # Only what the records hold can be decided, whatever ramps the model has.
-        return shape_of(ExitRecords.load(Path(policy["records"])))
+        return shape_of(ExitRecords.load(Path(policy.records)))
     for score in SCORES:
-        if policy.get("name", "entropy") == score:
+        if policy.name == score:
             zero_one = find_task(card.task).zero_one
             return StreamShape(score=score, num_blocks=card.num_blocks, ramps=card.ramps, zero_one=zero_one)
-    logger.warning("exit policy %s cannot be probed: there are no probes", policy.get("name"))
+    logger.warning("exit policy %s cannot be probed: there are no probes", policy.name)
     return None

@@ -23,7 +23,6 @@ from optimizer.evaluate import evaluate
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
-from optimizer.problem_file import problem_document
 from profiles.stream import Observations, StreamShape
 from profiles.table import LatencyTable
 
@@ -214,9 +213,7 @@ class Scene:
         self.loop = ControlLoop(
             self.fleet,
             self.history,
-            ControlSettings(
-                problem=problem_document(self.problem), policy={}, state="unused", period_s=120.0, watch_s=5.0
-            ),
+            ControlSettings(problem=self.problem, policy=POLICY, state="unused", period_s=120.0, watch_s=5.0),
             problem=self.problem,
             policy=self.policy,
             slots={"cpu": self.slots},

@@ -13,7 +13,7 @@ from deployments.settings import EmulatedSettings, ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts
 from earlyexit.errors import DataError, PlanError
 from optimizer.plan import Plan
-from optimizer.plan_file import ModelShape, parse_plan, plan_document
+from optimizer.plan_file import ModelShape, plan_document
 from optimizer.problem_file import problem_document
 from tests.deployments.control.control_fakes import POLICY, Scene, halves, problem, whole
 
@@ -101,7 +101,7 @@ def test_another_applications_memory_is_refused_before_anything_starts(tmp_path:
 
 def test_without_a_controller_there_are_as_many_slots_as_the_plan_needs(tmp_path: Path) -> None:
     plain = settings(tmp_path, control=None, plan=plan_document(Plan(stages=halves(3, 1), policy=POLICY)))
-    assert slot_counts(plain, parse_plan(plain.plan)) == {"cpu": 2}
+    assert slot_counts(plain, plain.plan) == {"cpu": 2}
     assert first_replicas(plain) == {"split-cpu-0": 3, "split-cpu-1": 1}
     assert accelerators(plain) == {"cpu": 4}
 

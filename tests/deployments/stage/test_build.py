@@ -29,6 +29,7 @@ from earlyexit.store import read_card
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
+from tests.deployments.control.control_fakes import problem
 from tests.deployments.stage.small_model import save_small_model
 
 ROOT = Path(__file__).parents[3]
@@ -164,21 +165,11 @@ def test_a_policy_must_decide_at_the_ramps_of_its_splits(folder: Path) -> None:
 
 def test_without_ramps_in_its_plan_an_application_begins_with_its_controllers_policy(folder: Path) -> None:
     plan = plan_document(early_exit_plan(4, (), recorded_spec(folder), batch=4, device=V100)) | {"policy": None}
-    control = {
-        "problem": {},
-        "policy": {"name": "recorded", "thresholds": {"0": 0.25}, "records": "records.npz"},
-        "state": "state.sqlite",
-    }
+    policy = {"name": "recorded", "thresholds": {"0": 0.25}, "records": "records.npz"}
+    control = {"problem": problem(), "policy": policy, "state": "state.sqlite"}
     settings = settings_of(folder, plan=plan, control=control)
     assert starting_policy(settings) == PolicySpec(name="recorded", thresholds={0: 0.25}, records="records.npz")
     assert starting_policy(settings_of(folder, plan=plan)) is None
-
-
-def test_a_wrong_policy_of_the_controller_is_named(folder: Path) -> None:
-    plan = plan_document(early_exit_plan(4, (), recorded_spec(folder), batch=4)) | {"policy": None}
-    control = {"problem": {}, "policy": {"name": "hope"}, "state": "state.sqlite"}
-    with pytest.raises(PlanError, match=r"control\.policy.*name"):
-        starting_policy(settings_of(folder, plan=plan, control=control))
 
 
 def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folder: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +17,7 @@ from offramp.cli.report_status import status_tables
 from offramp.cli.service_commands import service_url
 from offramp.service.file import read_service
 from offramp.service.paths import at_folder
+from optimizer.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService
 from tests.offramp.service.service_folders import write_model
 
@@ -150,7 +152,8 @@ def test_a_rendered_manifest_is_kuberays_and_finds_everything_on_its_volume(serv
     config = yaml.safe_load(manifest.spec.serveConfigV2)
     settings = ServeSettings.model_validate(config["applications"][0]["args"])
     assert settings.model == "/offramp/model"
-    assert settings.plan["policy"]["records"] == "/offramp/model/exit_records.npz"
+    assert settings.plan.policy is not None
+    assert settings.plan.policy.records == "/offramp/model/exit_records.npz"
     assert settings.control is not None
     assert settings.control.state == "/offramp/demo.sqlite"
     assert (config["proxy_location"], config["http_options"]["host"]) == ("EveryNode", "0.0.0.0")
@@ -162,13 +165,12 @@ def test_a_rendered_manifest_is_kuberays_and_finds_everything_on_its_volume(serv
 
 def test_what_is_elsewhere_on_the_nodes_is_named_as_they_find_it(service: Path, tmp_path: Path) -> None:
     settings = read_service(service).settings
-    outside = settings.model_copy(
-        update={"plan": settings.plan | {"policy": {"name": "recorded", "records": "/x/r.npz"}}}
-    )
-    moved = at_folder(outside, PurePosixPath("/data"))
-    assert moved.plan["policy"]["records"] == "/data/r.npz"
+    outside = PolicySpec(name="recorded", thresholds=0.5, records="/x/r.npz")
+    plan = replace(settings.plan, policy=outside)
+    moved = at_folder(settings.model_copy(update={"plan": plan}), PurePosixPath("/data"))
+    assert moved.plan.policy == replace(outside, records="/data/r.npz")
     assert moved.control is not None
-    assert moved.control.policy["records"] == "/data/model/exit_records.npz"
+    assert moved.control.policy.records == "/data/model/exit_records.npz"
 
 
 def test_a_folder_of_the_nodes_is_absolute(service: Path, capsys: Captured) -> None:

@@ -10,6 +10,7 @@ from earlyexit.errors import InputError
 from offramp.client.credentials import find_api_key, key_header
 from offramp.service.access import access_settings, exposure_notes, with_environment
 from offramp.service.paths import at_folder
+from optimizer.plan import stock_plan
 
 KEYS = {"OFFRAMP_API_KEYS": "alice:alice-0123456789"}
 
@@ -30,12 +31,12 @@ def test_the_environments_keys_count_where_a_service_file_names_none() -> None:
 
 
 def test_settings_hold_where_keys_are_and_no_key() -> None:
-    settings = ServeSettings(model="m", plan={"policy": None}, access=access_settings(None, None, KEYS))
+    settings = ServeSettings(model="m", plan=stock_plan(1, batch=1), access=access_settings(None, None, KEYS))
     assert "alice" not in settings.model_dump_json()
 
 
 def test_nodes_find_the_keys_beside_the_model() -> None:
-    settings = ServeSettings(model="m", plan={"policy": None}, access=AccessSettings(keys_file="/home/me/keys"))
+    settings = ServeSettings(model="m", plan=stock_plan(1, batch=1), access=AccessSettings(keys_file="/home/me/keys"))
     access = at_folder(settings, PurePosixPath("/srv/offramp")).access
     assert access == AccessSettings(keys_file="/srv/offramp/keys")
 

@@ -9,9 +9,9 @@ import yaml
 from deployments.settings import ServeSettings, TracingSettings
 from earlyexit.errors import InputError
 from offramp.service.file import Service, read_service
+from optimizer.plan import PolicySpec, stock_plan
 from optimizer.plan_file import parse_plan, write_plan
-from optimizer.problem import PlanProblem
-from optimizer.problem_file import parse_problem
+from optimizer.problem import MinimizeCost, PlanProblem
 from profiles.catalogue import published_profile
 from tests.offramp.service.service_folders import WEIGHTS_BYTES, with_card, write_model, write_records
 
@@ -73,14 +73,14 @@ def emulated(scale: float = 1.0, count: int = 4, **model: Any) -> dict[str, Any]
 
 def problem_of(service: Service) -> PlanProblem:
     assert service.settings.control is not None
-    return parse_problem(service.settings.control.problem).problem
+    return service.settings.control.problem
 
 
 def test_exits_come_from_the_models_calibration(files: Files) -> None:
     settings = files.read().settings
-    assert settings.plan["policy"] == {"name": "entropy", "thresholds": {0: 0.5, 1: 0.5}}
+    assert settings.plan.policy == PolicySpec(name="entropy", thresholds={0: 0.5, 1: 0.5})
     assert settings.control is not None
-    assert settings.control.policy == settings.plan["policy"]
+    assert settings.control.policy == settings.plan.policy
     assert settings.control.accuracy_budget == 0.01
 
 
@@ -135,7 +135,7 @@ def test_bytes_between_stages_are_those_of_the_longest_input(files: Files) -> No
 
 def test_settings_the_file_leaves_out_are_the_applications_own(files: Files) -> None:
     settings = files.read().settings
-    defaults = ServeSettings(model="m", plan={})
+    defaults = ServeSettings(model="m", plan=stock_plan(1, batch=1))
     assert settings.max_queued == defaults.max_queued
     assert settings.control is not None
     assert settings.control.period_s == 120
@@ -161,7 +161,7 @@ def test_settings_the_file_names_are_taken(files: Files) -> None:
 
 def test_the_first_plan_leaves_an_accelerator_to_every_idle_slot(files: Files) -> None:
     settings = files.read(planner={"max_stages": 2}).settings
-    stages = parse_plan(settings.plan).stages
+    stages = settings.plan.stages
     assert settings.slots == {"cpu": 2}
     assert sum(stage.replicas for stage in stages) + 2 - len(stages) <= 4
 
@@ -176,21 +176,21 @@ def test_a_fixed_plan_has_no_controller_no_probes_and_no_slots_but_its_own(files
     assert settings.control is None
     assert settings.probe_share == 0
     assert settings.slots == {}
-    assert parse_plan(settings.plan).stages[0].replicas == 4
+    assert settings.plan.stages[0].replicas == 4
 
 
 def test_a_plan_file_is_begun_with(files: Files) -> None:
     plan = parse_plan({"stages": [{"replicas": 2, "splits": [{"first": 0, "end": 3, "batch": 2}]}]})
     write_plan(plan, files.folder / "plan.yaml")
     settings = files.read(planner={"plan": "plan.yaml"}).settings
-    assert parse_plan(settings.plan).stages == plan.stages
+    assert settings.plan.stages == plan.stages
     assert settings.slots == {"cpu": 3}  # two replicas, and one for each of the two idle slots
 
 
 def test_emulated_time_is_stretched_for_the_controller_and_kept_for_the_replicas(files: Files) -> None:
     settings = files.read(**emulated(scale=20.0)).settings
     assert settings.control is not None
-    problem = parse_problem(settings.control.problem).problem
+    problem = settings.control.problem
     table = problem.latency["emulated:V100"]
     assert table.block_s_NB.tolist() == [pytest.approx([0.2, 0.4])] * 3
     assert problem.slo.latency_s == settings.slo_s == 20
@@ -201,22 +201,23 @@ def test_emulated_time_is_stretched_for_the_controller_and_kept_for_the_replicas
 
 def test_a_stretched_cluster_has_the_same_plan_at_a_fraction_of_the_rate(files: Files) -> None:
     plain, slow = (files.read(**emulated(scale=scale)).settings.plan for scale in (1.0, 20.0))
-    assert plain["stages"] == slow["stages"]
-    assert slow["predicted"]["rate_per_s"] == pytest.approx(plain["predicted"]["rate_per_s"] / 20)
-    assert slow["predicted"]["latency_s"] == pytest.approx(plain["predicted"]["latency_s"] * 20)
+    assert plain.stages == slow.stages
+    assert slow.predicted["rate_per_s"] == pytest.approx(plain.predicted["rate_per_s"] / 20)
+    assert slow.predicted["latency_s"] == pytest.approx(plain.predicted["latency_s"] * 20)
 
 
 def test_a_rate_that_is_asked_for_is_stretched_too(files: Files) -> None:
     parts = emulated(scale=20.0)
     service = files.read(**parts, planner={"objective": {"minimize": "cost", "rate_per_s": 40.0}})
     assert service.settings.control is not None
-    assert service.settings.control.problem["objective"] == {"minimize": "cost", "rate_per_s": 2.0}
+    assert service.settings.control.problem.objective == MinimizeCost(rate_per_s=2.0)
 
 
 def test_emulated_accelerators_answer_from_the_exit_records(files: Files) -> None:
     settings = files.read(**emulated()).settings
-    expected = {"name": "recorded", "thresholds": {0: 0.5, 1: 0.5}, "records": str(files.model / "exit_records.npz")}
-    assert settings.plan["policy"] == expected
+    records = str(files.model / "exit_records.npz")
+    expected = PolicySpec(name="recorded", thresholds={0: 0.5, 1: 0.5}, records=records)
+    assert settings.plan.policy == expected
     assert settings.control is not None
     assert settings.control.policy == expected
     assert settings.emulated["emulated:V100"].decisions == "recorded"
@@ -224,7 +225,8 @@ def test_emulated_accelerators_answer_from_the_exit_records(files: Files) -> Non
 
 def test_emulated_accelerators_may_compute_instead(files: Files) -> None:
     settings = files.read(**emulated(decisions="computed")).settings
-    assert settings.plan["policy"]["name"] == "entropy"
+    assert settings.plan.policy is not None
+    assert settings.plan.policy.name == "entropy"
 
 
 def test_published_figures_of_an_emulated_accelerator_are_those_of_the_real_one(tmp_path: Path) -> None:
@@ -238,7 +240,7 @@ def test_published_figures_of_an_emulated_accelerator_are_those_of_the_real_one(
     assert kept.batch == list(real.batches)
     assert kept.block_s == (real.block_s_NB * 2).tolist()
     assert settings.control is not None
-    assert settings.control.problem["latency"]["emulated:V100"]["batch"] == [1, 2, 4]
+    assert settings.control.problem.latency["emulated:V100"].batches == (1, 2, 4)
 
 
 def test_a_cluster_may_stand_in_a_file_of_its_own(files: Files) -> None:
@@ -250,7 +252,9 @@ def test_exit_records_may_be_others_than_the_calibrations(files: Files) -> None:
     records = write_records(files.folder / "others.npz")
     accuracy = {"policy": "recorded", "records": "others.npz", "thresholds": 0.5}
     (files.model / "calibration.json").unlink()
-    assert files.read(accuracy=accuracy).settings.plan["policy"]["records"] == str(records)
+    policy = files.read(accuracy=accuracy).settings.plan.policy
+    assert policy is not None
+    assert policy.records == str(records)
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,13 @@ from earlyexit.errors import (
 from earlyexit.signature import Encoded
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import Answer
+from optimizer.plan import stock_plan
 
 VOCABULARY = {"[UNK]": 0, "pay": 1, "my": 2, "bill": 3}
 MAX_LENGTH = 5
-SETTINGS = ServeSettings(model="unused", plan={}, max_inputs_per_request=4, default_timeout_s=8.0, max_timeout_s=60.0)
+SETTINGS = ServeSettings(
+    model="unused", plan=stock_plan(1, batch=1), max_inputs_per_request=4, default_timeout_s=8.0, max_timeout_s=60.0
+)
 
 
 class Desk(Dispatcher):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from deployments.ingress.core.probe_shape import probe_shape
 from deployments.ingress.core.probes import can_look
 from deployments.settings import ServeSettings
+from optimizer.plan import PolicySpec, stock_plan
 from profiles.records import ExitRecords
 from profiles.stream import StreamShape
 from tests.model_cards import a_card
@@ -16,14 +18,15 @@ from tests.model_cards import a_card
 CARD = a_card(ramps=(0, 2), num_blocks=4)
 
 
-def settings(policy: dict[str, Any] | None, probe_share: float = 0.02) -> ServeSettings:
-    return ServeSettings(model="unused", plan={"policy": policy}, probe_share=probe_share)
+def settings(policy: PolicySpec | None, probe_share: float = 0.02) -> ServeSettings:
+    plan = replace(stock_plan(4, batch=1), policy=policy)
+    return ServeSettings(model="unused", plan=plan, probe_share=probe_share)
 
 
 @pytest.mark.parametrize("score", ["entropy", "confidence"])
 def test_probes_see_the_models_ramps_in_the_policys_unit(score: Any) -> None:
     shape = StreamShape(score=score, num_blocks=4, ramps=(0, 2))
-    assert probe_shape(settings({"name": score, "thresholds": 0.5}), CARD) == shape
+    assert probe_shape(settings(PolicySpec(name=score, thresholds=0.5)), CARD) == shape
 
 
 def test_without_a_policy_probes_see_in_the_unit_in_which_replicas_then_look() -> None:
@@ -42,16 +45,16 @@ def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
         sample_ids=("a",),
         scores_NR=np.array([[0.5]], dtype=np.float32),
     ).save(path)
-    policy = {"name": "recorded", "thresholds": 0.5, "records": str(path)}
+    policy = PolicySpec(name="recorded", thresholds=0.5, records=str(path))
     assert probe_shape(settings(policy), CARD) == StreamShape(score="confidence", num_blocks=6, ramps=(1,))
 
 
 @pytest.mark.parametrize(
     ("policy", "probe_share"),
     [
-        pytest.param({"name": "entropy", "thresholds": 0.5}, 0.0, id="none-wanted"),
-        pytest.param({"name": "patience", "patience": 2}, 0.02, id="no-score"),
+        pytest.param(PolicySpec(name="entropy", thresholds=0.5), 0.0, id="none-wanted"),
+        pytest.param(PolicySpec(name="patience", patience=2), 0.02, id="no-score"),
     ],
 )
-def test_there_may_be_nothing_to_probe(policy: dict[str, Any], probe_share: float) -> None:
+def test_there_may_be_nothing_to_probe(policy: PolicySpec, probe_share: float) -> None:
     assert probe_shape(settings(policy, probe_share), CARD) is None

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from deployments.ingress.tracing.hooks import check_tracing, start_tracing
 from deployments.settings import ServeSettings, TracingSettings
 from earlyexit.clock import ManualClock
+from optimizer.plan import stock_plan
 
 ROOT = Path(__file__).parents[4]
-UNTRACED = ServeSettings(model="m", plan={})
+UNTRACED = ServeSettings(model="m", plan=stock_plan(1, batch=1))
 TRACED = UNTRACED.model_copy(update={"tracing": TracingSettings()})
 
 
@@ -27,8 +28,10 @@ def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
         "import sys; sys.modules['opentelemetry.exporter'] = None\n"
         "from deployments.ingress.tracing.hooks import check_tracing\n"
         "from deployments.settings import ServeSettings, TracingSettings\n"
-        "check_tracing(ServeSettings(model='m', plan={}))\n"
-        "check_tracing(ServeSettings(model='m', plan={}, tracing=TracingSettings()))"
+        "from optimizer.plan import stock_plan\n"
+        "settings = ServeSettings(model='m', plan=stock_plan(1, batch=1))\n"
+        "check_tracing(settings)\n"
+        "check_tracing(settings.model_copy(update={'tracing': TracingSettings()}))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert said.returncode == 1

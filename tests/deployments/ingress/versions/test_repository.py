@@ -131,7 +131,7 @@ async def test_settings_of_another_model_or_version_than_asked_for_are_refused(s
     with pytest.raises(InputError, match="the settings are of version '2', not of '3'"):
         await scene.repository.load("intents", parameters)
     with pytest.raises(InputError, match="max_queued"):
-        await scene.repository.load("intents", LoadParameters(config='{"model": "m", "plan": {}, "max_queued": 0}'))
+        await scene.repository.load("intents", config(scene.second().model_copy(update={"max_queued": 0})))
 
 
 async def test_accelerators_of_the_others_are_taken(scene: Scene) -> None:

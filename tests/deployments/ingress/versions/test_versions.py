@@ -16,6 +16,7 @@ from deployments.ingress.versions.versions import LOOK_S, Versions
 from deployments.settings import RepositorySettings, ServeSettings
 from earlyexit.clock import ManualClock
 from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError, VersionUnavailableError
+from optimizer.plan import stock_plan
 from tests.deployments.ingress.versions.version_fakes import FakeLink, FakeServed, FakeStore, SilentLink, a_request
 from tests.model_cards import a_card
 
@@ -37,7 +38,7 @@ class Scene:
         }
         settings = ServeSettings(
             model="/nowhere",
-            plan={},
+            plan=stock_plan(1, batch=1),
             app="one",
             route_prefix=route_prefix,
             repository=RepositorySettings.model_validate({"control": control}),
