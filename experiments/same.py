@@ -1,0 +1,208 @@
+"""Whether this checkout answers as an older commit did: plans to the last bit, studies' figures, and planning's speed.
+
+    python -m experiments.same REVISION [--only plans speed studies] [--problems 500] [--rounds 5]
+
+The older commit is checked out below runs/ and run by this environment's Python. Plans: seeded problems, small and
+large, of every objective, which both sides plan by every strategy; what `offramp plan --json` prints must not differ by
+a byte. Speed: processor time of the larger problems, in turns. Studies: `experiments.report --quick` on both sides;
+every figure that does not measure time must be the same. The exit status is 1 where anything differs. Minutes: about
+25 on two cores, 20 of them for the studies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator, default_rng
+
+from experiments.beside import ROOT, Side, checked_out
+from experiments.kit import show
+from profiles.catalogue import published_profile
+
+WORK = Path("runs/same")
+SEED = 19
+LARGE = 0.2
+"""Share of the problems that are larger than what is tested beside brute force."""
+CARDS = ("V100", "T4", "P100", "K80")
+LENGTH = 128
+ENOUGH_S = 0.15
+"""Seconds of planning above which a problem's time is compared: below, starting costs more."""
+TIMED = ("fig20_planner_overhead",)
+"""Studies whose figures are times."""
+PLAN_ALL = """
+import contextlib, importlib, io, json, sys, time
+module, name = sys.argv[1].split(":")
+main = getattr(importlib.import_module(module), name)
+def plan(path):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+        main(["plan", path, "--json"])
+    return said
+plan(sys.argv[2])  # imports, and loads what is compiled
+for path in sys.argv[2:]:
+    began_s = time.process_time()
+    said = plan(path)
+    print(json.dumps({"said": said.getvalue(), "seconds": time.process_time() - began_s}), flush=True)
+"""
+
+
+def random_document(rng: Generator) -> dict[str, Any]:
+    """A problem file: blocks with times that fall per input as batches grow, one to four types of accelerators."""
+    large = rng.random() < LARGE
+    num_blocks = int(rng.integers(8, 25) if large else rng.integers(1, 7))
+    ramps = [ramp for ramp in range(num_blocks - 1) if rng.random() < 0.8]
+    cards = CARDS[: rng.integers(1, 5 if large else 3)]
+    batches = [1, 2, 4, 8, 16, 32] if large else [1, 4, 16]
+    latency = {card: _table(rng, num_blocks, len(ramps), batches) for card in cards}
+    counts = {card: int(rng.integers(1, 17 if large else 5)) for card in cards}
+    whole_s = max(sum(row[-1] for row in table["block_s"]) for table in latency.values())
+    rate = sum(counts.values()) * batches[-1] / whole_s
+    document: dict[str, Any] = {
+        "blocks": num_blocks,
+        "ramps": ramps,
+        "survival": _survival(rng, num_blocks, ramps),
+        "latency": latency,
+        "devices": {
+            card: {"count": counts[card], "usd_per_hour": round(float(rng.uniform(0, 4)), 2)} for card in cards
+        },
+        "link": {"bandwidth_bytes_per_s": float(rng.choice([1.25e9, 1e7])), "delay_s": float(rng.choice([0.0, 1e-4]))},
+        "bytes_per_sample": float(rng.choice([0.0, 1e4, 2e5])),
+        "slo": {"latency_s": whole_s * float(rng.uniform(0.8, 12)), "slack": float(rng.choice([0.0, 0.2]))},
+        "objective": {"maximize": "rate"} if rng.random() < 0.6 else {"minimize": "cost", "rate_per_s": rate * 0.3},
+    }
+    if rng.random() < 0.2:
+        document["budget"] = {"usd_per_hour": float(rng.uniform(1, 40))}
+    return document
+
+
+def _table(rng: Generator, num_blocks: int, num_ramps: int, batches: Sequence[int]) -> dict[str, Any]:
+    """Seconds with a fixed and a growing part per block; at times BERT's published ones."""
+    if rng.random() < 0.2:
+        table = published_profile("bert-base", "V100").tables[LENGTH]
+        blocks = np.tile(table.block_s_NB[0, : len(batches)], (num_blocks, 1))
+        return {"batch": list(batches), "block_s": blocks.tolist(), "ramp_s": (blocks[:num_ramps] * 0.05).tolist()}
+    fixed = rng.uniform(0.2, 1.0, (num_blocks, 1)) * 1e-3
+    growing = rng.uniform(0.0, 0.3, (num_blocks, 1)) * 1e-3
+    block_s = fixed + growing * np.array(batches)
+    return {"batch": list(batches), "block_s": block_s.tolist(), "ramp_s": (block_s[:num_ramps] * 0.1).tolist()}
+
+
+def _survival(rng: Generator, num_blocks: int, ramps: Sequence[int]) -> list[float]:
+    """Falls after ramps only."""
+    shares = [1.0]
+    for block in range(num_blocks - 1):
+        shares.append(shares[-1] * (float(rng.uniform(0.5, 1.0)) if block in ramps else 1.0))
+    return shares
+
+
+def planned(side: Side, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """What a checkout says of each problem, and its seconds of processor time."""
+    entry = tomllib.loads((side.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]["offramp"]
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN_ALL, entry, *(str(path.resolve()) for path in paths)],
+        cwd=side.root,
+        env=side.environment(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def compare_plans(older: Side, ours: Side, paths: Sequence[Path]) -> list[str]:
+    """Names of the problems of which the two say different things."""
+    before, now = planned(older, paths), planned(ours, paths)
+    print(f"plans: {len(paths)} problems, {sum('stages' in each['said'] for each in before)} with a plan")
+    return [path.name for path, one, other in zip(paths, before, now, strict=True) if one["said"] != other["said"]]
+
+
+def compare_speed(older: Side, ours: Side, paths: Sequence[Path], rounds: int) -> None:
+    """Print the processor time of both, each problem's least over the rounds, and the median ratio."""
+    least = {side.name: np.full(len(paths), np.inf) for side in (older, ours)}
+    for _ in range(rounds):
+        for side in (older, ours):
+            seconds = np.array([each["seconds"] for each in planned(side, paths)])
+            least[side.name] = np.minimum(least[side.name], seconds)
+    before, now = least[older.name], least[ours.name]
+    counted = before >= ENOUGH_S
+    ratios = (before[counted] / now[counted]).tolist()
+    show(
+        f"planning, {counted.sum()} problems of {ENOUGH_S:g} s or more, least of {rounds} rounds",
+        ("", "CPU s", "median ms"),
+        [
+            (older.name, before[counted].sum(), 1000 * float(np.median(before[counted]))),
+            (ours.name, now[counted].sum(), 1000 * float(np.median(now[counted]))),
+        ],
+    )
+    print(
+        f"speed: {before[counted].sum() / now[counted].sum():.3f} x in all, {median(ratios):.3f} x the median problem"
+    )
+
+
+def compare_studies(older: Side, ours: Side) -> list[str]:
+    """Figures of the quick report that differ, by study."""
+    different = []
+    records = []
+    for side in (older, ours):
+        side.command("experiments.report", "--quick", "--jobs", str(os.cpu_count()))
+        folder = side.root / "runs" / "report-quick"
+        records.append({path.stem: json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))})
+    before, now = records
+    print(f"studies: {len(before)} before, {len(now)} now, {len(TIMED)} of times left out")
+    for name in sorted(before.keys() | now.keys()):
+        if name not in TIMED:
+            pair = [dict(_figures(side.get(name, {}).get("outcome", {}).get("result", {}))) for side in (before, now)]
+            different += [f"{name}: {key}" for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key)]
+    return different
+
+
+def _figures(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """Every number below a document, by its path."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _figures(inner, f"{path}/{name}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _figures(inner, f"{path}/{index}")
+    elif isinstance(value, int | float):
+        yield path, value
+
+
+def main() -> None:
+    """Compare, print, and end with 1 where anything differs."""
+    parser = ArgumentParser(prog="python -m experiments.same", description=__doc__)
+    parser.add_argument("revision")
+    parser.add_argument(
+        "--only", nargs="+", choices=("plans", "speed", "studies"), default=["plans", "speed", "studies"]
+    )
+    parser.add_argument("--problems", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    older, ours = Side(name=options.revision, root=checked_out(options.revision)), Side(name="this checkout", root=ROOT)
+    rng = default_rng(SEED)
+    WORK.mkdir(parents=True, exist_ok=True)
+    paths = [WORK / f"problem-{number:03}.yaml" for number in range(options.problems)]
+    for path in paths:
+        path.write_text(json.dumps(random_document(rng)) + "\n", encoding="utf-8")
+    different = compare_plans(older, ours, paths) if "plans" in options.only else []
+    if "speed" in options.only:
+        compare_speed(older, ours, [*paths, *sorted((ROOT / "experiments/problems").glob("*.yaml"))], options.rounds)
+    if "studies" in options.only:
+        different += compare_studies(older, ours)
+    print("\n".join(different[:50]))
+    print(f"{len(different)} differences")
+    sys.exit(1 if different else 0)
+
+
+if __name__ == "__main__":
+    main()
