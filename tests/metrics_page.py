@@ -75,11 +75,14 @@ def labels_on_page(page: str) -> dict[str, set[frozenset[str]]]:
     return dict(found)
 
 
-def once_on_page(port: int, wanted: set[str], patience_s: float) -> dict[str, set[frozenset[str]]]:
-    """Our series on a node's page, by name, with their labels but those that Ray adds; once all `wanted` are there."""
+def once_on_page(
+    port: int, wanted: set[str], patience_s: float, application: str = "offramp"
+) -> dict[str, set[frozenset[str]]]:
+    """A service's series on a node's page, by name, with their labels but Ray's own; once all `wanted` are there."""
     until_s = time.monotonic() + patience_s
     while True:
-        found = labels_on_page(httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=20.0).text)
+        page = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=20.0).text
+        found = labels_on_page("\n".join(line for line in page.splitlines() if f'application="{application}"' in line))
         if wanted <= set(found) or time.monotonic() > until_s:
             return {
                 name: {labels - added_labels() for labels in each if labels >= added_labels()}

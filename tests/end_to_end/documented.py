@@ -68,10 +68,10 @@ class Reader:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def follow(self, steps: list[Step]) -> None:
-        """Do them all; a service runs on until `stop`."""
+        """Do them all but what was done before; a service runs on until `stop`."""
         for step in steps:
             typed = self.change(step.command)
-            if typed is None:
+            if typed is None or step.command in self.seconds:
                 continue
             began_s = time.monotonic()
             if typed.startswith(KEPT):
@@ -87,8 +87,9 @@ class Reader:
     def stop(self) -> str:
         """End the service as Ctrl-C does; what it said last."""
         assert self.service is not None
-        os.killpg(self.service.pid, signal.SIGINT)
-        rest, _ = self.service.communicate(timeout=STOP_S)
+        ending, self.service = self.service, None
+        os.killpg(ending.pid, signal.SIGINT)
+        rest, _ = ending.communicate(timeout=STOP_S)
         return rest
 
     def _shell(self, command: str) -> list[str]:

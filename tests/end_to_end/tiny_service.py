@@ -1,16 +1,7 @@
-"""A model small enough to be served in a test, what it must answer, and a process that serves it."""
+"""A model small enough to be served in a test, and what it must answer."""
 
 from __future__ import annotations
 
-import os
-import select
-import signal
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from deployments.settings import ControlSettings, RepositorySettings, ServeSettings, TracingSettings
 from earlyexit.checkpoint import random_model
 from earlyexit.cut import cut_out
 from earlyexit.model import EarlyExitModel
@@ -33,32 +25,17 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.wire import entering
 from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.problem_file import parse_problem
 from tests.answers import label_of
+from tests.end_to_end.one_ray import COLLECTOR_PORT, DASHBOARD_URL
 
-HERE = Path(__file__).parent
-START_S = 120.0
-STOP_S = 20.0
 WORDS = ("[UNK]", "pay", "my", "bill", "card", "lost", "when", "is", "the", "rain", "coming", "to", "town")
 LABELS = ("bill", "card", "weather")
 MAX_LENGTH = 12
 NUM_BLOCKS = 4
 RAMPS = (0, 1, 2)
-MARK = "OFFRAMP_TEST_RUN"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Running:
-    """A service's process; what is written to it is its script's to understand."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-
-    def ask(self, line: str, log: Path, patience_s: float) -> str:
-        """Write a line, and read the next that comes back."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n".encode())
-        self.process.stdin.flush()
-        return next_line(self.process, log, patience_s)
+MAX_BODY_BYTES = 20_000
+NEVER_S = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +48,11 @@ class Expected:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
-    """A running service and what it must say."""
+class Tiny:
+    """A model in its folder, texts, and what must be said of them by any plan with these thresholds."""
 
-    url: str
+    folder: Path
+    thresholds: dict[int, float]
     texts: tuple[str, ...]
     answers: tuple[Expected, ...]
 
@@ -82,6 +60,61 @@ class Service:
         expected = self.answers[index]
         assert (answer["label"], answer["exit"]) == (expected.label, expected.exit)
         assert answer["score"] == pytest.approx(expected.score, abs=2e-5)
+
+
+def make_tiny(folder: Path, *, seed: int = 3) -> Tiny:
+    texts = some_texts(24)
+    model, tokenizer = make_model(folder, seed=seed)
+    thresholds = median_entropies(model, tokenizer, texts)
+    answers = tuple(answer_alone(model, tokenizer, text, thresholds) for text in texts)
+    assert len({answer.exit for answer in answers}) > 2, "the inputs should leave in several places"
+    return Tiny(folder=folder, thresholds=thresholds, texts=texts, answers=answers)
+
+
+def text_service(tiny: Tiny, **changes: Any) -> ServeSettings:
+    """In two stages, as version 1, beside which others may be loaded; requests are traced whose caller asks for it."""
+    return ServeSettings(
+        model=str(tiny.folder),
+        plan=two_stages(tiny.thresholds),
+        max_queued=500,
+        max_timeout_s=60.0,
+        max_inputs_per_request=32,
+        max_body_bytes=MAX_BODY_BYTES,
+        tracing=TracingSettings(endpoint=f"http://127.0.0.1:{COLLECTOR_PORT}", ratio=0.0),
+        repository=RepositorySettings(control="explicit", dashboard_url=DASHBOARD_URL),
+    ).model_copy(update=changes)
+
+
+def controlled_service(tiny: Tiny) -> ServeSettings:
+    """Under a controller that never plans by itself."""
+    problem = {
+        "schema_version": 1,
+        "blocks": NUM_BLOCKS,
+        "ramps": list(RAMPS),
+        "survival": [1.0, 0.7, 0.5, 0.3],
+        "latency": {
+            "cpu": {
+                "batch": [1, 8],
+                "block_s": [[0.001, 0.004]] * NUM_BLOCKS,
+                "ramp_s": [[0.0001, 0.0001]] * len(RAMPS),
+            }
+        },
+        "devices": {"cpu": {"count": 4}},
+        "link": {"bandwidth_bytes_per_s": 1e9},
+        "bytes_per_sample": 1000,
+        "slo": {"latency_s": 5.0},
+        "objective": {"maximize": "rate"},
+    }
+    control = ControlSettings(
+        problem=parse_problem(problem).problem,
+        policy=PolicySpec(name="entropy", thresholds=tiny.thresholds),
+        state=str(tiny.folder / "state.sqlite"),
+        period_s=NEVER_S,
+        watch_s=0.5,
+        starts_at_once=1,
+        dashboard_url=DASHBOARD_URL,
+    )
+    return text_service(tiny, app="controlled", slots={"cpu": 2}, control=control, probe_share=0.5)
 
 
 def some_texts(count: int) -> tuple[str, ...]:
@@ -137,61 +170,3 @@ def answer_alone(model: EarlyExitModel, tokenizer: TextTokenizer, text: str, thr
     steps = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
     [answer] = [answer for step in steps for answer in step.answers]
     return Expected(label=LABELS[label_of(answer)], score=answer.score, exit=answer.exit)
-
-
-@contextmanager
-def running(folder: Path, *, script: str, port: int) -> Iterator[Running]:
-    """A script of this folder in a process of its own; afterwards no process that it led to is left."""
-    mark = uuid.uuid4().hex
-    environment = os.environ | {MARK: mark, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    log = folder / "service.log"
-    with log.open("wb") as log_file:
-        process = subprocess.Popen(
-            [sys.executable, str(HERE / script), str(folder), str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log_file,
-            cwd=HERE.parents[1],
-            env=environment,
-        )
-    try:
-        with process:
-            yield Running(process=process, url=next_line(process, log, START_S))
-            process.communicate(timeout=STOP_S)
-        assert process.returncode == 0, log.read_text()
-        left = remaining(mark, patience_s=5.0)
-        assert left == {}
-    finally:
-        for pid in remaining(mark, patience_s=0.0):
-            os.kill(pid, signal.SIGKILL)
-
-
-def next_line(process: subprocess.Popen[bytes], log: Path, patience_s: float) -> str:
-    assert process.stdout is not None
-    readable, _, _ = select.select([process.stdout], [], [], patience_s)
-    line = process.stdout.readline().decode().strip() if readable else ""
-    if not line:
-        process.kill()
-        pytest.fail(f"the service said nothing:\n{log.read_text()}")
-    return line
-
-
-def remaining(mark: str, *, patience_s: float) -> dict[int, str]:
-    """Processes that inherited the mark, once they had time to end."""
-    until_s = time.monotonic() + patience_s
-    while (found := marked(mark)) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    return found
-
-
-def marked(mark: str) -> dict[int, str]:
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
-        except OSError:  # it has ended, or is not ours to read
-            continue
-    return found

@@ -7,26 +7,24 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
-from optimizer.plan_file import plan_document, write_plan
+from optimizer.plan_file import plan_document
 from tests.chromium import Opened, chromium, opened
-from tests.end_to_end.tiny_service import make_model, median_entropies, running, some_texts, two_stages
+from tests.end_to_end.one_ray import URL, OneRay
+from tests.end_to_end.tiny_service import Tiny, controlled_service, text_service, two_stages
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 pytestmark = [pytest.mark.ray, pytest.mark.browser]
 
-PORT = 8143
 LOAD_S = 6.0
 SOON_MS = 10_000
 START_MS = 90_000
-CHANGE_S = 90.0
 STREAM_S = 20.0
 
 
@@ -36,11 +34,11 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def load(url: str, texts: tuple[str, ...], seconds: float) -> Counter[int]:
+def load(texts: tuple[str, ...], seconds: float) -> Counter[int]:
     """Ask for so long, one at a time; how many answers left after each block."""
     exits: Counter[int] = Counter()
     until_s = time.monotonic() + seconds
-    with httpx.Client(base_url=url, timeout=20.0) as client:
+    with httpx.Client(base_url=URL, timeout=20.0) as client:
         for text in itertools.cycle(texts):
             if time.monotonic() > until_s:
                 return exits
@@ -48,16 +46,16 @@ def load(url: str, texts: tuple[str, ...], seconds: float) -> Counter[int]:
     return exits
 
 
-def states(url: str) -> Iterator[dict[str, Any]]:
+def states() -> Iterator[dict[str, Any]]:
     """What a viewer of its own gets."""
-    with httpx.stream("GET", f"{url}/dashboard/events", timeout=STREAM_S) as response:
+    with httpx.stream("GET", f"{URL}/dashboard/events", timeout=STREAM_S) as response:
         for line in response.iter_lines():
             if line.startswith("data: "):
                 yield json.loads(line.removeprefix("data: "))
 
 
-def first_state(url: str) -> dict[str, Any]:
-    stream = states(url)
+def first_state() -> dict[str, Any]:
+    stream = states()
     state = next(stream)
     stream.close()  # type: ignore[attr-defined] # a generator
     return state
@@ -69,52 +67,53 @@ def exits_in_table(page: Opened) -> dict[str, int]:
 
 
 def test_the_page_follows_the_service_through_load_a_change_an_end_and_a_new_beginning(
-    browser: Browser, tmp_path: Path
+    browser: Browser, one_ray: OneRay, tiny: Tiny
 ) -> None:
-    texts = some_texts(24)
-    model, tokenizer = make_model(tmp_path)
-    plan = two_stages(median_entropies(model, tokenizer, texts))
-    write_plan(plan, tmp_path / "plan.yaml")
+    """Last of those that share a Ray, which ends here: nothing else begins one again."""
+    settings = controlled_service(tiny)
     with opened(browser, "about:blank") as page:
-        with running(tmp_path, script="serve_controlled.py", port=PORT) as service:
-            page.page.goto(f"{service.url}/dashboard")
-            page.wait_for_connection("live")
-            assert page.figure("answered") == "0"
-            began = page.serial()
-            exits = load(service.url, texts, LOAD_S)
-            assert page.serial() - began >= LOAD_S - 2, "about one update a second"
-            page.wait_for_updates(2)
-            assert page.figure("answered") == f"{exits.total():,}"
-            assert f"{exits.total():,} in time" in page.text("[data-figure=answered]")
-            page.page.locator("#exits-table summary").click()
-            names = {0: "ramp 0", 1: "ramp 1", 2: "ramp 2", 3: "the model's end"}
-            assert exits_in_table(page) == {name: exits[block] for block, name in names.items()}
-            check_change(page, service.ask(json.dumps(plan_document(plan)), tmp_path / "service.log", CHANGE_S))
-            check_that_it_rests(service.url, page)
-            page.page.goto(f"{service.url}/dashboard")
-            page.wait_for_connection("live")
-            assert page.troubles == []
+        one_ray.serve(settings)
+        page.page.goto(f"{URL}/dashboard")
+        page.wait_for_connection("live")
+        page.page.locator("#exits-table summary").click()
+        began, answered, left = page.serial(), int(page.figure("answered").replace(",", "")), exits_in_table(page)
+        exits = load(tiny.texts, LOAD_S)
+        assert page.serial() - began >= LOAD_S - 2, "about one update a second"
+        page.wait_for_updates(2)
+        answered += exits.total()
+        assert page.figure("answered") == f"{answered:,}"
+        assert f"{answered:,} in time" in page.text("[data-figure=answered]")
+        names = {0: "ramp 0", 1: "ramp 1", 2: "ramp 2", 3: "the model's end"}
+        assert exits_in_table(page) == {name: left.get(name, 0) + exits[block] for block, name in names.items()}
+        plan = plan_document(two_stages(tiny.thresholds))
+        check_change(page, one_ray.order("apply", {"app": settings.app, "plan": plan}))
+        check_that_it_rests(page)
+        page.page.goto(f"{URL}/dashboard")
+        page.wait_for_connection("live")
+        assert page.troubles == []
+        one_ray.end()
         page.wait_for_connection("lost")
         assert page.text("#connection").startswith("Disconnected since ")
-        with running(tmp_path, script="serve_folder.py", port=PORT):
-            page.wait("document.body.dataset.connection === 'live'", START_MS)
-            page.wait("document.querySelector('[data-figure=answered] b').textContent === '0'", SOON_MS)
-            assert "This service has no controller" in page.text("#changes")
+        one_ray.serve(text_service(tiny))
+        page.wait("document.body.dataset.connection === 'live'", START_MS)
+        page.wait("document.querySelector('[data-figure=answered] b').textContent === '0'", SOON_MS)
+        assert "This service has no controller" in page.text("#changes")
+    one_ray.end()
 
 
-def check_change(page: Opened, verdict: str) -> None:
+def check_change(page: Opened, verdict: dict[str, Any]) -> None:
     """The plan that was asked for is the one that the page shows, and the last of its changes."""
-    epoch = json.loads(verdict)["epoch"]
+    epoch = verdict["epoch"]
     page.wait(f"document.getElementById('plan-of').textContent.includes('epoch {epoch} ')", SOON_MS)
     page.wait(f"document.querySelector('#changes tbody tr')?.textContent.includes('epoch {epoch}')", SOON_MS)
     assert "now asked" in page.text("#changes tbody tr:first-child")
 
 
-def check_that_it_rests(url: str, page: Opened) -> None:
+def check_that_it_rests(page: Opened) -> None:
     """Nobody looks for a while: whoever looks next finds that hardly any look was taken meanwhile."""
     page.page.goto("about:blank")
-    before = first_state(url)
+    before = first_state()
     time.sleep(4.0)  # nothing may happen: there is nothing to poll
-    after = first_state(url)
+    after = first_state()
     assert after["at_s"] - before["at_s"] >= 4.0
     assert after["serial"] - before["serial"] <= 2

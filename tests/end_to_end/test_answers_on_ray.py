@@ -1,4 +1,4 @@
-"""A small model behind a real Ray Serve application: one service for the whole file."""
+"""A small model behind a real Ray Serve application."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,25 +16,13 @@ import pytest
 from earlyexit.errors import InputError, UnprocessableInputError
 from experiments.fuzz import fuzz
 from offramp import AsyncClient, Client
-from optimizer.plan_file import write_plan
-from tests.end_to_end.tiny_service import (
-    HERE,
-    MAX_LENGTH,
-    Service,
-    answer_alone,
-    make_model,
-    median_entropies,
-    running,
-    some_texts,
-    two_stages,
-)
+from tests.end_to_end.one_ray import COLLECTOR_PORT, GRPC_PORT, HERE, METRICS_PORT, PORT, OneRay
+from tests.end_to_end.tiny_service import MAX_LENGTH, Tiny, text_service
 from tests.metrics_page import check_series, once_on_page
 from tests.otlp_receiver import Receiver
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("url")]
 
-PORT = 8123
-"""Of HTTP; metrics are at the next, gRPC at the one after."""
 METRICS_S = 30.0
 STUCK_S = 1.0
 """More than a request takes to reach a stage."""
@@ -44,36 +31,22 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("served")
-    texts = some_texts(24)
-    model, tokenizer = make_model(folder)
-    thresholds = median_entropies(model, tokenizer, texts)
-    write_plan(two_stages(thresholds), folder / "plan.yaml")
-    answers = tuple(answer_alone(model, tokenizer, text, thresholds) for text in texts)
-    assert len({answer.exit for answer in answers}) > 2, "the inputs should leave in several places"
-    with running(folder, script="serve_folder.py", port=PORT) as process:
-        yield Service(url=process.url, texts=texts, answers=answers)
+def url(one_ray: OneRay, tiny: Tiny) -> str:
+    return one_ray.serve(text_service(tiny))
 
 
-@pytest.fixture
-def http(service: Service) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, timeout=20.0) as client:
-        yield client
-
-
-def test_the_service_is_live_and_soon_ready(service: Service) -> None:
-    with Client(service.url) as client:
+def test_the_service_is_live_and_soon_ready(url: str, tiny: Tiny) -> None:
+    with Client(url) as client:
         client.wait_until_ready(10.0)
         assert (client.live(), client.ready()) == (True, True)
         assert client.metadata()["name"] == "tiny"
 
 
-def test_single_texts_are_answered_as_by_the_uncut_model(service: Service, http: httpx.Client) -> None:
-    for index, text in enumerate(service.texts):
+def test_single_texts_are_answered_as_by_the_uncut_model(tiny: Tiny, http: httpx.Client) -> None:
+    for index, text in enumerate(tiny.texts):
         response = http.post("/predict", json={"inputs": text})
         assert response.status_code == 200
-        service.check(index, response.json())
+        tiny.check(index, response.json())
 
 
 @pytest.mark.parametrize("path", ["/v2", "/nothing"])
@@ -87,37 +60,33 @@ def test_a_request_without_an_id_gets_one_in_header_and_body(http: httpx.Client)
     assert response.headers.get_list("x-request-id") == [response.json()["request_id"]]
 
 
-def test_a_list_is_answered_as_by_the_uncut_model_and_in_order(service: Service, http: httpx.Client) -> None:
-    response = http.post("/predict", json={"inputs": service.texts})
+def test_a_list_is_answered_as_by_the_uncut_model_and_in_order(tiny: Tiny, http: httpx.Client) -> None:
+    response = http.post("/predict", json={"inputs": tiny.texts})
     assert response.status_code == 200
     for index, answer in enumerate(response.json()["outputs"]):
-        service.check(index, answer)
+        tiny.check(index, answer)
 
 
-def test_tritons_client_gets_the_same_answers_in_json_and_in_bytes(service: Service) -> None:
-    result = asked_with("ask_with_tritonclient.py", service, PORT)
+def test_tritons_client_gets_the_same_answers_in_json_and_in_bytes(tiny: Tiny) -> None:
+    result = asked_with("ask_with_tritonclient.py", tiny, PORT)
     assert [result[key] for key in ("live", "ready", "model_ready", "other_ready")] == [True, True, True, False]
     assert (result["server"]["models"], result["model"]["name"]) == (["tiny"], "tiny")
     for form in ("json", "binary"):
-        for index in range(len(service.texts)):
-            service.check(index, {name: result[form][name][index] for name in ("label", "score", "exit")})
+        for index in range(len(tiny.texts)):
+            tiny.check(index, {name: result[form][name][index] for name in ("label", "score", "exit")})
     assert result["unknown_model"] == ["404", "unknown model 'other'; served is 'tiny'"]
     assert result["empty_text"] == ["400", "text: element 0 is empty"]
     assert result["no_time"] == ["504", "no answer within 1e-06 s"]
 
 
-def test_tritons_client_gets_the_same_answers_over_grpc(service: Service) -> None:
-    result = asked_with("ask_with_tritonclient_grpc.py", service, PORT + 2)
+def test_tritons_client_gets_the_same_answers_and_refusals_over_grpc(tiny: Tiny) -> None:
+    result = asked_with("ask_with_tritonclient_grpc.py", tiny, GRPC_PORT)
     assert [result[key] for key in ("live", "ready", "model_ready", "other_ready")] == [True, True, True, False]
     assert (result["server"]["name"], result["model"]["name"]) == ("offramp", "tiny")
-    for index in range(len(service.texts)):
-        service.check(index, {name: result["answers"][name][index] for name in ("label", "score", "exit")})
+    for index in range(len(tiny.texts)):
+        tiny.check(index, {name: result["answers"][name][index] for name in ("label", "score", "exit")})
     assert result["answers"]["said"] == ["r7", "tiny", "1"]
     assert result["labels"] == result["answers"]["label"]
-
-
-def test_tritons_client_gets_the_same_refusals_over_grpc_as_statuses(service: Service) -> None:
-    result = asked_with("ask_with_tritonclient_grpc.py", service, PORT + 2)
     assert result["unknown_model"] == ["StatusCode.NOT_FOUND", "unknown model 'other'; served is 'tiny'"]
     assert result["empty_text"] == ["StatusCode.INVALID_ARGUMENT", "text: element 0 is empty"]
     assert result["too_long"][0] == "StatusCode.INVALID_ARGUMENT"
@@ -129,8 +98,8 @@ def test_tritons_client_gets_the_same_refusals_over_grpc_as_statuses(service: Se
     assert metadata["x-request-id"] == "r8"
 
 
-def asked_with(script: str, service: Service, port: int) -> Any:
-    command = [sys.executable, str(HERE / script), f"127.0.0.1:{port}", "tiny", json.dumps(service.texts)]
+def asked_with(script: str, tiny: Tiny, port: int) -> Any:
+    command = [sys.executable, str(HERE / script), f"127.0.0.1:{port}", "tiny", json.dumps(tiny.texts)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
 
 
@@ -148,23 +117,23 @@ BAD_REQUESTS: list[tuple[dict[str, Any], int]] = [
 ]
 
 
-async def test_bad_requests_get_4xx_and_good_ones_beside_them_their_right_answers(service: Service) -> None:
-    async with httpx.AsyncClient(base_url=service.url, timeout=20.0) as client:
-        good = [client.post("/predict", json={"inputs": text}) for text in service.texts]
+async def test_bad_requests_get_4xx_and_good_ones_beside_them_their_right_answers(url: str, tiny: Tiny) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=20.0) as client:
+        good = [client.post("/predict", json={"inputs": text}) for text in tiny.texts]
         bad = [client.post("/predict", **arguments) for arguments, _ in BAD_REQUESTS]
         mixed = await asyncio.gather(*good, *bad, *[client.get("/predict"), client.get("/v2/models/other")])
     good_responses, bad_responses = mixed[: len(good)], mixed[len(good) :]
     for index, response in enumerate(good_responses):
         assert response.status_code == 200
-        service.check(index, response.json())
+        tiny.check(index, response.json())
     statuses = [response.status_code for response in bad_responses]
     assert statuses == [*(status for _, status in BAD_REQUESTS), 405, 404]
     assert all(response.json()["error"] for response in bad_responses)
 
 
-def test_a_text_beyond_the_models_length_is_cut_where_that_is_asked_for(service: Service) -> None:
-    text = next(text for text in service.texts if len(text.split()) == MAX_LENGTH - 1)
-    with Client(service.url) as client:
+def test_a_text_beyond_the_models_length_is_cut_where_that_is_asked_for(url: str, tiny: Tiny) -> None:
+    text = next(text for text in tiny.texts if len(text.split()) == MAX_LENGTH - 1)
+    with Client(url) as client:
         whole = client.predict(f"{text} pay")
         cut = client.predict(f"{text} pay my bill", truncate=True)
         with pytest.raises(UnprocessableInputError, match="input 0 has 14 tokens, the model takes 12"):
@@ -173,29 +142,29 @@ def test_a_text_beyond_the_models_length_is_cut_where_that_is_asked_for(service:
     assert whole.score == pytest.approx(cut.score, abs=2e-5)
 
 
-def test_the_client_predicts(service: Service) -> None:
-    with Client(service.url) as client:
-        prediction = client.predict(service.texts[0], request_id="r-1")
-        predictions = client.predict_many(service.texts)
+def test_the_client_predicts(url: str, tiny: Tiny) -> None:
+    with Client(url) as client:
+        prediction = client.predict(tiny.texts[0], request_id="r-1")
+        predictions = client.predict_many(tiny.texts)
         with pytest.raises(InputError, match="33 inputs in one request; at most 32 are taken"):
             client.predict_many(["pay"] * 33)
     assert prediction.request_id == "r-1"
     for index, each in enumerate([prediction, *predictions]):
-        service.check(max(0, index - 1), {"label": each.label, "score": each.score, "exit": each.exit})
+        tiny.check(max(0, index - 1), {"label": each.label, "score": each.score, "exit": each.exit})
 
 
-async def test_the_async_client_predicts_many_at_once(service: Service) -> None:
-    async with AsyncClient(service.url) as client:
-        predictions = await asyncio.gather(*(client.predict(text) for text in service.texts))
+async def test_the_async_client_predicts_many_at_once(url: str, tiny: Tiny) -> None:
+    async with AsyncClient(url) as client:
+        predictions = await asyncio.gather(*(client.predict(text) for text in tiny.texts))
     for index, each in enumerate(predictions):
-        service.check(index, {"label": each.label, "score": each.score, "exit": each.exit})
+        tiny.check(index, {"label": each.label, "score": each.score, "exit": each.exit})
 
 
-def test_the_statistics_count_what_every_split_ran(service: Service, http: httpx.Client) -> None:
+def test_the_statistics_count_what_every_split_ran(tiny: Tiny, http: httpx.Client) -> None:
     before = split_inputs(http)
-    http.post("/predict", json={"inputs": service.texts}).raise_for_status()
+    http.post("/predict", json={"inputs": tiny.texts}).raise_for_status()
     after = split_inputs(http)
-    exits = [answer.exit for answer in service.answers]
+    exits = [answer.exit for answer in tiny.answers]
     ran = [sum(leaves >= first for leaves in exits) for first in (0, 2, 3)]
     assert [late - early for early, late in zip(before, after, strict=True)] == ran
 
@@ -211,16 +180,16 @@ def test_the_description_is_served(http: httpx.Client) -> None:
     assert "/predict" in http.get("/openapi.json").json()["paths"]
 
 
-def test_the_service_answers_as_its_description_says(service: Service) -> None:
+def test_the_service_answers_as_its_description_says(url: str, tiny: Tiny) -> None:
     """The quick form of `python -m experiments.fuzz`."""
-    findings = fuzz(service.url, num_cases=200)
+    findings = fuzz(url, num_cases=200)
     assert findings.problems == []
     assert findings.num_cases >= 200
     assert {200, 400, 404} <= set(findings.statuses)
 
 
-def test_prometheus_gets_the_metrics(service: Service, http: httpx.Client) -> None:
-    http.post("/predict", json={"inputs": service.texts}).raise_for_status()
+def test_prometheus_gets_the_metrics(tiny: Tiny, http: httpx.Client) -> None:
+    http.post("/predict", json={"inputs": tiny.texts}).raise_for_status()
     assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
     wanted = {
         "ray_offramp_requests_total",
@@ -232,14 +201,14 @@ def test_prometheus_gets_the_metrics(service: Service, http: httpx.Client) -> No
         "ray_offramp_drops_total",
         "ray_offramp_latency_seconds_bucket_total",
     }
-    check_series(once_on_page(PORT + 1, wanted, METRICS_S), wanted)
+    check_series(once_on_page(METRICS_PORT, wanted, METRICS_S), wanted)
 
 
-def test_a_request_with_a_trace_is_told_to_the_collector(service: Service, http: httpx.Client) -> None:
-    deepest = max(range(len(service.texts)), key=lambda index: service.answers[index].exit)
+def test_a_request_with_a_trace_is_told_to_the_collector(tiny: Tiny, http: httpx.Client) -> None:
+    deepest = max(range(len(tiny.texts)), key=lambda index: tiny.answers[index].exit)
     headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01", "x-request-id": "r-9"}
-    with Receiver(PORT + 3).running() as receiver:
-        response = http.post("/predict", json={"inputs": service.texts[deepest]}, headers=headers)
+    with Receiver(COLLECTOR_PORT).running() as receiver:
+        response = http.post("/predict", json={"inputs": tiny.texts[deepest]}, headers=headers)
         [root] = receiver.wait_for(1, TRACES_S)
     assert response.headers["traceparent"] == f"00-{TRACE}-{root.span_id}-01"
     assert (root.trace_id, root.attributes["offramp.request_id"]) == (TRACE, "r-9")
@@ -252,42 +221,42 @@ def test_a_request_with_a_trace_is_told_to_the_collector(service: Service, http:
     assert sum(span.seconds for span in each.children) == pytest.approx(each.seconds, rel=0.01)
 
 
-async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(service: Service) -> None:
+async def test_killed_replicas_cost_nobody_an_answer_and_are_replaced(url: str, tiny: Tiny) -> None:
     """Late in the file: afterwards the stages' counts start anew."""
-    async with httpx.AsyncClient(base_url=service.url, timeout=60.0) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as client:
         killed = [replica["pid"] for [replica] in (await client.get("/stats")).json()["stages"]]
         for pid in killed:
             os.kill(pid, signal.SIGSTOP)  # what is sent now stays inside until they die
-        requests = [asyncio.create_task(asked_for_ever(client, service, first)) for first in range(8)]
+        requests = [asyncio.create_task(asked_for_ever(client, tiny, first)) for first in range(8)]
         await asyncio.wait(requests, timeout=STUCK_S)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        answered = await asyncio.gather(*(one_after_another(client, service, first) for first in range(8)))
+        answered = await asyncio.gather(*(one_after_another(client, tiny, first) for first in range(8)))
         for request in requests:
             request.cancel()
-        assert answered == [len(service.texts)] * 8
+        assert answered == [len(tiny.texts)] * 8
         [[first], [second]] = (await client.get("/stats")).json()["stages"]
     assert {first["pid"], second["pid"]}.isdisjoint(killed)
 
 
-def test_inputs_that_were_sent_again_are_among_the_metrics(service: Service) -> None:
+def test_inputs_that_were_sent_again_are_among_the_metrics(tiny: Tiny) -> None:
     wanted = {"ray_offramp_retries_total"}
-    check_series(once_on_page(PORT + 1, wanted, METRICS_S), wanted)
+    check_series(once_on_page(METRICS_PORT, wanted, METRICS_S), wanted)
 
 
-async def one_after_another(client: httpx.AsyncClient, service: Service, first: int) -> int:
+async def one_after_another(client: httpx.AsyncClient, tiny: Tiny, first: int) -> int:
     """Ask for every text once, beginning with `first`; how many were answered, and rightly."""
     count = 0
-    for step in range(len(service.texts)):
-        index = (first + step) % len(service.texts)
-        response = await client.post("/predict", json={"inputs": service.texts[index], "timeout_s": 50.0})
+    for step in range(len(tiny.texts)):
+        index = (first + step) % len(tiny.texts)
+        response = await client.post("/predict", json={"inputs": tiny.texts[index], "timeout_s": 50.0})
         assert response.status_code == 200, response.text
-        service.check(index, response.json())
+        tiny.check(index, response.json())
         count += 1
     return count
 
 
-async def asked_for_ever(client: httpx.AsyncClient, service: Service, first: int) -> None:
+async def asked_for_ever(client: httpx.AsyncClient, tiny: Tiny, first: int) -> None:
     """Load, so that something is in flight when the replicas are killed."""
     while True:
-        await one_after_another(client, service, first)
+        await one_after_another(client, tiny, first)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import base64
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from deployments.access import AccessSettings
 from earlyexit.errors import RateLimitError, UnauthorizedError
 from offramp import Client
-from optimizer.plan_file import write_plan
-from tests.end_to_end.tiny_service import Running, make_model, running, two_stages
+from tests.end_to_end.one_ray import OneRay
+from tests.end_to_end.tiny_service import Tiny, text_service
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("url")]
 
-PORT = 8240
 ALICE, BOB, CAROL = "alice-marker-7f3a9c", "bob-marker-51d0e2", "carol-marker-c44b1"
+RATE_PER_S, BURST = 0.1, 30.0
 TEXT = "zebra-marker-text"
 MARKER = b"marker"
 RELOAD_S = 15.0
@@ -29,8 +29,6 @@ RELOAD_S = 15.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("protected")
-    make_model(folder)
-    write_plan(two_stages({0: 0.5, 1: 0.5, 2: 0.5}), folder / "plan.yaml")
     write_keys(folder, f"alice:{ALICE}", f"bob:{BOB}")
     return folder
 
@@ -43,15 +41,11 @@ def write_keys(folder: Path, *lines: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def service(folder: Path) -> Iterator[Running]:
-    with running(folder, script="serve_protected.py", port=PORT) as process:
-        yield process
-
-
-@pytest.fixture
-def http(service: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=service.url, timeout=20.0) as client:
-        yield client
+def url(one_ray: OneRay, tiny: Tiny, folder: Path) -> str:
+    access = AccessSettings(
+        keys_file=str(folder / "keys"), rate_per_s=RATE_PER_S, burst=BURST, cors_origins=("https://example.org",)
+    )
+    return one_ray.serve(text_service(tiny, app="protected", access=access))
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -70,11 +64,11 @@ def test_only_health_is_open(http: httpx.Client) -> None:
         assert (refused.status_code, "error" in refused.json()) == (401, True)
 
 
-def test_a_client_is_told_that_its_key_is_wrong_and_one_with_a_right_one_is_answered(service: Running) -> None:
+def test_a_client_is_told_that_its_key_is_wrong_and_one_with_a_right_one_is_answered(url: str) -> None:
     for key in (None, "x" * 20):
-        with Client(service.url, api_key=key) as client, pytest.raises(UnauthorizedError, match="API key"):
+        with Client(url, api_key=key) as client, pytest.raises(UnauthorizedError, match="API key"):
             client.predict("pay")
-    with Client(service.url, api_key=ALICE) as client:
+    with Client(url, api_key=ALICE) as client:
         assert client.predict("pay my bill").label
 
 
@@ -83,8 +77,8 @@ def test_a_browser_reads_the_pages_with_the_key_as_password(http: httpx.Client) 
     assert http.get("/docs", headers=basic(ALICE)).status_code == 200
 
 
-def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(service: Running) -> None:
-    host, _, port = service.url.removeprefix("http://").partition(":")
+def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent(url: str) -> None:
+    host, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=20.0) as connection:
         head = f"POST /predict HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ALICE}\r\nContent-Length: 99999999\r\n\r\n"
         connection.sendall(head.encode())
@@ -124,7 +118,7 @@ MARKED: list[tuple[str, str, dict[str, Any], int]] = [
 ]
 
 
-def test_nothing_that_callers_send_is_in_the_logs(service: Running, folder: Path, http: httpx.Client) -> None:
+def test_nothing_that_callers_send_is_in_the_logs(url: str, one_ray: OneRay, http: httpx.Client) -> None:
     """Last in the file: every way to fail, with a mark in whatever a caller can write; then all that was logged."""
     http.headers.update(bearer(BOB))
     for method, path, arguments, status in MARKED:
@@ -137,9 +131,9 @@ def test_nothing_that_callers_send_is_in_the_logs(service: Running, folder: Path
     refused = http.post("/predict", json={"inputs": TEXT})
     assert (refused.status_code, refused.json()["error"]["kind"]) == (429, "rate_limit")
     assert 1 <= int(refused.headers["retry-after"]) <= 10
-    with Client(service.url, api_key=BOB, max_attempts=1) as client, pytest.raises(RateLimitError, match="too many"):
+    with Client(url, api_key=BOB, max_attempts=1) as client, pytest.raises(RateLimitError, match="too many"):
         client.predict(TEXT)
-    logs = Path(service.ask("where are the logs?", folder / "service.log", 20.0))
-    found = [path for path in [*logs.rglob("*"), folder / "service.log"] if path.is_file()]
+    logs = Path(one_ray.order("logs"))
+    found = [path for path in [*logs.rglob("*"), one_ray.log] if path.is_file()]
     assert any("ingress" in path.name and path.stat().st_size for path in found), "an ingress logs that keys changed"
     assert [path.name for path in found if MARKER in path.read_bytes()] == []

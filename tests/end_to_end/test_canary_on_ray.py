@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,21 +15,12 @@ import pytest
 from deployments.ingress.versions.traffic import draws
 from deployments.settings import RepositorySettings, ServeSettings
 from offramp import Client
-from tests.end_to_end.tiny_service import (
-    Expected,
-    Service,
-    answer_alone,
-    make_model,
-    median_entropies,
-    one_stage,
-    running,
-    some_texts,
-)
+from tests.end_to_end.one_ray import METRICS_PORT, OneRay
+from tests.end_to_end.tiny_service import Tiny, make_tiny, one_stage, text_service
 from tests.metrics_page import check_series, documented_series, once_on_page
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("versions")]
 
-PORT = 8260
 SHARE = 0.25
 SOON_S = 40.0
 METRICS_S = 40.0
@@ -43,45 +33,23 @@ class Versions:
     url: str
     texts: tuple[str, ...]
     second: ServeSettings
-    answers: dict[str, Service]
+    answers: dict[str, Tiny]
 
 
 @pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Versions]:
-    folder = tmp_path_factory.mktemp("versions")
-    texts = some_texts(24)
-    first, answers_1 = a_version(folder / "one", "1", seed=3, texts=texts)
-    second, answers_2 = a_version(folder / "two", "2", seed=4, texts=texts)
-    assert all(one.score != two.score for one, two in zip(answers_1, answers_2, strict=True))
-    (folder / "settings.json").write_text(first.model_dump_json(), encoding="utf-8")
-    with running(folder, script="serve_versions.py", port=PORT) as process:
-        answers = {
-            version: Service(url=process.url, texts=texts, answers=each)
-            for version, each in (("1", answers_1), ("2", answers_2))
-        }
-        yield Versions(url=process.url, texts=texts, second=second, answers=answers)
-
-
-def a_version(
-    folder: Path, version: str, *, seed: int, texts: tuple[str, ...]
-) -> tuple[ServeSettings, tuple[Expected, ...]]:
-    model, tokenizer = make_model(folder, seed=seed)
-    thresholds = median_entropies(model, tokenizer, texts)
-    settings = ServeSettings(
-        model=str(folder),
-        plan=one_stage(thresholds),
-        app=folder.name,
-        version=version,
-        route_prefix="/" if version == "1" else f"/v2/models/tiny/versions/{version}",
+def versions(one_ray: OneRay, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    other = make_tiny(tmp_path_factory.mktemp("two"), seed=4)
+    assert all(one.score != two.score for one, two in zip(tiny.answers, other.answers, strict=True))
+    second = ServeSettings(
+        model=str(other.folder),
+        plan=one_stage(other.thresholds),
+        app="two",
+        version="2",
+        route_prefix="/v2/models/tiny/versions/2",
         repository=RepositorySettings(control="explicit"),
     )
-    return settings, tuple(answer_alone(model, tokenizer, text, thresholds) for text in texts)
-
-
-@pytest.fixture
-def http(versions: Versions) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=versions.url, timeout=20.0) as client:
-        yield client
+    url = one_ray.serve(text_service(tiny))
+    return Versions(url=url, texts=tiny.texts, second=second, answers={"1": tiny, "2": other})
 
 
 def test_a_version_is_loaded_beside_the_other_and_listed(versions: Versions, http: httpx.Client) -> None:
@@ -94,11 +62,11 @@ def test_a_version_is_loaded_beside_the_other_and_listed(versions: Versions, htt
 
 
 def test_every_version_answers_by_its_own_model_under_its_own_path(versions: Versions, http: httpx.Client) -> None:
-    for version, service in versions.answers.items():
+    for version, tiny in versions.answers.items():
         for index, text in enumerate(versions.texts):
             answer = infer(http, f"/v2/models/tiny/versions/{version}/infer", text)
             assert answer["model_version"] == version
-            service.check(index, answer)
+            tiny.check(index, answer)
     with Client(f"{versions.url}/v2/models/tiny/versions/2") as client:
         one = client.predict(versions.texts[0])
     versions.answers["2"].check(0, {"label": one.label, "score": one.score, "exit": one.exit})
@@ -143,7 +111,7 @@ def test_predict_too_goes_to_the_canary(versions: Versions, http: httpx.Client) 
 
 def test_prometheus_gets_the_figures_by_version() -> None:
     wanted = {name for name in documented_series() if name.startswith("ray_offramp_version")}
-    check_series(once_on_page(PORT + 1, wanted, METRICS_S), wanted)
+    check_series(once_on_page(METRICS_PORT, wanted, METRICS_S), wanted)
 
 
 def test_a_version_that_requests_are_sent_to_is_not_unloaded(versions: Versions, http: httpx.Client) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,22 +14,13 @@ import pytest
 
 from earlyexit.split import Split
 from optimizer.plan import Plan, Stage
-from optimizer.plan_file import plan_document, write_plan
-from tests.end_to_end.tiny_service import (
-    Service,
-    answer_alone,
-    make_model,
-    median_entropies,
-    running,
-    some_texts,
-    two_stages,
-)
+from optimizer.plan_file import plan_document
+from tests.end_to_end.one_ray import METRICS_PORT, URL, OneRay
+from tests.end_to_end.tiny_service import Tiny, controlled_service, two_stages
 from tests.metrics_page import check_series, documented_series, once_on_page
 
 pytestmark = pytest.mark.ray
 
-PORT = 8133
-CHANGE_S = 90.0
 PROBES_S = 20.0
 METRICS_S = 40.0
 OTHERS_SHOW = ("ray_offramp_retries", "ray_offramp_version")
@@ -43,17 +32,17 @@ AGAIN_S = 0.02
 class Load:
     """One client that asks until it is told to stop, and keeps what it got."""
 
-    service: Service
+    tiny: Tiny
     stop: threading.Event = field(default_factory=threading.Event)
     statuses: list[int] = field(default_factory=list)
     answers: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
     def run(self) -> None:
-        with httpx.Client(base_url=self.service.url, timeout=20.0) as client:
+        with httpx.Client(base_url=URL, timeout=20.0) as client:
             turn = 0
             while not self.stop.is_set():
-                index = turn % len(self.service.texts)
-                reply = client.post("/predict", json={"inputs": self.service.texts[index]})
+                index = turn % len(self.tiny.texts)
+                reply = client.post("/predict", json={"inputs": self.tiny.texts[index]})
                 self.statuses.append(reply.status_code)
                 self.answers.append((index, reply.json()))
                 self.stop.wait(AGAIN_S)
@@ -61,8 +50,8 @@ class Load:
 
 
 @contextmanager
-def under_load(service: Service) -> Iterator[Load]:
-    load = Load(service)
+def under_load(tiny: Tiny) -> Iterator[Load]:
+    load = Load(tiny)
     thread = threading.Thread(target=load.run)
     thread.start()
     try:
@@ -85,34 +74,27 @@ def plans(first: Plan) -> list[Plan]:
     return [replace(first, stages=stages, predicted=promised) for stages in (one_stage, other_stages, first.stages)]
 
 
-def test_plans_change_under_load_and_every_answer_stays_what_it_was(tmp_path: Path) -> None:
-    texts = some_texts(24)
-    model, tokenizer = make_model(tmp_path)
-    thresholds = median_entropies(model, tokenizer, texts)
-    first = two_stages(thresholds)
-    write_plan(first, tmp_path / "plan.yaml")
-    answers = tuple(answer_alone(model, tokenizer, text, thresholds) for text in texts)
-    with running(tmp_path, script="serve_controlled.py", port=PORT) as process:
-        service = Service(url=process.url, texts=texts, answers=answers)
-        with httpx.Client(base_url=process.url, timeout=20.0) as http, under_load(service) as load:
+def test_plans_change_under_load_and_every_answer_stays_what_it_was(one_ray: OneRay, tiny: Tiny) -> None:
+    settings, first = controlled_service(tiny), two_stages(tiny.thresholds)
+    url = one_ray.serve(settings)
+    with httpx.Client(base_url=url, timeout=20.0) as http, under_load(tiny) as load:
+        before = len(load.answers)
+        for plan in plans(first):
+            verdict = one_ray.order("apply", {"app": settings.app, "plan": plan_document(plan)})
+            assert verdict["changed"]
+            now = http.get("/plan").json()
+            assert now["epoch"] == now["followed_epoch"] == verdict["epoch"]
+            assert len(load.answers) > before, "answers came during the change"
             before = len(load.answers)
-            for plan in plans(first):
-                line = json.dumps(plan_document(plan))
-                verdict = json.loads(process.ask(line, tmp_path / "service.log", CHANGE_S))
-                assert verdict["changed"]
-                now = http.get("/plan").json()
-                assert now["epoch"] == now["followed_epoch"] == verdict["epoch"]
-                assert len(load.answers) > before, "answers came during the change"
-                before = len(load.answers)
-            described, history = once_probes_are_seen(http), http.get("/plan/history").json()
-            assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
-            # No replica has died, and there is one version.
-            wanted = {name for name in documented_series() if not name.startswith(OTHERS_SHOW)}
-            page = once_on_page(PORT + 1, wanted, METRICS_S)
+        described, history = once_probes_are_seen(http), http.get("/plan/history").json()
+        assert http.post("/predict", json={"inputs": "pay", "timeout_s": 1e-6}).status_code == 504
+        # No replica has died, and there is one version.
+        wanted = {name for name in documented_series() if not name.startswith(OTHERS_SHOW)}
+        page = once_on_page(METRICS_PORT, wanted, METRICS_S, application=settings.app)
     assert set(load.statuses) == {200}
     check_series(page, wanted)
     for index, answer in load.answers:
-        service.check(index, answer)
+        tiny.check(index, answer)
     assert [stage["replicas"] for stage in described["plan"]["stages"]] == [1, 1]
     assert described["observed"]["drops"] == {}
     assert described["observed"]["probes"] > 0

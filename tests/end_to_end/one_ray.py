@@ -1,0 +1,142 @@
+"""One Ray for the tests of this folder: to start it takes longer than to start a service, so services take turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.settings import ServeSettings
+
+HERE = Path(__file__).parent
+MODALITY = HERE.parents[1] / "examples" / "own_modality"
+"""Every process can import the example's modules."""
+PORT = 8123
+METRICS_PORT, GRPC_PORT, COLLECTOR_PORT, DASHBOARD_PORT = PORT + 1, PORT + 2, PORT + 3, PORT + 4
+URL = f"http://127.0.0.1:{PORT}"
+DASHBOARD_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"
+ORDER_S = 120.0
+"""For Ray to start, a service to take the place of another, or a plan that of another."""
+READY_S = 20.0
+STOP_S = 20.0
+MARK = "OFFRAMP_TEST_RUN"
+
+
+class OneRay:
+    """A process with a Ray, started when it is first needed, that serves one service at a time."""
+
+    def __init__(self, folder: Path, first: ServeSettings) -> None:
+        """`first` needs at least the CPUs of the others."""
+        self.log = folder / "service.log"
+        self._mark = uuid.uuid4().hex
+        self._first = first.model_dump_json()
+        self._settings = folder / "settings.json"
+        self._settings.write_text(self._first, encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._served: str | None = None
+
+    def serve(self, settings: ServeSettings) -> str:
+        """Have this service be the one that answers; gives its URL."""
+        if self._process is None:
+            self._start()
+        document = settings.model_dump_json()
+        if document != self._served:
+            self._served = None
+            self.order("serve", json.loads(document))
+            self._served = document
+        self._wait_until_ready()
+        return URL
+
+    def order(self, name: str, given: Any = None) -> Any:
+        """One of `serve_in_turn.ORDERS`; gives what came of it."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps({name: given})}\n".encode())
+        self._process.stdin.flush()
+        return self._answer()
+
+    def end(self) -> None:
+        """End Ray; afterwards no process that it led to is left. The next service has another."""
+        process, self._process, self._served = self._process, None, None
+        if process is None:
+            return
+        try:
+            with process:
+                process.communicate(timeout=STOP_S)
+            assert process.returncode == 0, self.log.read_text()
+            assert remaining(self._mark, patience_s=5.0) == {}
+        finally:
+            kill_remaining(self._mark)
+
+    def _start(self) -> None:
+        environment = os.environ | {
+            MARK: self._mark,
+            "PYTHONPATH": str(MODALITY),
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "serve_in_turn.py"), str(self._settings), str(PORT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=HERE.parents[1],
+                env=environment,
+            )
+        assert self._answer() == URL
+        self._served = self._first
+
+    def _answer(self) -> Any:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], ORDER_S)
+        line = self._process.stdout.readline() if readable else b""
+        if not line:
+            self._process.kill()
+            pytest.fail(f"the service said nothing:\n{self.log.read_text()}")
+        return json.loads(line)
+
+    def _wait_until_ready(self) -> None:
+        """Serve's proxy learns a little later than others which service there is."""
+        until_s = time.monotonic() + READY_S
+        while httpx.get(f"{URL}/v2/health/ready", timeout=READY_S).status_code != 200:
+            assert time.monotonic() < until_s, self.log.read_text()
+            time.sleep(0.1)
+
+
+def kill_remaining(mark: str) -> None:
+    """End the processes that inherited the mark."""
+    for pid in remaining(mark, patience_s=0.0):
+        os.kill(pid, signal.SIGKILL)
+
+
+def remaining(mark: str, *, patience_s: float) -> dict[int, str]:
+    """Processes that inherited the mark, once they had time to end."""
+    until_s = time.monotonic() + patience_s
+    while (found := _marked(mark)) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    return found
+
+
+def _marked(mark: str) -> dict[int, str]:
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200]
+        except OSError:  # it has ended, or is not ours to read
+            continue
+    return found

@@ -1,0 +1,69 @@
+"""Keeps a Ray on which services take turns; run by `one_ray.py`.
+
+Arguments: a file with the settings of the first service, and its port. Every line on standard input is an order, as
+JSON; what came of it is written to standard output, as JSON too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deployments.serve_control import LocalCluster, serving
+from deployments.settings import ServeSettings
+
+
+def main(file: Path, port: int) -> None:
+    settings = ServeSettings.model_validate_json(file.read_bytes())
+    cluster = LocalCluster(
+        port=port, front="proxy", drain_s=0.1, metrics_port=port + 1, grpc_port=port + 2, dashboard_port=port + 4
+    )
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where Ray prints what it notices
+    with serving(settings, cluster) as url:
+        answers.write(f"{json.dumps(url)}\n")
+        for line in sys.stdin:
+            [(order, given)] = json.loads(line).items()
+            answers.write(f"{json.dumps(ORDERS[order](given))}\n")
+
+
+def serve_instead(settings: dict[str, Any]) -> str:
+    """Give the name of the application that took the place of all others."""
+    from ray import serve
+
+    from deployments.app import build
+
+    name: str = settings["app"]
+    for other in serve.status().applications:
+        serve.delete(other)
+    serve.run(build(settings), name=name, external_scaler_enabled=settings["control"] is not None)
+    return name
+
+
+def put_in_force(given: dict[str, Any]) -> dict[str, Any]:
+    """Have the controller of an application follow a plan, and no other; gives what it says of that."""
+    from ray import serve
+
+    handle: Any = serve.get_deployment_handle("controller", given["app"])
+    if not handle.is_initialized:  # no event loop here, which the throughput switches would want
+        handle._init(_run_router_in_separate_loop=True)
+    verdict: dict[str, Any] = handle.apply.remote(given["plan"], True).result(timeout_s=60)
+    return verdict
+
+
+def find_logs(_: None) -> str:
+    """The folder of Ray's logs."""
+    from ray._private import worker
+
+    node: Any = worker.global_worker.node
+    return str(node.get_logs_dir_path())
+
+
+ORDERS: dict[str, Callable[[Any], Any]] = {"serve": serve_instead, "apply": put_in_force, "logs": find_logs}
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
