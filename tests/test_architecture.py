@@ -153,24 +153,25 @@ def test_no_file_is_too_long_to_read() -> None:
     assert {module: number for module, number in lines.items() if number > MOST_LINES} == {}
 
 
-@pytest.mark.parametrize(
-    ("modules", "heavy"),
-    [
-        pytest.param("optimizer.plan_file, optimizer.thresholds", {"torch", "ray"}, id="the planner"),
-        pytest.param("earlyexit.tokenizer, earlyexit.store", {"torch", "transformers", "ray"}, id="the ingress"),
-        pytest.param(
-            "earlyexit.codecs.text_pair, earlyexit.codecs.image, earlyexit.codecs.tensor",
-            {"torch", "transformers", "ray"},
-            id="codecs",
-        ),
-        pytest.param("deployments.ingress.ingress", {"torch", "transformers"}, id="the running ingress"),
-        pytest.param("deployments.ingress.tracing.hooks", {"opentelemetry", "ray", "torch"}, id="an ingress, untraced"),
-        pytest.param("earlyexit.engine, earlyexit.times, earlyexit.clock", {"torch", "ray"}, id="the engine"),
-        pytest.param("simulator.simulate", {"torch", "ray", "offramp"}, id="a simulation"),
-        pytest.param("profiles.records, cluster.devices", {"torch", "ray"}, id="records and devices"),
-        pytest.param("earlyexit.device, earlyexit.model", {"transformers", "ray"}, id="the replica"),
-    ],
-)
+LIGHT: dict[str, tuple[str, set[str]]] = {
+    "the planner": ("optimizer.plan_file, optimizer.thresholds", {"torch", "ray"}),
+    "the tokenizer and codecs of an ingress": (
+        "earlyexit.tokenizer, earlyexit.store, "
+        "earlyexit.codecs.text_pair, earlyexit.codecs.image, earlyexit.codecs.tensor",
+        {"torch", "transformers", "ray"},
+    ),
+    "the running ingress": ("deployments.ingress.ingress", {"torch", "transformers"}),
+    "an ingress, untraced": ("deployments.ingress.tracing.hooks", {"opentelemetry", "ray", "torch"}),
+    "the engine, records and accelerators": (
+        "earlyexit.engine, earlyexit.times, earlyexit.clock, profiles.records, cluster.devices",
+        {"torch", "ray"},
+    ),
+    "a simulation": ("simulator.simulate", {"torch", "ray", "offramp"}),
+    "the replica": ("earlyexit.device, earlyexit.model", {"transformers", "ray"}),
+}
+
+
+@pytest.mark.parametrize(("modules", "heavy"), LIGHT.values(), ids=LIGHT)
 def test_light_parts_load_nothing_heavy(modules: str, heavy: set[str]) -> None:
     code = f"import sys, {modules}; loaded = {heavy!r} & set(sys.modules); assert not loaded, loaded"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

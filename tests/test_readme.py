@@ -6,11 +6,11 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 from xml.etree import ElementTree
 
-import pytest
 import typer.main
 import yaml
 
@@ -28,10 +28,6 @@ README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_IN_THE_REPOSITORY = "runs/"
 """Where a reader's own runs go."""
-
-each_document = pytest.mark.parametrize(
-    "document", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS]
-)
 
 
 def read(path: Path) -> str:
@@ -60,6 +56,7 @@ def section(text: str, title: str) -> str:
     return found[1]
 
 
+@cache
 def commands() -> dict[str, set[str]]:
     """Options by command, as the command line itself knows them."""
     group = typer.main.get_command(app)
@@ -80,27 +77,30 @@ def options_of_the_app() -> set[str]:
     return {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
 
 
-@each_document
-def test_every_make_target_exists(document: Path) -> None:
+def test_every_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", read(ROOT / "Makefile"), flags=re.MULTILINE))
-    named = {target for line in code(read(document)) for target in re.findall(r"\bmake ([a-z-]+)", line)}
-    assert named <= targets
+    for document in DOCUMENTS:
+        named = {target for line in code(read(document)) for target in re.findall(r"\bmake ([a-z-]+)", line)}
+        assert named <= targets, document
 
 
-@each_document
-def test_every_command_and_option_of_offramp_exists(document: Path) -> None:
+def test_every_command_and_option_of_offramp_exists() -> None:
     known = commands()
-    for line in code(read(document)):
-        called = re.match(r"offramp ([a-z-]+)(.*)", line)
-        if called is not None:
-            assert called[1] in known.keys() | options_of_the_app(), line
-            assert called[1].startswith("--") or set(re.findall(r"--[a-z-]+", called[2])) <= known[called[1]], line
+    for document in DOCUMENTS:
+        for line in code(read(document)):
+            called = re.match(r"offramp ([a-z-]+)(.*)", line)
+            if called is None:
+                continue
+            where = f"{document}: {line}"
+            assert called[1] in known.keys() | options_of_the_app(), where
+            assert called[1].startswith("--") or set(re.findall(r"--[a-z-]+", called[2])) <= known[called[1]], where
 
 
-@each_document
-def test_an_option_that_stands_alone_is_one_of_some_command(document: Path) -> None:
-    alone = {span.split()[0] for span in spans(read(document)) if span.startswith("--")}
-    assert alone <= options_of_the_app().union(*commands().values())
+def test_an_option_that_stands_alone_is_one_of_some_command() -> None:
+    known = options_of_the_app().union(*commands().values())
+    for document in DOCUMENTS:
+        alone = {span.split()[0] for span in spans(read(document)) if span.startswith("--")}
+        assert alone <= known, document
 
 
 def paths(text: str) -> Iterator[str]:
@@ -110,23 +110,19 @@ def paths(text: str) -> Iterator[str]:
             yield span
 
 
-@each_document
-def test_every_path_exists(document: Path) -> None:
-    missing = [path for path in paths(read(document)) if not (ROOT / path).exists()]
-    assert missing == []
+def test_every_path_and_link_leads_somewhere() -> None:
+    for document in DOCUMENTS:
+        text = read(document)
+        links = [link for link in re.findall(r"\]\(([^)\s#]+)", text) if not link.startswith("https://")]
+        named = {path: ROOT / path for path in paths(text)} | {link: document.parent / link for link in links}
+        assert [name for name, path in named.items() if not path.exists()] == [], document
 
 
-@each_document
-def test_every_link_leads_somewhere(document: Path) -> None:
-    links = re.findall(r"\]\(([^)\s#]+)", read(document))
-    missing = [link for link in links if not link.startswith("https://") and not (document.parent / link).exists()]
-    assert missing == []
-
-
-@each_document
-def test_every_name_is_in_the_file_that_is_said_to_hold_it(document: Path) -> None:
-    for path, name in re.findall(r"`([\w/]+\.py)`: `(\w+)`", read(document)):
-        assert re.search(rf"^(class |def )?{name}\b", read(ROOT / path), flags=re.MULTILINE), f"{name} in {path}"
+def test_every_name_is_in_the_file_that_is_said_to_hold_it() -> None:
+    for document in DOCUMENTS:
+        for path, name in re.findall(r"`([\w/]+\.py)`: `(\w+)`", read(document)):
+            found = re.search(rf"^(class |def )?{name}\b", read(ROOT / path), flags=re.MULTILINE)
+            assert found, f"{document}: {name} in {path}"
 
 
 def test_the_plan_in_the_readme_is_accepted() -> None:
