@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from earlyexit.counts import TimesRun
@@ -50,29 +49,6 @@ BUCKET = 1.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitTime:
-    """Batches of one split and one size that a replica ran since its start."""
-
-    first: int
-    end: int
-    ramps: tuple[int, ...]
-    size: int
-    """Inputs at the split's first block."""
-    batches: int
-    seconds: float
-
-
-def split_times(runs: Iterable[TimesRun]) -> tuple[SplitTime, ...]:
-    """What an engine has counted, as it is reported."""
-    return tuple(
-        SplitTime(
-            first=run.first, end=run.end, ramps=run.ramps, size=run.size, batches=run.batches, seconds=run.seconds
-        )
-        for run in runs
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
     """What a stage's replica has done since its start; counts only grow."""
 
@@ -86,4 +62,5 @@ class ReplicaReport:
     epoch: int
     waiting: int
     """Inputs queued in its engine, now."""
-    times: tuple[SplitTime, ...]
+    times: tuple[TimesRun, ...]
+    """Probes left out: they do more work than others."""

@@ -21,7 +21,7 @@ Sleep = Callable[[float], Awaitable[None]]
 Reports = Callable[[], Awaitable[Sequence[IngressReport]]]
 
 
-class Change:
+class ChangeOver:
     """What leads a fleet from plan to plan."""
 
     def __init__(

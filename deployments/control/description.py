@@ -8,6 +8,7 @@ from typing import Any
 from deployments.control.history import History
 from deployments.control.intake import latency_s, total
 from deployments.control.knowledge import Outlook
+from deployments.control.look import used
 from deployments.control.loop import ControlLoop
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
@@ -118,11 +119,9 @@ def _fill(loop: ControlLoop, replicas: Sequence[ReplicaReport]) -> list[dict[str
 def _accelerators(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
     """Emulated ones say so, and how many of our seconds one of theirs takes."""
     assert loop.seen is not None
-    used: dict[str, int] = {}
-    for slot, count in loop.seen.running.items():
-        used[loop.keeper.devices[slot]] = used.get(loop.keeper.devices[slot], 0) + count
+    taken = used(loop.seen.running, loop.keeper.devices)
     return {
-        device: {"alive": count, "used": used.get(device, 0), **_emulated(settings, device)}
+        device: {"alive": count, "used": taken.get(device, 0), **_emulated(settings, device)}
         for device, count in loop.seen.capacity.items()
     }
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TypeVar
 
-from deployments.reports import BUCKET, IngressReport, ReplicaReport, SplitTime
+from deployments.reports import BUCKET, IngressReport, ReplicaReport
+from earlyexit.counts import TimesRun
 
 Key = TypeVar("Key")
 Ran = tuple[int, int, tuple[int, ...], int]
@@ -90,26 +91,26 @@ class ReplicaIntake:
     """Remembers what every replica had run at a mark; one that is newer than the mark began at zero."""
 
     def __init__(self) -> None:
-        self._at_mark: dict[str, dict[Ran, SplitTime]] = {}
+        self._at_mark: dict[str, dict[Ran, TimesRun]] = {}
 
     def mark(self, reports: Sequence[ReplicaReport]) -> None:
         """Count from now on."""
         self._at_mark = {report.replica: {_key(each): each for each in report.times} for report in reports}
 
-    def since_mark(self, report: ReplicaReport) -> tuple[SplitTime, ...]:
+    def since_mark(self, report: ReplicaReport) -> tuple[TimesRun, ...]:
         """What the replica has run since."""
         before = self._at_mark.get(report.replica, {})
         new = (_longer(before.get(_key(each)), each) for each in report.times)
         return tuple(each for each in new if each.batches > 0)
 
 
-def _longer(before: SplitTime | None, now: SplitTime) -> SplitTime:
+def _longer(before: TimesRun | None, now: TimesRun) -> TimesRun:
     if before is None:
         return now
     return replace(now, batches=now.batches - before.batches, seconds=now.seconds - before.seconds)
 
 
-def _key(time: SplitTime) -> Ran:
+def _key(time: TimesRun) -> Ran:
     return time.first, time.end, time.ramps, time.size
 
 

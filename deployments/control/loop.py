@@ -13,19 +13,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from deployments.control.change import Change, Sleep
-from deployments.control.due import SETTLE_LOOKS, Due
+from deployments.control.change import ChangeOver, Sleep
 from deployments.control.fleet import Fleet
 from deployments.control.history import History
 from deployments.control.knowledge import Knowledge
 from deployments.control.look import served, stragglers
 from deployments.control.missing import Missing
+from deployments.control.occasions import SETTLE_LOOKS, Occasions
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.plan_words import with_epoch
 from deployments.control.planning import OffLoop, Planning
 from deployments.control.proposal import Solve
 from deployments.control.settings import thresholds_of
-from deployments.control.watch import Seen, Watch
+from deployments.control.watch import Look, Watch
 from deployments.settings import ControlSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import PlanError
@@ -77,14 +77,14 @@ class ControlLoop:
             since_s=clock.now_s(),
         )
         self.watch = Watch(fleet, history, self.knowledge, clock, lambda words: self.keeper.say("error", words))
-        change = Change(fleet, clock, sleep, self.watch.ingress_reports, settings.starts_at_once)
+        change = ChangeOver(fleet, clock, sleep, self.watch.ingress_reports, settings.starts_at_once)
         self.keeper = PlanKeeper(
             fleet, history, change, clock, problem=problem, policy=policy, slots=slots, first=first
         )
         self.planning = Planning(settings, policy, self.knowledge, self.keeper, clock, solve, off_loop)
-        self.due = Due(settings, self.knowledge, self.keeper, self.planning)
+        self.occasions = Occasions(settings, self.knowledge, self.keeper, self.planning)
         self._missing = Missing(self.keeper.devices)
-        self.seen: Seen | None = None
+        self.seen: Look | None = None
         """The last look; None before the first."""
         self._counts: Mapping[str, int] | None = None
         """Accelerators at the first look."""
@@ -158,11 +158,11 @@ class ControlLoop:
         await self.keeper.settle(seen)
         if self.keeper.standing.hold or await self._rolled_back(seen) or await self._rested(seen):
             return
-        reason = self.due.reason(seen)
+        reason = self.occasions.reason(seen)
         if reason is not None:
             await self._replan(reason, seen)
 
-    async def _look(self) -> Seen:
+    async def _look(self) -> Look:
         with self.planning.timed("collect"):
             seen = await self.watch.look()
         standing = self.keeper.standing
@@ -172,18 +172,19 @@ class ControlLoop:
         self.keeper.catch_up(self.seen)
         return self.seen
 
-    async def _replan(self, reason: str, seen: Seen) -> None:
+    async def _replan(self, reason: str, seen: Look) -> None:
         """Replicas are held against each other from here on."""
         await self.planning.replan(reason, seen)
         self.watch.mark()
 
-    async def _cope(self, seen: Seen) -> bool:
+    async def _cope(self, seen: Look) -> bool:
         """Accelerators came or went: with fewer than the plan has another is needed, or nothing can be served."""
         counts = self.keeper.counts(seen.capacity)
         ground, suspended = self.planning.ground, self.keeper.standing.suspended
         self._counts = self._counts or counts
         before = self._counts if ground is None else ground.counts
-        if suspended is not None and ground is not None and counts == before and not self.due.is_period_over(seen):
+        as_before = ground is not None and counts == before and not self.occasions.is_period_over(seen)
+        if suspended is not None and as_before:
             await self.keeper.suspend(suspended)
             return True
         if suspended is not None:
@@ -200,7 +201,7 @@ class ControlLoop:
         await self._replan(reason, seen)
         return True
 
-    async def _go_on_with_less(self, seen: Seen, counts: Mapping[str, int]) -> None:
+    async def _go_on_with_less(self, seen: Look, counts: Mapping[str, int]) -> None:
         """The same splits on what still runs, where every stage does: nothing has to start or to move.
 
         Another plan is then weighed against that.
@@ -220,7 +221,7 @@ class ControlLoop:
             words, sized_for_rps = "the same splits on what still runs", standing.sized_for_rps
             await self.planning.put_in_force(less, "capacity lost", words, seen, sized_for_rps=sized_for_rps)
 
-    async def _rolled_back(self, seen: Seen) -> bool:
+    async def _rolled_back(self, seen: Look) -> bool:
         standing = self.keeper.standing
         since = served(self.knowledge.counts(standing.followed_s))
         if standing.trial is None or since is None or standing.followed != standing.placed:
@@ -248,7 +249,7 @@ class ControlLoop:
             await self.planning.put_in_force(placed, "roll back", judgement.words, seen, sized_for_rps=sized_for_rps)
         return True
 
-    async def _gave_up(self, seen: Seen) -> bool:
+    async def _gave_up(self, seen: Look) -> bool:
         """Whether a plan that no change gets to was left for the one that is still followed."""
         standing, before = self.keeper.standing, self.keeper.to_go_back_to(seen)
         if before is None:
@@ -270,7 +271,7 @@ class ControlLoop:
         stages, period = standing.placed.plan.stages, self.planning.period
         self.keeper.become(blamed=standing.blamed.add(stages, problem, period=period, periods=BLAME_PERIODS))
 
-    async def _rested(self, seen: Seen) -> bool:
+    async def _rested(self, seen: Look) -> bool:
         """Whether replicas were found slow, and get no work from now on."""
         problem = self._problem if self.planning.ground is None else self.planning.ground.problem
         standing = self.keeper.standing
@@ -296,7 +297,7 @@ class ControlLoop:
             await self.planning.put_in_force(placed, "straggler", words, seen, sized_for_rps=sized_for_rps)
         return True
 
-    def _without(self, slow: tuple[Straggler, ...], seen: Seen) -> PlacedPlan | None:
+    def _without(self, slow: tuple[Straggler, ...], seen: Look) -> PlacedPlan | None:
         """The plan in force with new replicas for slow ones, where accelerators are free, else with fewer.
 
         None where a stage would have none.

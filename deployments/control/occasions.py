@@ -6,14 +6,14 @@ from deployments.control.knowledge import LEAST_PROBES, Knowledge, Outlook
 from deployments.control.look import rate_left, survival_left
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.planning import Ground, Planning
-from deployments.control.watch import Seen
+from deployments.control.watch import Look
 from deployments.settings import ControlSettings
 
 SETTLE_LOOKS = 4
 """A new plan is not judged, and a new forecast not called wrong, before so many looks."""
 
 
-class Due:
+class Occasions:
     """Holds what was planned by against what is seen."""
 
     def __init__(self, settings: ControlSettings, knowledge: Knowledge, keeper: PlanKeeper, planning: Planning) -> None:
@@ -22,7 +22,7 @@ class Due:
         self._keeper = keeper
         self._planning = planning
 
-    def reason(self, seen: Seen) -> str | None:
+    def reason(self, seen: Look) -> str | None:
         """Why it is to be planned now; None: it is not."""
         ground = self._planning.ground
         if ground is None and self._keeper.is_restored:
@@ -39,17 +39,17 @@ class Due:
             return self._after_change(seen) if changed else "reaction"
         return "first probes" if self._learnt(ground.outlook, seen) else None
 
-    def _after_change(self, seen: Seen) -> str | None:
+    def _after_change(self, seen: Look) -> str | None:
         """Without probes since the stream changed it could only be planned by what was expected before anything."""
         enough = self._num_probes(seen) >= LEAST_PROBES
         return "reaction" if enough or seen.at_s >= self._knowledge.changed_s + self._settings.period_s else None
 
-    def is_period_over(self, seen: Seen) -> bool:
+    def is_period_over(self, seen: Look) -> bool:
         """Periods are the windows of forecasts: it is planned when one is whole, or when the clock was set back."""
         period_s = self._settings.period_s
         return seen.at_s // period_s != self._keeper.standing.planned_s // period_s
 
-    def _reacts(self, ground: Ground, seen: Seen) -> bool:
+    def _reacts(self, ground: Ground, seen: Look) -> bool:
         """Where the stream left its forecast, what was before is left out from now on."""
         standing = self._keeper.standing
         counted = self._knowledge.counts(max(standing.followed_s, ground.outlook.at_s))
@@ -69,12 +69,12 @@ class Due:
         self._keeper.become(changed_s=self._knowledge.changed_s, rate_changed_s=self._knowledge.rate_changed_s)
         return True
 
-    def _learnt(self, outlook: Outlook, seen: Seen) -> bool:
+    def _learnt(self, outlook: Outlook, seen: Look) -> bool:
         """After a start, or a change of the stream, its first probes are now enough to plan by."""
         if outlook.num_probes >= LEAST_PROBES:
             return False
         return self._num_probes(seen) >= LEAST_PROBES
 
-    def _num_probes(self, seen: Seen) -> int:
+    def _num_probes(self, seen: Look) -> int:
         """Since the stream changed."""
         return self._knowledge.observed(self._knowledge.changed_s, seen.at_s)[1]

@@ -7,16 +7,16 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Unpack
 
-from deployments.control.change import Change
+from deployments.control.change import ChangeOver
 from deployments.control.fleet import Fleet
 from deployments.control.history import History, PlanRow
 from deployments.control.intake import Interval
 from deployments.control.look import served, used
 from deployments.control.plan_words import plan_words, with_epoch
-from deployments.control.standing import Standing, parse_standing, standing_document
-from deployments.control.watch import Seen
+from deployments.control.standing import Standing, StandingChanges, parse_standing, standing_document
+from deployments.control.watch import Look
 from deployments.messages import Assignment
 from deployments.slots import slot_devices
 from earlyexit.clock import Clock
@@ -42,7 +42,7 @@ class PlanKeeper:
         self,
         fleet: Fleet,
         history: History,
-        change: Change,
+        change: ChangeOver,
         clock: Clock,
         *,
         problem: PlanProblem,
@@ -94,7 +94,7 @@ class PlanKeeper:
         self._history.put("policy", _policy_document(self._policy))
         self.become()
 
-    def become(self, **changes: Any) -> None:
+    def become(self, **changes: Unpack[StandingChanges]) -> None:
         """Stand otherwise, from now on and after a restart."""
         self.standing = replace(self.standing, **changes)
         self._history.put("standing", standing_document(self.standing))
@@ -115,7 +115,7 @@ class PlanKeeper:
         """Whether a plan's accelerators are there."""
         return all(count <= counts.get(device, 0) for device, count in used(placed.occupied, self.devices).items())
 
-    def to_go_back_to(self, seen: Seen) -> PlacedPlan | None:
+    def to_go_back_to(self, seen: Look) -> PlacedPlan | None:
         """The plan that is still followed, where none gets to the one in force; None: no reason, or nothing there."""
         followed = self.standing.followed
         came = all(seen.running.get(slot, 0) >= replicas for slot, replicas in self.placed.occupied.items())
@@ -124,7 +124,7 @@ class PlanKeeper:
             return None
         return None if followed.plan.stages == self.placed.plan.stages else followed
 
-    def next_epoch(self, seen: Seen) -> int:
+    def next_epoch(self, seen: Look) -> int:
         """Above all that anybody has seen."""
         return max([self.placed.epoch, *(report.epoch for report in seen.ingresses)]) + 1
 
@@ -178,14 +178,14 @@ class PlanKeeper:
         """Remember a plan that was proposed and not taken."""
         self._remember(placed, "proposed", reason, words)
 
-    def catch_up(self, seen: Seen) -> None:
+    def catch_up(self, seen: Look) -> None:
         """Where ingresses follow a later plan than is remembered, the plan in force becomes a later one still."""
         highest = max((report.epoch for report in seen.ingresses), default=0)
         if highest > self.placed.epoch:
             self.say("error", f"an ingress follows plan {highest}, which is not remembered")
             self.become(placed=with_epoch(self.placed, highest + 1), followed=None)
 
-    async def settle(self, seen: Seen) -> None:
+    async def settle(self, seen: Look) -> None:
         """Bring about whatever the plan in force still lacks; whoever was interrupted here goes on here."""
         placed, followed = self.placed, self.standing.followed
         if followed == placed:

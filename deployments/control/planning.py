@@ -13,7 +13,7 @@ from deployments.control.look import served
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.plan_words import predicted, predicted_rps
 from deployments.control.proposal import Proposal, Solve, propose
-from deployments.control.watch import Seen
+from deployments.control.watch import Look
 from deployments.settings import ControlSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import PlanError
@@ -68,7 +68,7 @@ class Planning:
         self.phases_s: dict[str, float] = {}
         """How long each part of the last planning took."""
 
-    async def replan(self, reason: str, seen: Seen) -> dict[str, Any]:
+    async def replan(self, reason: str, seen: Look) -> dict[str, Any]:
         """Plan, and change if it is worth it."""
         with self.timed("forecast"):
             outlook = await self._off_loop(self._knowledge.outlook, seen.at_s)
@@ -90,7 +90,7 @@ class Planning:
         placed: PlacedPlan,
         reason: str,
         words: str,
-        seen: Seen,
+        seen: Look,
         *,
         sized_for_rps: float | None = None,
         trial: Trial | None = None,
@@ -102,7 +102,7 @@ class Planning:
             await self._keeper.settle(seen)
         return {"epoch": placed.epoch, "changed": True, "reason": reason, "words": words}
 
-    def place(self, plan: Plan, seen: Seen) -> PlacedPlan:
+    def place(self, plan: Plan, seen: Look) -> PlacedPlan:
         """The plan as the next one, in the slots that start the fewest replicas."""
         standing = self._keeper.standing
         later = replace(plan, epoch=self._keeper.next_epoch(seen))
@@ -130,7 +130,7 @@ class Planning:
         """Counts periods since the epoch of the clock."""
         return int(self._clock.now_s() // self._settings.period_s)
 
-    def _let_work_again(self, seen: Seen) -> None:
+    def _let_work_again(self, seen: Look) -> None:
         resting = self._keeper.standing.resting.at(self.period)
         reported = {report.replica for report in seen.replicas}
         heard_of = {report.slot for report in seen.replicas}
@@ -158,7 +158,7 @@ class Planning:
         blamed = self._keeper.standing.blamed
         return await propose(questions, self._solve, self._settings.strategy, slots=slots, blamed=blamed, reach=reach)
 
-    async def _without_plan(self, none: NoPlan, counts: Mapping[str, int], reason: str, seen: Seen) -> dict[str, Any]:
+    async def _without_plan(self, none: NoPlan, counts: Mapping[str, int], reason: str, seen: Look) -> dict[str, Any]:
         """The plan there is stays, or comes back, if its accelerators are there: late answers are better than none."""
         words = f"no plan meets the problem on {dict(counts)}: what is missing is {none.binding}"
         placed = self._keeper.placed
@@ -170,7 +170,7 @@ class Planning:
             self._keeper.say("no plan", f"{words}; keeps plan {placed.epoch}")
         return {"epoch": placed.epoch, "changed": False, "reason": reason, "words": words}
 
-    async def _weigh(self, found: Proposal, reason: str, seen: Seen) -> dict[str, Any]:
+    async def _weigh(self, found: Proposal, reason: str, seen: Look) -> dict[str, Any]:
         standing = self._keeper.standing
         placed = self.place(self._plan_of(found), seen)
         verdict = self._verdict(found, placed, seen)
@@ -191,7 +191,7 @@ class Planning:
             self._keeper.turned_down(placed, reason, verdict.words)
         return {"epoch": standing.placed.epoch, "changed": False, "reason": reason, "words": verdict.words}
 
-    def _verdict(self, found: Proposal, placed: PlacedPlan, seen: Seen) -> Verdict:
+    def _verdict(self, found: Proposal, placed: PlacedPlan, seen: Look) -> Verdict:
         standing = self._keeper.standing
         return weigh(
             found.problem,
@@ -204,7 +204,7 @@ class Planning:
             reach=found.reach,
         )
 
-    def _stands(self, seen: Seen) -> bool:
+    def _stands(self, seen: Look) -> bool:
         """Whether the plan in force is served by, and could go on."""
         standing = self._keeper.standing
         return standing.suspended is None and self._keeper.has_room(standing.placed, self._keeper.counts(seen.capacity))

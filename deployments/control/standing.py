@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from optimizer.live.blame import Blame, Blamed
 from optimizer.live.stragglers import Rest, Resting
@@ -44,6 +44,26 @@ class Standing:
     """What a plan on trial goes back to."""
     resting: Resting = field(default_factory=Resting)
     blamed: Blamed = field(default_factory=Blamed)
+
+
+class StandingChanges(TypedDict, total=False):
+    """Fields of a `Standing` that become others."""
+
+    placed: PlacedPlan
+    reason: str
+    at_s: float
+    followed: PlacedPlan | None
+    followed_s: float
+    planned_s: float
+    changed_s: float
+    rate_changed_s: float
+    sized_for_rps: float | None
+    suspended: str | None
+    hold: bool
+    trial: Trial | None
+    previous: PlacedPlan | None
+    resting: Resting
+    blamed: Blamed
 
 
 def standing_document(standing: Standing) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from profiles.stream import Observations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Look:
     """One look at the service."""
 
     at_s: float
@@ -65,7 +65,7 @@ class Watch:
         """Hold replicas against each other from the next look on."""
         self._mark = True
 
-    async def look(self) -> Seen:
+    async def look(self) -> Look:
         """Ask everybody at once."""
         ingresses, replicas, capacity, running = await asyncio.gather(
             self.ingress_reports(), self._fleet.replica_reports(), self._fleet.capacity(), self._fleet.running()
@@ -73,7 +73,7 @@ class Watch:
         if self._mark and replicas:
             self.replicas.mark(replicas)
             self._mark = False
-        return Seen(
+        return Look(
             at_s=self._clock.now_s(),
             ingresses=tuple(ingresses),
             replicas=tuple(replicas),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.messages import Chunk, GoingOn, SplitRun, Timing
-from deployments.stage.runs import Begun, split_runs
 from earlyexit.device import Answered, GoesOn, Looked, Payload, Release
 from earlyexit.errors import OfframpError
 from earlyexit.member import Member
@@ -22,8 +21,8 @@ class OpenCall:
     """Inputs that no part of its reply has settled."""
     take: Callable[[Chunk], None]
     """What becomes of the parts."""
-    begun: dict[str, list[Begun]] | None = None
-    """Of traced inputs, their runs so far; None where the call has none."""
+    begun: dict[str, list[SplitRun]] | None = None
+    """Of traced inputs the batches so far, each with the input's times as it began; None where the call has none."""
 
 
 @dataclass(slots=True)
@@ -91,13 +90,25 @@ def _going_on(opened: OpenCall, piece: Payload, members: Sequence[Member[Any]]) 
 
 
 def _runs(
-    begun: Mapping[str, Sequence[Begun]], members: Iterable[Member[Any]]
+    begun: Mapping[str, Sequence[SplitRun]], members: Iterable[Member[Any]]
 ) -> tuple[tuple[str, tuple[SplitRun, ...]], ...]:
     """Of those members that are traced."""
     return tuple(
         (member.sample_id, split_runs(begun[member.sample_id], member.compute_s))
         for member in members
         if member.sample_id in begun
+    )
+
+
+def split_runs(begun: Sequence[SplitRun], compute_s: float) -> tuple[SplitRun, ...]:
+    """Every batch's own share of an input's times; `compute_s`: in all, as the last batch let it go."""
+    if not begun:
+        return ()
+    waited_s = [0.0, *(each.queue_s for each in begun[:-1])]
+    until_s = [*(each.compute_s for each in begun[1:]), compute_s]
+    return tuple(
+        replace(each, queue_s=each.queue_s - before_s, compute_s=after_s - each.compute_s)
+        for each, before_s, after_s in zip(begun, waited_s, until_s, strict=True)
     )
 
 

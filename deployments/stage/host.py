@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.emulated import PacedRunner
 from deployments.messages import Assignment, StageCall
-from deployments.reports import ReplicaReport, split_times
+from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
 from deployments.stage.build import policy_for, warm_up
 from deployments.stage.chunks import OpenCall
@@ -116,7 +116,7 @@ class StageHost:
             device=self._device_name,
             epoch=self.epoch,
             waiting=self.num_waiting,
-            times=split_times(engine.times_run),
+            times=engine.times_run,
         )
 
     def stats(self) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from deployments.messages import SplitRun
 from deployments.stage.chunks import OpenCall
-from deployments.stage.runs import Begun
 from earlyexit.device import Runner
 from earlyexit.engine import Batch
 from earlyexit.member import Member
@@ -41,8 +41,8 @@ class WatchedRunner:
         return self._runner.warm_up_pieces(split, size)
 
 
-def _begun(batch: Batch[Any], member: Member[Any]) -> Begun:
-    return Begun(
+def _begun(batch: Batch[Any], member: Member[Any]) -> SplitRun:
+    return SplitRun(
         first=batch.split.first,
         end=batch.split.end,
         batch=len(batch.members),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deployments.control.fleet import Fleet
 from deployments.messages import Assignment
-from deployments.reports import IngressReport, ReplicaReport, split_times
+from deployments.reports import IngressReport, ReplicaReport
 from optimizer.placement import PlacedPlan
 from simulator.events import CONTROLS
 from simulator.replica import NOTHING, SimulatedReplica
@@ -252,7 +252,7 @@ def _report(slot: str, replica: SimulatedReplica) -> ReplicaReport:
         device=replica.device,
         epoch=replica.epoch,
         waiting=replica.engine.num_waiting,
-        times=split_times(replica.engine.times_run),
+        times=replica.engine.times_run,
     )
 
 

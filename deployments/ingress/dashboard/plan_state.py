@@ -7,13 +7,14 @@ from typing import Any
 
 from deployments.control.intake import ReplicaIntake
 from deployments.ingress.dashboard.snapshot import Facts, Snapshot
-from deployments.reports import ReplicaReport, SplitTime
+from deployments.reports import ReplicaReport
+from earlyexit.counts import TimesRun
 from earlyexit.split import Split
 from optimizer.plan import Stage
 
 MOST_REPLICAS = 64
 """Of a stage that are drawn; more are counted."""
-Ran = Mapping[str, Sequence[SplitTime]]
+Ran = Mapping[str, Sequence[TimesRun]]
 """By replica, what it ran while it was looked at."""
 
 
@@ -106,7 +107,7 @@ def _replica(now: Snapshot, report: ReplicaReport, ran: Ran, seconds: float) -> 
     }
 
 
-def _times(now: Snapshot, slot: str, split: Split, ran: Ran) -> list[SplitTime]:
+def _times(now: Snapshot, slot: str, split: Split, ran: Ran) -> list[TimesRun]:
     """Of one split, on all replicas of its slot."""
     return [
         each
@@ -117,7 +118,7 @@ def _times(now: Snapshot, slot: str, split: Split, ran: Ran) -> list[SplitTime]:
     ]
 
 
-def _size(times: Sequence[SplitTime]) -> float | None:
+def _size(times: Sequence[TimesRun]) -> float | None:
     """Mean inputs per batch; None where none ran."""
     batches = sum(each.batches for each in times)
     return sum(each.batches * each.size for each in times) / batches if batches else None

@@ -14,9 +14,10 @@ from deployments.control.fleet import Fleet
 from deployments.control.history import History
 from deployments.control.knowledge import Outlook
 from deployments.control.loop import ControlLoop
-from deployments.reports import IngressReport, ReplicaReport, SplitTime
+from deployments.reports import IngressReport, ReplicaReport
 from deployments.settings import ControlSettings
 from earlyexit.clock import ManualClock
+from earlyexit.counts import TimesRun
 from earlyexit.split import Split
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
@@ -31,6 +32,8 @@ SHAPE = StreamShape(score="confidence", num_blocks=4, ramps=RAMPS)
 POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
 START_S = 1200.0
 """A border of windows."""
+EASY = (60, 40)
+"""Inputs between two looks that leave at ramp 1, and that stay."""
 
 
 def problem(
@@ -94,7 +97,7 @@ class FakeFleet(Fleet):
         self.arrived = self.answered = self.in_slo = 0
         self.exits: Counter[int] = Counter()
         self.pending: list[Observations] = []
-        self.times: dict[str, tuple[SplitTime, ...]] = {}
+        self.times: dict[str, tuple[TimesRun, ...]] = {}
         """By replica: what it has run since its start."""
         self.hands_over = 1_000_000
         """Probes in one report, the last ones."""
@@ -253,15 +256,19 @@ class Scene:
                 self.inputs(*inputs, in_slo=in_slo)
             await self.loop.tick()
 
-    async def begin(self, inputs: tuple[int, int] = (0, 0)) -> None:
-        """The first look and all of the first period but its last five seconds; nothing of it is written down."""
-        await self.loop.tick()
-        await self.ticks(23, inputs)
-        self.fleet.log.clear()
-
     def said(self, *kinds: str) -> list[str]:
         """Events of some kinds, oldest first."""
         return [event["words"] for event in reversed(self.history.events(1000)) if event["kind"] in kinds]
+
+
+async def begun(path: Path, inputs: tuple[int, int] = EASY, *, looks: int = 0, **fields: Any) -> Scene:
+    """A scene after its first period but five seconds, of which nothing is written down, and so many looks more."""
+    scene = Scene(path, **fields)
+    await scene.loop.tick()
+    await scene.ticks(23, inputs)
+    scene.fleet.log.clear()
+    await scene.ticks(looks, inputs)
+    return scene
 
 
 def planned(asked: PlanProblem, stages: tuple[Stage, ...]) -> Planned:
@@ -278,7 +285,13 @@ async def _at_once(call: Callable[[float], Outlook], now_s: float) -> Outlook:
     return call(now_s)
 
 
-def slower(scene: Scene, replica: str, seconds: float, *, batches: int = 20) -> None:
-    """A replica has run batches of four through all blocks, each in so many seconds."""
-    first = SplitTime(first=0, end=4, ramps=(), size=4, batches=batches, seconds=batches * seconds)
-    scene.fleet.times[replica] = (first,)
+def as_many_as_there_are(asked: PlanProblem) -> Planned:
+    return planned(asked, whole(asked.devices["cpu"].count))
+
+
+def one_is_slow(scene: Scene, replicas: int) -> None:
+    """Replicas have run twenty batches of four through all blocks; the third took twice as long as the profile."""
+    for rank in range(replicas):
+        seconds = 20 * (0.08 if rank == 2 else 0.04)
+        ran = TimesRun(first=0, end=4, ramps=(), size=4, batches=20, seconds=seconds)
+        scene.fleet.times[f"split-cpu-0#{rank}"] = (ran,)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.control.change import LOOK_S, Change
+from deployments.control.change import LOOK_S, ChangeOver
 from deployments.reports import IngressReport, ReplicaReport
 from earlyexit.clock import ManualClock
 from earlyexit.split import Split
@@ -73,7 +73,7 @@ async def test_so_many_replicas_start_at_a_time(starts_at_once: int | None, log:
     async def reports() -> Sequence[IngressReport]:
         return await fleet.ingress_reports()
 
-    change = Change(fleet, clock, fleet.sleep, reports, starts_at_once)
+    change = ChangeOver(fleet, clock, fleet.sleep, reports, starts_at_once)
     steps = (Scale(slot="split-cpu-0", replicas=3), Await(replicas={"split-cpu-0": 3}))
     await change.carry_out(steps, PLACED, lambda: None)
     assert fleet.log == log

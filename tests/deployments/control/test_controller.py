@@ -15,11 +15,11 @@ from earlyexit.errors import DataError, PlanError
 from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, plan_document
 from optimizer.problem_file import problem_document
-from tests.deployments.control.control_fakes import POLICY, Scene, halves, problem, whole
+from tests.deployments.control.control_fakes import POLICY, Scene, begun, halves, problem, whole
 
-EASY = (60, 40)
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
 ENTROPY = {"name": "entropy", "thresholds": 0.3}
+HALVES = plan_document(Plan(stages=halves(3, 1), policy=POLICY))
 
 
 def settings(tmp_path: Path, *, policy: dict[str, Any] | None = None, **changes: Any) -> ServeSettings:
@@ -34,9 +34,7 @@ def settings(tmp_path: Path, *, policy: dict[str, Any] | None = None, **changes:
 
 
 async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(4, EASY)
+    scene = await begun(tmp_path, looks=4, best=halves(3, 1))
     described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
     assert json.dumps(described, allow_nan=False)
     assert (described["epoch"], described["slots"], described["reason"]) == (
@@ -67,11 +65,6 @@ async def test_an_emulated_accelerator_says_so(tmp_path: Path) -> None:
     assert described["accelerators"]["cpu"]["time_scale"] == 20.0
 
 
-def test_a_problem_of_another_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"control.problem has 4 blocks .* the model has 6"):
-        check_control(settings(tmp_path), ModelShape(num_blocks=6, ramps=(0, 1, 2)))
-
-
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
@@ -86,11 +79,12 @@ def test_a_policy_that_nobody_can_plan_by_is_refused(tmp_path: Path, policy: dic
         check_control(settings(tmp_path, policy=policy), SHAPE)
 
 
-def test_a_first_plan_with_ramps_that_nobody_can_plan_for_is_refused(tmp_path: Path) -> None:
+def test_a_problem_of_another_model_and_a_first_plan_of_other_ramps_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"control.problem has 4 blocks .* the model has 6"):
+        check_control(settings(tmp_path), ModelShape(num_blocks=6, ramps=(0, 1, 2)))
     few = {"problem": problem_document(problem(ramps=(0, 2))), "policy": ENTROPY, "state": str(tmp_path / "c.db")}
-    plan = plan_document(Plan(stages=halves(1, 1), policy=POLICY))
     with pytest.raises(PlanError, match=r"has ramps \[1\], control.problem has \[0, 2\]"):
-        check_control(settings(tmp_path, plan=plan, control=few), SHAPE)
+        check_control(settings(tmp_path, plan=HALVES, control=few), SHAPE)
 
 
 def test_another_applications_memory_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -100,7 +94,7 @@ def test_another_applications_memory_is_refused_before_anything_starts(tmp_path:
 
 
 def test_without_a_controller_there_are_as_many_slots_as_the_plan_needs(tmp_path: Path) -> None:
-    plain = settings(tmp_path, control=None, plan=plan_document(Plan(stages=halves(3, 1), policy=POLICY)))
+    plain = settings(tmp_path, control=None, plan=HALVES)
     assert slot_counts(plain, plain.plan) == {"cpu": 2}
     assert first_replicas(plain) == {"split-cpu-0": 3, "split-cpu-1": 1}
     assert accelerators(plain) == {"cpu": 4}
@@ -112,17 +106,15 @@ def test_an_idle_slot_begins_with_one_replica_because_serve_refuses_none(tmp_pat
     assert accelerators(controlled) == {"cpu": 4}
 
 
-def test_too_few_accelerators_for_the_idle_slots_are_named(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="need 5 cpu, there are 4; give cpu fewer slots"):
-        first_replicas(settings(tmp_path, slots={"cpu": 4}))
-
-
-def test_fewer_slots_than_stages_are_refused(tmp_path: Path) -> None:
-    plan = plan_document(Plan(stages=halves(1, 1), policy=POLICY))
-    with pytest.raises(PlanError, match="2 stages on cpu, the settings give it 1 slots"):
-        first_replicas(settings(tmp_path, plan=plan, slots={"cpu": 1}))
-
-
-def test_slots_on_a_type_that_the_problem_lacks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="slots on V100, which the controller's problem does not have"):
-        first_replicas(settings(tmp_path, slots={"cpu": 1, "V100": 1}))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"slots": {"cpu": 4}}, "need 5 cpu, there are 4; give cpu fewer slots"),
+        ({"slots": {"cpu": 1}, "plan": HALVES}, "2 stages on cpu, the settings give it 1 slots"),
+        ({"slots": {"cpu": 1, "V100": 1}}, "slots on V100, which the controller's problem does not have"),
+    ],
+    ids=["more than accelerators", "fewer than stages", "of a type that the problem lacks"],
+)
+def test_slots_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        first_replicas(settings(tmp_path, **changes))

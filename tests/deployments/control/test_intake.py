@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from deployments.control.intake import IngressIntake, Interval, ReplicaIntake, latency_s, total
-from deployments.reports import BUCKET, IngressReport, ReplicaReport, SplitTime
+from deployments.reports import BUCKET, IngressReport, ReplicaReport
+from earlyexit.counts import TimesRun
 
 
 def ingress(name: str = "i", *, epoch: int = 0, arrived: int = 0, **counts: Any) -> IngressReport:
@@ -25,7 +26,7 @@ def replica(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
         epoch=0,
         waiting=0,
         times=tuple(
-            SplitTime(first=0, end=4, ramps=(), size=size, batches=batches, seconds=seconds)
+            TimesRun(first=0, end=4, ramps=(), size=size, batches=batches, seconds=seconds)
             for size, (batches, seconds) in enumerate(times, start=1)
         ),
     )

@@ -1,34 +1,28 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from earlyexit.clock import ManualClock
 from earlyexit.errors import PlanError
-from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
 from tests.deployments.control.control_fakes import (
+    EASY,
     POLICY,
-    RAMPS,
     START_S,
     Scene,
+    as_many_as_there_are,
+    begun,
     halves,
     no_plan,
+    one_is_slow,
     planned,
-    problem,
-    slower,
     whole,
 )
 
-EASY = (60, 40)
-"""Inputs between two looks that leave at ramp 1, and that stay."""
 HARD = (10, 90)
 TO_HALVES = ["scale split-cpu-0 to 3", "scale split-cpu-1 to 1", "prepare 1", "follow 1"]
 
@@ -40,8 +34,7 @@ async def test_an_idle_slot_loses_the_replica_that_it_had_to_start_with(tmp_path
 
 
 async def test_it_plans_when_a_window_is_whole_and_changes_over_to_a_better_plan(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
+    scene = await begun(tmp_path, best=halves(3, 1))
     assert scene.asked == []
     await scene.ticks(1, EASY)
     assert scene.fleet.log == TO_HALVES
@@ -59,9 +52,7 @@ async def test_probes_of_a_period_that_had_begun_before_the_controller_count_too
 
 
 async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(2, 2))  # 400/s as well
-    await scene.begin(EASY)
-    await scene.ticks(1, EASY)
+    scene = await begun(tmp_path, looks=1, best=halves(2, 2))  # 400/s as well
     assert scene.fleet.log == []
     assert scene.said("keep") == [
         "keeps plan 0 (period): keeps the plan: the new one would give 0.0% more, moving 2 of 4 replicas costs 4.2%, "
@@ -71,9 +62,7 @@ async def test_a_plan_that_gains_less_than_its_change_costs_is_not_taken(tmp_pat
 
 
 async def test_a_jump_of_difficulty_is_planned_for_at_once(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, first=halves(3, 1), best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(6, EASY)
+    scene = await begun(tmp_path, looks=6, first=halves(3, 1), best=halves(3, 1))
     assert len(scene.asked) == 1
     scene.best = halves(2, 2)
     await scene.ticks(1, HARD)
@@ -84,9 +73,7 @@ async def test_a_jump_of_difficulty_is_planned_for_at_once(tmp_path: Path) -> No
 
 
 async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, first=halves(3, 1), best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(6, EASY)
+    scene = await begun(tmp_path, looks=6, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.hands_over = 20
     await scene.ticks(1, HARD)
     assert len(scene.asked) == 1
@@ -97,12 +84,9 @@ async def test_after_a_jump_it_is_planned_as_soon_as_there_are_enough_probes(tmp
 
 
 async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=whole(4))
-    await scene.begin(EASY)
+    scene = await begun(tmp_path, looks=1, best=whole(4))
     await scene.ticks(1, EASY)
-    await scene.ticks(1, EASY)
-    for rank in range(4):
-        slower(scene, f"split-cpu-0#{rank}", 0.08 if rank == 2 else 0.04)
+    one_is_slow(scene, 4)
     await scene.ticks(1, EASY)
     assert scene.said("straggler") == [
         "split-cpu-0#2 takes 2.00 times as long as its 3 peers (2.00 against 1.00 times the profile)"
@@ -118,11 +102,8 @@ async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp
 
 
 async def test_a_straggler_rests_on_where_its_slot_is_too_busy_to_report(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=whole(3))
-    await scene.begin(EASY)
-    await scene.ticks(2, EASY)
-    for rank in range(4):
-        slower(scene, f"split-cpu-0#{rank}", 0.08 if rank == 2 else 0.04)
+    scene = await begun(tmp_path, looks=2, best=whole(3))
+    one_is_slow(scene, 4)
     await scene.ticks(1, EASY)
     scene.fleet.silent = True
     await scene.ticks(24, EASY)
@@ -131,20 +112,15 @@ async def test_a_straggler_rests_on_where_its_slot_is_too_busy_to_report(tmp_pat
 
 
 async def test_a_free_accelerator_takes_a_stragglers_place(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, first=whole(3), best=whole(3))
-    await scene.begin(EASY)
-    await scene.ticks(2, EASY)
-    for rank in range(3):
-        slower(scene, f"split-cpu-0#{rank}", 0.08 if rank == 2 else 0.04)
+    scene = await begun(tmp_path, looks=2, first=whole(3), best=whole(3))
+    one_is_slow(scene, 3)
     await scene.ticks(1, EASY)
     assert scene.fleet.log == ["scale split-cpu-0 to 4", "prepare 1", "follow 1"]
     assert scene.fleet.followed.plan.stages == whole(3)
 
 
 async def test_lost_accelerators_are_planned_around_and_used_again_when_they_return(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    scene.solve_as = lambda asked: planned(asked, whole(asked.devices["cpu"].count))
-    await scene.begin(EASY)
+    scene = await begun(tmp_path, solve_as=as_many_as_there_are)
     scene.fleet.alive = {"cpu": 3}
     scene.fleet.replicas["split-cpu-0"] = 3
     await scene.ticks(1, EASY)
@@ -159,9 +135,7 @@ async def test_lost_accelerators_are_planned_around_and_used_again_when_they_ret
 
 
 async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, first=halves(2, 2), best=halves(2, 2))
-    await scene.begin(EASY)
-    await scene.ticks(2, EASY)
+    scene = await begun(tmp_path, looks=2, first=halves(2, 2), best=halves(2, 2))
     scene.fleet.log.clear()
     scene.best = halves(1, 2)
     scene.fleet.replicas["split-cpu-1"] = 1
@@ -174,9 +148,7 @@ async def test_where_every_stage_still_runs_the_same_splits_go_on_with_less(tmp_
 
 
 async def test_a_stage_that_stays_empty_is_planned_around_before_ray_misses_its_node(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, first=halves(3, 1), best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(2, EASY)
+    scene = await begun(tmp_path, looks=2, first=halves(3, 1), best=halves(3, 1))
     scene.fleet.log.clear()
     scene.best = halves(2, 1)
     scene.fleet.replicas["split-cpu-1"] = 0
@@ -189,9 +161,9 @@ async def test_a_stage_that_stays_empty_is_planned_around_before_ray_misses_its_
 
 
 async def test_without_any_plan_inputs_are_refused_until_accelerators_return(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    scene.solve_as = lambda asked: planned(asked, whole(4)) if asked.devices["cpu"].count == 4 else no_plan()
-    await scene.begin(EASY)
+    scene = await begun(
+        tmp_path, solve_as=lambda asked: planned(asked, whole(4)) if asked.devices["cpu"].count == 4 else no_plan()
+    )
     scene.fleet.alive = {"cpu": 0}
     await scene.ticks(2)
     assert scene.fleet.log == ["suspend", "suspend"]
@@ -204,8 +176,7 @@ async def test_without_any_plan_inputs_are_refused_until_accelerators_return(tmp
 
 
 async def test_a_plan_comes_back_with_its_accelerators_even_where_none_meets_the_problem(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=None)
-    await scene.begin(EASY)
+    scene = await begun(tmp_path, best=None)
     scene.fleet.alive = {"cpu": 3}
     await scene.ticks(1)
     scene.fleet.alive = {"cpu": 4}
@@ -215,8 +186,7 @@ async def test_a_plan_comes_back_with_its_accelerators_even_where_none_meets_the
 
 
 async def test_another_controller_goes_on_refusing_while_nothing_can_be_served(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=None)
-    await scene.begin(EASY)
+    scene = await begun(tmp_path, best=None)
     scene.fleet.alive = {"cpu": 0}
     await scene.ticks(1)
     scene.start()
@@ -226,9 +196,7 @@ async def test_another_controller_goes_on_refusing_while_nothing_can_be_served(t
 
 
 async def test_a_plan_stays_where_none_meets_the_problem_but_its_accelerators_are_there(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=None)
-    await scene.begin(EASY)
-    await scene.ticks(1, EASY)
+    scene = await begun(tmp_path, looks=1, best=None)
     assert scene.fleet.log == []
     assert scene.said("no plan") == [
         "no plan meets the problem on {'cpu': 4}: what is missing is devices; keeps plan 0"
@@ -236,9 +204,7 @@ async def test_a_plan_stays_where_none_meets_the_problem_but_its_accelerators_ar
 
 
 async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1), predicted={"rate_per_s": 400.0, "latency_s": 0.05})
-    await scene.begin(EASY)
-    await scene.ticks(1, EASY)
+    scene = await begun(tmp_path, looks=1, best=halves(3, 1), predicted={"rate_per_s": 400.0, "latency_s": 0.05})
     assert scene.fleet.followed.plan.stages == halves(3, 1)
     scene.fleet.log.clear()
     await scene.ticks(6, EASY, in_slo=False)
@@ -250,246 +216,8 @@ async def test_a_plan_that_misses_its_promise_is_rolled_back_and_not_taken_again
     assert scene.fleet.followed.epoch == 2
 
 
-@pytest.mark.parametrize(
-    "predicted", [{"rate_per_s": "fast", "latency_s": "soon"}, {"rate_per_s": 0.0}], ids=["words", "nothing"]
-)
-async def test_what_a_plan_says_of_itself_may_be_anything(tmp_path: Path, predicted: dict[str, Any]) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1), predicted=predicted)
-    await scene.begin(EASY)
-    scene.start()
-    await scene.ticks(1, EASY)
-    await scene.ticks(1, EASY)
-    assert scene.said("error") == []
-    assert scene.fleet.followed.plan.stages == halves(3, 1)
-
-
-async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(2, EASY)
-    scene.fleet.log.clear()
-    asked = len(scene.asked)
-    scene.start()  # nothing was closed: it was killed
-    await scene.ticks(1, EASY)
-    assert len(scene.asked) == asked + 1, "it plans at once: what the plan stood on is gone"
-    assert scene.fleet.log == []
-    assert scene.loop.keeper.placed == scene.fleet.followed
-    estimate, num_probes = scene.loop.knowledge.observed(START_S, START_S + 120.0)
-    assert num_probes == 24 * 100
-    assert estimate is not None
-
-
-async def test_probes_that_cannot_be_read_any_more_do_not_keep_a_controller_from_its_plan(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(1, EASY)
-    with sqlite3.connect(tmp_path / "control.db") as connection:
-        connection.execute("UPDATE probes SET columns = X'00'")
-    connection.close()
-    scene.start()
-    assert scene.loop.keeper.placed.epoch == 1
-    assert len(scene.said("error")) == 1
-
-
-async def test_a_change_that_broke_off_is_carried_on_by_the_next_controller(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    scene.fleet.broken = {"prepare"}
-    await scene.ticks(1, EASY)
-    assert scene.fleet.log == ["scale split-cpu-0 to 3", "scale split-cpu-1 to 1"]
-    assert scene.said("error") == ["ConnectionError: prepare found a dying replica"]
-    scene.fleet.broken = set()
-    scene.start()
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == halves(3, 1)
-    assert scene.fleet.log[-2:] == ["prepare 1", "follow 1"]
-
-
-async def test_a_broadcast_that_fails_is_tried_again_at_the_next_look(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    scene.fleet.broken = {"follow"}
-    await scene.ticks(2, EASY)
-    assert scene.fleet.followed.epoch == 0
-    scene.fleet.broken = set()
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.epoch == 1
-    assert len(scene.asked) == 1
-
-
-async def test_replicas_that_do_not_come_are_given_up_when_their_accelerators_are_gone(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    scene.fleet.stuck = {"split-cpu-1"}
-    scene.fleet.loses = 1
-    await scene.ticks(1, EASY)
-    assert scene.said("error") == [
-        "OfframpError: accelerators were lost while replicas were to start: split-cpu-1 runs 0 of 1"
-    ]
-    scene.fleet.stuck = set()
-    scene.solve_as = lambda asked: planned(asked, whole(asked.devices["cpu"].count))
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == whole(3)
-
-
-async def test_replicas_that_never_come_are_said_and_waited_for_again(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    scene.fleet.stuck = {"split-cpu-1"}
-    await scene.ticks(1, EASY)
-    assert scene.said("error") == ["OfframpError: replicas did not start within 120 s: split-cpu-1 runs 0 of 1"]
-    scene.fleet.stuck = set()
-    scene.fleet.replicas["split-cpu-1"] = 1
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == halves(3, 1)
-
-
-async def test_every_try_waits_for_replicas_that_an_earlier_one_asked_for(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    scene.fleet.stuck = {"split-cpu-1"}
-    await scene.ticks(2, EASY)
-    assert [line for line in scene.fleet.log if line.startswith("follow")] == []
-    assert scene.said("error") == 2 * ["OfframpError: replicas did not start within 120 s: split-cpu-1 runs 0 of 1"]
-
-
-async def test_a_plan_whose_replicas_never_come_is_given_up_and_not_taken_again(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    scene.fleet.stuck = {"split-cpu-1"}
-    await scene.ticks(3, EASY)
-    assert scene.said("error")[2:] == ["gives up plan 1: the change to it broke off again and again"]
-    assert scene.fleet.log[-3:] == ["scale split-cpu-0 to 4", "prepare 2", "follow 2"]
-    assert scene.fleet.followed.plan.stages == whole(4)
-    await scene.ticks(48, EASY)
-    assert len(scene.asked) > 2
-    assert scene.fleet.followed.epoch == 2
-
-
-async def test_replicas_that_come_after_all_are_not_given_up(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    scene.fleet.stuck = {"split-cpu-1"}
-    await scene.ticks(2, EASY)
-    scene.fleet.replicas["split-cpu-1"] = 1
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.plan.stages == halves(3, 1)
-
-
-async def test_a_plan_that_replicas_cannot_make_ready_for_is_given_up(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    scene.fleet.broken = {"prepare"}
-    await scene.ticks(10, EASY)
-    scene.fleet.broken = set()
-    await scene.ticks(1, EASY)
-    assert (scene.fleet.followed.epoch, scene.fleet.followed.plan.stages) == (2, whole(4))
-
-
-async def test_what_ingresses_hand_over_while_a_plan_drains_is_on_disk_at_once(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, first=halves(2, 2))
-    await scene.begin(EASY)
-    scene.fleet.behind = {"i"}
-    rows = []
-
-    def meanwhile() -> None:
-        with closing(sqlite3.connect(tmp_path / "control.db")) as other:
-            rows.append(other.execute("SELECT count(*) FROM probes").fetchone()[0])
-        scene.inputs(*EASY)
-
-    scene.meanwhile = meanwhile
-    await scene.loop.apply(plan_document(Plan(stages=whole(4), policy=POLICY)))
-    assert "scale split-cpu-1 to 0" in scene.fleet.log
-    # 23 looks before.
-    assert rows[:4] == [23, 24, 25, 26]
-
-
-async def test_a_memory_that_cannot_be_written_does_not_end_the_loop(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    with closing(sqlite3.connect(tmp_path / "control.db")) as other:
-        other.execute("DROP TABLE counts")
-        other.execute("ALTER TABLE events RENAME TO gone")
-        await scene.ticks(1, EASY)
-        assert scene.fleet.followed.epoch == 0
-        scene.history.commit()  # so that this connection may write
-        other.execute("CREATE TABLE counts (at_s REAL NOT NULL, interval TEXT NOT NULL)")
-        other.execute("ALTER TABLE gone RENAME TO events")
-    await scene.ticks(1, EASY)
-    assert scene.fleet.followed.epoch == 1
-
-
-async def test_a_clock_that_was_set_back_does_not_keep_it_from_planning(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=whole(4))
-    await scene.begin(EASY)
-    scene.clock = scene.fleet.clock = ManualClock(START_S - 600.0)
-    scene.start()
-    await scene.ticks(48, EASY)  # at once, and after each of two periods
-    assert len(scene.asked) == 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"policy": replace(POLICY, thresholds=dict.fromkeys(RAMPS, 0.7))}, "the exit policy is another now"),
-        ({"problem": problem(ramps=(0, 2))}, "there are no ramps [1] any more"),
-    ],
-    ids=["thresholds", "ramps"],
-)
-async def test_the_plan_of_other_settings_is_not_taken_up_again(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(1, EASY)
-    assert scene.loop.keeper.placed.epoch == 1
-    for name, value in changes.items():
-        setattr(scene, name, value)
-    scene.start()
-    assert scene.said("error") == [f"the plan that was in force cannot be taken up again: {words}"]
-    assert scene.loop.keeper.placed == scene.placed
-    scene.start()  # it was killed at once
-    assert scene.loop.keeper.placed == scene.placed
-
-
-async def test_a_slot_that_was_reset_is_told_its_replicas_again(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    await scene.begin()
-    scene.fleet.replicas["split-cpu-0"] = 1
-    await scene.ticks(1)
-    assert scene.fleet.log == ["scale split-cpu-0 to 4"]
-
-
-async def test_an_ingress_that_follows_an_older_plan_is_told_again(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(1, EASY)
-    scene.fleet.followed = scene.placed
-    scene.fleet.log.clear()
-    await scene.ticks(1, EASY)
-    assert scene.fleet.log == ["follow 1"]
-
-
-async def test_an_ingress_that_was_told_late_to_refuse_is_told_the_plan_again(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
-    await scene.ticks(1, EASY)
-    scene.fleet.is_suspended = True
-    scene.fleet.log.clear()
-    await scene.ticks(2, EASY)
-    assert scene.fleet.log == ["follow 1"]
-
-
-async def test_a_plan_that_is_not_remembered_is_outnumbered(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    scene.fleet.followed = PlacedPlan(plan=Plan(stages=whole(4), epoch=7), slots=("split-cpu-0",))
-    await scene.loop.tick()
-    assert scene.fleet.followed.epoch == 8
-
-
 async def test_a_replan_that_is_asked_for_waits_for_the_one_under_way(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=halves(3, 1))
-    await scene.begin(EASY)
+    scene = await begun(tmp_path, best=halves(3, 1))
     both = await asyncio.gather(scene.loop.replan("first"), scene.loop.replan("second"))
     assert [(each["reason"], each["epoch"], each["changed"]) for each in both] == [
         ("first", 1, True),
@@ -498,8 +226,7 @@ async def test_a_replan_that_is_asked_for_waits_for_the_one_under_way(tmp_path: 
 
 
 async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, best=whole(4))
-    await scene.begin(EASY)
+    scene = await begun(tmp_path, best=whole(4))
     answer = await scene.loop.apply(plan_document(Plan(stages=halves(3, 1), policy=POLICY)), hold=True)
     assert answer == {"epoch": 1, "changed": True, "reason": "asked", "words": "somebody's own plan"}
     assert scene.fleet.log == TO_HALVES
@@ -511,8 +238,7 @@ async def test_somebodys_own_plan_is_put_in_force_and_held(tmp_path: Path) -> No
 
 
 async def test_somebodys_own_plan_needs_accelerators_that_are_there(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
-    await scene.begin()
+    scene = await begun(tmp_path, (0, 0))
     with pytest.raises(PlanError, match=r"the plan needs .*'split-cpu-0': 5.*, there are .*'cpu': 4"):
         await scene.loop.apply(plan_document(Plan(stages=whole(5))))
     assert scene.fleet.log == []

@@ -7,8 +7,7 @@ import pytest
 
 from cluster.emulated import EmulatedPiece
 from deployments.messages import Chunk, SplitRun, Timing
-from deployments.stage.chunks import OpenCall, chunks_by_call
-from deployments.stage.runs import Begun
+from deployments.stage.chunks import OpenCall, chunks_by_call, split_runs
 from earlyexit.device import Answered, GoesOn, Looked, Lost
 from earlyexit.errors import DeadlineError
 from earlyexit.member import Member
@@ -109,8 +108,7 @@ def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call(one: Op
 
 
 def test_traced_inputs_come_with_their_runs(one: OpenCall, other: OpenCall) -> None:
-    begun = Begun(first=0, end=2, batch=3, target=4, queue_s=1.0, compute_s=0.5)
-    run = SplitRun(first=0, end=2, batch=3, target=4, queue_s=1.0, compute_s=1.5)
+    begun, ended = run(0, 2, 1.0, 0.5), run(0, 2, 1.0, 1.5)
     one.begun = {"b": [begun], "c": [begun]}
     chunks = chunks_by_call(
         [
@@ -120,7 +118,22 @@ def test_traced_inputs_come_with_their_runs(one: OpenCall, other: OpenCall) -> N
         ]
     )
     assert [(opened is one, chunk.runs) for opened, chunk in chunks] == [
-        (True, (("b", (run,)),)),
-        (True, (("c", (run,)),)),
+        (True, (("b", (ended,)),)),
+        (True, (("c", (ended,)),)),
         (False, ()),
     ]
+
+
+def run(first: int, end: int, queue_s: float, compute_s: float) -> SplitRun:
+    return SplitRun(first=first, end=end, batch=3, target=4, queue_s=queue_s, compute_s=compute_s)
+
+
+def test_every_batch_has_its_share_of_an_inputs_times() -> None:
+    noted = [run(0, 2, 1.0, 0.0), run(2, 3, 1.5, 4.0), run(3, 4, 3.5, 5.0)]
+    assert split_runs(noted, 7.0) == (run(0, 2, 1.0, 4.0), run(2, 3, 0.5, 1.0), run(3, 4, 2.0, 2.0))
+    assert split_runs([], 0.0) == ()
+
+
+def test_a_batch_that_failed_and_ran_again_has_its_time_in_the_second_run() -> None:
+    noted = [run(0, 2, 1.0, 0.0), run(0, 2, 1.0, 0.0)]
+    assert split_runs(noted, 3.0) == (run(0, 2, 1.0, 0.0), run(0, 2, 0.0, 3.0))

@@ -12,12 +12,12 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from deployments.messages import Assignment, Chunk, StageCall
-from deployments.reports import SplitTime
 from deployments.settings import ServeSettings
 from deployments.stage.build import build_runner, starting_policy
 from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import BROKEN_AFTER, NOTHING, StageHost
 from earlyexit.clock import MonotonicClock
+from earlyexit.counts import TimesRun
 from earlyexit.device import Release, Step
 from earlyexit.engine import Batch, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
@@ -213,7 +213,7 @@ async def test_a_report_counts_batches_without_probes(replica: Replica) -> None:
     assert (report.device, report.epoch, report.waiting) == (V100, 2, 0)
     assert [(time.size, time.batches) for time in report.times] == [(4, 1), (2, 1)]
     assert all(
-        isinstance(time, SplitTime) and (time.first, time.end, time.ramps) == (0, 2, (0, 1)) for time in report.times
+        isinstance(time, TimesRun) and (time.first, time.end, time.ramps) == (0, 2, (0, 1)) for time in report.times
     )
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.ingress.dashboard.snapshot import Facts, Snapshot
-from deployments.reports import IngressReport, ReplicaReport, SplitTime
+from deployments.reports import IngressReport, ReplicaReport
+from earlyexit.counts import TimesRun
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -39,11 +40,11 @@ def ingress(name: str = "a", *, answered: int = 0, epoch: int = 0, **fields: Any
     return IngressReport(name=name, answered=answered, epoch=epoch, **counts | fields)
 
 
-def ran(split: Split, size: int, batches: int, seconds: float = 0.0) -> SplitTime:
-    return SplitTime(first=split.first, end=split.end, ramps=split.ramps, size=size, batches=batches, seconds=seconds)
+def ran(split: Split, size: int, batches: int, seconds: float = 0.0) -> TimesRun:
+    return TimesRun(first=split.first, end=split.end, ramps=split.ramps, size=size, batches=batches, seconds=seconds)
 
 
-def replica(name: str, slot: str, *times: SplitTime, **fields: Any) -> ReplicaReport:
+def replica(name: str, slot: str, *times: TimesRun, **fields: Any) -> ReplicaReport:
     others: dict[str, Any] = {"node": "n", "pid": 1, "device": "cpu", "epoch": 0, "waiting": 0}
     return ReplicaReport(slot=slot, replica=name, times=times, **others | fields)
 
