@@ -56,7 +56,7 @@ class EmulatedPiece:
             sample_ids=self.sample_ids,
             next_block=self.next_block,
             lengths_B=self.lengths_B,
-            values=(),
+            tensors=(),
             state_BS=None,
         )
 

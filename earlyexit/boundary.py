@@ -51,10 +51,10 @@ def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_byte
 
 def misfit(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
     """What of an encoded input is not as a network takes it, in words; None where all is."""
-    if len(encoded.values) != len(inputs):
+    if len(encoded.tensors) != len(inputs):
         names = ", ".join(each.name for each in inputs)
-        return f"the codec gives {len(encoded.values)} tensors; the network takes {len(inputs)}: {names}"
-    for spec, values in zip(inputs, encoded.values, strict=True):
+        return f"the codec gives {len(encoded.tensors)} tensors; the network takes {len(inputs)}: {names}"
+    for spec, values in zip(inputs, encoded.tensors, strict=True):
         dtype, shape = NUMPY[spec.dtype], (encoded.length if spec.per_token else 1, *spec.shape)
         if values.dtype != dtype or values.shape != shape:
             return (

@@ -104,7 +104,7 @@ class Cut:
 
     def _step(self, segment: Segment, piece: Piece, answered: set[str]) -> Step[Piece]:
         values, outputs_BC = self._runner.run(segment, piece)
-        after = replace(piece, next_block=segment.end, values=values)
+        after = replace(piece, next_block=segment.end, tensors=values)
         if outputs_BC is None:
             return Step(answers=(), survivors=after)
         opinion = Opinion(self._network.task, outputs_BC if self._policy.foreknows else to_host(outputs_BC))

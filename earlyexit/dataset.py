@@ -155,7 +155,7 @@ def _write_table(data: LabelledRows, path: Path) -> Path:
 
 
 def _write_images(data: LabelledRows, path: Path) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # image files are packed already
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # image files are compressed already
         for row, (image, label) in enumerate(zip(data.columns[IMAGE], data.labels, strict=True)):
             archive.writestr(f"{label}/{row:06}{_suffix(image)}", image)
     return path

@@ -13,12 +13,11 @@ from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.loop import DeviceLoop
 from earlyexit.member import Member
-from earlyexit.release import Answered, GoesOn, Inside, Looked, Lost, P, Payload, Release, Step
+from earlyexit.release import GoesOn, Inside, Looked, Lost, P, Payload, Release, Step, Told
 from earlyexit.split import Split
 from earlyexit.wire import WirePiece
 
 __all__ = [
-    "Answered",
     "Deliver",
     "Device",
     "DeviceThread",
@@ -30,6 +29,7 @@ __all__ = [
     "Release",
     "Runner",
     "Step",
+    "Told",
     "ignore_batch",
     "ignore_death",
 ]

@@ -21,7 +21,7 @@ from earlyexit.boundary import Boundary
 from earlyexit.errors import PlanError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
-from earlyexit.network import arbitrary_values
+from earlyexit.network import arbitrary_tensors
 from earlyexit.piece import Piece, Tensors
 from earlyexit.split import Segment
 from earlyexit.wire import Lengths
@@ -85,7 +85,7 @@ class GraphSegments:
         captured = self._captured.get(segment)
         if shape is None or captured is None:
             return self._model.run(segment, piece)
-        return captured[shape].run(piece.values)
+        return captured[shape].run(piece.tensors)
 
     def shape_of(self, lengths_B: Lengths) -> Shape | None:
         """The smallest shape that holds inputs of these lengths; None where torch must run them."""
@@ -134,10 +134,10 @@ class CudaCapture:
             if self._pool is None:
                 self._pool = _open_pool()
             inputs = self._inputs_of(segment, shape)
-            _warm_up(lambda: self._model.compute(segment, inputs.values, inputs.layout), self._pool.stream)
+            _warm_up(lambda: self._model.compute(segment, inputs.tensors, inputs.layout), self._pool.stream)
             graph = torch.cuda.CUDAGraph()
             with self._pool.capture(graph):
-                hidden, outputs_BC = self._model.compute(segment, inputs.values, inputs.layout)
+                hidden, outputs_BC = self._model.compute(segment, inputs.tensors, inputs.layout)
         return StaticSegment(graph.replay, shape, inputs, hidden, outputs_BC)
 
     def _inputs_of(self, segment: Segment, shape: Shape) -> StaticInputs:
@@ -174,7 +174,7 @@ def _open_pool() -> _Pool:
 class StaticInputs:
     """What a graph reads, at the same addresses for ever."""
 
-    values: Tensors
+    tensors: Tensors
     """Overwritten before every replay."""
     layout: Layout
     """Its index tensors are all on the device: a capture cannot fetch them."""
@@ -186,8 +186,8 @@ def static_inputs(model: EarlyExitModel, segment: Segment, shape: Shape) -> Stat
     layout = Layout(lengths_B, model.device)
     for _ in (layout.first_token_B, layout.position_N, layout.lengths_B1):
         pass  # each is made when it is first asked for
-    values = arbitrary_values(model, segment.first, lengths_B, np.random.default_rng(0))
-    return StaticInputs(values=values, layout=layout)
+    values = arbitrary_tensors(model, segment.first, lengths_B, np.random.default_rng(0))
+    return StaticInputs(tensors=values, layout=layout)
 
 
 class StaticSegment:
@@ -209,10 +209,10 @@ class StaticSegment:
 
     @torch.inference_mode()
     def run(self, values: Tensors) -> tuple[Tensors, Tensor | None]:
-        for held, given in zip(self._inputs.values, values, strict=True):
+        for held, given in zip(self._inputs.tensors, values, strict=True):
             held[: len(given)].copy_(given)
         self._replay()
-        share = len(values[0]) / len(self._inputs.values[0])
+        share = len(values[0]) / len(self._inputs.tensors[0])
         # Copies, for the next replay writes to the same addresses while survivors may wait for long.
         hidden = tuple(each[: round(len(each) * share)].clone() for each in self._hidden)
         if self._outputs_BC is None:

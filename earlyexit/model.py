@@ -82,7 +82,7 @@ class EarlyExitModel(nn.Module):
         return self.backbone.inputs if block < 0 else self.backbone.boundary(block)
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        return self.compute(segment, piece.values, Layout(piece.lengths_B, self.device))
+        return self.compute(segment, piece.tensors, Layout(piece.lengths_B, self.device))
 
     def compute(self, segment: Segment, values: Tensors, layout: Layout) -> tuple[Tensors, Tensor | None]:
         """What `run` gives, on tensors whose layout is known."""

@@ -88,7 +88,7 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
         sample_ids=wire.sample_ids,
         next_block=wire.next_block,
         lengths_B=wire.lengths_B,
-        values=tuple(_tensor(values).to(network.device) for values in wire.values),
+        tensors=tuple(_tensor(values).to(network.device) for values in wire.tensors),
         state_BS=state_BS,
     )
 
@@ -100,7 +100,7 @@ def check_inputs(network: Network, encoded: Encoded) -> None:
         raise ModelFolderError(said)
 
 
-def arbitrary_values(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:
+def arbitrary_tensors(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:
     """What might cross before `block`, for inputs of these lengths, on the network's device."""
     return tuple(_arbitrary(each, lengths_B, rng, network) for each in network.boundary(block - 1))
 

@@ -57,7 +57,7 @@ class OnnxSegments:
         self._fingerprint: str | None = None
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        values = zip(value_names(self._model, segment.first), piece.values, strict=True)
+        values = zip(value_names(self._model, segment.first), piece.tensors, strict=True)
         feeds = dict(values) | index_tensors(self._model, Layout(piece.lengths_B))
         results = self._session(segment).run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
         tensors = tuple(torch.from_numpy(result).to(self._model.device) for result in results)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from earlyexit.errors import PlanError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
-from earlyexit.network import arbitrary_values
+from earlyexit.network import arbitrary_tensors
 from earlyexit.piece import Tensors
 from earlyexit.split import Segment
 
@@ -143,7 +143,7 @@ def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensors, d
     # Any sizes but 0 and 1, which the exporter would take for constants.
     lengths = [1, 1] if model.max_length == 1 else [3, 2]
     layout = Layout(np.array(lengths, dtype=np.int32), model.device)
-    values = arbitrary_values(model, segment.first, layout.lengths_B, np.random.default_rng(0))
+    values = arbitrary_tensors(model, segment.first, layout.lengths_B, np.random.default_rng(0))
     return values, index_tensors(model, layout)
 
 

@@ -29,7 +29,7 @@ class Piece:
     next_block: int
     lengths_B: Lengths
     """On the host, so that layouts are made without waiting for the device."""
-    values: Tensors
+    tensors: Tensors
     """What crosses before `next_block`: tensors with a row per token of all inputs, or a row per input."""
     state_BS: Tensor
     """The exit policy's state (PABEE's counter, votes), one row per input, S = 0 for policies without."""
@@ -46,14 +46,14 @@ class Piece:
             self,
             sample_ids=tuple(self.sample_ids[k] for k in keep),
             lengths_B=lengths_K,
-            values=tuple(pick(values) for values in self.values),
+            tensors=tuple(pick(values) for values in self.tensors),
             state_BS=self.state_BS[index_K],
         )
 
     def singles(self) -> list[Piece]:
         """One piece per input; views, no copies."""
         lengths = self.lengths_B.tolist()
-        columns = [torch.split(values, 1 if len(values) == len(self) else lengths) for values in self.values]
+        columns = [torch.split(values, 1 if len(values) == len(self) else lengths) for values in self.tensors]
         # Most policies have no state: then one row of nothing does for all.
         states = torch.split(self.state_BS, 1) if self.state_BS.shape[1] else [self.state_BS[:1]] * len(self)
         rows = zip(*columns, strict=True) if columns else [()] * len(self)
@@ -62,7 +62,7 @@ class Piece:
                 sample_ids=(sample_id,),
                 next_block=self.next_block,
                 lengths_B=self.lengths_B[k : k + 1],
-                values=values,
+                tensors=values,
                 state_BS=states[k],
             )
             for k, (sample_id, values) in enumerate(zip(self.sample_ids, rows, strict=True))
@@ -74,7 +74,7 @@ class Piece:
             sample_ids=self.sample_ids,
             next_block=self.next_block,
             lengths_B=self.lengths_B,
-            values=tuple(map(_to_host, self.values)),
+            tensors=tuple(map(_to_host, self.tensors)),
             state_BS=self.state_BS.detach().cpu().numpy(),
         )
 
@@ -104,7 +104,7 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
         sample_ids=sample_ids,
         next_block=first.next_block,
         lengths_B=np.concatenate([piece.lengths_B for piece in pieces]),
-        values=tuple(map(torch.cat, zip(*(piece.values for piece in pieces), strict=True))),
+        tensors=tuple(map(torch.cat, zip(*(piece.tensors for piece in pieces), strict=True))),
         state_BS=_cat_states([piece.state_BS for piece in pieces], len(sample_ids)),
     )
 

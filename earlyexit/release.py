@@ -48,7 +48,7 @@ class Step(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered(Generic[P]):
+class Told(Generic[P]):
     """An answered input, and where its time went until then."""
 
     member: Member[P]
@@ -81,7 +81,7 @@ class Lost(Generic[P]):
     error: OfframpError
 
 
-Release = Answered[P] | Looked[P] | GoesOn[P] | Lost[P]
+Release = Told[P] | Looked[P] | GoesOn[P] | Lost[P]
 """Every member is released for good exactly once: answered without staying, going on, or lost."""
 
 
@@ -128,13 +128,13 @@ class Inside(Generic[P]):
             for sample_id, member in self.members.items()
         ]
 
-    def _leave(self, answer: Answer, elapsed_s: float) -> Answered[P]:
+    def _leave(self, answer: Answer, elapsed_s: float) -> Told[P]:
         member = self.members.pop(answer.sample_id)
         member.compute_s += elapsed_s - self.answered_s.get(answer.sample_id, 0.0)
-        return Answered(member=member, answer=answer)
+        return Told(member=member, answer=answer)
 
-    def _answer_early(self, answer: Answer, elapsed_s: float) -> Answered[P]:
+    def _answer_early(self, answer: Answer, elapsed_s: float) -> Told[P]:
         member = self.members[answer.sample_id]
         member.compute_s += elapsed_s
         self.answered_s[answer.sample_id] = elapsed_s
-        return Answered(member=member, answer=answer, stays=True)
+        return Told(member=member, answer=answer, stays=True)

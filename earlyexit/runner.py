@@ -11,7 +11,7 @@ from torch import Tensor
 
 from earlyexit.cut import Cut, cut_out
 from earlyexit.engine import Batch
-from earlyexit.network import Network, PreparedSegments, SegmentRunner, arbitrary_values, from_wire
+from earlyexit.network import Network, PreparedSegments, SegmentRunner, arbitrary_tensors, from_wire
 from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.release import Step
@@ -60,7 +60,7 @@ class TorchRunner:
             sample_ids=policy.warm_up_ids(size),
             next_block=split.first,
             lengths_B=lengths_B,
-            values=arbitrary_values(network, split.first, lengths_B, np.random.default_rng(0)),
+            tensors=arbitrary_tensors(network, split.first, lengths_B, np.random.default_rng(0)),
             state_BS=policy.initial_state(size, network.task.num_outputs, network.device),
         )
 

@@ -50,7 +50,7 @@ class Encoded:
 
     length: int
     """In tokens; 1 for inputs that have none."""
-    values: tuple[npt.NDArray[np.generic], ...]
+    tensors: tuple[npt.NDArray[np.generic], ...]
     """One array per tensor of the network's inputs, each (length, ...), or (1, ...) where it is per input."""
 
 

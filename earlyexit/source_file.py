@@ -72,7 +72,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-class Lines:
+class LineNumbers:
     """Where in a text of YAML or JSON every value stands; searched for when first asked."""
 
     def __init__(self, text: str = "") -> None:
@@ -145,7 +145,7 @@ class Source:
     where: str
     """The file, or what stands for it where there is none."""
     raises: type[InputError]
-    lines: Lines = field(default_factory=Lines)
+    lines: LineNumbers = field(default_factory=LineNumbers)
 
     def parse(self, shape: type[Document], *, called: str) -> Document:
         """The data in a pydantic shape; raises `raises`. A mistake at the top is said of what the file is `called`."""
@@ -201,7 +201,7 @@ class _StandsTwiceError(Exception):
 
 def _read_json(text: str, path: Path, raises: type[InputError]) -> Source:
     # JSON is YAML but for tabs, which JSON has only between values: the lines stay.
-    lines = Lines(text.replace("\t", " "))
+    lines = LineNumbers(text.replace("\t", " "))
     try:
         document = json.loads(text, object_pairs_hook=_mapping)
     except json.JSONDecodeError as error:
@@ -221,7 +221,7 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _line_of_second(lines: Lines) -> str:
+def _line_of_second(lines: LineNumbers) -> str:
     """Of a key that stands twice: the reader of YAML knows where it is."""
     try:
         lines.of(())
@@ -233,7 +233,7 @@ def _line_of_second(lines: Lines) -> str:
 
 
 def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
-    lines = Lines(text)
+    lines = LineNumbers(text)
     try:
         lines.of(())  # an alias inside what it names would not end when loaded
         document = yaml.load(text, Loader=_Loader)

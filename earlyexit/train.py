@@ -57,7 +57,7 @@ def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[i
 def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Layout]:
     """Several inputs as the network takes them, with their layout."""
     piece = entering([""] * len(encoded), encoded)
-    return tuple(torch.from_numpy(values).to(device) for values in piece.values), Layout(piece.lengths_B, device)
+    return tuple(torch.from_numpy(values).to(device) for values in piece.tensors), Layout(piece.lengths_B, device)
 
 
 @torch.inference_mode()

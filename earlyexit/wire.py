@@ -68,7 +68,7 @@ class WirePiece:
     sample_ids: tuple[str, ...]
     next_block: int
     lengths_B: Lengths
-    values: tuple[npt.NDArray[np.generic], ...]
+    tensors: tuple[npt.NDArray[np.generic], ...]
     """What crosses before `next_block`: one array per tensor of the network's boundary, with a row per token of all
     inputs, or a row per input; bfloat16 as its bits (uint16). Empty where nothing is computed."""
     state_BS: npt.NDArray[np.generic] | None
@@ -81,7 +81,7 @@ def entering(sample_ids: Sequence[str], encoded: Sequence[Encoded]) -> WirePiece
         sample_ids=tuple(sample_ids),
         next_block=0,
         lengths_B=np.array([each.length for each in encoded], dtype=np.int32),
-        values=tuple(map(np.concatenate, zip(*(each.values for each in encoded), strict=True))),
+        tensors=tuple(map(np.concatenate, zip(*(each.tensors for each in encoded), strict=True))),
         state_BS=None,
     )
 

@@ -24,9 +24,9 @@ from earlyexit.cut import Cut
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, from_wire
-from earlyexit.packed import pack_linears
 from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
+from earlyexit.reordered import reorder_linears
 from earlyexit.signature import Encoded
 from earlyexit.split import Segment
 from earlyexit.store import load_model, read_card
@@ -157,7 +157,7 @@ def _cut_run(folder: Path, backend: Literal["torch", "onnx"], dtype: Literal["fl
     policy = build_policy(calibration.policy_spec())
     segments = build_segments(model, backend, folder, torch.get_num_threads())
     if segments is None:  # as a replica has it
-        pack_linears(model)
+        reorder_linears(model)
     return CutRun(model, policy, tuple(sorted(calibration.thresholds)), segments or model)
 
 

@@ -22,7 +22,7 @@ import torch
 from deployments.stage.build import build_policy, build_segments, warm_up
 from earlyexit.clock import MonotonicClock
 from earlyexit.dataset import read_labelled
-from earlyexit.device import Answered, Device, Release
+from earlyexit.device import Device, Release, Told
 from earlyexit.engine import BatchEngine
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
@@ -81,7 +81,7 @@ def engine(
 
     def deliver(releases: list[Release[Piece]]) -> None:
         for release in releases:
-            assert isinstance(release, Answered), release
+            assert isinstance(release, Told), release
             answered.append(release.answer.sample_id)
 
     clock = MonotonicClock()
@@ -178,7 +178,7 @@ def _padded(encoded: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
     ids_BT = torch.zeros(len(encoded), max(each.length for each in encoded), dtype=torch.long)
     mask_BT = torch.zeros_like(ids_BT)
     for row, each in enumerate(encoded):
-        ids_BT[row, : each.length] = torch.from_numpy(each.values[0])
+        ids_BT[row, : each.length] = torch.from_numpy(each.tensors[0])
         mask_BT[row, : each.length] = 1
     return ids_BT, mask_BT
 

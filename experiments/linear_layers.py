@@ -1,4 +1,4 @@
-"""Linear layers on a CPU: torch's own, and oneDNN's with weights laid out once (`earlyexit.packed`).
+"""Linear layers on a CPU: torch's own, and oneDNN's with weights laid out once (`earlyexit.reordered`).
 
     python -m experiments.linear_layers
 
@@ -15,7 +15,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from earlyexit.packed import PackedLinear
+from earlyexit.reordered import ReorderedLinear
 
 SHAPES = ((384, 1536), (768, 3072))
 """Feed-forward layers of MiniLM and of BERT-base."""
@@ -33,7 +33,7 @@ def main() -> None:
     for wide_in, wide_out in SHAPES:
         for dtype in (torch.float32, torch.bfloat16):
             layer = nn.Linear(wide_in, wide_out).to(dtype).requires_grad_(False)
-            packed = PackedLinear(layer)
+            packed = ReorderedLinear(layer)
             for tokens in TOKENS:
                 values = torch.randn(tokens, wide_in).to(dtype)
                 plain_s, packed_s = _medians_s((layer, packed), values, options.repeats)

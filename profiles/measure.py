@@ -180,7 +180,7 @@ class LiveSplits:
 
     def _piece(self, probe: Probe) -> Piece:
         """Kept, so that all splits of a batch size and length that begin at one block run the same inputs."""
-        from earlyexit.network import arbitrary_values
+        from earlyexit.network import arbitrary_tensors
         from earlyexit.piece import Piece
 
         network, batch, first = self._network, probe.split.batch, probe.split.first
@@ -191,7 +191,7 @@ class LiveSplits:
                 sample_ids=tuple(map(str, range(batch))),
                 next_block=first,
                 lengths_B=lengths_B,
-                values=arbitrary_values(network, first, lengths_B, self._rng),
+                tensors=arbitrary_tensors(network, first, lengths_B, self._rng),
                 state_BS=self._policy.initial_state(batch, network.task.num_outputs, network.device),
             )
         return self._pieces[key]

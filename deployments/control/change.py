@@ -8,7 +8,7 @@ from deployments.control.fleet import Fleet
 from deployments.reports import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError
-from optimizer.live.changeover import Await, Drain, Prepare, Scale, Step, Switch
+from optimizer.live.changeover import Await, ChangeStep, Drain, Prepare, Scale, Switch
 from optimizer.placement import PlacedPlan
 
 START_S = 120.0
@@ -38,7 +38,7 @@ class ChangeOver:
         self.late = 0
         """Times in a row that replicas did not start in time."""
 
-    async def carry_out(self, steps: Sequence[Step], after: PlacedPlan, switched: Callable[[], None]) -> None:
+    async def carry_out(self, steps: Sequence[ChangeStep], after: PlacedPlan, switched: Callable[[], None]) -> None:
         """Take the steps, and say when the ingresses follow.
 
         Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever the fleet

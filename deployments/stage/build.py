@@ -181,7 +181,7 @@ def _sizes(split: Split) -> list[int]:
 def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:
     import torch
 
-    from earlyexit.packed import pack_linears
+    from earlyexit.reordered import reorder_linears
     from earlyexit.runner import TorchRunner
     from earlyexit.store import load_model
 
@@ -191,7 +191,7 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
     model = load_model(folder, device=torch_device, dtype=getattr(torch, settings.dtype))
     segments = build_segments(model, settings.backend, folder, settings.threads_per_replica)
     if segments is None:
-        pack_linears(model)
+        reorder_linears(model)
     return TorchRunner(model, build_policy(spec), segments)
 
 

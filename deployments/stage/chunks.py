@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.messages import Chunk, GoingOn, SplitRun, Timing
-from earlyexit.device import Answered, GoesOn, Looked, Payload, Release
+from earlyexit.device import GoesOn, Looked, Payload, Release, Told
 from earlyexit.errors import OfframpError
 from earlyexit.member import Member
 from earlyexit.wire import Answer, Seen
@@ -57,7 +57,7 @@ def chunks_by_call(releases: Iterable[Release[Any]]) -> list[tuple[OpenCall, Chu
         opened = _call_of(release.member)
         part = parts.setdefault(opened, _Part())
         match release:
-            case Answered():
+            case Told():
                 said = part.early if release.stays else part.answers
                 said.append((release.answer, _timing(release.member)))
                 if opened.begun is not None:

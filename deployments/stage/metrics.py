@@ -11,7 +11,7 @@ from ray.serve.metrics import Counter, Gauge
 
 from deployments.metrics import SECONDS, histogram, tags
 from earlyexit.clock import Clock
-from earlyexit.device import Answered, GoesOn, Release
+from earlyexit.device import GoesOn, Release, Told
 from earlyexit.engine import Batch
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -55,7 +55,7 @@ class StageMetrics:
         """Count what a device released."""
         for release in releases:
             match release:
-                case Answered(stays=False):
+                case Told(stays=False):
                     self._spent_s.append((release.member.queue_s, release.member.compute_s))
                 case GoesOn():
                     self._spent_s.extend((member.queue_s, member.compute_s) for member in release.members)

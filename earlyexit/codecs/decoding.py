@@ -40,7 +40,7 @@ TAKEN = f"JPEG, PNG and WebP files are taken, of one frame, at most {MAX_PIXELS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
+class ImageSize:
     """How an image comes to its size, in the words of timm and transformers; raises ValueError for what cannot be."""
 
     height: int
@@ -73,7 +73,7 @@ class Size:
         return left * x, top * y, (left + self.width) * x, (top + self.height) * y
 
 
-def decode(content: bytes, size: Size, name: str) -> Pixels:
+def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
     """An image file's pixels, upright, in the given size.
 
     Grey and palettes become RGB, 16 bits 8, transparency is dropped. Raises UnprocessableInputError that calls the

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.codecs.base import Codec, Columns
-from earlyexit.codecs.decoding import Size, decode, to_pixels
+from earlyexit.codecs.decoding import ImageSize, decode, to_pixels
 from earlyexit.errors import InputError
 from earlyexit.signature import Column, Encoded
 
@@ -35,8 +35,8 @@ class ImageCodec(Codec[ImageRow]):
     def __init__(
         self, height: int, width: int, shortest_edge: int | None = None, interpolation: str = "bilinear"
     ) -> None:
-        """See `Size`; raises ValueError."""
-        self.size = Size(height=height, width=width, shortest_edge=shortest_edge, interpolation=interpolation)
+        """See `ImageSize`; raises ValueError."""
+        self.size = ImageSize(height=height, width=width, shortest_edge=shortest_edge, interpolation=interpolation)
 
     @property
     def inputs(self) -> tuple[Column, ...]:
@@ -74,7 +74,7 @@ class ImageCodec(Codec[ImageRow]):
             decode(row, self.size, f"input {k}") if isinstance(row, bytes) else to_pixels(row, f"input {k}")
             for k, row in enumerate(rows)
         ]
-        return [Encoded(length=1, values=(each[None],)) for each in pixels]
+        return [Encoded(length=1, tensors=(each[None],)) for each in pixels]
 
 
 def _file(element: object, where: str) -> bytes:

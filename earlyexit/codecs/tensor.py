@@ -76,7 +76,7 @@ class TensorCodec(Codec[Arrays]):
             for column, array in zip(self._columns, row, strict=True):
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
                     raise UnprocessableInputError(f"input {k}: {column.name!r} holds NaN or infinite numbers")
-        return [Encoded(length=1, values=tuple(np.asarray(array)[None] for array in row)) for row in rows]
+        return [Encoded(length=1, tensors=tuple(np.asarray(array)[None] for array in row)) for row in rows]
 
     def _from_objects(self, inputs: object) -> tuple[list[Arrays], bool]:
         many = isinstance(inputs, list)

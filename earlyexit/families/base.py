@@ -26,7 +26,7 @@ class Backbone(nn.Module, ABC):
     tensor of a boundary.
     """
 
-    packs_linears: ClassVar[bool] = True
+    reorders_linears: ClassVar[bool] = True
     """Whether its linear layers are only called, with two-dimensional values, so that a CPU may keep their weights in
     another layout."""
 

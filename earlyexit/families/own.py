@@ -30,7 +30,7 @@ class OwnBackbone(Backbone):
     the built-in families works on packed tensors, as a subclass of `Backbone`.
     """
 
-    packs_linears: ClassVar[bool] = False
+    reorders_linears: ClassVar[bool] = False
 
     def __init__(self, *, embed: nn.Module, blocks: Iterable[nn.Module], inputs: Boundary, config: JsonDict) -> None:
         super().__init__()

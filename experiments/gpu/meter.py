@@ -111,7 +111,7 @@ class MeteredRunner:
             sample_ids=fused.sample_ids,
             next_block=fused.next_block,
             lengths_B=fused.lengths_B,
-            values=fused.values,
+            tensors=fused.tensors,
             state_BS=fused.state_BS,
             meter=self._meter,
         )

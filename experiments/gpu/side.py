@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.clock import Clock
-from earlyexit.device import Answered, Device, Release, Runner
+from earlyexit.device import Device, Release, Runner, Told
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import Member
 from earlyexit.piece import Piece
@@ -105,7 +105,7 @@ class Side:
     def _deliver(self, releases: list[Release[Piece]]) -> None:
         now_s = self._clock.now_s()
         for release in releases:
-            assert isinstance(release, Answered), release
+            assert isinstance(release, Told), release
             self.log.answers.append(release.answer)
             self.log.answered_s.append(now_s)
 

@@ -16,7 +16,7 @@ from earlyexit.clock import Clock
 from earlyexit.graphs import GraphSegments, shapes_up_to
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
-from earlyexit.network import SegmentRunner, arbitrary_values
+from earlyexit.network import SegmentRunner, arbitrary_tensors
 from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.runner import TorchRunner
@@ -68,7 +68,7 @@ class Workbench:
             sample_ids=tuple(f"{ids[row]}#{k}" for k, row in enumerate(rows.tolist())),
             next_block=0,
             lengths_B=lengths_B,
-            values=arbitrary_values(self.model, 0, lengths_B, self.rng),
+            tensors=arbitrary_tensors(self.model, 0, lengths_B, self.rng),
             state_BS=policy.initial_state(number, self.model.task.num_outputs, self.model.device),
         )
         singles = piece.singles()

@@ -96,8 +96,8 @@ def _measure(options: LimitOptions) -> float:
     from deployments.stage.build import build_policy
     from earlyexit.clock import MonotonicClock
     from earlyexit.member import Member
-    from earlyexit.packed import pack_linears
     from earlyexit.piece import Piece
+    from earlyexit.reordered import reorder_linears
     from earlyexit.runner import TorchRunner
     from earlyexit.store import load_model
     from earlyexit.tokenizer import TextTokenizer
@@ -107,7 +107,7 @@ def _measure(options: LimitOptions) -> float:
 
     torch.set_num_threads(options.threads)
     model = load_model(options.model, dtype=getattr(torch, options.dtype))
-    pack_linears(model)
+    reorder_linears(model)
     plan = parse_plan(options.plan)
     runner = TorchRunner(model, build_policy(plan.policy))
     clock = MonotonicClock()

@@ -12,8 +12,8 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.families.bert import BLOCK_NAMES
 from earlyexit.families.encoder import EncoderBackbone, EncoderConfig
 from earlyexit.model import EarlyExitModel
-from earlyexit.packed import pack_linears
 from earlyexit.ramps.pooling import Pooling
+from earlyexit.reordered import reorder_linears
 from earlyexit.signature import Encoded
 from earlyexit.store import load_model
 from earlyexit.tasks.label import LabelTask
@@ -40,7 +40,7 @@ class StockModel:
         torch.set_num_threads(options.threads)
         model = load_model(options.model, dtype=getattr(torch, options.dtype))
         if options.kernel == "packed":
-            pack_linears(model)
+            reorder_linears(model)
             logits = packed_logits(model)
         else:
             logits = transformers_logits(model)
@@ -120,7 +120,7 @@ def pad(encoded: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
     ids_BT = torch.zeros(len(encoded), max(each.length for each in encoded), dtype=torch.long)
     mask_BT = torch.zeros_like(ids_BT)
     for row, each in enumerate(encoded):
-        ids_BT[row, : each.length] = torch.from_numpy(each.values[0])
+        ids_BT[row, : each.length] = torch.from_numpy(each.tensors[0])
         mask_BT[row, : each.length] = 1
     return ids_BT, mask_BT
 

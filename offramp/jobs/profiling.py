@@ -122,7 +122,7 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
     import torch
 
     from deployments.stage.build import build_segments
-    from earlyexit.packed import pack_linears
+    from earlyexit.reordered import reorder_linears
     from earlyexit.store import load_model
 
     torch_device = find_device(job.device).torch_device
@@ -135,7 +135,7 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
         rng = np.random.default_rng(job.seed)
         segments = build_segments(model, job.backend, exports or folder, job.threads)
         if segments is None:
-            pack_linears(model)
+            reorder_linears(model)
         yield Bench(job=job, model=model, splits=LiveSplits(model, rng, segments), rng=rng)
     finally:
         torch.set_num_threads(threads_before)

@@ -44,7 +44,7 @@ class Drain:
     """Wait until no input is under way by an earlier plan."""
 
 
-Step = Scale | Await | Prepare | Switch | Drain
+ChangeStep = Scale | Await | Prepare | Switch | Drain
 
 
 def steps(
@@ -53,7 +53,7 @@ def steps(
     counts: Mapping[str, int],
     running: Mapping[str, int],
     coming: Mapping[str, int] | None = None,
-) -> tuple[Step, ...]:
+) -> tuple[ChangeStep, ...]:
     """What leads from `before`, with the replicas that run now, to `after`, on so many accelerators per type.
 
     `running` may name slots of no plan: idle ones, which give up theirs first. `coming` counts starting replicas too:
@@ -102,7 +102,7 @@ class _Course:
         starting = {slot: replicas for slot, replicas in coming.items() if replicas > running.get(slot, 0)}
         return cls(now=dict(running), told={**plan, **idle, **starting}, target=target)
 
-    def to(self, levels: Mapping[str, int]) -> tuple[Step, ...]:
+    def to(self, levels: Mapping[str, int]) -> tuple[ChangeStep, ...]:
         """Scale slots to these levels, those that shrink first, and wait for those of the next plan that grow."""
         growing = {slot: level for slot, level in sorted(levels.items()) if level > self.now.get(slot, 0)}
         scales = [

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from earlyexit.clock import ManualClock
-from earlyexit.device import Answered, Device, Lost, Release, Step
+from earlyexit.device import Device, Lost, Release, Step, Told
 from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.member import Member
@@ -160,7 +160,7 @@ def test_an_input_without_records_is_refused_alone() -> None:
     device = Device(engine, recorded(HALF), ManualClock(), released.extend)
     engine.submit(0, batch_of(("a", "stranger#1", "d")).members, 0.0)
     device.run_until_idle()
-    assert [release.answer.sample_id for release in released if isinstance(release, Answered)] == ["a", "d"]
+    assert [release.answer.sample_id for release in released if isinstance(release, Told)] == ["a", "d"]
     [lost] = [release for release in released if isinstance(release, Lost)]
     assert isinstance(lost.error, UnprocessableInputError)
     assert str(lost.error) == "no exit records of the id 'stranger'; send the `ids` of recorded inputs"
@@ -231,7 +231,7 @@ def test_ramps_without_records_are_refused_when_prepared() -> None:
 def test_a_piece_crosses_processes_without_values() -> None:
     runner = recorded(HALF)
     wire = piece_of("ab", next_block=2).to_wire()
-    assert (wire.values, wire.state_BS) == ((), None)
+    assert (wire.tensors, wire.state_BS) == ((), None)
     back = runner.from_wire(wire)
     assert (back.sample_ids, back.next_block, back.lengths_B.tolist()) == (("a", "b"), 2, [1, 2])
 
@@ -241,7 +241,7 @@ def test_what_a_real_ingress_sends_is_taken_without_its_tokens() -> None:
         sample_ids=("a",),
         next_block=0,
         lengths_B=np.array([3], dtype=np.int32),
-        values=(np.array([7, 8, 9], dtype=np.int32),),
+        tensors=(np.array([7, 8, 9], dtype=np.int32),),
         state_BS=None,
     )
     assert recorded(HALF).from_wire(wire).sample_ids == ("a",)
@@ -383,7 +383,7 @@ def test_a_paced_device_answers_with_the_engine() -> None:
 
     def deliver(releases: list[Release[EmulatedPiece]]) -> None:
         for release in releases:
-            assert isinstance(release, Answered)
+            assert isinstance(release, Told)
             log.append((release.answer.sample_id, pytest.approx(stage.clock.now_s())))
 
     engine: BatchEngine[EmulatedPiece] = BatchEngine(splits, ObservedTimes())

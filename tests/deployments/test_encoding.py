@@ -30,19 +30,19 @@ TOKENS = WirePiece(
     sample_ids=("a#i.1.0", "b#i.2.0"),
     next_block=0,
     lengths_B=np.array([2, 3], dtype=np.int32),
-    values=(np.array([101, 7, 101, 8, 2**31 - 1], dtype=np.int32),),
+    tensors=(np.array([101, 7, 101, 8, 2**31 - 1], dtype=np.int32),),
     state_BS=None,
 )
 FLOAT32 = WirePiece(
     sample_ids=("a", "b"),
     next_block=2,
     lengths_B=np.array([1, 2], dtype=np.int32),
-    values=(np.array([[0.1, -0.0], [math.inf, math.nan], [1e-45, 3e38]], dtype=np.float32),),
+    tensors=(np.array([[0.1, -0.0], [math.inf, math.nan], [1e-45, 3e38]], dtype=np.float32),),
     state_BS=np.array([[1.5], [2.5]], dtype=np.float32),
 )
 BFLOAT16 = replace(
     FLOAT32,
-    values=(np.array([[0, 1], [0x7F80, 0xFFFF], [3, 4]], dtype=np.uint16), np.zeros((2, 3, 1), np.uint8)),
+    tensors=(np.array([[0, 1], [0x7F80, 0xFFFF], [3, 4]], dtype=np.uint16), np.zeros((2, 3, 1), np.uint8)),
     state_BS=np.array([[1, -2], [3, 4]], dtype=np.int64),
 )
 ASSIGNMENT = Assignment(
@@ -92,10 +92,10 @@ def plain(value: Any) -> Any:
         pytest.param(CALL, id="tokens"),
         pytest.param(replace(CALL, piece=FLOAT32), id="float32"),
         pytest.param(replace(CALL, piece=BFLOAT16), id="bfloat16"),
-        pytest.param(replace(CALL, piece=replace(TOKENS, values=())), id="recorded"),
-        pytest.param(replace(CALL, piece=replace(FLOAT32, values=(np.zeros((0, 5), np.float32),))), id="no-rows"),
-        pytest.param(replace(CALL, piece=replace(FLOAT32, values=(FLOAT32.values[0].T,))), id="transposed"),
-        pytest.param(replace(CALL, piece=replace(TOKENS, values=(TOKENS.values[0][::2],))), id="every-second"),
+        pytest.param(replace(CALL, piece=replace(TOKENS, tensors=())), id="recorded"),
+        pytest.param(replace(CALL, piece=replace(FLOAT32, tensors=(np.zeros((0, 5), np.float32),))), id="no-rows"),
+        pytest.param(replace(CALL, piece=replace(FLOAT32, tensors=(FLOAT32.tensors[0].T,))), id="transposed"),
+        pytest.param(replace(CALL, piece=replace(TOKENS, tensors=(TOKENS.tensors[0][::2],))), id="every-second"),
         pytest.param(replace(CALL, remaining_s=(math.inf, -1.0), reserve_s=math.inf), id="no-deadline"),
         pytest.param(replace(CALL, probe=True), id="probe"),
         pytest.param(replace(CALL, traced=(1,)), id="traced"),
@@ -189,7 +189,7 @@ def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
     assert isinstance(message, Begin)
     piece = message.call.piece
     assert piece.state_BS is not None
-    assert [array.flags.writeable for array in (piece.lengths_B, *piece.values, piece.state_BS)] == [False] * 3
+    assert [array.flags.writeable for array in (piece.lengths_B, *piece.tensors, piece.state_BS)] == [False] * 3
 
 
 def test_a_part_of_a_longer_buffer_is_decoded_in_place() -> None:
@@ -228,11 +228,11 @@ def changed(message: Begin | Part, *path: str | int, to: Any) -> bytes:
         pytest.param(encode(Part(1, CHUNK)), id="a-replicas-message"),
         pytest.param(changed(Begin(1, CALL), "call", "remaining_s", to=None), id="no-deadlines"),
         pytest.param(changed(Begin(1, CALL), "call", "assignment", "dispatch", to="lazy"), id="unknown-dispatch"),
-        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=["<i4", [5], b"123"]), id="array-too-short"),
-        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=["<i4", [6], b"1234"]), id="other-shape"),
-        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=["O", [1], b"12345678"]), id="objects"),
-        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=["spam", [1], b"1234"]), id="no-such-dtype"),
-        pytest.param(changed(Begin(1, CALL), "call", "piece", "values", to=5), id="no-array"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "tensors", to=["<i4", [5], b"123"]), id="too-short"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "tensors", to=["<i4", [6], b"1234"]), id="other-shape"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "tensors", to=["O", [1], b"12345678"]), id="objects"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "tensors", to=["spam", [1], b"1234"]), id="no-dtype"),
+        pytest.param(changed(Begin(1, CALL), "call", "piece", "tensors", to=5), id="no-array"),
     ],
 )
 def test_what_no_ingress_says_is_refused(frame: bytes) -> None:

@@ -49,7 +49,7 @@ def piece_of(sample_ids: Sequence[str], next_block: int = 0) -> WirePiece:
         sample_ids=tuple(sample_ids),
         next_block=next_block,
         lengths_B=np.full(len(sample_ids), 2, dtype=np.int32),
-        values=(np.arange(2 * len(sample_ids), dtype=np.int32),),
+        tensors=(np.arange(2 * len(sample_ids), dtype=np.int32),),
         state_BS=None,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from earlyexit.clock import Clock, ManualClock
-from earlyexit.device import Answered, Device, GoesOn, Looked, Lost, Release, Step
+from earlyexit.device import Device, GoesOn, Looked, Lost, Release, Step, Told
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import Member
 from earlyexit.split import Split
@@ -150,7 +150,7 @@ class Bench:
 
 def _described(release: Release[Letters]) -> str:
     match release:
-        case Answered(answer=answer, stays=stays):
+        case Told(answer=answer, stays=stays):
             return f"answer {answer.sample_id} after {answer.exit}" + (", stays" if stays else "")
         case Looked(seen=seen):
             return f"look {seen.sample_id} at {seen.block}"

@@ -194,7 +194,7 @@ def test_inputs_that_left_are_gone_from_what_goes_on(model: EarlyExitModel, enco
         assert step.survivors is not None
         assert set(step.survivors.sample_ids) == inside
         assert step.survivors.lengths_B.tolist() == [lengths[name] for name in step.survivors.sample_ids]
-        assert step.survivors.values[0].shape == (sum(lengths[name] for name in inside), 32)
+        assert step.survivors.tensors[0].shape == (sum(lengths[name] for name in inside), 32)
 
 
 def test_a_cut_stops_where_everyone_has_left(model: EarlyExitModel, encoded: list[Encoded]) -> None:
@@ -222,21 +222,21 @@ def test_a_bfloat16_piece_survives_the_wire_bit_for_bit(model: EarlyExitModel) -
         sample_ids=("a",),
         next_block=2,
         lengths_B=np.array([2], dtype=np.int32),
-        values=(values,),
+        tensors=(values,),
         state_BS=torch.tensor([[3, 1]], dtype=torch.int32),
     )
     wire = piece.to_wire()
-    assert wire.values[0].dtype == np.uint16
+    assert wire.tensors[0].dtype == np.uint16
     back = from_wire(model, wire, PatiencePolicy(1))
-    assert back.values[0].dtype == torch.bfloat16
-    assert back.values[0].view(torch.int16).equal(values.view(torch.int16))
+    assert back.tensors[0].dtype == torch.bfloat16
+    assert back.tensors[0].view(torch.int16).equal(values.view(torch.int16))
     assert back.state_BS.equal(piece.state_BS)
     assert (back.sample_ids, back.next_block, back.lengths_B.tolist()) == (("a",), 2, [2])
 
 
 def test_a_piece_from_a_read_only_buffer_can_be_run(model: EarlyExitModel, encoded: list[Encoded]) -> None:
     wire = wire_of(encoded[:2])
-    wire.values[0].setflags(write=False)
+    wire.tensors[0].setflags(write=False)
     policy = VotingPolicy(9)
     *_, last = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy).run(from_wire(model, wire, policy))
     assert [answer.exit for answer in last.answers] == [3, 3]

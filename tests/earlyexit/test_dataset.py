@@ -242,7 +242,7 @@ class Spectra(TensorCodec):
 def test_rows_are_encoded_in_the_codecs_datatypes() -> None:
     columns = {"kind": np.array([7, 8]), "spectrum": np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])}
     encoded = LabelledRows(columns=columns, labels=("a", "b")).encode(Spectra())
-    spectrum, kind = encoded[1].values
+    spectrum, kind = encoded[1].tensors
     assert (spectrum.tolist(), spectrum.dtype.name) == ([[4.0, 5.0, 6.0]], "float32")
     assert (kind.tolist(), kind.dtype.name) == ([8], "int32")
 
@@ -272,7 +272,7 @@ def test_whole_numbers_of_any_type_are_pixels_where_they_fit() -> None:
     wide = np.array([0, 255, 7] * 16).reshape(1, 4, 4, 3)
     assert wide.dtype == np.int64
     [encoded] = LabelledRows(columns={"image": wide}, labels=("a",)).encode(ImageCodec(4, 4))
-    assert (encoded.values[0].tolist(), encoded.values[0].dtype.name) == (wide.tolist(), "uint8")
+    assert (encoded.tensors[0].tolist(), encoded.tensors[0].dtype.name) == (wide.tolist(), "uint8")
     with pytest.raises(DataError, match=r"'image' holds int64 .*: UINT8 holds 0 to 255, not 256"):
         LabelledRows(columns={"image": wide + 1}, labels=("a",)).encode(ImageCodec(4, 4))
 
@@ -286,8 +286,8 @@ def test_images_are_encoded_from_files_or_pixels() -> None:
         for column in (files, pixels)
     )
     for one, another, expected in zip(of_files, of_pixels, pixels, strict=True):
-        assert np.array_equal(one.values[0], another.values[0])
-        assert np.array_equal(one.values[0][0], expected)
+        assert np.array_equal(one.tensors[0], another.tensors[0])
+        assert np.array_equal(one.tensors[0][0], expected)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.device import Answered, Device, DeviceThread, Release
+from earlyexit.device import Device, DeviceThread, Release, Told
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
@@ -159,7 +159,7 @@ class Inbox:
     complete: threading.Event = field(default_factory=threading.Event)
 
     def deliver(self, releases: list[Release[Letters]]) -> None:
-        self.answers += [release.answer.sample_id for release in releases if isinstance(release, Answered)]
+        self.answers += [release.answer.sample_id for release in releases if isinstance(release, Told)]
         if len(self.answers) >= self.expected:
             self.complete.set()
 

@@ -66,7 +66,7 @@ def hf_model(family: str, *, classifies: bool) -> Any:
 
 def hf_inputs(encoded: Sequence[Encoded]) -> dict[str, Tensor]:
     """Padded token ids (with 1, RoBERTa's padding) and their mask."""
-    rows = [torch.from_numpy(each.values[0]).long() for each in encoded]
+    rows = [torch.from_numpy(each.tensors[0]).long() for each in encoded]
     ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
     mask_BT = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return {"input_ids": ids_BT, "attention_mask": mask_BT}
@@ -75,7 +75,7 @@ def hf_inputs(encoded: Sequence[Encoded]) -> dict[str, Tensor]:
 @pytest.fixture
 def mixed(encoded: list[Encoded]) -> list[Encoded]:
     """Eight inputs of different lengths, without the token that RoBERTa takes for padding."""
-    return [of_tokens(np.maximum(each.values[0], 2)) for each in encoded[:8]]
+    return [of_tokens(np.maximum(each.tensors[0], 2)) for each in encoded[:8]]
 
 
 def with_ramps(pretrained: Pretrained, family: str, names: tuple[str, ...], *, max_length: int = 32) -> EarlyExitModel:

@@ -8,7 +8,7 @@ import torch
 
 from earlyexit.clock import ManualClock
 from earlyexit.cut import cut_out
-from earlyexit.device import Answered, Device, Release
+from earlyexit.device import Device, Release, Told
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.graphs import CapturedSegment, GraphSegments, Shape, StaticSegment, shapes_up_to, static_inputs
@@ -45,11 +45,11 @@ class EagerCapture:
     @torch.inference_mode()
     def __call__(self, segment: Segment, shape: Shape) -> CapturedSegment:
         inputs = static_inputs(self.model, segment, shape)
-        hidden, logits_BC = self.model.compute(segment, inputs.values, inputs.layout)
+        hidden, logits_BC = self.model.compute(segment, inputs.tensors, inputs.layout)
 
         def replay() -> None:
             self.replayed.append((segment, shape.num_inputs))
-            new, new_BC = self.model.compute(segment, inputs.values, inputs.layout)
+            new, new_BC = self.model.compute(segment, inputs.tensors, inputs.layout)
             for held, computed in zip(hidden, new, strict=True):
                 held.copy_(computed)
             if logits_BC is not None and new_BC is not None:
@@ -168,7 +168,7 @@ def answers_of(runner: TorchRunner, splits: Sequence[Split], piece: Piece) -> di
 
     def deliver(releases: list[Release[Piece]]) -> None:
         for release in releases:
-            assert isinstance(release, Answered)
+            assert isinstance(release, Told)
             assert release.answer.sample_id not in found
             found[release.answer.sample_id] = (release.answer.exit, label_of(release.answer))
 

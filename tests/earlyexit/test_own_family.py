@@ -17,8 +17,8 @@ from earlyexit.families import find_family
 from earlyexit.families.own import PaddedBackbone, check_alone
 from earlyexit.layout import Layout
 from earlyexit.network import from_wire
-from earlyexit.packed import PackedLinear, pack_linears
 from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.reordered import ReorderedLinear, reorder_linears
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from tests.earlyexit.tokens import of_tokens, wire_of
@@ -143,9 +143,9 @@ def test_an_own_model_is_saved_loaded_cut_and_packed_only_where_it_may_be(tmp_pa
     loaded = load_model(tmp_path)
     assert loaded.info.family == f"{HERE}:build"
     assert float(loaded.backbone.get_buffer("embedding.scale")) == 2.0, "what is not saved is made anew"
-    pack_linears(loaded)
-    assert not any(isinstance(each, PackedLinear) for each in loaded.backbone.modules())
-    assert any(isinstance(each, PackedLinear) for each in loaded.head.modules())
+    reorder_linears(loaded)
+    assert not any(isinstance(each, ReorderedLinear) for each in loaded.backbone.modules())
+    assert any(isinstance(each, ReorderedLinear) for each in loaded.head.modules())
     policy = ConfidencePolicy(1.1)  # nobody leaves
     wire = wire_of([of_tokens([1, 2]), of_tokens([3, 4, 5])])
     whole = list(cut_out(model, 0, 2, (0,), policy).run(from_wire(model, wire, policy)))[-1].answers

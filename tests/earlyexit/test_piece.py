@@ -14,14 +14,14 @@ def piece_of(lengths: dict[str, int], *, next_block: int = 1) -> Piece:
         sample_ids=tuple(lengths),
         next_block=next_block,
         lengths_B=np.array(list(lengths.values()), dtype=np.int32),
-        values=(torch.tensor(values),),
+        tensors=(torch.tensor(values),),
         state_BS=torch.arange(len(lengths), dtype=torch.int32)[:, None],
     )
 
 
 def as_dict(piece: Piece) -> dict[str, tuple[list[float], list[int]]]:
     """Every input's tokens and state."""
-    tokens = torch.split(piece.values[0][:, 0], piece.lengths_B.tolist())
+    tokens = torch.split(piece.tensors[0][:, 0], piece.lengths_B.tolist())
     return {
         name: (own.tolist(), state)
         for name, own, state in zip(piece.sample_ids, tokens, piece.state_BS.tolist(), strict=True)
@@ -38,7 +38,7 @@ def test_singles_hold_one_input_each_and_share_the_memory() -> None:
     first, second = piece.singles()
     assert as_dict(first) == {"a": ([0.0, 1.0], [0])}
     assert as_dict(second) == {"b": ([10.0, 11.0, 12.0], [1])}
-    assert second.values[0].data_ptr() == piece.values[0][2:].data_ptr()
+    assert second.tensors[0].data_ptr() == piece.tensors[0][2:].data_ptr()
 
 
 def test_fusing_singles_gives_the_piece_back() -> None:

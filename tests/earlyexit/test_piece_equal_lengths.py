@@ -14,7 +14,7 @@ def piece_of(num_inputs: int, length: int, *, width: int, state: int) -> Piece:
         sample_ids=tuple(f"i{k}" for k in range(num_inputs)),
         next_block=1,
         lengths_B=np.full(num_inputs, length, dtype=np.int32),
-        values=(values.view(-1, width) if width > 1 else values,),
+        tensors=(values.view(-1, width) if width > 1 else values,),
         state_BS=torch.arange(num_inputs * state, dtype=torch.int32).view(num_inputs, state),
     )
 
@@ -28,7 +28,7 @@ def test_inputs_of_equal_lengths_are_selected_as_any_others(width: int, length: 
     chosen = piece.select(keep)
     assert chosen.sample_ids == ("i3", "i0", "i2")
     assert chosen.lengths_B.tolist() == [length] * 3
-    assert chosen.values[0].equal(torch.cat([torch.split(piece.values[0], length)[k] for k in keep]))
+    assert chosen.tensors[0].equal(torch.cat([torch.split(piece.tensors[0], length)[k] for k in keep]))
     assert chosen.state_BS.equal(piece.state_BS[keep])
 
 
@@ -39,4 +39,4 @@ def test_singles_keep_their_states_and_are_fused_with_them(state: int) -> None:
     assert [one.state_BS.shape for one in singles] == [(1, state)] * 3
     fused = fuse(singles)
     assert fused.state_BS.equal(piece.state_BS)
-    assert fused.values[0].equal(piece.values[0])
+    assert fused.tensors[0].equal(piece.tensors[0])

@@ -31,7 +31,7 @@ def mixed(lengths: Sequence[int], *, dtype: torch.dtype = torch.float32) -> Piec
         sample_ids=tuple(f"i{k}" for k in range(len(lengths))),
         next_block=2,
         lengths_B=np.array(lengths, dtype=np.int32),
-        values=(
+        tensors=(
             per_token[:, None].repeat(1, 3).to(dtype),
             per_input[:, None, None, None].repeat(1, 2, 2, 2).to(torch.uint8),
             (100 * per_token).to(torch.int32),
@@ -45,7 +45,7 @@ def rows_of(piece: Piece, k: int) -> list[Tensor]:
     """Input k's rows of every tensor, and its state: the second and fourth tensor are per input."""
     first, end = int(piece.lengths_B[:k].sum()), int(piece.lengths_B[: k + 1].sum())
     whole, single = slice(first, end), slice(k, k + 1)
-    tokens, picture, ids, number = piece.values
+    tokens, picture, ids, number = piece.tensors
     return [tokens[whole], picture[single], ids[whole], number[single], piece.state_BS[single]]
 
 
@@ -58,7 +58,7 @@ def assert_holds(piece: Piece, expected: Piece, chosen: Sequence[int]) -> None:
         for found, wanted in zip(rows_of(piece, at), rows_of(expected, k), strict=True):
             assert found.dtype == wanted.dtype
             assert found.equal(wanted)
-    assert [len(values) for values in piece.values] == [piece.lengths_B.sum(), len(piece)] * 2
+    assert [len(values) for values in piece.tensors] == [piece.lengths_B.sum(), len(piece)] * 2
 
 
 @given(all_lengths, st.randoms())
@@ -90,8 +90,8 @@ def test_two_parts_fuse_to_the_whole(lengths: list[int], at: int) -> None:
 def test_singles_of_mixed_tensors_are_views() -> None:
     piece = mixed([2, 3])
     _, second = piece.singles()
-    assert [values.data_ptr() for values in second.values] == [
-        values[rows:].data_ptr() for values, rows in zip(piece.values, (2, 1, 2, 1), strict=True)
+    assert [values.data_ptr() for values in second.tensors] == [
+        values[rows:].data_ptr() for values, rows in zip(piece.tensors, (2, 1, 2, 1), strict=True)
     ]
 
 
@@ -100,9 +100,9 @@ def test_singles_of_mixed_tensors_are_views() -> None:
 def test_every_tensor_survives_the_wire(lengths: list[int], dtype: torch.dtype, small_model: EarlyExitModel) -> None:
     piece = mixed(lengths, dtype=dtype)
     wire = piece.to_wire()
-    assert [values.dtype.name for values in wire.values] == [
+    assert [values.dtype.name for values in wire.tensors] == [
         name if name != "bfloat16" else "uint16"
-        for name in (str(values.dtype).removeprefix("torch.") for values in piece.values)
+        for name in (str(values.dtype).removeprefix("torch.") for values in piece.tensors)
     ]
     assert_holds(from_wire(small_model, wire, POLICY), piece, range(len(lengths)))
 
@@ -112,11 +112,11 @@ def test_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
         sample_ids=("a", "b", "c"),
         next_block=1,
         lengths_B=np.array([2, 1, 2], dtype=np.int32),
-        values=(),
+        tensors=(),
         state_BS=torch.zeros(3, 0),
     )
     fused = fuse([piece.singles()[2], piece.select([1, 0])])
-    assert (fused.sample_ids, fused.values, fused.lengths_B.tolist()) == (("c", "b", "a"), (), [2, 1, 2])
+    assert (fused.sample_ids, fused.tensors, fused.lengths_B.tolist()) == (("c", "b", "a"), (), [2, 1, 2])
 
 
 def test_inputs_enter_one_after_the_other_tensor_by_tensor() -> None:
@@ -126,8 +126,8 @@ def test_inputs_enter_one_after_the_other_tensor_by_tensor() -> None:
     ]
     wire = entering(("x", "y"), encoded)
     assert (wire.sample_ids, wire.next_block, wire.lengths_B.tolist()) == (("x", "y"), 0, [3, 1])
-    assert wire.values[0].tolist() == [0, 1, 2, 0]
-    assert wire.values[1].tolist() == [[[3, 3], [3, 3]], [[1, 1], [1, 1]]]
+    assert wire.tensors[0].tolist() == [0, 1, 2, 0]
+    assert wire.tensors[1].tolist() == [[[3, 3], [3, 3]], [[1, 1], [1, 1]]]
     assert wire.state_BS is None
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.clock import ManualClock
-from earlyexit.device import Answered, Device, Looked, Release, Runner
+from earlyexit.device import Device, Looked, Release, Runner, Told
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.member import Member
@@ -146,7 +146,7 @@ def test_a_device_runs_probes_beside_others_with_the_same_answers(
 
     def deliver(releases: list[Release[Piece]]) -> None:
         for release in releases:
-            if isinstance(release, Answered):
+            if isinstance(release, Told):
                 answer = release.answer
                 first.setdefault((release.member.probe, answer.sample_id), (label_of(answer), answer.exit))
             elif isinstance(release, Looked):
@@ -198,7 +198,7 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     runner.prepare(HALVES)
     prepared = run(runner, HALVES[0], piece)
     assert slow.ran == [Segment(first=0, end=1, ramp=0), Segment(first=1, end=2, ramp=None)]
-    assert survivors_of(prepared).values[0].equal(survivors_of(unprepared).values[0])
+    assert survivors_of(prepared).tensors[0].equal(survivors_of(unprepared).tensors[0])
 
 
 def test_probes_are_run_by_torch(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
@@ -222,13 +222,13 @@ def test_sessions_are_made_beside_a_device_that_runs(
     split = Split(first=0, end=3, batch=8)
     runner = TorchRunner(small_model, NOBODY_LEAVES, segments)
     piece = runner.from_wire(wire_of(encoded[:4]))
-    expected = survivors_of(run(TorchRunner(small_model, NOBODY_LEAVES), split, piece)).values[0]
+    expected = survivors_of(run(TorchRunner(small_model, NOBODY_LEAVES), split, piece)).tensors[0]
     (segment,) = split.segments()
     preparing = threading.Thread(target=runner.prepare, args=([split],))
     preparing.start()
     runs_by_torch = 0
     while not segments.is_ready(segment) and preparing.is_alive():
-        assert torch.allclose(survivors_of(run(runner, split, piece)).values[0], expected, atol=1e-5)
+        assert torch.allclose(survivors_of(run(runner, split, piece)).tensors[0], expected, atol=1e-5)
         runs_by_torch += 1
     preparing.join()
     assert segments.is_ready(segment)

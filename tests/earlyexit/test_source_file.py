@@ -7,7 +7,7 @@ import pytest
 from pydantic import Field
 
 from earlyexit.errors import DataError, InputError, PlanError
-from earlyexit.source_file import Lines, Source, StrictDocument, read_source
+from earlyexit.source_file import LineNumbers, Source, StrictDocument, read_source
 
 
 class Point(StrictDocument):
@@ -60,9 +60,9 @@ def test_of_a_value_of_two_kinds_the_deepest_mistake_is_named_by_its_place_in_th
 
 
 def test_the_line_of_what_is_not_there_is_that_of_the_nearest_above() -> None:
-    lines = Lines("a:\n  b:\n    - 1\n    - 2\n")
+    lines = LineNumbers("a:\n  b:\n    - 1\n    - 2\n")
     assert [lines.of(path) for path in (("a", "b", 1), ("a", "b", 7), ("a", "c"), ("z",), ())] == [4, 3, 2, 1, 1]
-    assert Lines().of(("a",)) == 1
+    assert LineNumbers().of(("a",)) == 1
 
 
 def test_json_is_read_as_json_where_the_name_says_so(tmp_path: Path) -> None:

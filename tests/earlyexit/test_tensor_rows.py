@@ -88,7 +88,7 @@ def test_whole_numbers_may_cross_and_are_described_as_such() -> None:
     model = model_of(backbone)
     assert [(each.dtype, each.shape) for each in model.boundary(0)] == [("float", (3,)), ("int32", ())]
     warm_up = TorchRunner(model, ConfidencePolicy(2.0)).warm_up_pieces(Split(first=1, end=2, batch=4), 4)
-    assert [values.dtype for values in warm_up.values] == [torch.float32, torch.int32]
+    assert [values.dtype for values in warm_up.tensors] == [torch.float32, torch.int32]
 
 
 def test_a_type_that_cannot_cross_is_refused() -> None:

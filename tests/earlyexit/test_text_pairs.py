@@ -79,7 +79,7 @@ def theirs(hf_model: Any, encoded: Sequence[Encoded]) -> Tensor:
     def padded(rows: list[Tensor]) -> Tensor:
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0)
 
-    rows = [each.values for each in encoded]
+    rows = [each.tensors for each in encoded]
     columns = [[torch.from_numpy(values).long() for values in column] for column in zip(*rows, strict=True)]
     inputs = dict(zip(("input_ids", "token_type_ids"), map(padded, columns), strict=False))
     mask_BT = padded([torch.ones(each.length, dtype=torch.long) for each in encoded])
@@ -113,7 +113,7 @@ def test_token_types_change_what_a_pair_is_answered(tmp_path: Path) -> None:
     pair_checkpoint(tmp_path)
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     assert [each.name for each in model.boundary(-1)] == ["token_ids", "token_types"]
-    alike = [Encoded(each.length, (each.values[0], np.zeros_like(each.values[1]))) for each in some_pairs()]
+    alike = [Encoded(each.length, (each.tensors[0], np.zeros_like(each.tensors[1]))) for each in some_pairs()]
     with_types, without = (exit_outputs(model, inputs)[NUM_BLOCKS - 1] for inputs in (some_pairs(), alike))
     assert float((with_types - without).abs().min(1).values.max()) > 1e-3
 
@@ -122,7 +122,7 @@ def test_a_model_of_single_texts_has_the_first_type_in_its_positions(tmp_path: P
     hf_model = pair_checkpoint(tmp_path)
     model = ours(tmp_path, LabelTask(NAMES))
     assert [each.name for each in model.boundary(-1)] == ["token_ids"]
-    texts = [Encoded(each.length, each.values[:1]) for each in some_pairs()]
+    texts = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
     torch.testing.assert_close(exit_outputs(model, texts)[NUM_BLOCKS - 1], theirs(hf_model, texts), atol=1e-4, rtol=0)
 
 
@@ -130,7 +130,7 @@ def test_a_family_without_token_types_takes_pairs_by_their_separators(tmp_path: 
     hf_model = checkpoint(tmp_path, family="roberta", pad_token_id=0, id2label=dict(enumerate(NAMES)))
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     assert [each.name for each in model.boundary(-1)] == ["token_ids"]
-    pairs = [Encoded(each.length, each.values[:1]) for each in some_pairs()]
+    pairs = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
     torch.testing.assert_close(exit_outputs(model, pairs)[NUM_BLOCKS - 1], theirs(hf_model, pairs), atol=1e-4, rtol=0)
 
 
@@ -165,7 +165,7 @@ def answers(model: EarlyExitModel, piece: Piece) -> list[object]:
 def test_a_checkpoint_of_one_number_answers_what_transformers_answers(family: str, tmp_path: Path) -> None:
     hf_model = checkpoint(tmp_path, family=family, pad_token_id=0, num_labels=1)
     model = ours(tmp_path, STARS)
-    texts = [Encoded(each.length, each.values[:1]) for each in some_pairs()]
+    texts = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
     expected = theirs(hf_model, texts)[:, 0].tolist()
     assert max(expected) - min(expected) > 0.1
     assert answers(model, from_wire(model, wire_of(texts), NEVER)) == pytest.approx(expected, abs=1e-4)
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_one_number_answers_what_transformers_answers(family: st
 def test_a_number_is_as_unsure_as_its_scale_before_training(tmp_path: Path) -> None:
     checkpoint(tmp_path, num_labels=1)
     model = ours(tmp_path, STARS)
-    outputs_NC = exit_outputs(model, [Encoded(each.length, each.values[:1]) for each in some_pairs()])[NUM_BLOCKS - 1]
+    outputs_NC = exit_outputs(model, [Encoded(each.length, each.tensors[:1]) for each in some_pairs()])[NUM_BLOCKS - 1]
     assert STARS.answer(outputs_NC)[1].tolist() == [0.5] * len(LENGTHS)
 
 

@@ -28,14 +28,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def as_lists(encoded: list[Encoded]) -> list[list[int]]:
-    assert [each.length for each in encoded] == [len(each.values[0]) for each in encoded]
-    return [each.values[0].tolist() for each in encoded]
+    assert [each.length for each in encoded] == [len(each.tensors[0]) for each in encoded]
+    return [each.tensors[0].tolist() for each in encoded]
 
 
 def test_texts_become_token_ids_with_special_tokens_and_without_padding(folder: Path) -> None:
     encoded = TextTokenizer.load(folder, max_length=8).encode(["pay my bill", "pay it", ""])
     assert as_lists(encoded) == [[1, 4, 5, 6, 2], [1, 4, 3, 2], [1, 2]]
-    assert {each.values[0].dtype for each in encoded} == {np.dtype(np.int32)}
+    assert {each.tensors[0].dtype for each in encoded} == {np.dtype(np.int32)}
 
 
 def test_no_texts_give_no_ids(folder: Path) -> None:

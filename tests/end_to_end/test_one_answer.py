@@ -65,8 +65,8 @@ class Encoding(FakeBackend):
         return [
             Answer(
                 sample_id="",
-                value=int(sum(array.sum() for array in encoded.values)) % 2,
-                score=float(encoded.values[-1].mean()),
+                value=int(sum(array.sum() for array in encoded.tensors)) % 2,
+                score=float(encoded.tensors[-1].mean()),
                 exit=encoded.length,
             )
             for encoded in self.of.codec.encode(request.rows, truncate=request.truncate)

@@ -267,7 +267,7 @@ class LoggedSegments:
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         self.log.append((segment.first, segment.end, segment.ramp, len(piece), int(piece.lengths_B.sum())))
-        self.values.append(piece.values)
+        self.values.append(piece.tensors)
         return self._model.run(segment, piece)
 
 

@@ -8,7 +8,7 @@ import pytest
 from cluster.emulated import EmulatedPiece
 from deployments.messages import Chunk, SplitRun, Timing
 from deployments.stage.chunks import OpenCall, chunks_by_call, split_runs
-from earlyexit.device import Answered, GoesOn, Looked, Lost
+from earlyexit.device import GoesOn, Looked, Lost, Told
 from earlyexit.errors import DeadlineError
 from earlyexit.member import Member
 from earlyexit.wire import Answer, Seen
@@ -57,9 +57,9 @@ def survivors(chunk: Chunk) -> tuple[Any, ...]:
 def test_every_call_gets_what_was_said_of_its_own_inputs(one: OpenCall, other: OpenCall) -> None:
     chunks = chunks_by_call(
         [
-            Answered(member=member("a", one), answer=answer("a")),
-            Answered(member=member("x", other), answer=answer("x")),
-            Answered(member=member("b", one), answer=answer("b")),
+            Told(member=member("a", one), answer=answer("a")),
+            Told(member=member("x", other), answer=answer("x")),
+            Told(member=member("b", one), answer=answer("b")),
         ]
     )
     spent = Timing(queue_s=1.0, compute_s=2.0)
@@ -90,7 +90,7 @@ def test_what_is_lost_comes_with_its_reason(one: OpenCall) -> None:
 
 
 def test_early_answers_of_probes_settle_nothing(one: OpenCall) -> None:
-    [(_, chunk)] = chunks_by_call([Answered(member=member("a", one), answer=answer("a"), stays=True)])
+    [(_, chunk)] = chunks_by_call([Told(member=member("a", one), answer=answer("a"), stays=True)])
     assert (chunk.answers, [said for said, _ in chunk.early], chunk.num_inputs) == ((), [answer("a")], 0)
 
 
@@ -99,7 +99,7 @@ def test_what_exits_said_comes_no_later_than_the_part_that_ends_the_call(one: Op
     [(_, chunk), (_, last)] = chunks_by_call(
         [
             goes_on(member("b", one)),
-            Answered(member=member("a", one), answer=answer("a")),
+            Told(member=member("a", one), answer=answer("a")),
             Looked(member=member("a", one), seen=seen),
         ]
     )
@@ -112,8 +112,8 @@ def test_traced_inputs_come_with_their_runs(one: OpenCall, other: OpenCall) -> N
     one.begun = {"b": [begun], "c": [begun]}
     chunks = chunks_by_call(
         [
-            Answered(member=member("a", one), answer=answer("a")),
-            Answered(member=member("b", one), answer=answer("b")),
+            Told(member=member("a", one), answer=answer("a")),
+            Told(member=member("b", one), answer=answer("b")),
             goes_on(member("c", one), member("d", other)),
         ]
     )

@@ -94,7 +94,7 @@ class Replica:
             sample_ids=tuple(ids),
             next_block=next_block,
             lengths_B=np.ones(len(ids), dtype=np.int32),
-            values=(),
+            tensors=(),
             state_BS=None,
         )
         call = StageCall(

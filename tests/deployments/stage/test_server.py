@@ -12,7 +12,7 @@ from deployments.messages import Address
 from deployments.stage.chunks import OpenCall
 from deployments.stage.host import StageHost
 from deployments.stage.server import CallServer
-from earlyexit.device import Answered, GoesOn, Lost, Release
+from earlyexit.device import GoesOn, Lost, Release, Told
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.member import Member
 from earlyexit.wire import Answer
@@ -69,9 +69,9 @@ def member(sample_id: str, opened: OpenCall) -> Member[EmulatedPiece]:
     return Member(sample_id=sample_id, payload=payload, origin=opened, queue_s=0.25, compute_s=0.5)
 
 
-def answers(sample_id: str, opened: OpenCall, *, early: bool = False) -> Answered[EmulatedPiece]:
+def answers(sample_id: str, opened: OpenCall, *, early: bool = False) -> Told[EmulatedPiece]:
     answer = Answer(sample_id=sample_id, value=1, score=0.5, exit=1)
-    return Answered(member=member(sample_id, opened), answer=answer, stays=early)
+    return Told(member=member(sample_id, opened), answer=answer, stays=early)
 
 
 def goes_on(sample_id: str, opened: OpenCall) -> GoesOn[EmulatedPiece]:
@@ -127,7 +127,7 @@ async def test_the_host_gets_a_call_as_it_was_sent(scene: Scene) -> None:
     caller.begin(1, "ab")
     call, opened = await soon(scene.host.submitted.get())
     sent = call_of("ab")
-    assert (call.piece.sample_ids, [each.tolist() for each in call.piece.values]) == (("a", "b"), [[0, 1, 2, 3]])
+    assert (call.piece.sample_ids, [each.tolist() for each in call.piece.tensors]) == (("a", "b"), [[0, 1, 2, 3]])
     assert (call.remaining_s, call.reserve_s, call.assignment) == (sent.remaining_s, 0.0, sent.assignment)
     assert opened.unsettled == 2
 

@@ -9,16 +9,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from earlyexit.codecs.decoding import MAX_SCANS, ORIENTATION, Size, decode, to_pixels
+from earlyexit.codecs.decoding import MAX_SCANS, ORIENTATION, ImageSize, decode, to_pixels
 from earlyexit.errors import UnprocessableInputError
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise, png_header
 
-SMALL = Size(height=4, width=6)
+SMALL = ImageSize(height=4, width=6)
 PHOTO = noise(4, 6)
 LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True, "exact": True}}
 
 
-def reference(pixels: Pixels, size: Size) -> Pixels:
+def reference(pixels: Pixels, size: ImageSize) -> Pixels:
     """What torchvision's Resize and CenterCrop do on a PIL image: first the whole image, then the cut."""
     assert size.shortest_edge is not None
     height, width, _ = pixels.shape
@@ -35,13 +35,13 @@ def test_an_image_of_the_right_size_keeps_every_pixel(form: str) -> None:
 
 
 def test_exact_sizes_are_reached_whatever_the_proportions() -> None:
-    half = decode(file_of(np.repeat(PHOTO, 2, axis=1)), Size(height=4, width=6, interpolation="box"), "it")
+    half = decode(file_of(np.repeat(PHOTO, 2, axis=1)), ImageSize(height=4, width=6, interpolation="box"), "it")
     np.testing.assert_array_equal(half, PHOTO)
 
 
 @pytest.mark.parametrize(("height", "width"), [(50, 70), (71, 50), (32, 32), (33, 97), (300, 41)])
 def test_the_shortest_edge_is_resized_and_the_middle_cut_out(height: int, width: int) -> None:
-    pixels, size = noise(height, width), Size(height=28, width=24, shortest_edge=32, interpolation="bicubic")
+    pixels, size = noise(height, width), ImageSize(height=28, width=24, shortest_edge=32, interpolation="bicubic")
     difference = decode(file_of(pixels), size, "it").astype(int) - reference(pixels, size)
     assert np.abs(difference).max() <= 1  # the cut is taken while resizing, so sums differ in their last bit
 
@@ -61,7 +61,7 @@ def test_exif_orientation_is_applied(orientation: int) -> None:
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     expected = upright[turns[orientation]] if orientation > 1 else PHOTO
-    size = Size(height=expected.shape[0], width=expected.shape[1])
+    size = ImageSize(height=expected.shape[0], width=expected.shape[1])
     np.testing.assert_array_equal(decode(file_of(PHOTO, exif=exif), size, "it"), expected)
 
 
@@ -120,7 +120,7 @@ def test_fifty_thousand_by_fifty_thousand_pixels_cost_no_memory() -> None:
 
 def test_a_long_thin_image_is_not_resized_to_a_longer_one() -> None:
     tracemalloc.start()
-    thin = decode(file_of(noise(1, 20_000)), Size(height=200, width=200, shortest_edge=256), "it")
+    thin = decode(file_of(noise(1, 20_000)), ImageSize(height=200, width=200, shortest_edge=256), "it")
     assert thin.shape == (200, 200, 3)
     tracemalloc.stop()
 
@@ -213,4 +213,4 @@ def test_other_pixels_in_floating_point_are_refused(value: float) -> None:
 )
 def test_sizes_that_cannot_be_are_refused(wrong: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Size(**{"height": 4, "width": 6, **wrong})  # type: ignore[arg-type] # wrong on purpose
+        ImageSize(**{"height": 4, "width": 6, **wrong})  # type: ignore[arg-type] # wrong on purpose

@@ -36,7 +36,7 @@ def in_base64(content: bytes) -> str:
 )
 def test_an_image_is_the_same_pixels_however_it_comes(row: ImageRow) -> None:
     [encoded] = CODEC.encode([row])
-    [pixels] = encoded.values
+    [pixels] = encoded.tensors
     assert (encoded.length, pixels.dtype) == (1, np.dtype(np.uint8))
     np.testing.assert_array_equal(pixels, PHOTO[None])
 

@@ -20,12 +20,12 @@ def test_one_column_is_one_tensor_per_input() -> None:
     [row] = SPECTRUM.from_columns({"spectrum": np.array([NUMBERS], np.float32)})
     [encoded] = SPECTRUM.encode([row])
     assert encoded.length == 1
-    assert [(array.dtype, array.tolist()) for array in encoded.values] == [(np.dtype(np.float32), [NUMBERS])]
+    assert [(array.dtype, array.tolist()) for array in encoded.tensors] == [(np.dtype(np.float32), [NUMBERS])]
 
 
 def test_several_columns_are_several_tensors() -> None:
     rows = ROW.from_columns({"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "age": np.array([7, 8], np.int8)})
-    assert [[array.tolist() for array in each.values] for each in ROW.encode(rows)] == [
+    assert [[array.tolist() for array in each.tensors] for each in ROW.encode(rows)] == [
         [[7], [[1.0, 2.0]]],
         [[8], [[3.0, 4.0]]],
     ]
@@ -74,7 +74,7 @@ def test_every_datatype_is_taken(datatype: str) -> None:
     [[array]], _ = codec.from_json([True, False] if datatype == "BOOL" else [1, 0])
     assert array.dtype == DATATYPES[datatype]
     [encoded] = codec.encode([(array,)])
-    assert encoded.values[0].tolist() == [[1, 0]]
+    assert encoded.tensors[0].tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def pair_codec(folder: Path, max_length: int = 8) -> TextPairCodec:
 
 
 def listed(encoded: list[Encoded]) -> list[tuple[list[int], ...]]:
-    assert all(array.dtype == np.int32 and len(array) == each.length for each in encoded for array in each.values)
-    return [tuple(array.tolist() for array in each.values) for each in encoded]
+    assert all(array.dtype == np.int32 and len(array) == each.length for each in encoded for array in each.tensors)
+    return [tuple(array.tolist() for array in each.tensors) for each in encoded]
 
 
 def test_a_text_is_its_token_ids(folder: Path) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.live.changeover import Await, Scale, Step, steps
+from optimizer.live.changeover import Await, ChangeStep, Scale, steps
 from optimizer.live.slots import place
 from tests.optimizer.live.plans import on_slots
 
 
-def told(found: tuple[Step, ...]) -> list[str]:
+def told(found: tuple[ChangeStep, ...]) -> list[str]:
     """Steps as a log that one can read."""
     return [line(step).replace("split-", "") for step in found]
 
 
-def line(step: Step) -> str:
+def line(step: ChangeStep) -> str:
     match step:
         case Scale(slot=slot, replicas=replicas):
             return f"{slot}={replicas}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from numpy.random import Generator, default_rng
 
-from optimizer.live.changeover import Await, Drain, Scale, Step, Switch, steps
+from optimizer.live.changeover import Await, ChangeStep, Drain, Scale, Switch, steps
 from optimizer.live.slots import place
 from optimizer.placement import PlacedPlan, slot_name
 from tests.optimizer.live.plans import on_random_slots, random_chain
@@ -24,10 +24,10 @@ class Case:
     running: dict[str, int]
 
     @property
-    def found(self) -> tuple[Step, ...]:
+    def found(self) -> tuple[ChangeStep, ...]:
         return steps(self.before, self.after, self.counts, self.running)
 
-    def levels(self) -> Iterator[tuple[Step | None, dict[str, int]]]:
+    def levels(self) -> Iterator[tuple[ChangeStep | None, dict[str, int]]]:
         """What the slots run after each step."""
         now = dict(self.running)
         yield None, dict(now)

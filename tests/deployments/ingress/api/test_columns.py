@@ -116,7 +116,7 @@ def test_an_image_is_a_file_or_pixels() -> None:
         body, length = InferenceServerClient.generate_request_body([triton])
         request, _ = parse_v2(body, length, IMAGE)
         for encoded in IMAGE.codec.encode(request.rows):
-            np.testing.assert_array_equal(encoded.values[0], pixels[None])
+            np.testing.assert_array_equal(encoded.tensors[0], pixels[None])
 
 
 REFUSED = {

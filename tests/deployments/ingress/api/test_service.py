@@ -80,7 +80,7 @@ class Desk(Dispatcher):
         self.arrivals_s.append(arrived_s)
         if self.refusal is not None:
             raise self.refusal
-        self.submitted.extend((key, encoded.values[0].tolist()) for key, encoded in inputs)
+        self.submitted.extend((key, encoded.tensors[0].tolist()) for key, encoded in inputs)
         self.deadlines_s.append(deadline_s)
         self.settle = settle
         self.flights = [

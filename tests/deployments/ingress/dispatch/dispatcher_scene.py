@@ -103,7 +103,7 @@ def survivors(sample_ids: Sequence[str], next_block: int) -> WirePiece:
         sample_ids=tuple(sample_ids),
         next_block=next_block,
         lengths_B=np.ones(len(sample_ids), dtype=np.int32),
-        values=(np.zeros((len(sample_ids), 2), dtype=np.float32),),
+        tensors=(np.zeros((len(sample_ids), 2), dtype=np.float32),),
         state_BS=None,
     )
 

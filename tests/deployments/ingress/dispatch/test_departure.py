@@ -21,7 +21,7 @@ def test_a_departure_is_a_packed_piece_before_block_0() -> None:
     piece = departure("i", [flight("a", 5, 6, 7), flight("b", 8, serial=2)])
     assert (piece.sample_ids, piece.next_block, piece.state_BS) == (("a#i.1.0", "b#i.2.0"), 0, None)
     assert piece.lengths_B.tolist() == [3, 1]
-    [token_ids] = piece.values
+    [token_ids] = piece.tensors
     assert (token_ids.tolist(), token_ids.dtype) == ([5, 6, 7, 8], np.dtype(np.int32))
 
 

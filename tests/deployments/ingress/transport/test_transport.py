@@ -11,7 +11,7 @@ from deployments.ingress.transport.transport import LinkTransport
 from deployments.messages import Chunk
 from deployments.stage.host import StageHost
 from deployments.stage.server import CallServer
-from earlyexit.device import Answered
+from earlyexit.device import Told
 from earlyexit.member import Member
 from earlyexit.wire import Answer
 from tests.deployments.wire_fakes import LOOPBACK, Asked, FakeHost, FakeReplica, answered, call_of, names, soon, turns
@@ -299,7 +299,7 @@ async def test_a_transport_and_a_replicas_server_understand_each_other() -> None
     for sample_id in "xy":
         member = Member(sample_id=sample_id, payload=None, origin=opened["x", "y"])
         answer = Answer(sample_id=sample_id, value=1, score=0.5, exit=1)
-        await asyncio.to_thread(server.deliver, [Answered(member=member, answer=answer)])
+        await asyncio.to_thread(server.deliver, [Told(member=member, answer=answer)])
     await soon(answered_call.task)
     assert answered_call.names == ["x", "y"]
     await soon(closing)

@@ -21,7 +21,7 @@ LEAST_STEP = 4
 STEPS_PER_OCTAVE = 16
 
 
-class PackedLinear(nn.Module):
+class ReorderedLinear(nn.Module):
     """What `nn.Linear` computes, for inference on a CPU; the layer that it is made of may be thrown away."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -37,22 +37,24 @@ class PackedLinear(nn.Module):
         return results[:rows]
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        raise ModelFolderError("a model with packed linear layers cannot be saved: save it as it was loaded")
+        raise ModelFolderError("a model with reordered linear layers cannot be saved: save it as it was loaded")
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Put packed layers in the place of the model's linear ones; nothing where oneDNN or a CPU is missing.
+def reorder_linears(model: nn.Module) -> None:
+    """Put reordered layers in the place of the model's linear ones; nothing where oneDNN or a CPU is missing.
 
     Nothing either in a backbone that does more with its layers than call them.
     The model can then be neither trained, moved, exported nor saved. It takes no more memory than before.
     """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call] # torch's, not ours
         return
-    left = {inner for each in model.modules() if not getattr(each, "packs_linears", True) for inner in each.modules()}
+    left = {
+        inner for each in model.modules() if not getattr(each, "reorders_linears", True) for inner in each.modules()
+    }
     for parent in [each for each in model.modules() if each not in left]:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.device.type == "cpu":
-                setattr(parent, name, PackedLinear(child))
+                setattr(parent, name, ReorderedLinear(child))
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()  # a view of the weights' file keeps all of it in memory
 

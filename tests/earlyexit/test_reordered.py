@@ -9,7 +9,7 @@ from torch import nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
-from earlyexit.packed import PackedLinear, pack_linears, rows_run
+from earlyexit.reordered import ReorderedLinear, reorder_linears, rows_run
 from earlyexit.signature import Encoded
 from earlyexit.store import save_model
 from earlyexit.train import pack
@@ -23,45 +23,45 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("rows", [1, 7, 300])
 @pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_layer_computes_what_the_layer_computed(
+def test_a_reordered_layer_computes_what_the_layer_computed(
     rows: int, dtype: torch.dtype, apart: float, bias: bool
 ) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(24, 40, bias=bias).to(dtype).requires_grad_(False)
     values = torch.randn(rows, 24).to(dtype)
-    torch.testing.assert_close(PackedLinear(layer)(values), layer(values), atol=apart, rtol=apart)
+    torch.testing.assert_close(ReorderedLinear(layer)(values), layer(values), atol=apart, rtol=apart)
 
 
 @torch.inference_mode()
-def test_a_packed_model_gives_the_same_logits_at_every_exit(
+def test_a_reordered_model_gives_the_same_logits_at_every_exit(
     small_model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
-    packed = deepcopy(small_model)
-    pack_linears(packed)
+    reordered = deepcopy(small_model)
+    reorder_linears(reordered)
     values, layout = pack(encoded[:5], small_model.device)
     for end in range(1, small_model.num_blocks + 1):
         if end == small_model.num_blocks or end - 1 in small_model.ramp_indices:
             logits = [
                 each.exit_outputs(end - 1, each.run_blocks(0, end, values, layout), layout)
-                for each in (small_model, packed)
+                for each in (small_model, reordered)
             ]
             torch.testing.assert_close(logits[1], logits[0], atol=1e-4, rtol=1e-4)
 
 
-def test_every_linear_layer_is_packed_and_nothing_else(small_model: EarlyExitModel) -> None:
+def test_every_linear_layer_is_reordered_and_nothing_else(small_model: EarlyExitModel) -> None:
     kinds = [type(module) for module in small_model.modules()]
-    packed = deepcopy(small_model)
-    pack_linears(packed)
-    expected = [PackedLinear if kind is nn.Linear else kind for kind in kinds]
-    assert PackedLinear in expected
-    assert [type(module) for module in packed.modules()] == expected
+    reordered = deepcopy(small_model)
+    reorder_linears(reordered)
+    expected = [ReorderedLinear if kind is nn.Linear else kind for kind in kinds]
+    assert ReorderedLinear in expected
+    assert [type(module) for module in reordered.modules()] == expected
 
 
-def test_a_packed_model_says_that_it_cannot_be_saved(small_model: EarlyExitModel, tmp_path: Path) -> None:
-    packed = deepcopy(small_model)
-    pack_linears(packed)
+def test_a_reordered_model_says_that_it_cannot_be_saved(small_model: EarlyExitModel, tmp_path: Path) -> None:
+    reordered = deepcopy(small_model)
+    reorder_linears(reordered)
     with pytest.raises(ModelFolderError, match="cannot be saved"):
-        save_model(packed, tmp_path)
+        save_model(reordered, tmp_path)
 
 
 @pytest.mark.parametrize(
