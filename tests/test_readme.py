@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import get_args
 from xml.etree import ElementTree
 
 import typer.main
@@ -16,8 +15,8 @@ import yaml
 
 import offramp
 from deployments.ingress.api.openapi import ERRORS, openapi_document
+from earlyexit.policies import POLICIES
 from offramp.cli.app import app
-from optimizer.plan import PolicyName
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
 from tests.deployments.ingress.api.signatures import TEXT
@@ -148,7 +147,7 @@ def test_the_python_in_the_readme_imports_what_there_is() -> None:
 
 def test_the_table_of_exit_policies_is_complete() -> None:
     named = re.findall(r"^\| `(\w+)` \|.*\|.*\| (?:yes|no) \|$", section(read(README), "Plans"), flags=re.MULTILINE)
-    assert set(named) == set(get_args(PolicyName))
+    assert set(named) == set(POLICIES)
 
 
 def test_the_table_of_routes_is_that_of_the_description() -> None:
