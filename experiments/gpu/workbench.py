@@ -13,7 +13,6 @@ import torch
 
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.clock import Clock
-from earlyexit.graphs import GraphSegments, shapes_up_to
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, arbitrary_tensors
@@ -23,6 +22,7 @@ from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
 from experiments.gpu.decisions import NEVER, policy_of
 from experiments.gpu.exits import THRESHOLD, Exits
+from experiments.gpu.graphs import GraphSegments, shapes_up_to
 from experiments.gpu.meter import CudaMeter, HostMeter, Meter, MeteredRunner, MeteredSegments
 from experiments.gpu.options import BenchOptions, ModelSize
 from experiments.gpu.side import Plan, Side

@@ -6,20 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from earlyexit.checkpoint import random_model
 from earlyexit.model import EarlyExitModel
 from earlyexit.signature import Encoded
-from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs
-
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_blocks": 4,
-    "num_heads": 4,
-    "intermediate_size": 64,
-    "max_length": 32,
-}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,7 +23,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def small_model() -> EarlyExitModel:
     """Four blocks, ramps after 0, 1 and 2, three labels, random weights; new for every test."""
-    return random_model(SMALL, task=LabelTask(("a", "b", "c")), seed=1)
+    return small()
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,6 @@ from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.cut import cut_out
 from earlyexit.families.base import Pretrained
 from earlyexit.families.own import check_alone
-from earlyexit.graphs import GraphSegments, shapes_up_to
 from earlyexit.model import EarlyExitModel
 from earlyexit.named import NamedSpec
 from earlyexit.network import SegmentRunner, from_wire
@@ -31,7 +30,6 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.train import TrainOptions, train_jointly, train_ramps
 from earlyexit.wire import Answer
 from tests.earlyexit.convolutions import PIXELS, SHAPES, build, pictures
-from tests.earlyexit.test_graphs import EagerCapture
 from tests.earlyexit.tokens import wire_of
 
 NAME = "tests.earlyexit.convolutions:build"
@@ -187,30 +185,6 @@ def test_warm_up_pieces_run_from_every_block(first: int, model: EarlyExitModel) 
     assert piece.lengths_B.tolist() == [1, 1, 1]
     (step,) = cut_out(model, first, 4, (), ConfidencePolicy(2.0)).run(piece)
     assert len(step.answers) == 3
-
-
-def test_captured_segments_of_every_shape_give_what_the_network_gives(
-    model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    policy = between_scores(model, encoded)
-    segments = GraphSegments(model, shapes_up_to(4, 1), EagerCapture(model))
-    segments.prepare({segment for first in range(4) for segment in split_at(first).segments()})
-    bounds = (0, 1, 2, 3, 4)
-    assert_same(answers_of(model, encoded, bounds, policy, segments), answers_of(model, encoded, bounds, policy))
-
-
-def split_at(block: int) -> Split:
-    return Split(first=block, end=block + 1, batch=4, ramps=(block,) if block in RAMPS else ())
-
-
-@pytest.mark.gpu
-def test_cuda_graphs_of_every_shape_give_what_the_network_gives(encoded: list[Encoded]) -> None:
-    model = fresh_model().to("cuda")
-    policy = between_scores(model, encoded)
-    segments = GraphSegments(model, shapes_up_to(4, 1))
-    segments.prepare({segment for first in range(4) for segment in split_at(first).segments()})
-    bounds = (0, 1, 2, 3, 4)
-    assert_same(answers_of(model, encoded, bounds, policy, segments), answers_of(model, encoded, bounds, policy))
 
 
 @pytest.mark.parametrize("bounds", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4)], ids=str)

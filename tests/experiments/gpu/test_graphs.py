@@ -11,7 +11,6 @@ from earlyexit.cut import cut_out
 from earlyexit.device import Device, Release, Told
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import PlanError
-from earlyexit.graphs import CapturedSegment, GraphSegments, Shape, StaticSegment, shapes_up_to, static_inputs
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
@@ -21,7 +20,12 @@ from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Segment, Split
 from earlyexit.times import ObservedTimes
+from experiments.gpu.graphs import CapturedSegment, GraphSegments, Shape, StaticSegment, shapes_up_to, static_inputs
 from tests.answers import label_of
+from tests.earlyexit.convolutions import pictures
+from tests.earlyexit.models import small
+from tests.earlyexit.test_tensor_family import answers_of as family_answers
+from tests.earlyexit.test_tensor_family import assert_same, between_scores, fresh_model
 from tests.earlyexit.tokens import random_inputs, wire_of
 
 LENGTH = 5
@@ -32,6 +36,11 @@ FIRST, WITH_RAMP, LAST = (
 )
 POLICY = ConfidencePolicy(1.1)
 SHAPES = (Shape(num_inputs=2, length=LENGTH), Shape(num_inputs=4, length=LENGTH))
+
+
+@pytest.fixture
+def small_model() -> EarlyExitModel:
+    return small()
 
 
 class EagerCapture:
@@ -228,3 +237,24 @@ def test_a_gpu_answers_by_the_records_with_graphs_and_lookahead(small_model: Ear
     runner.prepare(splits)
     found = answers_of(runner, splits, piece_before(model, 0, [LENGTH] * 23))
     assert found == {f"s{k}": (k % 4, [0, 1, 2, 1][k % 4]) for k in range(23)}
+
+
+def single(block: int) -> Split:
+    return Split(first=block, end=block + 1, batch=4, ramps=(block,) if block < 3 else ())
+
+
+@pytest.mark.parametrize(
+    ("device", "capture"),
+    [pytest.param("cpu", EagerCapture, id="torch"), pytest.param("cuda", None, id="CUDA", marks=pytest.mark.gpu)],
+)
+def test_captured_segments_of_a_network_of_many_shapes_answer_as_it_does(
+    device: str, capture: type[EagerCapture] | None
+) -> None:
+    model, encoded = fresh_model().to(device), pictures(20, seed=1)[0]
+    policy = between_scores(model, encoded)
+    segments = GraphSegments(model, shapes_up_to(4, 1), None if capture is None else capture(model))
+    segments.prepare({segment for block in range(4) for segment in single(block).segments()})
+    bounds = (0, 1, 2, 3, 4)
+    assert_same(
+        family_answers(model, encoded, bounds, policy, segments), family_answers(model, encoded, bounds, policy)
+    )
