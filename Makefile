@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: help setup demo serve test test-fast test-all browser lint type format bench bench-gpu bench-live bench-peers peers report report-quick clean
+.PHONY: help setup demo serve test test-fast test-all browser lint type format docs bench bench-gpu bench-live bench-peers peers report report-quick clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -48,6 +48,9 @@ lint: $(STAMP)  ## ruff, check and format
 
 type: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## The documents' tables of routes, statuses and exit policies, from the code
+	$(BIN)/python -m offramp.jobs.reference
 
 format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .

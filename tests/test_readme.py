@@ -10,16 +10,15 @@ from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 import typer.main
 import yaml
 
 import offramp
-from deployments.ingress.api.openapi import ERRORS, openapi_document
-from earlyexit.policies import POLICIES
 from offramp.cli.app import app
+from offramp.jobs.reference import TABLES, renewed, routes
 from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem_file import read_problem
-from tests.deployments.ingress.api.signatures import TEXT
 from tests.metrics_page import documented
 
 ROOT = Path(__file__).parents[1]
@@ -47,12 +46,6 @@ def code(text: str) -> list[str]:
     """Code spans, and the lines of indented blocks without their comments."""
     blocks = [line[4:].partition("#")[0] for line in text.splitlines() if line.startswith("    ")]
     return [*spans(text), *blocks]
-
-
-def section(text: str, title: str) -> str:
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
-    assert found is not None, f"no section {title!r}"
-    return found[1]
 
 
 @cache
@@ -124,8 +117,8 @@ def test_every_name_is_in_the_file_that_is_said_to_hold_it() -> None:
             assert found, f"{document}: {name} in {path}"
 
 
-def test_the_plan_in_the_readme_is_accepted() -> None:
-    [text] = fenced(read(README), "yaml")
+def test_the_plan_on_the_page_of_plans_is_accepted() -> None:
+    [text] = fenced(read(ROOT / "docs" / "plans.md"), "yaml")
     plan = parse_plan(yaml.safe_load(text), ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4)))
     assert (len(plan.stages), plan.ramps) == (2, (0, 1, 2, 3, 4))
 
@@ -137,43 +130,22 @@ def test_the_problem_on_the_planners_page_is_accepted(tmp_path: Path) -> None:
     assert (problem.num_blocks, problem.ramps, problem.devices["V100"].count) == (3, (0, 1), 4)
 
 
-def test_the_python_in_the_readme_imports_what_there_is() -> None:
-    [text] = fenced(read(README), "python")
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom):
-            assert node.module == "offramp"
-            assert {alias.name for alias in node.names} <= set(offramp.__all__)
+def test_the_python_in_documents_imports_what_there_is() -> None:
+    texts = [text for document in (README, ROOT / "docs" / "api.md") for text in fenced(read(document), "python")]
+    imports = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    assert {node.module for node in imports} == {"offramp"}
+    assert {alias.name for node in imports for alias in node.names} <= set(offramp.__all__)
 
 
-def test_the_table_of_exit_policies_is_complete() -> None:
-    named = re.findall(r"^\| `(\w+)` \|.*\|.*\| (?:yes|no) \|$", section(read(README), "Plans"), flags=re.MULTILINE)
-    assert set(named) == set(POLICIES)
+def test_the_tables_are_what_make_docs_writes() -> None:
+    for name in TABLES:
+        text = read(ROOT / name)
+        assert renewed(text, TABLES[name]) == text, "make docs"
 
 
-def test_the_table_of_routes_is_that_of_the_description() -> None:
-    routes = {
-        (method.lower(), path)
-        for span in spans(section(read(README), "API"))
-        for method, path in re.findall(r"^(GET|POST|PUT|DELETE) (/\S*)$", span)
-    }
-    described = {
-        (method, path)
-        for path, operations in openapi_document(TEXT)["paths"].items()
-        for method in operations
-        if method != "parameters"
-    }
-    assert routes <= described
-    assert {path for _, path in described - routes} == {
-        "/v2/models/{model}/ready",
-        "/v2/models/{model}/versions/{version}",
-        "/v2/models/{model}/versions/{version}/infer",
-        "/v2/models/{model}/versions/{version}/ready",
-    }
-
-
-def test_the_table_of_statuses_holds_all_of_the_description() -> None:
-    rows = re.findall(r"^\| (\d{3}(?:, \d{3})*) \|", section(read(README), "API"), flags=re.MULTILINE)
-    assert set(ERRORS) <= {status for row in rows for status in row.split(", ")}
+def test_a_document_without_a_place_for_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="routes"):
+        renewed("# API", {"routes": routes})
 
 
 def test_the_table_of_metrics_that_the_readme_leads_to_is_that_of_the_source() -> None:
@@ -184,24 +156,12 @@ def test_the_table_of_metrics_that_the_readme_leads_to_is_that_of_the_source() -
     }
     rows = [(row.declared, row.kind) for row in documented()]
     assert sorted(rows) == sorted(counted)
-    assert "(docs/metrics.md)" in section(read(README), "Metrics")
 
 
-def tree() -> list[str]:
-    """Paths of the annotated tree in the README."""
-    found: list[str] = []
-    above = ""
-    for indent, name in re.findall(r"^    ( *)([\w-]+/) ", section(read(README), "Folders"), flags=re.MULTILINE):
-        above = above if indent else name
-        found.append(above + name if indent else name)
-    return found
-
-
-def test_the_tree_names_every_top_level_package_and_only_folders_that_exist() -> None:
+def test_the_table_of_folders_names_every_package() -> None:
     packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
-    named = tree()
-    assert {f"{package}/" for package in packages if "." not in package} <= set(named)
-    assert [path for path in named if not (ROOT / path).is_dir()] == []
+    named = re.findall(r"^\| `(\w+)/` \|", read(ROOT / "docs" / "architecture.md"), flags=re.MULTILINE)
+    assert {package for package in packages if "." not in package} <= set(named)
 
 
 def test_the_picture_stands_for_itself() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from earlyexit.policies.base import ExitPolicy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyKind:
     """One kind of exit policy."""
 
@@ -20,20 +20,42 @@ class PolicyKind:
     """Where its factory is."""
     takes: frozenset[str]
     """The fields of a plan's policy that it needs, all of them and no others."""
+    leaves: str
+    """When an input may leave, for readers of plans."""
 
 
-def _kind(make: str, *takes: str) -> PolicyKind:
-    return PolicyKind(f"earlyexit.policies.{make}", frozenset(takes))
+def _kind(make: str, *takes: str, leaves: str) -> PolicyKind:
+    return PolicyKind(make=f"earlyexit.policies.{make}", takes=frozenset(takes), leaves=leaves)
 
 
-# A policy is a class in one of the files beside this one, or in one more, and one line here.
+# A policy is a class in one of the files beside this one, or in one more, and one entry here.
 POLICIES = {
-    "entropy": _kind("threshold:EntropyPolicy", "thresholds"),
-    "confidence": _kind("threshold:ConfidencePolicy", "thresholds"),
-    "patience": _kind("counting:PatiencePolicy", "patience"),
-    "voting": _kind("counting:VotingPolicy", "votes"),
-    "recorded": _kind("recorded:RecordedPolicy", "thresholds", "records"),
-    "own": _kind("wrapper:own_policy", "own"),
+    "entropy": _kind(
+        "threshold:EntropyPolicy",
+        "thresholds",
+        leaves="the entropy of the label's probabilities, in nats, is at most the (calibrated) threshold",
+    ),
+    "confidence": _kind(
+        "threshold:ConfidencePolicy",
+        "thresholds",
+        leaves="the answer's score, as its task has it, is at least the (calibrated) threshold",
+    ),
+    "patience": _kind(
+        "counting:PatiencePolicy",
+        "patience",
+        leaves="so many ramps in a row repeated the label of the one before",
+    ),
+    "voting": _kind("counting:VotingPolicy", "votes", leaves="so many ramps gave the same label"),
+    "recorded": _kind(
+        "recorded:RecordedPolicy",
+        *("thresholds", "records"),
+        leaves="its exit record, found by the caller's `ids`, passes the threshold; for experiments",
+    ),
+    "own": _kind(
+        "wrapper:own_policy",
+        "own",
+        leaves="your function, named as `module:function`, says so; made with `exit_wrapper`",
+    ),
 }
 if TYPE_CHECKING:
     PolicyName = str
