@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Token authentication off for what runs on this machine only: a token left by another Ray must not decide.
 export RAY_AUTH_MODE ?= disabled
 
-.PHONY: help setup demo serve test test-fast test-all browser lint type format docs bench bench-gpu bench-live bench-peers peers report report-quick clean
+.PHONY: help setup demo serve test test-fast test-all browser lint type format docs mutants bench bench-gpu bench-live bench-peers peers report report-quick clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -51,6 +51,11 @@ type: $(STAMP)  ## mypy, strict
 
 docs: $(STAMP)  ## The documents' tables of routes, statuses and exit policies, from the code
 	$(BIN)/python -m offramp.jobs.reference
+
+mutants: $(STAMP)  ## Mutation testing of engine, ingress core, thresholds, cost model, plan files, windows (an hour)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mutation]'
+	$(BIN)/python -m mutmut run
+	$(BIN)/python -m mutmut results
 
 format: $(STAMP)  ## Let ruff mend what it can
 	$(BIN)/ruff check --fix .
