@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from deployments.ingress.core.actions import Action, Answered, Dropped, HungUp, Send
-from deployments.ingress.core.flights import Call
+from deployments.ingress.core.flights import Action, Answered, Call, Dropped, HungUp, SendCall
 from deployments.ingress.core.ingress_core import HANG_S, IngressCore
 from deployments.ingress.core.rules import Rules
 from earlyexit.errors import DeadlineError, OfframpError
@@ -157,7 +156,7 @@ class SimulatedIngress:
     def _carry_out(self, action: Action) -> None:
         if type(action) is Answered:
             self._answered(action)
-        elif type(action) is Send:
+        elif type(action) is SendCall:
             self._send(action)
         elif type(action) is Dropped:
             self._drop([flight.input for flight in action.flights], action.reason)
@@ -179,7 +178,7 @@ class SimulatedIngress:
             drop[number] = code
         self.settled(len(numbers), False)
 
-    def _send(self, send: Send) -> None:
+    def _send(self, send: SendCall) -> None:
         trip, block, members = send
         assert isinstance(trip, Trip)
         if members is None:

@@ -7,7 +7,6 @@ import logging
 import os
 import random
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,10 @@ from deployments.ingress.api.http import build_app
 from deployments.ingress.api.served import VersionFacts
 from deployments.ingress.api.service import InferService
 from deployments.ingress.api.signature import Signature
-from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.core.probe_shape import probe_shape
-from deployments.ingress.core.rules import Rules
-from deployments.ingress.dashboard.everyone import Everyone
 from deployments.ingress.dashboard.feed import Feed, Viewer
-from deployments.ingress.dashboard.lookout import Lookout
-from deployments.ingress.dashboard.snapshot import Facts
-from deployments.ingress.dispatch.departure import Query
+from deployments.ingress.dashboard.lookout import Everyone, Lookout
+from deployments.ingress.dashboard.snapshot import ServiceFacts
+from deployments.ingress.dispatch.build import build_core
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.dispatch.flow_metrics import FlowMetrics
 from deployments.ingress.rpc.methods import RpcMethods
@@ -38,7 +33,7 @@ from deployments.ingress.tracing.hooks import start_tracing
 from deployments.ingress.transport.controller_link import CONTROLLER, ControllerLink
 from deployments.ingress.transport.link import Link
 from deployments.ingress.transport.members import board_of
-from deployments.ingress.transport.transport import LinkTransport, Transport
+from deployments.ingress.transport.transport import LinkTransport
 from deployments.ingress.versions.http import version_paths
 from deployments.ingress.versions.metrics import VersionMetrics
 from deployments.ingress.versions.other import RayIngressLink
@@ -55,7 +50,7 @@ from earlyexit.errors import OfframpError, PlanError
 from earlyexit.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from earlyexit.wire import Answer
-from optimizer.placement import initial_placement, parse_placed, placed_document
+from optimizer.placement import parse_placed, placed_document
 
 READY_PAUSE_S = 1.0
 STATS_TIMEOUT_S = 5.0
@@ -90,7 +85,8 @@ class Ingress(RpcMethods):
             name: LinkTransport(phase=phase, link=Link if self._tracing is None else self._tracing.link(name))
             for name in self._slots
         }
-        self._dispatcher = self._build_dispatcher()
+        self._core = build_core(self._settings, self.card, self._transports)
+        self._dispatcher = Dispatcher(self._core, self._clock, self._metrics)
         self._feed = self._build_feed()
         trace = None if self._tracing is None else self._tracing.follow
         inputs = None if self.card.inputs is None else [each.spec() for each in self.card.inputs]
@@ -101,34 +97,16 @@ class Ingress(RpcMethods):
         self._repository = Repository(self.versions, store, RayCluster(repository.dashboard_url), repository.folder)
         self.choose = self.versions.choose
 
-    def _build_dispatcher(self) -> Dispatcher:
-        settings = self._settings
-        rules = Rules(
-            max_queued=settings.max_queued,
-            calls_per_replica=settings.calls_per_replica,
-            max_attempts=settings.max_attempts,
-            slo_s=settings.slo_s,
-            slack=settings.slack,
-            num_ingresses=settings.ingress_replicas,
-            shape=probe_shape(settings, self.card),
-            loss=self.task.loss,
-            probe_share=settings.probe_share,
-        )
-        placed = initial_placement(settings.plan)
-        rng = random.Random()  # another one in every ingress: each picks its own probes
-        core: IngressCore[Query, Transport] = IngressCore(uuid.uuid4().hex[:8], placed, self._transports, rules, rng)
-        return Dispatcher(core, self._clock, self._metrics)
-
     def _build_feed(self) -> Feed:
         settings = self._settings
-        facts = Facts(
+        facts = ServiceFacts(
             model=self.card.name,
             num_blocks=self.card.num_blocks,
             slo_s=settings.slo_s,
             emulated={device: emulated.time_scale for device, emulated in settings.emulated.items()},
         )
         everyone = Everyone(settings.app)
-        return Feed(Lookout(facts, self._dispatcher, everyone.ask, self._controller, WallClock()).event, self._clock)
+        return Feed(Lookout(facts, self._core, everyone.ask, self._controller, WallClock()).event, self._clock)
 
     def __serve_build_asgi_app__(self) -> Router:
         loop, access = asyncio.get_running_loop(), self._settings.access
@@ -151,7 +129,7 @@ class Ingress(RpcMethods):
         finally:
             self._started.set()
         waited_for: set[str] = set()
-        while missing := set(self._dispatcher.placed.slots) - waited_for:
+        while missing := set(self._core.placed.slots) - waited_for:
             slot = min(missing)
             if await self._answers(slot):  # a replica takes calls only after its warm-up
                 waited_for.add(slot)
@@ -163,7 +141,7 @@ class Ingress(RpcMethods):
         metrics = FlowMetrics()
         while True:
             await asyncio.sleep(TELL_S)
-            metrics.tell(self._dispatcher)
+            metrics.tell(self._core)
 
     async def _pull(self) -> None:
         document = None if self._controller is None else await self._controller.current()
@@ -214,7 +192,7 @@ class Ingress(RpcMethods):
 
     async def facts(self) -> VersionFacts:
         """For the ingresses of other versions."""
-        return VersionFacts(card=self.card, version=self.version, agreement=self._dispatcher.agreement)
+        return VersionFacts(card=self.card, version=self.version, agreement=self._core.agreement)
 
     async def tally(self) -> Tally:
         """What this ingress has counted of default and canary."""
@@ -233,15 +211,15 @@ class Ingress(RpcMethods):
             self._dispatcher.follow(parse_placed(document))
         else:
             self._dispatcher.suspend(str(document.get("reason", "the controller has none")))
-        return self._dispatcher.placed.epoch
+        return self._core.placed.epoch
 
     async def report(self) -> IngressReport:
         """Counts so far; probes are handed over with it."""
-        return self._dispatcher.report(time.time())
+        return self._core.report(self._clock.now_s(), time.time())
 
     async def peek(self) -> IngressReport:
         """The same without the probes, which stay here: whoever only looks takes nothing from the controller."""
-        return self._dispatcher.peek(time.time())
+        return self._core.peek(time.time())
 
     def watch(self) -> Viewer:
         """See `Feed.join`."""
@@ -254,7 +232,7 @@ class Ingress(RpcMethods):
         """
         if self._controller is not None:
             return await self._controller.describe()
-        return placed_document(self._dispatcher.placed)
+        return placed_document(self._core.placed)
 
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         """The controller's plans so far; none without a controller. Raises ControllerUnavailableError."""
@@ -262,14 +240,14 @@ class Ingress(RpcMethods):
 
     async def stats(self) -> dict[str, Any]:
         """What the replicas of the plan's stages have done since their start, and what waits here."""
-        placed = self._dispatcher.placed
+        placed = self._core.placed
         return {
             "model": self.card.name,
             "ingress_pid": os.getpid(),
             "epoch": placed.epoch,
-            "suspended": self._dispatcher.suspended,
-            "unanswered": self._dispatcher.num_unanswered,
-            "probe_agreement": self._dispatcher.agreement,
+            "suspended": self._core.suspended,
+            "unanswered": self._core.num_unanswered,
+            "probe_agreement": self._core.agreement,
             "stages": [await self._slot_stats(slot) for slot in placed.slots],
         }
 

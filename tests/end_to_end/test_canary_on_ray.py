@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.ingress.versions.traffic import draws
+from deployments.ingress.versions.choice import draws
 from deployments.settings import RepositorySettings, ServeSettings
 from offramp import Client
 from tests.end_to_end.one_ray import METRICS_PORT, OneRay

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,6 @@ from deployments.ingress.api.signature import EXIT
 from deployments.ingress.api.tensors import packed
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.wire import Answer
-
-EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
-"""Of the protocol, by Triton's names."""
 
 
 def predict_response(answers: Sequence[Answer], task: Task, request_id: str, *, many: bool) -> bytes:
@@ -56,11 +52,3 @@ def v2_response(
     head = {"model_name": model, "model_version": version, "outputs": outputs} | ({"id": reply.id} if reply.id else {})
     header = to_json(head)
     return (header + tail, len(header)) if tail else (header, None)
-
-
-@cache
-def server_version() -> str:
-    """Offramp's."""
-    from importlib.metadata import version
-
-    return version("offramp")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
-import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from pydantic_core import to_json
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from deployments.ingress.access.gate import Gate
+from deployments.ingress.api.face import FAILED, GONE, log_error, own_id, retry_after
 from deployments.quiet import WithoutWords
 from earlyexit.errors import (
-    AdmissionError,
     InputError,
     MethodNotAllowedError,
     OfframpError,
@@ -35,10 +35,6 @@ MAX_DIGITS = 12
 """Of a length; Python refuses to read numbers of thousands."""
 CALLER = "offramp.caller"
 """Of an ASGI scope: whom the gate let in."""
-REFUSALS = (InputError, AdmissionError, RateLimitError)
-"""They come by the thousand, and are counted, not logged."""
-GONE = 499
-"""The status where nobody is left to read the response; so it is counted."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -93,15 +89,13 @@ class Endpoint:
         try:
             return await self._handler(request)(request)
         except OfframpError as error:
-            if not isinstance(error, REFUSALS):
-                logger.warning("request %s: %s: %s", request_id(request), error.kind, error.log_text)
+            log_error(logger, request_id(request), error)
             return _error(request, error)
         except ClientDisconnect:
             return Response(status_code=GONE)
         except Exception:
             logger.exception("request %s: %s %s", request_id(request), request.method, request.url.path)
-            message = "the server failed on this request; its log says why, under the request's id"
-            return json_response(_error_body(request, "internal", message), status=500)
+            return json_response(_error_body(request, "internal", FAILED), status=500)
 
     def _handler(self, request: Request) -> Handler:
         handler = self._handlers.get("GET" if request.method == "HEAD" else request.method)
@@ -143,7 +137,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 def request_id(request: Request) -> str:
     """The caller's, or a new one; as a header Serve itself sends it back, here it would be there twice."""
     if not hasattr(request.state, "request_id"):
-        request.state.request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
+        request.state.request_id = own_id(request.headers.get("x-request-id"))
     return str(request.state.request_id)
 
 
@@ -158,9 +152,9 @@ def _error(request: Request, error: OfframpError) -> Response:
         response.headers["allow"] = ", ".join(error.allowed)
     if isinstance(error, UnauthorizedError):
         response.headers["www-authenticate"] = error.scheme
-    retry_after_s = getattr(error, "retry_after_s", None)
-    if retry_after_s is not None:
-        response.headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+    later = retry_after(error)
+    if later is not None:
+        response.headers["retry-after"] = later
     return response
 
 
@@ -176,3 +170,23 @@ def _authorization(scope: Scope) -> str | None:
         if name == b"authorization":
             return str(value, "latin-1")
     return None
+
+
+SENT = ("Authorization", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
+READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length")
+REMEMBERED_S = 600
+
+
+def cross_origin(origins: Sequence[str]) -> Middleware:
+    """Answers a browser's question beforehand, which carries no key, and names the origins in every answer.
+
+    Without credentials: a page of another site sends a key itself, never a password that the browser remembers.
+    """
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=list(SENT),
+        expose_headers=list(READ),
+        max_age=REMEMBERED_S,
+    )

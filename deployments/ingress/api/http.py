@@ -12,10 +12,9 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from deployments.ingress.access.gate import Gate
-from deployments.ingress.api.answers import EXTENSIONS, predict_response, server_version, v2_response
+from deployments.ingress.access.gate import EVERYBODY, Gate
+from deployments.ingress.api.answers import predict_response, v2_response
 from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.cross_origin import cross_origin
 from deployments.ingress.api.endpoint import (
     CALLER,
     JSON,
@@ -24,15 +23,16 @@ from deployments.ingress.api.endpoint import (
     EndpointOf,
     Gatekeeper,
     Handler,
+    cross_origin,
     json_response,
     nowhere,
     read_body,
     request_id,
 )
+from deployments.ingress.api.face import Backend, Face
 from deployments.ingress.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.ingress.api.parsing import parse_content, parse_predict, parse_v2
-from deployments.ingress.api.served import Chooser, Names, Served
-from deployments.ingress.api.signature import Signature, check_model
+from deployments.ingress.api.served import Served
 from deployments.ingress.dashboard import pages
 from deployments.ingress.dashboard.feed import Viewer
 from earlyexit.errors import InputError
@@ -46,21 +46,8 @@ SOME_PLANS = 20
 MOST_PLANS = 1000
 
 
-class Backend(Served, Protocol):
-    """What the routes need of an ingress."""
-
-    @property
-    def signature(self) -> Signature: ...
-
-    @property
-    def max_body_bytes(self) -> int: ...
-
-    @property
-    def versions(self) -> Names: ...
-
-    def choose(self, request_id: str) -> Chooser | None: ...
-
-    def is_ready(self) -> bool: ...
+class HttpBackend(Backend, Protocol):
+    """What the routes need of an ingress besides."""
 
     async def stats(self) -> dict[str, Any]: ...
 
@@ -70,15 +57,14 @@ class Backend(Served, Protocol):
 
     def watch(self) -> Viewer: ...
 
-    def count_request(self, route: str, status: int) -> None: ...
-
 
 class Routes:
     """Handlers over a backend."""
 
-    def __init__(self, backend: Backend, gate: Gate | None) -> None:
+    def __init__(self, backend: HttpBackend, gate: Gate | None) -> None:
         self._backend = backend
-        self._gate = gate
+        self._face = Face(backend, gate)
+        self._has_keys = gate is not None and gate.ring is not None
 
     async def predict(self, request: Request) -> Response:
         """One input or a list of them, in JSON; or one input as the body."""
@@ -110,33 +96,18 @@ class Routes:
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
 
     async def _answer(self, request: Request, asked: InferRequest) -> tuple[Served, list[Answer]]:
-        """Who answered: another version's ingress where the path names none and this request is its to answer."""
-        if self._gate is not None:
-            self._gate.charge(request.scope[CALLER], len(asked.rows))
+        self._face.charge(request.scope.get(CALLER, EVERYBODY), asked)
         asked = replace(asked, request_id=request_id(request))
-        chosen = None if "version" in request.path_params else self._backend.choose(asked.request_id)
-        return (self._backend, await self._backend.infer(asked)) if chosen is None else await chosen.answer(asked)
+        return await self._face.answer(asked, names_version="version" in request.path_params)
 
     async def v2_model(self, request: Request) -> Response:
         """Model metadata."""
         self._check_model(request)
-        card = self._backend.card
-        return json_response(
-            {
-                "name": card.name,
-                "versions": await self._backend.versions.names(),
-                "platform": "offramp",
-                "inputs": self._backend.signature.input_tensors,
-                "outputs": self._backend.signature.output_tensors,
-            }
-        )
+        return json_response(await self._face.model_metadata())
 
     async def v2_server(self, request: Request) -> Response:
         """Server metadata."""
-        models = [self._backend.card.name]
-        return json_response(
-            {"name": "offramp", "version": server_version(), "extensions": EXTENSIONS, "models": models}
-        )
+        return json_response(self._face.server_metadata() | {"models": [self._backend.card.name]})
 
     async def live(self, request: Request) -> Response:
         """The process answers."""
@@ -170,11 +141,9 @@ class Routes:
 
     async def openapi(self, request: Request) -> Response:
         """The API's description."""
-        has_keys = self._gate is not None and self._gate.ring is not None
+        model, version = self._backend.card.name, self._backend.version
         return json_response(
-            openapi_document(
-                self._backend.signature, keys=has_keys, model=self._backend.card.name, version=self._backend.version
-            )
+            openapi_document(self._backend.signature, keys=self._has_keys, model=model, version=version)
         )
 
     async def docs(self, request: Request) -> Response:
@@ -182,14 +151,11 @@ class Routes:
         return HTMLResponse(SWAGGER_PAGE)
 
     def _check_model(self, request: Request) -> None:
-        served = self._backend.version
-        check_model(
-            self._backend.card, request.path_params["model"], request.path_params.get("version", served), served
-        )
+        self._face.check_model(request.path_params["model"], request.path_params.get("version"))
 
 
 def build_app(
-    backend: Backend,
+    backend: HttpBackend,
     gate: Gate | None = None,
     cors_origins: Sequence[str] = (),
     endpoint: EndpointOf | None = None,

@@ -9,8 +9,17 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from deployments.ingress.api.answer_shapes import Live, Ready, V2Answer, V2Model, V2Server
-from deployments.ingress.api.bodies import ErrorBody, PredictBody, V2Body, V2Error
+from deployments.ingress.api.bodies import (
+    ErrorBody,
+    Live,
+    PredictBody,
+    Ready,
+    V2Answer,
+    V2Body,
+    V2Error,
+    V2Model,
+    V2Server,
+)
 from deployments.ingress.api.orders import Canary, DefaultVersion, IndexBody, LoadBody
 from deployments.ingress.api.signature import Signature
 from earlyexit.signature import Column

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from earlyexit.codecs.base import Codec
-from earlyexit.errors import UnknownModelError
 from earlyexit.signature import Column
-from earlyexit.store import ModelCard
 from earlyexit.tasks.base import Task
 
 EXIT = Column(name="exit", datatypes=("INT32",))
@@ -45,14 +43,6 @@ class Signature:
         """The JSON schema of one answer of `POST /predict`."""
         properties = {**self.task.json_schema, EXIT.name: EXIT_SCHEMA}
         return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def check_model(card: ModelCard, name: str, version: str, served: str) -> None:
-    """Raise UnknownModelError for what is not served."""
-    if name != card.name:
-        raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}")
-    if version != served:
-        raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {served!r}")
 
 
 def _tensor(column: Column) -> dict[str, Any]:

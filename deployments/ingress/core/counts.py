@@ -7,7 +7,9 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,8 @@ PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
 """Below, latencies are one bucket: a clock that stood still has no logarithm."""
 MOST_UNCOUNTED = 4096
-
-
+LONGEST_RETRY_S = 30.0
+"""A rate measured under little load says little about a full queue; nobody is sent away for longer."""
 LATENCY_ENDS_S = (
     *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
@@ -67,6 +69,11 @@ class IngressCounts:
         self._count()
         return self._latencies
 
+    def totals(self) -> dict[str, Any]:
+        """All of them, by the names that an `IngressReport` has for them."""
+        plain = {"arrived": self.arrived, "answered": self.answered, "in_slo": self.in_slo}
+        return plain | {"exits": dict(self.exits), "drops": dict(self.drops), "latencies": dict(self.latencies)}
+
     def answer(self, exit_block: int, latencies_s: Sequence[float], *, by_present_plan: bool) -> None:
         """Count answers that were given together."""
         self.answered += len(latencies_s)
@@ -87,3 +94,31 @@ class IngressCounts:
         buckets_N = np.floor(np.log(np.maximum(seconds_N, SHORTEST_S)) * PER_BUCKET).astype(np.int64)
         for bucket, number in zip(*np.unique(buckets_N, return_counts=True), strict=True):
             self._latencies[int(bucket)] += int(number)
+
+
+@dataclass(slots=True)
+class AnswerRate:
+    """Answers per second, as a moving average over about ten seconds; tells refused callers when to come back."""
+
+    rate_per_s: float = 0.0
+    _since_s: float | None = None
+    _count: int = 0
+
+    def begin(self, now_s: float) -> None:
+        """Count from now on: until now there was nothing to answer."""
+        self._since_s, self._count = now_s, 0
+
+    def record(self, count: int, now_s: float) -> None:
+        """Count answers."""
+        if self._since_s is None:
+            self._since_s = now_s
+        self._count += count
+        elapsed_s = now_s - self._since_s
+        if elapsed_s >= 1.0:
+            weight = 1 - math.exp(-elapsed_s / 10)
+            self.rate_per_s += (self._count / elapsed_s - self.rate_per_s) * (weight if self.rate_per_s else 1.0)
+            self._since_s, self._count = now_s, 0
+
+    def seconds_for(self, count: int) -> float:
+        """How long `count` answers take, at least 1 s (HTTP's Retry-After counts whole seconds)."""
+        return min(max(1.0, count / self.rate_per_s), LONGEST_RETRY_S) if self.rate_per_s else 1.0

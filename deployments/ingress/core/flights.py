@@ -1,12 +1,14 @@
-"""Inputs on their way through an ingress, from arrival to outcome, and the calls to stages that carry them."""
+"""Inputs on their way through an ingress, the calls that carry them, and what the core wants done with both."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from itertools import compress
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from deployments.ingress.core.itinerary import Leg
+from earlyexit.errors import OfframpError
 
 I = TypeVar("I")  # noqa: E741 # an input, as whoever drives the core knows it
 W = TypeVar("W")
@@ -32,6 +34,11 @@ class Flight(Generic[I]):
     def is_waiting(self) -> bool:
         """Whether it waits to be sent."""
         return self.holder is None and not self.settled
+
+
+Flights = Sequence[Flight[I]]
+Answers = Sequence[Any]
+"""As whoever drives the core knows them, one for each input; or none."""
 
 
 class Call(Generic[I, W]):
@@ -68,6 +75,13 @@ class Call(Generic[I, W]):
     def inside(self) -> list[Flight[I]]:
         """Those that nothing has come back of."""
         return [flight for flight in self.flights if flight.holder is self]
+
+
+def picked(flights: Sequence[Flight[I]], answers: Answers, keep: Sequence[bool]) -> tuple[Flights[I], Answers]:
+    """Those to be kept, with their answers, where there are any."""
+    if all(keep):
+        return flights, answers
+    return list(compress(flights, keep)), list(compress(answers, keep))
 
 
 class Pause(Generic[I]):
@@ -138,3 +152,52 @@ class Line(Generic[I]):
             flights.popleft()
         if len(flights) > 2 * self.length + MANY_GONE:
             self._flights = deque(flight for flight in flights if not flight.settled)
+
+
+# What the core wants done. Made by the hundred thousand in a simulation, hence tuples.
+
+
+class SendCall(NamedTuple):
+    """Send a call to the stage of its leg."""
+
+    call: Call[Any, Any]
+    block: int
+    payload: Any
+    """What its inputs came with from the stage before; None for new ones."""
+
+
+class Answered(NamedTuple):
+    """Tell owners their answers."""
+
+    flights: Sequence[Flight[Any]]
+    block: int
+    """Which they left after."""
+    answers: Sequence[Any]
+    """One each, as they came."""
+    latencies_s: Sequence[float]
+
+
+class Dropped(NamedTuple):
+    """Inputs get no answer."""
+
+    flights: Sequence[Flight[Any]]
+    reason: str
+    error: OfframpError | None
+    """What to tell their owners; None where they have gone."""
+
+
+class HungUp(NamedTuple):
+    """Stop a call that was given up."""
+
+    call: Call[Any, Any]
+
+
+class Retried(NamedTuple):
+    """Inputs that a slot failed under wait to be sent again."""
+
+    slot: str
+    number: int
+
+
+Action = SendCall | Answered | Dropped | HungUp | Retried
+Actions = list[Action]

@@ -8,27 +8,36 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn
 
-from deployments.ingress.core.actions import Action, HungUp, Retried, Send
-from deployments.ingress.core.admission import Admission
 from deployments.ingress.core.calls import Calls
 from deployments.ingress.core.counts import IngressCounts
-from deployments.ingress.core.due import Due
-from deployments.ingress.core.flights import Call, Flight, I, Line, Pause, W
+from deployments.ingress.core.flights import (
+    Actions,
+    Answers,
+    Call,
+    Flight,
+    Flights,
+    HungUp,
+    I,
+    Line,
+    Pause,
+    Retried,
+    SendCall,
+    W,
+    picked,
+)
 from deployments.ingress.core.itinerary import Itinerary, lay_out
 from deployments.ingress.core.outcomes import Outcomes
-from deployments.ingress.core.probes import ProbeBook, can_look
+from deployments.ingress.core.probes import ProbeBook
 from deployments.ingress.core.rules import Rules
+from deployments.ingress.core.timetable import Agenda
 from deployments.reports import IngressReport
 from earlyexit.errors import DeadlineError, OfframpError, StageUnavailableError
 from earlyexit.wire import Seen
 from optimizer.placement import PlacedPlan
-
-T = TypeVar("T")
-Settling = Callable[[Sequence[Flight[Any]], T, float], list[Action]]
 
 RETRY_PAUSE_S = 0.05
 """A replica's death is noticed by all at once; a short pause lets the router learn of it before the next try."""
@@ -68,20 +77,18 @@ class IngressCore(Generic[I, W]):
             calls_per_replica=rules.calls_per_replica,
             kept_s=0.0 if rules.slo_s is None else rules.slack * rules.slo_s,
         )
-        admission = None
-        if rules.slo_s is not None and rules.admits:
-            admission = Admission(placed.plan, slo_s=rules.slo_s, num_ingresses=rules.num_ingresses)
         self._probes = None if rules.shape is None else ProbeBook(rules.shape, rules.loss, outlive_s=HANG_S)
-        self._outcomes = Outcomes(slo_s=rules.slo_s, admission=admission, probes=self._probes)
+        self._outcomes = Outcomes(rules, placed.plan, self._probes)
         self._line: Line[I] = Line()
-        self._deadlines: Due[list[Flight[I]]] = Due(_are_over)
-        self._hanging: Due[Flight[I]] = Due(_is_let_go)
-        """Inputs past their deadline that a call has still."""
-        self._pauses: Due[Pause[I]] = Due(_is_given_up)
+        self._agenda: Agenda[I] = Agenda()
 
     @property
     def itinerary(self) -> Itinerary[W]:
         return self._calls.itinerary
+
+    @property
+    def placed(self) -> PlacedPlan:
+        return self._calls.itinerary.placed
 
     @property
     def num_unanswered(self) -> int:
@@ -122,10 +129,10 @@ class IngressCore(Generic[I, W]):
             self._outcomes.begin_plan(placed.plan)
         self.suspended = None
 
-    def suspend(self, reason: str, now_s: float) -> list[Action]:
+    def suspend(self, reason: str, now_s: float) -> Actions:
         """There is no plan: what waits, and what arrives until the next one, gets StageUnavailableError."""
         self.suspended = reason
-        return self._fail_waiting(now_s)
+        return self._outcomes.fail(self._line.clear(), self._no_plan(), now_s)
 
     # In
 
@@ -135,7 +142,7 @@ class IngressCore(Generic[I, W]):
         `num_coming`: inputs that were let in before and are still to be submitted.
         """
         if self.suspended is not None:
-            self.refuse(_no_plan(self.suspended), num_inputs)
+            self.refuse(self._no_plan(), num_inputs)
         self._outcomes.admit(num_inputs, deadline_s - now_s, now_s, num_coming=num_coming)
 
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
@@ -151,7 +158,7 @@ class IngressCore(Generic[I, W]):
         outcomes, number = self._outcomes, len(inputs)
         unanswered = outcomes.num_unanswered
         if self.suspended is not None:
-            outcomes.refuse(_no_plan(self.suspended), number)
+            outcomes.refuse(self._no_plan(), number)
         if unanswered + number > self._rules.max_queued:
             outcomes.refuse_overload(number, self._rules.max_queued, now_s)
         if number == 1:  # as most requests are, and a comprehension costs as much as the flight
@@ -161,26 +168,26 @@ class IngressCore(Generic[I, W]):
         outcomes.arrive(number)
         self._line.join(flights)
         if deadline_s < math.inf:
-            self._deadlines.add(deadline_s, flights)
+            self._agenda.deadlines.add(deadline_s, flights)
             if deadline_s < self.wake_s:
                 self.wake_s = deadline_s
         return flights
 
-    def give_up(self, flights: Sequence[Flight[I]], reason: str, now_s: float) -> list[Action]:
+    def give_up(self, flights: Flights[I], reason: str, now_s: float) -> Actions:
         """Forget inputs whose owner no longer waits; those without an outcome count as dropped for this reason."""
-        return self._settle(flights, self._outcomes.give_up, reason, now_s)
+        return self._drop(flights, reason, None, now_s)
 
     # Out
 
-    def pump(self, now_s: float) -> list[Action]:
+    def pump(self, now_s: float) -> Actions:
         """Send whatever may be sent now to the first stage."""
-        actions: list[Action] = []
+        actions: Actions = []
         leg = self.itinerary.first
         while self._line.length >= self._calls.least:
             flights = self._line.leave(leg.batches[0])
-            probe = self._is_probe() and self._begin_probes(flights, now_s)
+            probe = self._begins_probes(flights, now_s)
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, probe, True)
-            actions.append(Send(call, 0, None))
+            actions.append(SendCall(call, 0, None))
         return actions
 
     def is_awaited(self, call: Call[I, W], flight: Flight[I]) -> bool:
@@ -191,11 +198,9 @@ class IngressCore(Generic[I, W]):
 
     # Back: parts of a call's reply. What a call does not have, or no longer, is passed over.
 
-    def answer(
-        self, call: Call[I, W], flights: Sequence[Flight[I]], block: int, now_s: float, answers: Sequence[Any] = ()
-    ) -> list[Action]:
+    def answer(self, call: Call[I, W], flights: Flights[I], block: int, now_s: float, answers: Answers = ()) -> Actions:
         """Inputs left the model after a block, with these answers."""
-        mine, answers = _of_call(call, flights, answers)
+        mine, answers = picked(flights, answers, [flight.holder is call for flight in flights])
         if not mine:
             return []
         for flight in mine:
@@ -204,10 +209,10 @@ class IngressCore(Generic[I, W]):
         return self._outcomes.answer(call, mine, block, answers, self._calls.itinerary, now_s)
 
     def answer_early(
-        self, call: Call[I, W], flights: Sequence[Flight[I]], block: int, now_s: float, answers: Sequence[Any] = ()
-    ) -> list[Action]:
+        self, call: Call[I, W], flights: Flights[I], block: int, now_s: float, answers: Answers = ()
+    ) -> Actions:
         """Probes are answered, and stay inside."""
-        mine, answers = _of_call(call, flights, answers)
+        mine, answers = picked(flights, answers, [flight.holder is call for flight in flights])
         if not mine:
             return []
         self._calls.part(call, 0, now_s)
@@ -220,57 +225,55 @@ class IngressCore(Generic[I, W]):
             self._calls.hear(call)
             self._probes.see(mine)
 
-    def lose(self, call: Call[I, W], flights: Sequence[Flight[I]], error: OfframpError, now_s: float) -> list[Action]:
+    def lose(self, call: Call[I, W], flights: Flights[I], error: OfframpError, now_s: float) -> Actions:
         """A stage has no answer for inputs, and will have none."""
         mine = self._without(call, flights, now_s)
         return self._outcomes.fail(mine, error, now_s)
 
-    def go_on(
-        self, call: Call[I, W], flights: Sequence[Flight[I]], block: int, payload: Any, now_s: float
-    ) -> list[Action]:
+    def go_on(self, call: Call[I, W], flights: Flights[I], block: int, payload: Any, now_s: float) -> Actions:
         """Inputs go on to a block, with this payload; to whoever hosts it now, if anybody waits for any of them."""
         mine = [flight for flight in flights if flight.holder is call]
         if not mine:
             return []
         self._calls.part(call, len(mine), now_s)
-        if not self._some_awaited(call, mine):
+        if not [flight for flight in mine if self.is_awaited(call, flight)]:
             for flight in mine:
                 flight.holder = None
             return []
         leg = self._calls.itinerary.at(block)
-        return [Send(self._calls.begin(leg, flights, mine, now_s, call.epoch, call.probe, False), block, payload)]
+        call = self._calls.begin(leg, flights, mine, now_s, call.epoch, call.probe, False)
+        return [SendCall(call, block, payload)]
 
-    def fail(self, call: Call[I, W], flights: Sequence[Flight[I]], now_s: float) -> list[Action]:
+    def fail(self, call: Call[I, W], flights: Flights[I], now_s: float) -> Actions:
         """Nothing more comes of these inputs of a call: after a pause they start again, if they may."""
         mine, most = self._without(call, flights, now_s), self._rules.max_attempts
-        actions: list[Action] = []
+        actions: Actions = []
         exhausted = [flight for flight in mine if flight.attempt + 1 >= most]
         if exhausted:
             message = f"{call.leg.slot} failed {most} times under this input"
             actions += self._outcomes.fail(exhausted, StageUnavailableError(message, retry_after_s=1.0), now_s)
         again = [flight for flight in mine if not flight.settled]
         if again:
-            self._pauses.add(now_s + RETRY_PAUSE_S, Pause(call.leg.slot, again))
+            self._agenda.pauses.add(now_s + RETRY_PAUSE_S, Pause(call.leg.slot, again))
             self.wake_s = min(self.wake_s, now_s + RETRY_PAUSE_S)
         return actions
 
     # Later
 
-    def wake(self, now_s: float) -> list[Action]:
+    def wake(self, now_s: float) -> Actions:
         """Do what is due by now: deadlines, calls that hang, and inputs that start again after their pause."""
-        actions: list[Action] = []
-        for flights in self._deadlines.pop(now_s):
+        actions: Actions = []
+        agenda = self._agenda
+        for flights in agenda.deadlines.pop(now_s):
             actions += self._miss_deadline(flights, now_s)
-        for flight in self._hanging.pop(now_s):
+        for flight in agenda.hanging.pop(now_s):
             actions += self._hang_up(flight, now_s)
-        for pause in self._pauses.pop(now_s):
+        for pause in agenda.pauses.pop(now_s):
             actions += self._send_again(pause)
         if self.suspended is not None:
-            actions += self._fail_waiting(now_s)
-        self.wake_s = min(self._deadlines.next_s(), self._hanging.next_s(), self._pauses.next_s())
+            actions += self._outcomes.fail(self._line.clear(), self._no_plan(), now_s)
+        self.wake_s = agenda.next_s()
         return actions
-
-    # Told
 
     def report(self, now_s: float, wall_s: float) -> IngressReport:
         """Everything so far; probes are handed over with it. `now_s` and `wall_s`: this moment, on both clocks."""
@@ -279,7 +282,6 @@ class IngressCore(Generic[I, W]):
 
     def peek(self, wall_s: float) -> IngressReport:
         """Everything so far but the probes, which stay here."""
-        counts = self.counts
         return IngressReport(
             name=self.name,
             epoch=self.itinerary.epoch,
@@ -288,26 +290,17 @@ class IngressCore(Generic[I, W]):
             at_s=wall_s,
             unanswered=self.num_unanswered,
             waiting=self.num_waiting,
-            arrived=counts.arrived,
-            answered=counts.answered,
-            in_slo=counts.in_slo,
-            exits=dict(counts.exits),
-            drops=dict(counts.drops),
-            latencies=dict(counts.latencies),
+            **self.counts.totals(),
         )
 
-    def _is_probe(self) -> bool:
-        rules = self._rules
-        if rules.shape is None or not rules.probe_share:
+    def _begins_probes(self, flights: Flights[I], now_s: float) -> bool:
+        """Whether a departure is drawn to be one of probes, and there is room for them."""
+        share, book, itinerary = self._rules.probe_share, self._probes, self.itinerary
+        if book is None or not share or self._rng.random() >= share:
             return False
-        is_drawn = self._rng.random() < rules.probe_share
-        return is_drawn and can_look(self.itinerary.placed.plan.policy, rules.shape.score)
+        return book.can_look(itinerary.placed.plan.policy) and book.begin(flights, itinerary.ramps, now_s)
 
-    def _begin_probes(self, flights: Sequence[Flight[I]], now_s: float) -> bool:
-        assert self._probes is not None
-        return self._probes.begin(flights, self.itinerary.ramps, now_s)
-
-    def _without(self, call: Call[I, W], flights: Sequence[Flight[I]], now_s: float) -> list[Flight[I]]:
+    def _without(self, call: Call[I, W], flights: Flights[I], now_s: float) -> list[Flight[I]]:
         """Take away from a call what it will not bring to an end; what of the inputs it had."""
         mine = [flight for flight in flights if flight.holder is call]
         if mine:
@@ -318,22 +311,16 @@ class IngressCore(Generic[I, W]):
             self._calls.part(call, len(mine), now_s, took_time=False)
         return mine
 
-    def _some_awaited(self, call: Call[I, W], flights: Sequence[Flight[I]]) -> bool:
-        for flight in flights:  # noqa: SIM110 - `any` of a generator takes five times as long, for every part of a reply
-            if not flight.settled or (call.probe and self.is_awaited(call, flight)):
-                return True
-        return False
-
-    def _miss_deadline(self, flights: Sequence[Flight[I]], now_s: float) -> list[Action]:
+    def _miss_deadline(self, flights: Flights[I], now_s: float) -> Actions:
         """Of a request."""
         deadline_s = flights[0].deadline_s
         for flight in flights:
             if flight.holder is not None:
-                self._hanging.add(deadline_s + HANG_S, flight)
+                self._agenda.hanging.add(deadline_s + HANG_S, flight)
         error = DeadlineError(f"no answer within {deadline_s - flights[0].arrived_s:g} s")
-        return self._settle(flights, self._outcomes.fail, error, now_s)
+        return self._drop(flights, error.kind, error, now_s)
 
-    def _hang_up(self, flight: Flight[I], now_s: float) -> list[Action]:
+    def _hang_up(self, flight: Flight[I], now_s: float) -> Actions:
         """Give up the call that has an input, unless it has others that are not past their deadline for so long."""
         call = flight.holder
         if not isinstance(call, Call):
@@ -343,7 +330,7 @@ class IngressCore(Generic[I, W]):
             return []
         return [HungUp(call), *self.fail(call, inside, now_s)]
 
-    def _send_again(self, pause: Pause[I]) -> list[Action]:
+    def _send_again(self, pause: Pause[I]) -> Actions:
         again = pause.unsettled()
         for flight in again:
             flight.attempt += 1
@@ -351,48 +338,13 @@ class IngressCore(Generic[I, W]):
         self._line.return_to_front(again)
         return [Retried(pause.slot, len(again))]
 
-    def _fail_waiting(self, now_s: float) -> list[Action]:
-        assert self.suspended is not None
-        return self._outcomes.fail(self._line.clear(), _no_plan(self.suspended), now_s)
+    def _no_plan(self) -> StageUnavailableError:
+        return StageUnavailableError(f"there is no plan to serve by: {self.suspended}", retry_after_s=SUSPENDED_RETRY_S)
 
-    def _settle(self, flights: Sequence[Flight[I]], settle: Settling[T], why: T, now_s: float) -> list[Action]:
-        """Settle inputs wherever they are."""
+    def _drop(self, flights: Flights[I], reason: str, error: OfframpError | None, now_s: float) -> Actions:
+        """Inputs get no answer, wherever they are."""
         num_waiting = sum([flight.is_waiting for flight in flights])
-        actions = settle(flights, why, now_s)
+        actions = self._outcomes.drop(flights, reason, error, now_s)
         if num_waiting:
             self._line.forget(num_waiting)
         return actions
-
-
-def _of_call(
-    call: Call[I, Any], flights: Sequence[Flight[I]], answers: Sequence[Any]
-) -> tuple[Sequence[Flight[I]], Sequence[Any]]:
-    """Those that the call has, with their answers, where there are any."""
-    for flight in flights:
-        if flight.holder is not call:
-            break
-    else:
-        return flights, answers
-    mine = [flight for flight in flights if flight.holder is call]
-    if answers:
-        answers = [answer for flight, answer in zip(flights, answers, strict=True) if flight.holder is call]
-    return mine, answers
-
-
-def _are_over(flights: Sequence[Flight[I]]) -> bool:
-    for flight in flights:  # noqa: SIM110 - `all` of a generator takes five times as long, for every request
-        if not flight.settled or flight.holder is not None:
-            return False
-    return True
-
-
-def _is_let_go(flight: Flight[I]) -> bool:
-    return flight.holder is None
-
-
-def _is_given_up(pause: Pause[I]) -> bool:
-    return not pause.unsettled()
-
-
-def _no_plan(reason: str) -> StageUnavailableError:
-    return StageUnavailableError(f"there is no plan to serve by: {reason}", retry_after_s=SUSPENDED_RETRY_S)

@@ -6,26 +6,28 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from deployments.ingress.core.actions import Action, Answered, Dropped
 from deployments.ingress.core.admission import Admission
-from deployments.ingress.core.answer_rate import AnswerRate
-from deployments.ingress.core.counts import IngressCounts
-from deployments.ingress.core.flights import Call, Flight
+from deployments.ingress.core.counts import AnswerRate, IngressCounts
+from deployments.ingress.core.flights import Actions, Answered, Call, Dropped, Flight, Flights, picked
 from deployments.ingress.core.itinerary import Itinerary
 from deployments.ingress.core.probes import ProbeBook
-from earlyexit.errors import AdmissionError, DeadlineError, InputError, OfframpError, OverloadedError
+from deployments.ingress.core.rules import Rules
+from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 from optimizer.plan import Plan
 
-Flights = Sequence[Flight[Any]]
+LATE = "deadline"
+"""The reason of whoever missed its deadline; the kind of a DeadlineError."""
 
 
 class Outcomes:
     """The end of every input of one ingress."""
 
-    def __init__(self, *, slo_s: float | None, admission: Admission | None, probes: ProbeBook | None) -> None:
+    def __init__(self, rules: Rules, plan: Plan, probes: ProbeBook | None) -> None:
         self.num_unanswered = 0
-        self.counts = IngressCounts(slo_s)
-        self._admission = admission
+        self.counts = IngressCounts(rules.slo_s)
+        self._admission: Admission | None = None
+        if rules.slo_s is not None and rules.admits:
+            self._admission = Admission(plan, slo_s=rules.slo_s, num_ingresses=rules.num_ingresses)
         self._probes = probes
         self._rate = AnswerRate()
 
@@ -71,17 +73,17 @@ class Outcomes:
     def answer(
         self,
         call: Call[Any, Any],
-        flights: Flights,
+        flights: Flights[Any],
         block: int,
         answers: Sequence[Any],
         itinerary: Itinerary[Any],
         now_s: float,
-    ) -> list[Action]:
+    ) -> Actions:
         """Inputs are answered, those that have no outcome yet."""
         if call.probe and self._probes is not None:
             for flight in flights:
                 self._probes.answered(flight, block, itinerary.ramps)
-        fresh, answers = _unsettled(flights, answers)
+        fresh, answers = picked(flights, answers, [not flight.settled for flight in flights])
         if not fresh:
             return []
         for flight in fresh:
@@ -95,21 +97,16 @@ class Outcomes:
                 self._admission.answered(latency_s, flight.ahead, now_s)
         return [Answered(fresh, block, answers, latencies_s)]
 
-    def fail(self, flights: Flights, error: OfframpError, now_s: float) -> list[Action]:
+    def fail(self, flights: Flights[Any], error: OfframpError, now_s: float) -> Actions:
         """Inputs get an error, for good."""
-        return self._drop(flights, error.kind, error, now_s, is_late=isinstance(error, DeadlineError))
+        return self.drop(flights, error.kind, error, now_s)
 
-    def give_up(self, flights: Flights, reason: str, now_s: float) -> list[Action]:
-        """Forget inputs whose owner no longer waits."""
-        return self._drop(flights, reason, None, now_s, is_late=reason == "deadline")
-
-    def _drop(
-        self, flights: Flights, reason: str, error: OfframpError | None, now_s: float, *, is_late: bool
-    ) -> list[Action]:
+    def drop(self, flights: Flights[Any], reason: str, error: OfframpError | None, now_s: float) -> Actions:
+        """Inputs get no answer; no `error` where their owner no longer waits for one."""
         fresh = [flight for flight in flights if not flight.settled]
         if not fresh:
             return []
-        if is_late:
+        if reason == LATE:
             self._learn_lateness(fresh, now_s)
         for flight in fresh:
             flight.settled = True
@@ -123,15 +120,3 @@ class Outcomes:
             for flight in flights:
                 until_s = now_s if math.isinf(flight.deadline_s) else max(now_s, flight.deadline_s)
                 self._admission.given_up(until_s - flight.arrived_s, flight.ahead, now_s)
-
-
-def _unsettled(flights: Flights, answers: Sequence[Any]) -> tuple[Flights, Sequence[Any]]:
-    """Those without an outcome, with their answers, where there are any."""
-    for flight in flights:
-        if flight.settled:
-            break
-    else:
-        return flights, answers
-    if answers:
-        answers = [answer for flight, answer in zip(flights, answers, strict=True) if not flight.settled]
-    return [flight for flight in flights if not flight.settled], answers

@@ -17,7 +17,6 @@ import numpy as np
 from earlyexit.wire import Seen, Value, stacked
 from optimizer.plan import NO_RAMPS, PolicySpec
 from profiles.records import Loss
-from profiles.scores import Score
 from profiles.stream import Observations, StreamShape
 
 MOST_COMPLETE = 50_000
@@ -104,6 +103,10 @@ class ProbeBook:
         self.num_overflown = 0
         """Complete ones that nobody asked for in time."""
 
+    def can_look(self, policy: PolicySpec | None) -> bool:
+        """Whether replicas that follow a policy see in the unit of these probes."""
+        return (policy or NO_RAMPS).name in (self._shape.score, "recorded")
+
     def begin(self, inputs: Sequence[ProbedInput], active: frozenset[int], now_s: float) -> bool:
         """Take a departure's inputs as probes; false, and none is taken, while too many are under way."""
         self._sweep(now_s)
@@ -189,11 +192,6 @@ class ProbeBook:
             return
         self._swept_s = now_s
         self.forget([key for key, probe in self._open.items() if now_s > probe.deadline_s + self._outlive_s])
-
-
-def can_look(policy: PolicySpec | None, score: Score) -> bool:
-    """Whether replicas that follow a policy see in a score's unit."""
-    return (policy or NO_RAMPS).name in (score, "recorded")
 
 
 def _losses(answers: Sequence[Value], full: Value, loss: Loss) -> list[float]:

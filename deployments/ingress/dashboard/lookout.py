@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic_core import to_json
 
-from deployments.ingress.dashboard.snapshot import ControllerState, Facts, Snapshot, within
+from deployments.ingress.dashboard.snapshot import ControllerState, ServiceFacts, Snapshot, within
 from deployments.ingress.dashboard.state import SHARES_S, page_state
 from earlyexit.clock import Clock
 from earlyexit.errors import ControllerUnavailableError
@@ -23,12 +24,16 @@ MISSED = 2
 """Looks in a row that do not list an ingress among the running ones, after which it knows that it ends: Serve tells a
 replica nothing of that while it drains."""
 RETRY = b"retry: 2000\n"
+ANSWER_S = 4.0
+"""Less than the page waits before it says that it has no news."""
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 AskAll = Callable[[str, str], Awaitable[list[Any] | None]]
 """What every running replica of a deployment says to a method; None where they could not be asked."""
 
 
-class Controller(Protocol):
+class PlanTeller(Protocol):
     """What is asked of the controller; `ControllerLink` does."""
 
     async def describe(self) -> dict[str, Any]: ...
@@ -36,8 +41,8 @@ class Controller(Protocol):
     async def history(self, limit: int) -> list[dict[str, Any]]: ...
 
 
-class Ingress(Protocol):
-    """The ingress that looks, as far as it knows by itself; `Dispatcher` is it."""
+class OwnView(Protocol):
+    """What the ingress that looks knows by itself; `IngressCore` has it."""
 
     @property
     def name(self) -> str: ...
@@ -56,7 +61,7 @@ class Lookout:
     """Makes one event of every look; remembers as many looks as rates and shares need."""
 
     def __init__(
-        self, facts: Facts, ingress: Ingress, ask_all: AskAll, controller: Controller | None, wall: Clock
+        self, facts: ServiceFacts, ingress: OwnView, ask_all: AskAll, controller: PlanTeller | None, wall: Clock
     ) -> None:
         """`wall`: seconds since 1970."""
         self._facts = facts
@@ -123,3 +128,28 @@ class Lookout:
             self._said = "answers"
         except ControllerUnavailableError:  # the page says so, once, where a log would every few seconds
             self._said = "silent"
+
+
+class Everyone:
+    """Of one application, asked from inside one of its replicas."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._handles: dict[str, Any] = {}
+
+    async def ask(self, deployment: str, method: str) -> list[Any] | None:
+        """What each says; nothing where none runs, None where one that runs does not answer."""
+        from ray import serve
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import DeploymentUnavailableError
+
+        if deployment not in self._handles:  # in a thread, because making a handle waits for Serve
+            self._handles[deployment] = await asyncio.to_thread(serve.get_deployment_handle, deployment, self._app)
+        try:
+            answers = await self._handles[deployment].broadcast(method).results_async(timeout_s=ANSWER_S)
+        except DeploymentUnavailableError:
+            return []
+        except (TimeoutError, RayError) as error:
+            logger.warning("the live page misses %s: %r", deployment, error)
+            return None
+        return list(answers)

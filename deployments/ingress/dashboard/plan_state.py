@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.control.intake import ReplicaIntake
-from deployments.ingress.dashboard.snapshot import Facts, Snapshot
+from deployments.ingress.dashboard.snapshot import ServiceFacts, Snapshot
 from deployments.reports import ReplicaReport
 from earlyexit.counts import TimesRun
 from earlyexit.split import Split
@@ -18,7 +18,7 @@ Ran = Mapping[str, Sequence[TimesRun]]
 """By replica, what it ran while it was looked at."""
 
 
-def plan_state(facts: Facts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """The newest plan, with what it did over `snapshots`, which are all of that plan."""
     now, ran = snapshots[-1], ran_over(snapshots)
     seconds = now.at_s - snapshots[0].at_s
@@ -64,7 +64,7 @@ def ran_over(snapshots: Sequence[Snapshot]) -> Ran:
     return {report.replica: intake.since_mark(report) for report in snapshots[-1].replicas}
 
 
-def _stage(facts: Facts, now: Snapshot, slot: str, stage: Stage, ran: Ran, seconds: float) -> dict[str, Any]:
+def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran, seconds: float) -> dict[str, Any]:
     replicas = sorted((each for each in now.replicas if each.slot == slot), key=lambda each: each.replica)
     return {
         "slot": slot,

@@ -15,7 +15,7 @@ ControllerState = Literal["none", "answers", "silent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class ServiceFacts:
     """What stays while a service runs."""
 
     model: str

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.control.intake import Interval, latency_s
-from deployments.ingress.dashboard.changes import changes_state
 from deployments.ingress.dashboard.plan_state import blocks_state, plan_state
-from deployments.ingress.dashboard.snapshot import Facts, Snapshot, between, under_present_plan, within
+from deployments.ingress.dashboard.snapshot import ServiceFacts, Snapshot, between, under_present_plan, within
 
 SCHEMA = 1
 """Of the state; a page that was loaded from another version is told to load anew."""
@@ -20,7 +19,7 @@ SHARES_S = 60.0
 SHARES = {"p50_s": 0.5, "p90_s": 0.9, "p99_s": 0.99}
 
 
-def page_state(facts: Facts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
+def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, Any]:
     """Everything that the page draws, as plain data; `snapshots` in order, at least one."""
     now = snapshots[-1]
     recent = between(within(snapshots, RATES_S)[0], now)
@@ -49,7 +48,7 @@ def observed_survival(seen: Interval | None, num_blocks: int) -> list[float] | N
     return [sum(count for exit_, count in seen.exits.items() if exit_ >= block) / total for block in range(num_blocks)]
 
 
-def _service(facts: Facts, now: Snapshot) -> dict[str, Any]:
+def _service(facts: ServiceFacts, now: Snapshot) -> dict[str, Any]:
     return {
         "model": facts.model,
         "num_blocks": facts.num_blocks,
@@ -92,7 +91,7 @@ def _drops(now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
     ]
 
 
-def _exits(facts: Facts, now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
+def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[dict[str, Any]]:
     """Every place where inputs may leave: active ramps and the end, and what else answers left after."""
     exits = {} if seen is None else seen.exits
     total = sum(exits.values())
@@ -132,4 +131,50 @@ def _agreement(now: Snapshot) -> dict[str, Any]:
         "budget": observed["accuracy_budget"],
         "within": observed["within_budget"],
         "probes": observed["probes"],
+    }
+
+
+IN_FORCE = "in force"
+
+
+def changes_state(history: Sequence[Mapping[str, Any]], described: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Newest first, as the history is; the plan in force has no figures of its own yet, so those observed are its."""
+    return [_change(row, described) for row in history]
+
+
+def _change(row: Mapping[str, Any], described: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What it was expected to gain is in the verdict's words: plans before were predicted for another survival."""
+    predicted = row["placed"].get("plan", {}).get("predicted") or {}
+    is_present = row["outcome"] == IN_FORCE and described is not None and described.get("epoch") == row["epoch"]
+    gained = _so_far(described) if is_present and row["gained"] is None else _measured(row["gained"])
+    return {
+        "epoch": row["epoch"],
+        "at_s": row["at_s"],
+        "outcome": row["outcome"],
+        "is_present": is_present,
+        "reason": row["reason"],
+        "words": row["words"],
+        "expected_per_s": predicted.get("rate_per_s"),
+        "expected_latency_s": predicted.get("latency_s"),
+        **gained,
+    }
+
+
+def _measured(gained: Mapping[str, Any] | None) -> dict[str, Any]:
+    measured = gained or {}
+    return {
+        "goodput_per_s": measured.get("goodput_rps"),
+        "offered_per_s": measured.get("offered_rps"),
+        "dropped": measured.get("dropped"),
+        "seconds": measured.get("seconds"),
+    }
+
+
+def _so_far(described: Mapping[str, Any] | None) -> dict[str, Any]:
+    observed = (described or {}).get("observed") or {}
+    return {
+        "goodput_per_s": observed.get("goodput_per_s"),
+        "offered_per_s": observed.get("rate_per_s"),
+        "dropped": sum((observed.get("drops") or {}).values()),
+        "seconds": observed.get("seconds"),
     }

@@ -12,14 +12,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NoReturn, Protocol
 
-from deployments.ingress.core.actions import Action, Answered, Dropped, HungUp, Retried, Send
-from deployments.ingress.core.counts import IngressCounts
-from deployments.ingress.core.flights import Call, Flight
+from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure
 from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, StageCall, Timing
-from deployments.reports import IngressReport
 from earlyexit.clock import Clock
 from earlyexit.errors import ExecutionError, InputError, OfframpError
 from earlyexit.signature import Encoded
@@ -75,7 +72,7 @@ class Dispatcher:
         *,
         later: Later = on_loop,
     ) -> None:
-        self._core = core
+        self.core = core
         self._clock = clock
         self._metrics = metrics
         self._later = later
@@ -87,49 +84,14 @@ class Dispatcher:
         self._context = contextvars.copy_context()
         self._tasks: dict[LiveCall, asyncio.Task[None]] = {}
 
-    @property
-    def name(self) -> str:
-        return self._core.name
-
-    @property
-    def placed(self) -> PlacedPlan:
-        return self._core.itinerary.placed
-
-    @property
-    def suspended(self) -> str | None:
-        """Why there is no plan to serve by; None where there is one."""
-        return self._core.suspended
-
-    @property
-    def num_unanswered(self) -> int:
-        return self._core.num_unanswered
-
-    @property
-    def num_waiting(self) -> int:
-        return self._core.num_waiting
-
-    @property
-    def counts(self) -> IngressCounts:
-        return self._core.counts
-
-    @property
-    def oldest_epoch(self) -> int:
-        """Of the plans by which the calls under way were sent; the present one where there are none."""
-        return self._core.oldest_epoch
-
-    @property
-    def agreement(self) -> float | None:
-        """Share of probes so far that got the full model's answer; None before the first."""
-        return self._core.agreement
-
     def follow(self, placed: PlacedPlan) -> None:
         """Go by this plan from now on; one older than the present is ignored. Raises PlanError for foreign slots."""
-        self._core.follow(placed)
+        self.core.follow(placed)
         self._plan_turn()
 
     def suspend(self, reason: str) -> None:
         """There is no plan: what waits, and what arrives until the next one, gets StageUnavailableError."""
-        self._do(self._core.suspend(reason, self._clock.now_s()))
+        self._do(self.core.suspend(reason, self._clock.now_s()))
 
     def check(self, num_inputs: int, deadline_s: float, *, num_coming: int = 0) -> None:
         """Refuse a request before work is spent on it: raises AdmissionError or StageUnavailableError.
@@ -137,12 +99,12 @@ class Dispatcher:
         `num_coming`: inputs that were let in before and are still to be submitted.
         """
         with self._counting_refusals(num_inputs):
-            self._core.check(num_inputs, deadline_s, self._clock.now_s(), num_coming=num_coming)
+            self.core.check(num_inputs, deadline_s, self._clock.now_s(), num_coming=num_coming)
 
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
         """Count the inputs of a request that was let in and is never submitted; raises the error."""
         self._metrics.dropped(error.kind, num_inputs)
-        self._core.refuse(error, num_inputs)
+        self.core.refuse(error, num_inputs)
 
     def submit(
         self,
@@ -164,7 +126,7 @@ class Dispatcher:
             for serial, (key, encoded) in enumerate(inputs, self._serial + 1)
         ]
         with self._counting_refusals(len(inputs)):
-            flights = self._core.submit(
+            flights = self.core.submit(
                 queries, arrived_s=now_s if arrived_s is None else arrived_s, deadline_s=deadline_s, now_s=now_s
             )
         self._serial += len(inputs)
@@ -174,15 +136,7 @@ class Dispatcher:
 
     def give_up(self, flights: Sequence[LiveFlight], reason: str) -> None:
         """Forget inputs whose owner no longer waits; those without an outcome count as dropped for this reason."""
-        self._do(self._core.give_up(flights, reason, self._clock.now_s()))
-
-    def report(self, wall_s: float) -> IngressReport:
-        """Everything so far, at this second of the wall clock; probes are handed over with it."""
-        return self._core.report(self._clock.now_s(), wall_s)
-
-    def peek(self, wall_s: float) -> IngressReport:
-        """The same without the probes, which stay for whoever asks for the report."""
-        return self._core.peek(wall_s)
+        self._do(self.core.give_up(flights, reason, self._clock.now_s()))
 
     @contextmanager
     def _counting_refusals(self, num_inputs: int) -> Iterator[None]:
@@ -202,18 +156,18 @@ class Dispatcher:
 
     def _turn(self) -> None:
         self._turn_planned = False
-        if self._core.is_due:
-            self._do(self._core.pump(self._clock.now_s()))
+        if self.core.is_due:
+            self._do(self.core.pump(self._clock.now_s()))
 
     def _wake(self) -> None:
         # A loop's timer may come a moment before its time.
         now_s = max(self._alarm_s, self._clock.now_s())
         self._alarm, self._alarm_s = None, math.inf
-        self._do(self._core.wake(now_s))
+        self._do(self.core.wake(now_s))
         self._plan_turn()
 
     def _set_alarm(self) -> None:
-        wake_s = self._core.wake_s
+        wake_s = self.core.wake_s
         if wake_s < self._alarm_s:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -223,9 +177,9 @@ class Dispatcher:
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case Send(call, _, None):
+                case SendCall(call, _, None):
                     self._depart(call)
-                case Send(call, _, payload):
+                case SendCall(call, _, payload):
                     self._send(call, payload)
                 case Answered(flights, block, answers, _):
                     self._metrics.answers([block] * len(flights))
@@ -247,11 +201,11 @@ class Dispatcher:
     def _depart(self, call: LiveCall) -> None:
         """Send new inputs; where the codec gave what does not fit together, they get an error."""
         try:
-            piece = departure(self.name, call.flights)
+            piece = departure(self.core.name, call.flights)
         except Exception as error:
             logger.warning("%d inputs of %s make no piece: %r", len(call.flights), _requests_of(call.flights), error)
             said = ExecutionError(f"the encoded inputs do not fit together: {type(error).__name__}: {error}")
-            self._do(self._core.lose(call, call.flights, said, self._clock.now_s()))
+            self._do(self.core.lose(call, call.flights, said, self._clock.now_s()))
             self._plan_turn()
         else:
             self._send(call, piece)
@@ -262,7 +216,7 @@ class Dispatcher:
             piece=piece,
             # An input that nobody waits for any more has no time left: the stage drops it unrun.
             remaining_s=tuple(
-                flight.deadline_s - now_s if self._core.is_awaited(call, flight) else -1.0 for flight in call.flights
+                flight.deadline_s - now_s if self.core.is_awaited(call, flight) else -1.0 for flight in call.flights
             ),
             reserve_s=call.reserve_s,
             assignment=call.leg.assignment,
@@ -274,7 +228,7 @@ class Dispatcher:
     async def _carry(self, call: LiveCall, stage_call: StageCall) -> None:
         """Have a stage run a call; what it leaves unsettled, because it or the way to it failed, starts again."""
         flights = dict(zip(stage_call.piece.sample_ids, call.flights, strict=True))
-        batch, avoided = call.leg.batch_at(stage_call.piece.next_block), self._core.itinerary.avoided
+        batch, avoided = call.leg.batch_at(stage_call.piece.next_block), self.core.itinerary.avoided
         try:
             await call.leg.transport.call(
                 stage_call, batch=batch, avoided=avoided, take=partial(self._take, call, flights)
@@ -284,12 +238,12 @@ class Dispatcher:
             logger.warning("%s failed under %d inputs of %s: %r", call.leg.slot, len(left), _requests_of(left), error)
         self._tasks.pop(call, None)  # not when cancelled: nothing starts while an ingress ends
         if call.num_inside:
-            self._do(self._core.fail(call, call.inside(), self._clock.now_s()))
+            self._do(self.core.fail(call, call.inside(), self._clock.now_s()))
             self._plan_turn()
 
     def _take(self, call: LiveCall, flights: Mapping[str, LiveFlight], chunk: Chunk) -> None:
         """A part of a call's reply."""
-        core, now_s = self._core, self._clock.now_s()
+        core, now_s = self.core, self._clock.now_s()
         actions: list[Action] = []
         if chunk.seen:
             core.see(call, [(flights.get(seen.sample_id, _NOBODY), seen) for seen in chunk.seen])

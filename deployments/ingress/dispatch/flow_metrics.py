@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter as Tally
-from typing import Protocol
+from collections import defaultdict
+from typing import Any
 
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.ingress.core.counts import LATENCY_ENDS_S, IngressCounts, latencies_within
+from deployments.ingress.core.counts import LATENCY_ENDS_S, latencies_within
+from deployments.ingress.core.ingress_core import IngressCore
 from deployments.metrics import tags
-
-
-class Flow(Protocol):
-    """What is told; `Dispatcher` has it."""
-
-    @property
-    def counts(self) -> IngressCounts: ...
-
-    @property
-    def num_waiting(self) -> int: ...
-
-    @property
-    def num_unanswered(self) -> int: ...
 
 
 class FlowMetrics:
@@ -38,16 +26,16 @@ class FlowMetrics:
         self._latencies = Counter("offramp_latency_seconds_bucket", "Answers by latency, at most `le`", tags("le"))
         self._waiting = Gauge("offramp_waiting", "Inputs that no stage has been sent yet")
         self._unanswered = Gauge("offramp_unanswered", "Inputs that wait or are under way")
-        self._told: Tally[tuple[Counter, str]] = Tally()
+        self._told: defaultdict[tuple[Counter, str], int] = defaultdict(int)
 
-    def tell(self, flow: Flow) -> None:
+    def tell(self, core: IngressCore[Any, Any]) -> None:
         """Tell Ray what has come since the last time."""
-        self._grow(self._inputs, flow.counts.arrived)
-        self._grow(self._in_slo, flow.counts.in_slo)
-        for end_s, total in zip(LATENCY_ENDS_S, latencies_within(flow.counts.latencies, LATENCY_ENDS_S), strict=True):
+        self._grow(self._inputs, core.counts.arrived)
+        self._grow(self._in_slo, core.counts.in_slo)
+        for end_s, total in zip(LATENCY_ENDS_S, latencies_within(core.counts.latencies, LATENCY_ENDS_S), strict=True):
             self._grow(self._latencies, total, le=_le(end_s))
-        self._waiting.set(flow.num_waiting)
-        self._unanswered.set(flow.num_unanswered)
+        self._waiting.set(core.num_waiting)
+        self._unanswered.set(core.num_unanswered)
 
     def _grow(self, counter: Counter, total: int, **labels: str) -> None:
         key = counter, "".join(labels.values())

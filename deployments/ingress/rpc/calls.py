@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -13,24 +11,18 @@ from typing import Any, Protocol
 import grpc
 
 from deployments.ingress.access.gate import EVERYBODY, Gate
-from deployments.ingress.api.answers import EXTENSIONS, server_version
-from deployments.ingress.api.endpoint import GONE
-from deployments.ingress.api.served import Chooser, Names, Served
-from deployments.ingress.api.signature import Signature, check_model
+from deployments.ingress.api.face import FAILED, GONE, Backend, Face, log_error, own_id, retry_after
 from deployments.ingress.rpc.conversion import infer_response, parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
 from deployments.ingress.rpc.server import REMAINING_S, SERVICE
 from deployments.ingress.tracing.hooks import failure_of
-from deployments.ingress.tracing.record import RequestRecord
+from deployments.ingress.tracing.spans import RequestRecord
 from deployments.ingress.tracing.tracer import Tracer
 from deployments.quiet import WithoutWords
 from earlyexit.errors import (
-    AdmissionError,
     DeadlineError,
-    InputError,
     OfframpError,
     PayloadTooLargeError,
-    RateLimitError,
     UnknownModelError,
 )
 
@@ -55,26 +47,11 @@ class Context(Protocol):
     def set_details(self, details: str) -> None: ...
 
 
-class Backend(Served, Protocol):
-    """What the RPCs need of an ingress."""
-
-    @property
-    def signature(self) -> Signature: ...
-
-    @property
-    def versions(self) -> Names: ...
-
-    def choose(self, request_id: str) -> Chooser | None: ...
-
-    @property
-    def max_body_bytes(self) -> int: ...
+class RpcBackend(Backend, Protocol):
+    """What the RPCs need of an ingress besides."""
 
     @property
     def max_timeout_s(self) -> float: ...
-
-    def is_ready(self) -> bool: ...
-
-    def count_request(self, route: str, status: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +66,18 @@ class Caller:
     """Of the key, where there are keys."""
 
 
-Handler = Callable[[Any, Caller], Awaitable[Any]]
+RpcHandler = Callable[[Any, Caller], Awaitable[Any]]
 
 
 class Rpcs:
     """The RPCs of one ingress."""
 
-    def __init__(self, backend: Backend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
+    def __init__(self, backend: RpcBackend, gate: Gate | None = None, tracer: Tracer | None = None) -> None:
         self._backend = backend
         self._gate = gate
+        self._face = Face(backend, gate)
         self._tracer = tracer
-        self._handlers: dict[str, Handler] = {
+        self._handlers: dict[str, RpcHandler] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
             "ModelReady": self._model_ready,
@@ -123,8 +101,7 @@ class Rpcs:
             return await self._handlers[name](read_message(f"{name}Request", request), caller)
         except OfframpError as error:
             status, code = error.http_status, grpc.StatusCode[error.grpc_status]
-            if not isinstance(error, (InputError, AdmissionError, RateLimitError)):  # they come by the thousand
-                logger.warning("request %s: %s: %s", caller.request_id, error.kind, error.log_text)
+            log_error(logger, caller.request_id, error)
             _fail(context, error, trailing)
         except asyncio.CancelledError:
             status, code = GONE, grpc.StatusCode.CANCELLED
@@ -132,8 +109,7 @@ class Rpcs:
         except Exception:
             status, code = 500, grpc.StatusCode.INTERNAL
             logger.exception("request %s: %s", caller.request_id, name)
-            message = "the server failed on this request; its log says why, under the request's id"
-            _fail(context, OfframpError(message), trailing)
+            _fail(context, OfframpError(FAILED), trailing)
         finally:
             context.set_trailing_metadata(trailing)
             self._backend.count_request(f"/{SERVICE}/{name}", status)
@@ -160,43 +136,28 @@ class Rpcs:
     async def _model_ready(self, message: Any, caller: Caller) -> Any:
         """False for models that there are not, as Triton says it."""
         try:
-            check_model(
-                self._backend.card, message.name, message.version or self._backend.version, self._backend.version
-            )
+            self._face.check_model(message.name, message.version)
         except UnknownModelError:
             return message_class("ModelReadyResponse")(ready=False)
         return message_class("ModelReadyResponse")(ready=self._backend.is_ready())
 
     async def _server_metadata(self, message: Any, caller: Caller) -> Any:
-        return message_class("ServerMetadataResponse")(name="offramp", version=server_version(), extensions=EXTENSIONS)
+        return message_class("ServerMetadataResponse")(**self._face.server_metadata())
 
     async def _model_metadata(self, message: Any, caller: Caller) -> Any:
-        card = self._backend.card
-        check_model(card, message.name, message.version or self._backend.version, self._backend.version)
-        tensor = message_class("TensorMetadata")
-        return message_class("ModelMetadataResponse")(
-            name=card.name,
-            versions=await self._backend.versions.names(),
-            platform="offramp",
-            inputs=[tensor(**each) for each in self._backend.signature.input_tensors],
-            outputs=[tensor(**each) for each in self._backend.signature.output_tensors],
-        )
+        self._face.check_model(message.name, message.version)
+        said, tensor = await self._face.model_metadata(), message_class("TensorMetadata")
+        tensors = {side: [tensor(**each) for each in said[side]] for side in ("inputs", "outputs")}
+        return message_class("ModelMetadataResponse")(**said | tensors)
 
     async def _model_infer(self, message: Any, caller: Caller) -> Any:
-        card = self._backend.card
-        check_model(card, message.model_name, message.model_version or self._backend.version, self._backend.version)
+        self._face.check_model(message.model_name, message.model_version)
         request, reply = parse_infer(message, self._backend.signature)
-        if self._gate is not None:
-            self._gate.charge(caller.owner, len(request.rows))
+        self._face.charge(caller.owner, request)
         timeout_s = within(request.timeout_s, caller.remaining_s, self._backend.max_timeout_s)
         request = replace(request, request_id=caller.request_id, timeout_s=timeout_s)
-        chosen = None if message.model_version else self._backend.choose(request.request_id)
-        served: Served = self._backend
-        if chosen is None:
-            answers = await served.infer(request)
-        else:
-            served, answers = await chosen.answer(request)
-        return infer_response(answers, served.task, reply, card.name, served.version)
+        served, answers = await self._face.answer(request, names_version=bool(message.model_version))
+        return infer_response(answers, served.task, reply, self._backend.card.name, served.version)
 
 
 def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -> float | None:
@@ -216,16 +177,14 @@ def within(asked_s: float | None, remaining_s: float | None, longest_s: float) -
 def _caller(context: Context) -> Caller:
     metadata = dict(context.invocation_metadata())
     remaining_s = metadata.get(REMAINING_S)
-    request_id = str(metadata.get(REQUEST_ID) or uuid.uuid4().hex)
-    return Caller(
-        metadata=metadata, request_id=request_id, remaining_s=None if remaining_s is None else float(remaining_s)
-    )
+    remaining_s = None if remaining_s is None else float(remaining_s)
+    return Caller(metadata=metadata, request_id=own_id(metadata.get(REQUEST_ID)), remaining_s=remaining_s)
 
 
 def _fail(context: Context, error: OfframpError, trailing: list[tuple[str, str]]) -> None:
     """Set rather than raised: Serve would log a traceback of every error, and say INTERNAL for most."""
     context.set_code(grpc.StatusCode[error.grpc_status])
     context.set_details(str(error)[:MOST_DETAILS])
-    retry_after_s = getattr(error, "retry_after_s", None)
-    if retry_after_s is not None:
-        trailing.append(("retry-after", str(max(1, math.ceil(retry_after_s)))))
+    later = retry_after(error)
+    if later is not None:
+        trailing.append(("retry-after", later))

@@ -14,7 +14,7 @@ SERVICE = "inference.GRPCInferenceService"
 RPCS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 REMAINING_S = "offramp-remaining-s"
 """Metadata of ours: seconds until the call's deadline, which Serve does not hand on."""
-Handler = Callable[[bytes, Any], Awaitable[bytes]]
+Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
@@ -38,7 +38,7 @@ class InferenceHandlers:
         return self._wrapped.get(method)
 
 
-def told_of_deadline(handler: Handler) -> Handler:
+def told_of_deadline(handler: Unary) -> Unary:
     """A handler that finds the call's deadline, if there is one, in its metadata."""
 
     async def told(request: bytes, context: Any) -> bytes:

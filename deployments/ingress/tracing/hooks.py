@@ -8,7 +8,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from deployments.ingress.api.endpoint import GONE, Counting, Endpoint, EndpointOf, Handler
+from deployments.ingress.api.endpoint import Counting, Endpoint, EndpointOf, Handler
+from deployments.ingress.api.face import GONE
 from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.ingress.tracing.tracer import Tracer
 from deployments.ingress.transport.link import Link

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from deployments.ingress.dispatch.departure import LiveFlight, serial_and_attempt
-from deployments.ingress.tracing.record import InputRecord, RequestRecord, Sent, Visit
-from deployments.ingress.tracing.spans import Span, request_spans
+from deployments.ingress.tracing.spans import InputRecord, RequestRecord, Sent, Span, Visit, request_spans
 from deployments.messages import Chunk, SplitRun, StageCall, Timing
 from earlyexit.clock import Clock
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from hashlib import blake2b
+
+from pydantic import BaseModel, ConfigDict
 
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.orders import Canary, Version
 from deployments.ingress.api.served import Served
 from deployments.ingress.core.counts import bucket_of
 from deployments.ingress.versions.tally import Tally, losses_between
-from deployments.ingress.versions.traffic import Traffic, draws
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError, VersionUnavailableError
 from earlyexit.wire import Answer
@@ -166,3 +170,26 @@ class VersionChoice:
         except OfframpError as error:
             logger.warning("version %s is left out: %s", version, error)
             return None
+
+
+WHOLE = 2**32
+
+
+class Traffic(BaseModel):
+    """What a model's requests without a version get."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    default: Version | None = None
+    """None: the version at the address that was asked."""
+    canary: Canary | None = None
+
+
+def draws(request_id: str) -> tuple[float, float]:
+    """Two numbers from 0 to 1 that follow from a request's id: one for `share`, one for `compare_share`.
+
+    Not random: a request that is sent again gets the version of the first time, in whatever ingress, and those of a
+    small share are among those of a larger one.
+    """
+    first, second = struct.unpack("<II", blake2b(request_id.encode(), digest_size=8).digest())
+    return first / WHOLE, second / WHOLE

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from deployments.ingress.api.bodies import validated
 from deployments.ingress.api.endpoint import Handler, json_response, read_body
 from deployments.ingress.api.orders import Canary, DefaultVersion, IndexBody, LoadBody, LoadParameters
-from deployments.ingress.versions.listing import IndexRow
+from deployments.ingress.versions.store import IndexRow
 from earlyexit.errors import UnknownModelError
 
 _LOAD = TypeAdapter(LoadBody)

@@ -16,8 +16,7 @@ from deployments.applications import APPLICATIONS, check_devices, claimed, with_
 from deployments.dashboard import Dashboard
 from deployments.ingress.api.bodies import validated
 from deployments.ingress.api.orders import LoadParameters
-from deployments.ingress.versions.listing import IndexRow, Listed
-from deployments.ingress.versions.store import Store
+from deployments.ingress.versions.store import IndexRow, Listed, Store
 from deployments.ingress.versions.versions import Versions
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators

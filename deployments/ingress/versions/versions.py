@@ -10,12 +10,10 @@ from typing import Any
 
 from deployments.ingress.api.orders import Canary
 from deployments.ingress.api.served import Served, VersionFacts
-from deployments.ingress.versions.choice import Chosen, Compared, VersionChoice
-from deployments.ingress.versions.listing import IndexRow, Listed, app_of, index_rows
+from deployments.ingress.versions.choice import Chosen, Compared, Traffic, VersionChoice
 from deployments.ingress.versions.other import IngressLink, PatientLink, connected
-from deployments.ingress.versions.store import Store
+from deployments.ingress.versions.store import IndexRow, Listed, Store, app_of, index_rows
 from deployments.ingress.versions.tally import Tally, compared_figures, version_figures
-from deployments.ingress.versions.traffic import Traffic
 from deployments.settings import ServeSettings
 from earlyexit.clock import Clock
 from earlyexit.codecs import make_codec

@@ -6,8 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from deployments.ingress.core.actions import Action, Answered, Dropped, HungUp, Retried, Send
-from deployments.ingress.core.flights import Call, Flight
+from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
 from earlyexit.errors import ExecutionError, OfframpError
@@ -87,7 +86,7 @@ class CoreScene:
 
     def _write(self, action: Action) -> None:
         match action:
-            case Send(call, block, payload):
+            case SendCall(call, block, payload):
                 self.calls.append(call)
                 what = payload or _letters(call.flights)
                 self._say(f"send {len(self.calls) - 1}: {what} to {NAMES[call.leg.slot]} for block {block}")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from deployments.ingress.core.answer_rate import LONGEST_RETRY_S, AnswerRate
+from deployments.ingress.core.counts import LONGEST_RETRY_S, AnswerRate
 
 
 def test_without_a_rate_refused_callers_come_back_after_a_second() -> None:

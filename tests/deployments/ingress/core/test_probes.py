@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from deployments.ingress.core.flights import Flight
-from deployments.ingress.core.probes import ProbeBook, can_look
+from deployments.ingress.core.probes import ProbeBook
 from earlyexit.tasks.label import differ
 from earlyexit.wire import Array, Seen
 from optimizer.plan import PolicySpec
@@ -185,8 +185,8 @@ def test_no_more_probes_begin_than_there_is_room_for() -> None:
     ids=["entropy", "recorded", "confidence", "patience", "none"],
 )
 def test_only_a_policy_of_the_same_unit_is_probed(policy: PolicySpec | None, looks: bool) -> None:
-    assert can_look(policy, "entropy") == looks
+    assert ProbeBook(SHAPE, differ, outlive_s=1.0).can_look(policy) == looks
 
 
 def test_without_a_policy_replicas_look_at_confidence() -> None:
-    assert can_look(None, "confidence")
+    assert ProbeBook(replace(SHAPE, score="confidence"), differ, outlive_s=1.0).can_look(None)

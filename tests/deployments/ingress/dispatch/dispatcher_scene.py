@@ -15,6 +15,7 @@ from deployments.ingress.dispatch.departure import LiveFlight, Query
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, GoingOn, StageCall, Timing
+from deployments.reports import IngressReport
 from earlyexit.clock import ManualClock
 from earlyexit.errors import OfframpError
 from earlyexit.signature import Encoded
@@ -126,7 +127,7 @@ class ManualStage:
         return [call.names for call in self.calls]
 
 
-class Tally:
+class MetricsLog:
     """Counts in lists; tests compare them whole, because Ray's counters refuse to count nothing."""
 
     def __init__(self) -> None:
@@ -199,7 +200,7 @@ class Scene:
     shape: StreamShape | None = None
     probe_share: float = 1.0
     clock: ManualClock = field(default_factory=ManualClock)
-    metrics: Tally = field(default_factory=Tally)
+    metrics: MetricsLog = field(default_factory=MetricsLog)
     stages: list[ManualStage] = field(default_factory=lambda: [ManualStage(), ManualStage(), ManualStage()])
     outcomes: list[tuple[str, Answer | OfframpError]] = field(default_factory=list)
     alarms: Alarms = field(default_factory=lambda: Alarms())
@@ -216,8 +217,8 @@ class Scene:
         )
         ways: dict[str, Transport] = dict(zip(SLOTS, self.stages, strict=True))
         placed = PlacedPlan(plan=self.plan, slots=SLOTS)
-        core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
-        self.dispatcher = Dispatcher(core, self.clock, self.metrics, later=self.alarms.later)
+        self.core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
+        self.dispatcher = Dispatcher(self.core, self.clock, self.metrics, later=self.alarms.later)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[LiveFlight]:
         """One input per letter."""
@@ -229,6 +230,9 @@ class Scene:
         self.submit(names)
         await turns()
         return self.stages[0].calls[-1]
+
+    def report(self, wall_s: float) -> IngressReport:
+        return self.core.report(self.clock.now_s(), wall_s)
 
     @property
     def answered(self) -> str:

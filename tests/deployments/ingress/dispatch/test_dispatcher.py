@@ -76,7 +76,7 @@ async def test_too_many_inputs_are_refused_whole() -> None:
     with pytest.raises(OverloadedError) as caught:
         scene.submit("cd")
     assert caught.value.retry_after_s == 1.0
-    assert (scene.dispatcher.num_unanswered, scene.outcomes) == (2, [])
+    assert (scene.core.num_unanswered, scene.outcomes) == (2, [])
 
 
 async def test_refused_callers_are_told_how_long_the_queue_takes() -> None:
@@ -102,14 +102,14 @@ async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_o
     assert scene.errors == [(name, "execution") for name in "abcd"]
     await scene.sent("ijklmnop")  # one call is under way, and one more may be
     assert scene.stages[0].names == ["efgh", "ijkl"]
-    assert scene.dispatcher.num_unanswered == 12
+    assert scene.core.num_unanswered == 12
 
 
 def test_what_is_refused_before_it_is_submitted_counts_like_other_refusals() -> None:
     scene = Scene()
     with pytest.raises(OverloadedError, match="too many"):
         scene.dispatcher.refuse(OverloadedError("too many", retry_after_s=1.0), 3)
-    counts = scene.dispatcher.counts
+    counts = scene.core.counts
     assert (counts.arrived, counts.drops, scene.metrics.drops) == (3, {"overloaded": 3}, [("overloaded", 3)])
 
 
@@ -137,7 +137,7 @@ async def test_an_answer_settles_at_once_while_survivors_go_on() -> None:
     third.end()
     await turns()
     assert (scene.answered, scene.metrics.exits) == ("bac", [1, 3, 5])
-    assert (scene.dispatcher.num_unanswered, scene.alarms.pauses_s) == (0, [])
+    assert (scene.core.num_unanswered, scene.alarms.pauses_s) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ async def test_an_input_under_which_stages_keep_failing_is_given_up_with_an_erro
     assert name == "a"
     assert isinstance(error, StageUnavailableError)
     assert (str(error), error.retry_after_s) == ("split-cpu-0 failed 3 times under this input", 1.0)
-    assert (scene.dispatcher.num_unanswered, scene.metrics.retries) == (0, [("split-cpu-0", 1)] * 2)
+    assert (scene.core.num_unanswered, scene.metrics.retries) == (0, [("split-cpu-0", 1)] * 2)
 
 
 async def test_a_fresh_input_outlives_an_exhausted_batch_mate() -> None:
@@ -322,7 +322,7 @@ async def test_given_up_inputs_in_a_full_house_make_room_for_others() -> None:
     await scene.sent("a")
     scene.dispatcher.give_up(scene.submit("bc"), "abandoned")
     scene.submit("de")
-    assert scene.dispatcher.num_unanswered == 3
+    assert scene.core.num_unanswered == 3
 
 
 async def test_survivors_that_nobody_waits_for_are_not_sent_on() -> None:
@@ -382,7 +382,7 @@ async def test_every_input_is_answered_exactly_once_however_stages_behave(seed: 
     for start in range(0, len(names), 2):
         scene.submit(names[start : start + 2])
         await reply_to_all(scene, rng)
-    while scene.dispatcher.num_unanswered:
+    while scene.core.num_unanswered:
         await reply_to_all(scene, rng)
     assert sorted(scene.answered) == sorted(names)
     assert scene.errors == []

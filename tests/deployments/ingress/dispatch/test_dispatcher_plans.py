@@ -67,7 +67,7 @@ async def test_an_older_plan_is_ignored_and_the_same_epoch_may_avoid_other_repli
     scene.stages[0].calls[0].answer("a")
     await scene.sent("b")
     assert [call.avoided for call in scene.stages[0].calls] == [frozenset(), frozenset({"r1"})]
-    assert scene.dispatcher.placed == placed
+    assert scene.core.placed == placed
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ async def test_a_plan_that_cannot_be_followed_changes_nothing(placed: PlacedPlan
     with pytest.raises(PlanError, match=message):
         scene.dispatcher.follow(placed)
     await scene.sent("a")
-    assert (scene.dispatcher.placed.epoch, scene.stages[0].names) == (7, ["a"])
+    assert (scene.core.placed.epoch, scene.stages[0].names) == (7, ["a"])
 
 
 async def test_the_oldest_epoch_is_that_of_the_oldest_call_under_way() -> None:
@@ -98,15 +98,15 @@ async def test_the_oldest_epoch_is_that_of_the_oldest_call_under_way() -> None:
     scene.dispatcher.follow(two_stages(9))
     first.send_on("a", next_block=3)
     await turns()
-    assert scene.dispatcher.oldest_epoch == 7
+    assert scene.core.oldest_epoch == 7
     first.answer("b")
     first.end()
     await turns()
-    assert scene.dispatcher.oldest_epoch == 9  # a is under way by the new plan
+    assert scene.core.oldest_epoch == 9  # a is under way by the new plan
     scene.stages[0].calls[-1].answer("a")
     scene.stages[0].calls[-1].end()
     await turns()
-    assert (scene.dispatcher.oldest_epoch, scene.dispatcher.num_unanswered) == (9, 0)
+    assert (scene.core.oldest_epoch, scene.core.num_unanswered) == (9, 0)
 
 
 async def test_calls_that_the_old_first_slot_has_not_answered_do_not_hold_the_new_one_back() -> None:
@@ -182,7 +182,7 @@ async def test_what_fails_while_there_is_no_plan_does_not_start_again() -> None:
 async def test_a_plan_ends_the_suspension_even_if_it_is_the_last_one() -> None:
     scene = Scene()
     scene.dispatcher.suspend("nothing is left")
-    assert scene.dispatcher.suspended == "nothing is left"
+    assert scene.core.suspended == "nothing is left"
     scene.dispatcher.follow(PlacedPlan(plan=PLAN, slots=SLOTS))
     await scene.sent("a")
     assert scene.stages[0].names == ["a"]
@@ -205,7 +205,7 @@ async def test_every_input_is_counted_once_for_what_became_of_it() -> None:
     call.lose("c", StageUnavailableError("lost", retry_after_s=1.0))
     call.lose("c", StageUnavailableError("lost", retry_after_s=1.0))
     await turns()
-    report = scene.dispatcher.report(1000.0)
+    report = scene.report(1000.0)
     assert (report.arrived, report.answered, report.in_slo, report.unanswered, report.waiting) == (7, 2, 1, 1, 0)
     assert report.drops == {"deadline": 1, "overloaded": 2, "stage_unavailable": 1}
     assert report.latencies == {0: 1, 22: 1}  # 1.05 ** 22 = 2.93 s
@@ -217,14 +217,14 @@ async def test_exits_are_those_of_inputs_that_the_present_plan_sent() -> None:
     first = await scene.sent("ab")
     first.answer("a", exit_block=1)
     await turns()
-    assert scene.dispatcher.report(0.0).exits == {1: 1}
+    assert scene.report(0.0).exits == {1: 1}
     scene.dispatcher.follow(two_stages(8))
     scene.submit("c")
     await turns()
     first.answer("b", exit_block=1)
     scene.stages[2].calls[0].answer("c", exit_block=2)
     await turns()
-    report = scene.dispatcher.report(0.0)
+    report = scene.report(0.0)
     assert (report.exits, report.answered) == ({2: 1}, 3)
 
 
@@ -241,10 +241,10 @@ async def test_every_input_is_answered_exactly_once_however_stages_and_plans_beh
             slots = rng.sample(SLOTS, 2)
             scene.dispatcher.follow(two_stages(8 + epoch, cut=rng.randint(1, 5), slots=(slots[0], slots[1])))
         await turns()
-    while scene.dispatcher.num_unanswered:
+    while scene.core.num_unanswered:
         reply_to_all(scene, rng)
         await turns()
-    report = scene.dispatcher.report(0.0)
+    report = scene.report(0.0)
     assert (sorted(scene.answered), scene.errors) == (sorted(names), [])
     assert (report.oldest_epoch, report.answered) == (report.epoch, len(names))
 

@@ -27,7 +27,7 @@ def probing(*, probe_share: float = 1.0, plan: Plan = PLAN) -> Scene:
 
 
 def observed(scene: Scene, wall_s: float = 0.0) -> Observations:
-    probes = scene.dispatcher.report(wall_s).probes
+    probes = scene.report(wall_s).probes
     assert probes is not None
     return probes
 
@@ -42,7 +42,7 @@ async def test_an_answered_probe_goes_on_to_the_end_and_its_caller_has_the_early
     first.send_on("ab", next_block=2)
     first.end()
     await turns()
-    assert (scene.answered, scene.dispatcher.num_unanswered) == ("a", 1)
+    assert (scene.answered, scene.core.num_unanswered) == ("a", 1)
     scene.clock.advance(3.0)
     second = scene.stages[1].calls[0]
     assert (second.names, second.call.probe, second.call.remaining_s) == ("ab", True, (8.0, 8.0))
@@ -57,8 +57,8 @@ async def test_an_answered_probe_goes_on_to_the_end_and_its_caller_has_the_early
     third.answer("ab", exit_block=5)  # a is a duplicate
     third.end()
     await turns()
-    assert (scene.answered, scene.metrics.exits, scene.dispatcher.report(0.0).epoch) == ("ab", [1, 5], 7)
-    assert scene.dispatcher.agreement == 0.5  # a left with 0, the full model says 1
+    assert (scene.answered, scene.metrics.exits, scene.report(0.0).epoch) == ("ab", [1, 5], 7)
+    assert scene.core.agreement == 0.5  # a left with 0, the full model says 1
 
 
 async def test_what_is_handed_over_says_everything_of_a_probe_at_wall_clock_times() -> None:
@@ -76,7 +76,7 @@ async def test_what_is_handed_over_says_everything_of_a_probe_at_wall_clock_time
     assert (seen.times_s_N.tolist(), seen.probe_N.tolist(), seen.exits_N.tolist()) == ([1002.0], [True], [1])
     assert (seen.scores_NR.tolist(), seen.losses_NR.tolist()) == ([[0.25, 0.5]], [[1, 1]])
     assert seen.active_NR.tolist() == [[True, True]]
-    assert scene.dispatcher.report(1003.0).probes is None  # handed over once
+    assert scene.report(1003.0).probes is None  # handed over once
 
 
 async def test_a_failed_call_gives_answered_probes_up_and_sends_the_others_again() -> None:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.ingress.tracing.record import InputRecord, RequestRecord, Sent, Visit
-from deployments.ingress.tracing.spans import MOST_INPUTS, Span, request_spans
+from deployments.ingress.tracing.spans import MOST_INPUTS, InputRecord, RequestRecord, Sent, Span, Visit, request_spans
 from deployments.messages import SplitRun, Timing
 
 Flat = tuple[str, float, float]

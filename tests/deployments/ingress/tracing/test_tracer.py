@@ -8,8 +8,7 @@ import numpy as np
 
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.dispatch.departure import LiveFlight, Query
-from deployments.ingress.tracing.record import Visit
-from deployments.ingress.tracing.spans import Span
+from deployments.ingress.tracing.spans import Span, Visit
 from deployments.ingress.tracing.tracer import Attributes, Tracer
 from deployments.messages import Chunk, SplitRun
 from earlyexit.clock import ManualClock

@@ -5,8 +5,7 @@ import pytest
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.orders import Canary
 from deployments.ingress.api.served import Served
-from deployments.ingress.versions.choice import MOST_COMPARED, Chosen, Compared, VersionChoice
-from deployments.ingress.versions.traffic import Traffic, draws
+from deployments.ingress.versions.choice import MOST_COMPARED, Chosen, Compared, Traffic, VersionChoice, draws
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError, UnknownModelError, VersionUnavailableError
 from earlyexit.wire import Answer

@@ -8,8 +8,8 @@ import pytest
 
 from cluster.render import BUILDER, application_config
 from deployments.ingress.api.orders import Canary, LoadParameters
-from deployments.ingress.versions.listing import IndexRow, Listed
 from deployments.ingress.versions.repository import Repository
+from deployments.ingress.versions.store import IndexRow, Listed
 from deployments.ingress.versions.versions import Versions
 from deployments.settings import RepositorySettings, ServeSettings
 from deployments.switches import THROUGHPUT

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.ingress.api.orders import Canary
-from deployments.ingress.versions.traffic import draws
+from deployments.ingress.versions.choice import draws
 
 
 def test_a_requests_draws_are_the_first_and_second_word_of_its_ids_hash() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from deployments.ingress.api.orders import Canary
-from deployments.ingress.versions.listing import AppStatus
+from deployments.ingress.versions.choice import Traffic
 from deployments.ingress.versions.other import IngressLink
+from deployments.ingress.versions.store import AppStatus
 from deployments.ingress.versions.tally import Tally
-from deployments.ingress.versions.traffic import Traffic
 from deployments.ingress.versions.versions import LOOK_S, Versions
 from deployments.settings import RepositorySettings, ServeSettings
 from earlyexit.clock import ManualClock

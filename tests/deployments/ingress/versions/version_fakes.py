@@ -12,9 +12,9 @@ from cluster.inventory import Accelerators, Inventory
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.orders import Canary, LoadParameters
 from deployments.ingress.api.served import VersionFacts
-from deployments.ingress.versions.listing import AppStatus, IndexRow, Listed
+from deployments.ingress.versions.choice import Traffic
+from deployments.ingress.versions.store import AppStatus, IndexRow, Listed
 from deployments.ingress.versions.tally import Tally
-from deployments.ingress.versions.traffic import Traffic
 from earlyexit.errors import OfframpError
 from earlyexit.store import ModelCard
 from earlyexit.wire import Answer

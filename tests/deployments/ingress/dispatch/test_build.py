@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.ingress.core.probe_shape import probe_shape
-from deployments.ingress.core.probes import can_look
+from deployments.ingress.dispatch.build import probe_shape
 from deployments.settings import ServeSettings
-from optimizer.plan import PolicySpec, stock_plan
+from optimizer.plan import NO_RAMPS, PolicySpec, stock_plan
 from profiles.records import ExitRecords
 from profiles.stream import StreamShape
 from tests.model_cards import a_card
@@ -32,7 +31,7 @@ def test_probes_see_the_models_ramps_in_the_policys_unit(score: Any) -> None:
 def test_without_a_policy_probes_see_in_the_unit_in_which_replicas_then_look() -> None:
     shape = probe_shape(settings(None), CARD)
     assert shape is not None
-    assert can_look(None, shape.score)
+    assert shape.score == NO_RAMPS.name
 
 
 def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import math
 import random
 
-from deployments.ingress.core.due import Due
+from deployments.ingress.core.timetable import Timetable
 
 
 def test_things_are_due_in_their_order_whatever_order_they_came_in() -> None:
-    due: Due[str] = Due(lambda _: False)
+    due: Timetable[str] = Timetable(lambda _: False)
     for at_s, name in ((2.0, "b"), (1.0, "a"), (3.0, "d"), (2.0, "c")):
         due.add(at_s, name)
     assert due.next_s() == 1.0
@@ -17,7 +17,7 @@ def test_things_are_due_in_their_order_whatever_order_they_came_in() -> None:
 
 def test_what_is_over_is_never_due() -> None:
     over = {"a", "c"}
-    due: Due[str] = Due(over.__contains__)
+    due: Timetable[str] = Timetable(over.__contains__)
     for at_s, name in enumerate("abcd"):
         due.add(float(at_s), name)
     assert due.next_s() == 1.0
@@ -26,7 +26,7 @@ def test_what_is_over_is_never_due() -> None:
 
 
 def test_what_is_over_does_not_pile_up() -> None:
-    due: Due[int] = Due(lambda number: number < 9_999)
+    due: Timetable[int] = Timetable(lambda number: number < 9_999)
     for number in range(10_000):
         due.add(number, number)
     assert len(due._line) < 200
@@ -34,7 +34,7 @@ def test_what_is_over_does_not_pile_up() -> None:
 
 def test_it_agrees_with_a_sorted_list() -> None:
     rng = random.Random(0)
-    due: Due[float] = Due(lambda _: False)
+    due: Timetable[float] = Timetable(lambda _: False)
     times_s = [rng.random() for _ in range(200)]
     for at_s in times_s:
         due.add(at_s, at_s)

@@ -1,0 +1,100 @@
+"""What every face of an ingress does alike, REST or gRPC: whom it asks, and what it says of models and of errors."""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from deployments.ingress.access.gate import Gate
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.served import Chooser, Names, Served
+from deployments.ingress.api.signature import Signature
+from earlyexit.errors import AdmissionError, InputError, OfframpError, RateLimitError, UnknownModelError
+from earlyexit.wire import Answer
+
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
+"""Of the protocol, by Triton's names."""
+GONE = 499
+"""The status where nobody is left to read the response; so it is counted."""
+REFUSALS = (InputError, AdmissionError, RateLimitError)
+"""They come by the thousand, and are counted, not logged."""
+FAILED = "the server failed on this request; its log says why, under the request's id"
+
+
+class Backend(Served, Protocol):
+    """What the faces need of an ingress."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    @property
+    def versions(self) -> Names: ...
+
+    @property
+    def max_body_bytes(self) -> int: ...
+
+    def choose(self, request_id: str) -> Chooser | None: ...
+
+    def is_ready(self) -> bool: ...
+
+    def count_request(self, route: str, status: int) -> None: ...
+
+
+class Face:
+    """Over a backend, behind a gate where there is one."""
+
+    def __init__(self, backend: Backend, gate: Gate | None) -> None:
+        self._backend = backend
+        self._gate = gate
+
+    def charge(self, caller: str, asked: InferRequest) -> None:
+        """Count a request's inputs; raises RateLimitError."""
+        if self._gate is not None:
+            self._gate.charge(caller, len(asked.rows))
+
+    async def answer(self, asked: InferRequest, *, names_version: bool) -> tuple[Served, list[Answer]]:
+        """Who answered: another version's ingress where the request names none and is that one's to answer."""
+        chosen = None if names_version else self._backend.choose(asked.request_id)
+        return (self._backend, await self._backend.infer(asked)) if chosen is None else await chosen.answer(asked)
+
+    def check_model(self, name: str, version: str | None) -> None:
+        """Raise UnknownModelError for what is not served; no `version` stands for whichever is."""
+        card, served = self._backend.card, self._backend.version
+        if name != card.name:
+            raise UnknownModelError(f"unknown model {name!r}; served is {card.name!r}")
+        if (version or served) != served:
+            raise UnknownModelError(f"unknown version {version!r} of {name!r}; served is {served!r}")
+
+    async def model_metadata(self) -> dict[str, Any]:
+        """As the protocol names its parts."""
+        return {
+            "name": self._backend.card.name,
+            "versions": await self._backend.versions.names(),
+            "platform": "offramp",
+            "inputs": self._backend.signature.input_tensors,
+            "outputs": self._backend.signature.output_tensors,
+        }
+
+    def server_metadata(self) -> dict[str, Any]:
+        """As the protocol names its parts."""
+        return {"name": "offramp", "version": version("offramp"), "extensions": EXTENSIONS}
+
+
+def log_error(logger: logging.Logger, request_id: str, error: OfframpError) -> None:
+    """Log what became of a request, unless it is a refusal."""
+    if not isinstance(error, REFUSALS):
+        logger.warning("request %s: %s: %s", request_id, error.kind, error.log_text)
+
+
+def retry_after(error: OfframpError) -> str | None:
+    """When to come back, in whole seconds; None where that would not help."""
+    retry_after_s = getattr(error, "retry_after_s", None)
+    return None if retry_after_s is None else str(max(1, math.ceil(retry_after_s)))
+
+
+def own_id(given: object) -> str:
+    """A request's id: the caller's, or a new one."""
+    return str(given or uuid.uuid4().hex)

@@ -1,0 +1,64 @@
+"""The core of an ingress as the settings want it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.rules import Rules
+from deployments.ingress.dispatch.departure import Query
+from deployments.ingress.transport.transport import Transport
+from deployments.settings import ServeSettings
+from earlyexit.store import ModelCard
+from earlyexit.tasks import find_task
+from optimizer.placement import initial_placement
+from optimizer.plan import NO_RAMPS
+from profiles.records import ExitRecords
+from profiles.scores import SCORES
+from profiles.stream import StreamShape, shape_of
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+def build_core(
+    settings: ServeSettings, card: ModelCard, transports: Mapping[str, Transport]
+) -> IngressCore[Query, Transport]:
+    """`transports`: by slot, to all that a plan may ever use; raises PlanError for a plan that needs others."""
+    rules = Rules(
+        max_queued=settings.max_queued,
+        calls_per_replica=settings.calls_per_replica,
+        max_attempts=settings.max_attempts,
+        slo_s=settings.slo_s,
+        slack=settings.slack,
+        num_ingresses=settings.ingress_replicas,
+        shape=probe_shape(settings, card),
+        loss=find_task(card.task).loss,
+        probe_share=settings.probe_share,
+    )
+    placed = initial_placement(settings.plan)
+    rng = random.Random()  # another one in every ingress: each picks its own probes
+    return IngressCore(uuid.uuid4().hex[:8], placed, transports, rules, rng)
+
+
+def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
+    """What probes see: which ramps, and in which unit.
+
+    None where no probes are wanted, or where the exit policy has no score that another plan could use.
+    """
+    if not settings.probe_share:
+        return None
+    of_control = None if settings.control is None else settings.control.policy
+    policy = settings.plan.policy or of_control or NO_RAMPS
+    if policy.records is not None:
+        # Only what the records hold can be decided, whatever ramps the model has.
+        return shape_of(ExitRecords.load(Path(policy.records)))
+    for score in SCORES:
+        if policy.name == score:
+            zero_one = find_task(card.task).zero_one
+            return StreamShape(score=score, num_blocks=card.num_blocks, ramps=card.ramps, zero_one=zero_one)
+    logger.warning("exit policy %s cannot be probed: there are no probes", policy.name)
+    return None
