@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +24,9 @@ from statistics import median
 
 from earlyexit.dataset import read_labelled
 from experiments.data import RUNS, require_data
-from experiments.peers.client import ClientOptions, LoadResult, run_client
-from experiments.peers.costs import cpu_s_by_part
-from experiments.peers.processes import MARK, ROOT, PeerProcess, end
+from experiments.peers.client import ROOT, ClientOptions, LoadResult, run_client, write_inputs
+from experiments.peers.compare import per_input
+from experiments.peers.processes import Server, running
 from offramp.client.client import Client
 
 DATA = "clinc150/data_full.json"
@@ -63,11 +62,11 @@ class Side:
             raise SystemExit(f"{self.name}: {' '.join(arguments)}: {done.stderr[-2000:]}")
         return done
 
-    def environment(self, **beside: str) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Ours, but its own modules; and the data by its full path."""
         data = str(Path(os.environ.get("OFFRAMP_DATA", "../shared/data")).resolve())
         quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-        return os.environ | quiet | {"PYTHONPATH": str(self.root), "OFFRAMP_DATA": data} | beside
+        return os.environ | quiet | {"PYTHONPATH": str(self.root), "OFFRAMP_DATA": data}
 
 
 def checked_out(revision: str) -> Path:
@@ -97,44 +96,30 @@ def simulator(side: Side, _: Path) -> Figures:
 
 def service(side: Side, model: Path) -> Figures:
     """Milliseconds of processor time per answer, by part, at a rate and at saturation; and the rate at saturation."""
-    bodies = RUNS / "beside" / "bodies.jsonl"
     texts = read_labelled(require_data(DATA), part="test").texts
-    bodies.write_text("".join(json.dumps({"inputs": text}) + "\n" for text in texts), encoding="utf-8")
+    inputs = write_inputs((RUNS / "beside" / "inputs.jsonl").resolve(), texts)
     figures: Figures = {}
     with served(side, model) as process:
         for name, load in (("at 300/s", {"rate_per_s": RATE_PER_S}), ("saturated", {"concurrency": WORKERS})):
-            told = {"url": process.url, "bodies": bodies.resolve(), "slo_s": SLO_S} | load
+            told = {"url": process.url, "inputs": inputs, "slo_s": SLO_S} | load
             run_client(ClientOptions.model_validate(told | {"duration_s": 4.0}))
-            before = cpu_s_by_part(process)
+            before = process.cpu_s_by_part()
             result = run_client(ClientOptions.model_validate(told | {"duration_s": 15.0}))
-            figures |= _per_answer(name, before, cpu_s_by_part(process), result)
+            figures |= _per_answer(name, before, process.cpu_s_by_part(), result)
             figures[f"{name}, answers/s"] = result.num_answered / result.duration_s
     return figures
 
 
 @contextmanager
-def served(side: Side, model: Path) -> Iterator[PeerProcess]:
+def served(side: Side, model: Path) -> Iterator[Server]:
     """The checkout's own `offramp serve`, once it is ready."""
-    mark = uuid.uuid4().hex
-    log = RUNS / "beside" / f"{side.name}.log"
     options = [str(model), "--plan", "serial", "--batch", "16", "--port", str(PORT), "--threads", "2"]
-    with log.open("wb") as log_file:
-        running = subprocess.Popen(
-            [sys.executable, "-c", RUN, "serve", *options],
-            cwd=side.root,
-            env=side.environment(**{MARK: mark}),
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    process = PeerProcess(f"http://127.0.0.1:{PORT}", running.pid, mark)
-    try:
-        with Client(process.url, timeout_s=10.0) as client:
+    log = RUNS / "beside" / f"{side.name}.log"
+    command = [sys.executable, "-c", RUN, "serve", *options]
+    with running(command, f"http://127.0.0.1:{PORT}", log, side.environment(), cwd=side.root) as server:
+        with Client(server.url, timeout_s=10.0) as client:
             client.wait_until_ready(timeout_s=180.0)
-        yield process
-    finally:
-        end(process, running)
+        yield server
 
 
 MEASURES: Mapping[str, Callable[[Side, Path], Figures]] = {
@@ -173,7 +158,7 @@ def _report(name: str, older: Side, ours: Side, model: Path, rounds: int) -> Non
 
 
 def _per_answer(name: str, before: Mapping[str, float], after: Mapping[str, float], result: LoadResult) -> Figures:
-    spent_ms = {part: 1000 * (after[part] - before.get(part, 0.0)) / result.num_sent for part in sorted(after)}
+    spent_ms = {part: 1000 * each_s for part, each_s in sorted(per_input(before, after, result.num_sent).items())}
     return {f"{name}, ms, {part}": each for part, each in spent_ms.items()} | {
         f"{name}, ms, all": sum(spent_ms.values())
     }

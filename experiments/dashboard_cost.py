@@ -29,7 +29,7 @@ from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.models import costless_model
 from experiments.overhead import SLO_S, TEXTS
-from experiments.peers.client import ClientOptions, run_client
+from experiments.peers.client import ClientOptions, run_client, write_inputs
 from offramp.client.client import Client
 from optimizer.plan import stock_plan
 
@@ -69,11 +69,9 @@ def main() -> None:
         with serving(settings, LocalCluster(port=options.port, front=options.front)) as url:
             with Client(url) as client:
                 client.wait_until_ready(timeout_s=60)
-            bodies = Path(folder) / "bodies.jsonl"
-            bodies.write_text("".join(json.dumps({"inputs": text}) + "\n" for text in TEXTS), encoding="utf-8")
             load = ClientOptions(
                 url=url,
-                bodies=bodies,
+                inputs=write_inputs(Path(folder) / "inputs.jsonl", TEXTS),
                 rate_per_s=options.rate,
                 duration_s=options.seconds,
                 warmup_s=SETTLE_S,

@@ -18,12 +18,13 @@ from experiments.peers.compare import Asked, compare
 from experiments.peers.plans import Machine
 from experiments.peers.processes import PEERS
 from experiments.peers.table import render
+from experiments.peers.workloads import WORKLOADS
 
 
 def main() -> None:
     """Compare and print."""
     parser = ArgumentParser(prog="python -m experiments.peers", description=__doc__)
-    parser.add_argument("workload", choices=("clinc150", "bert-base", "long"))
+    parser.add_argument("workload", choices=tuple(WORKLOADS))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--inputs", type=int, default=1, help="texts in a request")
     parser.add_argument("--batch", type=int, default=32, help="inputs in a batch, at most, on every side")

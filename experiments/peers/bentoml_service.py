@@ -1,9 +1,9 @@
-"""The service that BentoML's workers load; `bentoml_server.py` starts them and leaves them their options."""
+"""BentoML: the service that its workers load by name, in the peers' environment."""
 
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import asdict
 from typing import Any
 
 import bentoml
@@ -12,15 +12,13 @@ from pydantic import BaseModel, field_validator
 from starlette.responses import Response
 
 from earlyexit.errors import InputError
-from experiments.peers.bodies import parse_body
+from experiments.peers.bodies import parse_body, reply
 from experiments.peers.options import ServerOptions
 from experiments.peers.stock import StockModel
 
-OPTIONS = "OFFRAMP_PEER_OPTIONS"
-"""Where a worker finds its options: BentoML imports this module by name, in processes of its own."""
 TIMEOUT_S = 60.0
 
-options = ServerOptions.model_validate_json(os.environ[OPTIONS])
+options = ServerOptions.told()
 
 Row = tuple[str, bool]
 """A text, and whether it was asked for alone: BentoML batches rows, and hands a request's rows back together."""
@@ -47,8 +45,7 @@ class Reply(IODescriptor):  # type: ignore[misc] # its package is in the peers' 
 
     @classmethod
     async def to_http_response(cls, obj: list[Answer], serde: object) -> Response:  # noqa: ARG003 # its contract
-        documents = [document for document, _ in obj]
-        content = documents[0] if obj[0][1] else {"predictions": documents}
+        content = reply([document for document, _ in obj], alone=obj[0][1])
         return Response(json.dumps(content), media_type="application/json")
 
 
@@ -79,5 +76,4 @@ class Classifier:
     def predict(self, inputs: list[Row]) -> list[Answer]:
         """Run in a thread beside the event loop."""
         predictions = self._model.predict([text for text, _ in inputs])
-        documents = [{"label": each.label, "score": each.score} for each in predictions]
-        return [(document, alone) for document, (_, alone) in zip(documents, inputs, strict=True)]
+        return [(asdict(each), alone) for each, (_, alone) in zip(predictions, inputs, strict=True)]

@@ -1,10 +1,10 @@
-"""What a `/predict` body asks and how it is answered; the same for every peer, whatever it parses JSON with."""
+"""What a `/predict` body asks and how it is answered, as Offramp does; the same for every peer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from earlyexit.errors import InputError
 
@@ -16,6 +16,8 @@ class Prediction:
     label: str
     score: float
     """Softmax probability of the label."""
+    exit: int
+    """The last block: nobody leaves early."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,14 +27,6 @@ class Asked:
     texts: tuple[str, ...]
     alone: bool
     """Whether a text was asked for, not a list of them."""
-
-
-class Predictor(Protocol):
-    """What answers texts, all of them in one batch."""
-
-    def predict(self, texts: Sequence[str]) -> list[Prediction]:
-        """One prediction per text."""
-        ...
 
 
 def parse_body(document: object) -> Asked:
@@ -45,13 +39,19 @@ def parse_body(document: object) -> Asked:
     return Asked(texts=tuple(inputs), alone=False)
 
 
-def reply(asked: Asked, predictions: Sequence[Prediction]) -> dict[str, Any]:
+def reply(documents: Sequence[dict[str, Any]], *, alone: bool) -> dict[str, Any]:
     """The body that answers a request, ready for JSON."""
-    documents = [{"label": each.label, "score": each.score} for each in predictions]
-    return documents[0] if asked.alone else {"predictions": documents}
+    return documents[0] if alone else {"outputs": list(documents)}
 
 
-def answer_together(model: Predictor, requests: Sequence[Asked]) -> list[dict[str, Any]]:
+def answer_together(
+    predict: Callable[[Sequence[str]], list[Prediction]], requests: Sequence[Asked]
+) -> list[dict[str, Any]]:
     """The replies to several requests, whose texts are one batch."""
-    predictions = iter(model.predict([text for asked in requests for text in asked.texts]))
-    return [reply(asked, [next(predictions) for _ in asked.texts]) for asked in requests]
+    predictions = iter(predict([text for asked in requests for text in asked.texts]))
+    return [reply([asdict(next(predictions)) for _ in asked.texts], alone=asked.alone) for asked in requests]
+
+
+def answer(predict: Callable[[Sequence[str]], list[Prediction]], asked: Asked | Sequence[Asked]) -> Any:
+    """Of a batch; some servers make none where batches are to be of one request each."""
+    return answer_together(predict, [asked])[0] if isinstance(asked, Asked) else answer_together(predict, asked)

@@ -1,9 +1,9 @@
-"""An HTTP client that shares its processors with the server that it measures, and so costs as little as Python can.
+"""Offramp's load generator in a process of its own: what it costs is not the server's, and is told.
 
-    python -m experiments.peers.client '{"url": "http://127.0.0.1:8100", "bodies": "bodies.jsonl", "rate_per_s": 200,
+    python -m experiments.peers.client '{"url": "http://127.0.0.1:8100", "inputs": "inputs.jsonl", "rate_per_s": 200,
                                          "duration_s": 10, "slo_s": 0.1}'
 
-Prints one line of JSON, a `LoadResult`. A process of its own: what it costs is not the server's, and is told.
+Prints one line of JSON, a `LoadResult`.
 """
 
 from __future__ import annotations
@@ -13,40 +13,49 @@ import contextlib
 import gc
 import json
 import os
+import random
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from earlyexit.clock import MonotonicClock
 from earlyexit.errors import DataError, OfframpError
-from experiments.peers.loops import ClosedLoop, Loop, OpenLoop, poisson_times_s
-from experiments.peers.tally import Ledger, LoadResult, summarize, write_answers
-from experiments.peers.wire import Pool, host_and_port, prepare
-
-__all__ = ["ClientOptions", "LoadResult", "run_client", "send_load"]
+from offramp.load.alarm import exact_sleep
+from offramp.load.connections import connected
+from offramp.load.generator import Generator
+from offramp.load.processes import Poisson
+from offramp.load.report import RequestRecord
+from offramp.load.workload import LoadConfig
 
 ROOT = Path(__file__).parents[2]
 STARTING_S = 60.0
 """More than a client takes to start, on a machine that does much else, and to write its answers."""
+PAUSE_S = 0.05
+"""Of a closed loop's worker after a failure: it must not ask again at once."""
 
 
 class ClientOptions(BaseModel):
-    """What is sent where and when; exactly one of `rate_per_s`, `times` and `concurrency` says when."""
+    """What is sent where and when; one of `rate_per_s` and `concurrency` says when."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
     """http://host:port."""
-    path: str = "/predict"
-    bodies: Path
-    """One JSON body per line, sent in their order, again and again."""
+    inputs: Path
+    """A line of JSON each: `text`, and `id` where the server looks exits up by it. Sent in turn, again and again."""
+    inputs_per_request: int = Field(default=1, ge=1)
+    truncate: bool = False
     rate_per_s: float | None = Field(default=None, gt=0)
-    """Poisson, drawn beforehand."""
-    times: Path | None = None
-    """One send time per line, in seconds from the start of the warm-up, ascending."""
+    """Requests, Poisson: of a seed the same arrivals at every rate, only faster or slower."""
     concurrency: int | None = Field(default=None, ge=1)
     """A closed loop of as many workers: for capacity; says nothing about latency under load."""
     duration_s: float = Field(gt=0)
@@ -54,25 +63,67 @@ class ClientOptions(BaseModel):
     warmup_s: float = Field(default=0.0, ge=0)
     """Sent, not counted."""
     seed: int = Field(default=0, ge=0)
-    connections: int = Field(default=16, ge=1)
-    """Open before the first request."""
-    most_connections: int = Field(default=2000, ge=1)
-    """Requests that find all of them busy wait, and are charged for it."""
     slo_s: float = Field(gt=0)
     timeout_s: float = Field(default=10.0, gt=0)
-    """After the time a request was due; its connection is closed then."""
-    keep_bodies: bool = False
-    """Count answers by label and exit."""
     answers: Path | None = None
-    """Where every counted answer goes, a line of JSON each: `body`, its line in `bodies` from 0, and `predictions`."""
+    """Where every counted answer goes, a line of JSON each: `input`, its line in `inputs` from 0, `label`, `exit`."""
 
     @model_validator(mode="after")
     def _one_way_of_sending(self) -> Self:
-        if [self.rate_per_s, self.times, self.concurrency].count(None) != 2:
-            raise ValueError("give one of rate_per_s, times and concurrency")
-        if self.connections > self.most_connections:
-            raise ValueError("connections are more than most_connections")
+        if (self.rate_per_s is None) == (self.concurrency is None):
+            raise ValueError("give one of rate_per_s and concurrency")
         return self
+
+
+class LoadResult(BaseModel):
+    """Figures of the counted requests: those due after the warm-up.
+
+    Latency runs from when a request was due; percentiles are linear between neighbours, None of nothing.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    duration_s: float
+    num_sent: int
+    """Warm-up included."""
+    num_counted: int
+    num_answered: int
+    errors: dict[str, int]
+    """Requests that were refused or failed, by the kinds of `LoadReport.errors`."""
+    goodput_per_s: float
+    """Answers within the SLO, per second of `duration_s`."""
+    p50_s: float | None
+    p99_s: float | None
+    from_sent_p99_s: float | None
+    """Of answers, from when the client took the request up rather than from when it was due."""
+    lateness_p99_s: float | None
+    """How long after it was due the client took a request up: its own fault, never the server's."""
+    cpu_s: float
+    """Processor time of the client from the first request to the last outcome, warm-up included."""
+
+    @property
+    def lost_share(self) -> float:
+        """Of counted requests, what was refused or failed; 0 of none."""
+        return sum(self.errors.values()) / self.num_counted if self.num_counted else 0.0
+
+    @property
+    def answered_per_s(self) -> float:
+        """Whether or not in time."""
+        return self.num_answered / self.duration_s
+
+    @property
+    def cpu_per_request_s(self) -> float:
+        """The client's own processor time per request sent."""
+        return self.cpu_s / self.num_sent if self.num_sent else 0.0
+
+
+def write_inputs(path: Path, texts: Iterable[str], keys: Iterable[str] | None = None) -> Path:
+    """What `ClientOptions.inputs` names."""
+    rows = [{"text": text} for text in texts]
+    for row, key in zip(rows, keys or (), strict=keys is not None):
+        row["id"] = key
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
 
 
 def run_client(options: ClientOptions) -> LoadResult:
@@ -90,30 +141,41 @@ def run_client(options: ClientOptions) -> LoadResult:
 
 async def send_load(options: ClientOptions) -> LoadResult:
     """Send the load from this process and event loop; raises OfframpError where no server listens."""
-    bodies = _lines(options.bodies)
-    ledger, clock = Ledger(), time.monotonic
-    pool = Pool(
-        requests=prepare(options.url, options.path, bodies),
-        ledger=ledger,
-        clock=clock,
-        most=options.most_connections,
-        keep_bodies=options.keep_bodies or options.answers is not None,
-    )
-    loop = _loop(options, pool, ledger)
-    cpu_s = await _drive(loop, pool, options)
-    ledger.timed_out(options.timeout_s)
-    counted = _counted(ledger, options, loop.start_s)
+    config, records = _config(options), list[RequestRecord]()
+    async with connected(options.url) as post:
+        generator = Generator(config=config, post=post, rng=random.Random(options.seed), clock=MonotonicClock())
+        gc.collect()
+        gc.disable()  # nothing here makes cycles
+        cpu_s = time.process_time()
+        try:
+            await _drive(generator, options, records)
+            cpu_s = time.process_time() - cpu_s
+        finally:
+            gc.enable()
+    if all(record.error == "connection" for record in records):
+        raise OfframpError(f"no server answers at {options.url}")
+    counted = [record for record in records if record.scheduled_s >= options.warmup_s]
     if options.answers is not None:
-        write_answers(options.answers, ledger, counted, len(bodies))
-    return summarize(
-        ledger,
-        counted,
+        _write_answers(options.answers, counted)
+    return summarize(counted, options, num_sent=len(records), cpu_s=cpu_s)
+
+
+def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_sent: int, cpu_s: float) -> LoadResult:
+    """Figures of the counted requests."""
+    answered = [record for record in counted if record.error is None]
+    latency_s = [record.latency_s for record in answered]
+    return LoadResult(
         duration_s=options.duration_s,
-        slo_s=options.slo_s,
+        num_sent=num_sent,
+        num_counted=len(counted),
+        num_answered=len(answered),
+        errors=dict(sorted(Counter(record.error for record in counted if record.error is not None).items())),
+        goodput_per_s=sum(each_s <= options.slo_s for each_s in latency_s) / options.duration_s,
+        p50_s=_percentile(latency_s, 50),
+        p99_s=_percentile(latency_s, 99),
+        from_sent_p99_s=_percentile([record.done_s - record.sent_s for record in answered], 99),
+        lateness_p99_s=_percentile([record.lateness_s for record in counted], 99),
         cpu_s=cpu_s,
-        num_retried=len(pool.retried),
-        num_waited=pool.num_waited,
-        num_connections=pool.num_connections,
     )
 
 
@@ -121,72 +183,64 @@ def main() -> None:
     """Read the options, send, print."""
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    try:
-        options = ClientOptions.model_validate_json(sys.argv[1])
-    except ValidationError as error:
-        sys.exit(str(error))
     import uvloop
 
-    _allow_connections()
-    _go_first()
+    with contextlib.suppress(PermissionError):  # before the servers on the same cores: its lateness tells where not
+        os.nice(-10)
     try:
+        options = ClientOptions.model_validate_json(sys.argv[1])
+        _allow_connections()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(send_load(options))
-    except OfframpError as error:
+    except (ValidationError, OfframpError) as error:
         sys.exit(str(error))
     print(result.model_dump_json())
 
 
-def _loop(options: ClientOptions, pool: Pool, ledger: Ledger) -> Loop:
-    until_s = options.warmup_s + options.duration_s
-    clock, timeout_s = time.monotonic, options.timeout_s
-    if options.concurrency is not None:
-        return ClosedLoop(
-            workers=options.concurrency, until_s=until_s, pool=pool, ledger=ledger, clock=clock, timeout_s=timeout_s
-        )
-    times_s = _times_s(options, until_s)
-    if not times_s or times_s[-1] < options.warmup_s:
-        raise DataError(f"nothing is due in the {options.duration_s:g} s after the warm-up")
-    return OpenLoop(times_s=times_s, pool=pool, ledger=ledger, clock=clock, timeout_s=timeout_s)
-
-
-async def _drive(loop: Loop, pool: Pool, options: ClientOptions) -> float:
-    """Processor time that the load cost. Nothing here makes cycles, so nothing is collected while it runs."""
-    try:
-        await pool.open(*host_and_port(options.url), options.connections)
-    except OSError as error:
-        raise OfframpError(f"no server answers at {options.url}: {error}") from error
-    gc.collect()
-    gc.disable()
-    cpu_s = time.process_time()
-    try:
-        await loop.run()
-        return time.process_time() - cpu_s
-    finally:
-        gc.enable()
-        await pool.close()
-
-
-def _counted(ledger: Ledger, options: ClientOptions, start_s: float) -> list[int]:
-    from_s = start_s + options.warmup_s
-    return ledger.between(from_s, from_s + options.duration_s)
-
-
-def _times_s(options: ClientOptions, until_s: float) -> list[float]:
+def _config(options: ClientOptions) -> LoadConfig:
+    rows = [json.loads(line) for line in options.inputs.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not rows:
+        raise DataError(f"{options.inputs} is empty")
+    times_s: list[float] | None = None
     if options.rate_per_s is not None:
-        return poisson_times_s(options.rate_per_s, until_s, options.seed)
-    assert options.times is not None
-    times_s = [float(json.loads(line)) for line in _lines(options.times)]
-    if sorted(times_s) != times_s or times_s[0] < 0 or times_s[-1] >= until_s:
-        raise DataError(f"{options.times}: send times ascend from 0 and end before {until_s:g} s")
-    return times_s
+        process, rng = Poisson(rate_per_s=options.rate_per_s), np.random.default_rng(options.seed)
+        times_s = process.draw(options.warmup_s + options.duration_s, rng).tolist()
+        if not times_s or times_s[-1] < options.warmup_s:
+            raise DataError(f"nothing is due in the {options.duration_s:g} s after the warm-up")
+    return LoadConfig(
+        url=options.url,
+        inputs=[row["text"] for row in rows],
+        keys=[row["id"] for row in rows] if "id" in rows[0] else None,
+        num_requests=1 if times_s is None else len(times_s),
+        send_times_s=times_s,
+        concurrency=options.concurrency,
+        inputs_per_request=options.inputs_per_request,
+        truncate=options.truncate,
+        timeout_s=options.timeout_s,
+        slo_s=options.slo_s,
+        seed=options.seed,
+    )
 
 
-def _lines(path: Path) -> list[bytes]:
-    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
-    if not lines:
-        raise DataError(f"{path} is empty")
-    return lines
+async def _drive(generator: Generator, options: ClientOptions, records: list[RequestRecord]) -> None:
+    if (times_s := generator.config.send_times_s) is not None:
+        with exact_sleep() as pace:
+            await replace(generator, pace=pace).open_loop(times_s, records.append)
+        return
+    until_s = generator.clock.now_s() + options.warmup_s + options.duration_s
+    indices: Iterator[int] = takewhile(lambda _: generator.clock.now_s() < until_s, count())
+    await generator.closed_loop(indices, records.append, pause_s=PAUSE_S)
+
+
+def _write_answers(path: Path, counted: Iterable[RequestRecord]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for record in counted:
+            for index, answer in zip(record.input_indices, record.predictions, strict=bool(record.predictions)):
+                file.write(json.dumps({"input": index, "label": answer.label, "exit": answer.exit}) + "\n")
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None
 
 
 def _allow_connections() -> None:
@@ -195,15 +249,6 @@ def _allow_connections() -> None:
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _go_first() -> None:
-    """Before the servers on the same cores, all of them alike: a client that waits for a core measures the scheduler.
-
-    Without the right to (few but root have it) it takes its turn like anybody; its lateness tells what that cost.
-    """
-    with contextlib.suppress(PermissionError):
-        os.nice(-10)
 
 
 if __name__ == "__main__":

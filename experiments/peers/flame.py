@@ -13,12 +13,11 @@ from argparse import ArgumentParser
 from pathlib import Path
 from shutil import which
 
-from experiments.peers.compare import Asked, load_of
-from experiments.peers.costs import part_of
-from experiments.peers.offramp_side import offramp_sides
-from experiments.peers.plans import Machine, prepare
-from experiments.peers.processes import PEERS_PYTHON, PeerProcess
-from experiments.peers.workloads import FOLDER, load_workload
+from experiments.peers.compare import Asked, loaded
+from experiments.peers.plans import Machine
+from experiments.peers.processes import PEERS_PYTHON, Server, part_of
+from experiments.peers.sides import offramp_sides
+from experiments.peers.workloads import FOLDER, WORKLOADS
 
 SECONDS = 20.0
 SAMPLES_PER_S = 250
@@ -28,55 +27,50 @@ SAMPLED = ("ingress", "stages")
 def main() -> None:
     """Serve, load, sample."""
     parser = ArgumentParser(prog="python -m experiments.peers.flame", description=__doc__)
-    parser.add_argument("workload", choices=("clinc150", "bert-base", "long"))
+    parser.add_argument("workload", choices=tuple(WORKLOADS))
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument("--inputs", type=int, default=1)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=500.0, help="requests per second")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
-    machine = Machine(batch_limit=options.batch)
     asked = Asked(
         workload=options.workload,
         dtype=options.dtype,
         inputs_per_request=options.inputs,
-        machine=machine,
+        machine=Machine(batch_limit=options.batch),
         rounds=1,
         seconds=SECONDS,
     )
-    workload = load_workload(options.workload)
-    prepared = prepare(workload, options.dtype, machine)
     with (
-        load_of(workload, prepared, asked) as (load, _),
-        offramp_sides(workload, prepared, options.dtype, machine, load, port=options.port) as sides,
+        loaded(asked) as bench,
+        offramp_sides(
+            bench.workload, bench.prepared, asked.dtype, asked.machine, bench.load, port=options.port
+        ) as sides,
     ):
         side = next(side for side in sides if side.name == "offramp")
         side.measure(options.rate / 2, seed=1)  # warm, and the plan in force
-        samplers = _start_samplers(side.process, f"{options.workload}-{options.dtype}")
+        samplers = _start_samplers(side.server, f"{options.workload}-{options.dtype}")
         result = side.measure(options.rate, seed=0)
         for path, sampler in samplers.items():
             sampler.wait()
-            print(f"{path}")
+            print(path)
         print(f"{result.answered_per_s:.0f} requests/s answered, p50 {(result.p50_s or 0) * 1e3:.1f} ms")
 
 
-def _start_samplers(service: PeerProcess, name: str) -> dict[Path, subprocess.Popen[bytes]]:
+def _start_samplers(service: Server, name: str) -> dict[Path, subprocess.Popen[bytes]]:
     """One process of each kind; a stage's other replicas do the same."""
+    py_spy = which("py-spy") or which("py-spy", path=str(PEERS_PYTHON.parent))
+    if py_spy is None:
+        raise SystemExit("py-spy is missing: `make peers` installs it")
     by_part = {part_of(process): process.pid for process in service.processes()}
     samplers = {}
     for part in SAMPLED:
         path = FOLDER / f"flame-{name}-{part}.svg"
-        command = [_py_spy(), "record", "--output", str(path), "--duration", f"{SECONDS / 2:.0f}"]
+        command = [py_spy, "record", "--output", str(path), "--duration", f"{SECONDS / 2:.0f}"]
         command += ["--rate", str(SAMPLES_PER_S), "--pid", str(by_part[part])]
         samplers[path] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return samplers
-
-
-def _py_spy() -> str:
-    found = which("py-spy") or which("py-spy", path=str(PEERS_PYTHON.parent))
-    if found is None:
-        raise SystemExit("py-spy is missing: `make peers` installs it")
-    return found
 
 
 if __name__ == "__main__":

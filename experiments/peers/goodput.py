@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple
 
 from earlyexit.errors import InputError
+from experiments.peers.client import LoadResult
 
 Verdict = Literal["passed", "failed", "client late"]
 """`client late` says nothing about the server: the client did not send at the rate that it was told to."""
@@ -19,19 +20,6 @@ Ending = Literal["bracketed", "client late", "highest", "none passed", "most pro
 
 A rate that failed meets the result from above; or one at which the client was late, or the highest that may be asked,
 and the server may do more; or nothing passed; or it took too many probes."""
-
-
-class Measured(Protocol):
-    """What a verdict needs of a run; see `LoadResult`."""
-
-    @property
-    def p99_s(self) -> float | None: ...
-    @property
-    def from_sent_p99_s(self) -> float | None: ...
-    @property
-    def lateness_p99_s(self) -> float | None: ...
-    @property
-    def lost_share(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +37,7 @@ class Target:
         if not (self.slo_s > 0 and 0 <= self.lost_share < 1 and 0 < self.lateness_share < 1):
             raise InputError(f"not a target: {self}")
 
-    def verdict(self, measured: Measured) -> Verdict:
+    def verdict(self, measured: LoadResult) -> Verdict:
         """A late client is no excuse for a server that lost requests, or took too long by more than that lateness."""
         if measured.lost_share > self.lost_share or measured.p99_s is None or measured.from_sent_p99_s is None:
             return "failed"
@@ -85,9 +73,8 @@ class Bounds:
         return min(max(rate_per_s, self.low_per_s), self.high_per_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """One rate that was tried."""
+class Tried(NamedTuple):
+    """One rate of a search."""
 
     rate_per_s: float
     verdict: Verdict
@@ -111,7 +98,7 @@ class Search:
     bounds: Bounds
     growth: float = 1.6
     """Of the first step; near 1 where `start_per_s` is well known."""
-    probes: tuple[Probe, ...] = ()
+    probes: tuple[Tried, ...] = ()
 
     def __post_init__(self) -> None:
         if self.start_per_s <= 0 or self.growth <= 1:
@@ -119,7 +106,7 @@ class Search:
 
     def learn(self, rate_per_s: float, verdict: Verdict) -> Search:
         """The search with one more probe."""
-        return replace(self, probes=(*self.probes, Probe(rate_per_s=rate_per_s, verdict=verdict)))
+        return replace(self, probes=(*self.probes, Tried(rate_per_s, verdict)))
 
     def next_rate(self) -> float | None:
         """The rate to try next; None where the search is over."""

@@ -8,21 +8,23 @@ worker at the same time and adds them up.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from earlyexit.errors import OfframpError
+from experiments.peers.client import ROOT, write_inputs
 from experiments.peers.options import Dtype
 from experiments.peers.plans import Machine
 from experiments.peers.workloads import Workload
 from optimizer.plan import Plan
 from optimizer.plan_file import parse_plan, plan_document
 
-ROOT = Path(__file__).parents[2]
 WARM_UP_INPUTS = 64
 
 
@@ -42,18 +44,12 @@ class LimitOptions(BaseModel):
 
 def compute_limit(workload: Workload, plan: Plan, dtype: Dtype, machine: Machine, *, seconds: float = 8.0) -> float:
     """Inputs per second of all workers together."""
-    import json
-    import tempfile
-
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
+    with tempfile.TemporaryDirectory() as folder:
         keys = workload.keys or tuple(map(str, range(len(workload.texts))))
-        for text, key in zip(workload.texts, keys, strict=False):
-            file.write(json.dumps({"text": text, "id": key}) + "\n")
-        file.flush()
         options = LimitOptions(
             model=workload.folder,
             plan=plan_document(plan),
-            texts=Path(file.name),
+            texts=write_inputs(Path(folder) / "texts.jsonl", workload.texts[: len(keys)], keys[: len(workload.texts)]),
             dtype=dtype,
             threads=machine.threads,
             seconds=seconds,
@@ -81,16 +77,8 @@ def _together(workers: list[subprocess.Popen[str]]) -> float:
     return sum(map(float, rates))
 
 
-def main() -> None:
-    """Run one worker: ready, wait for the word, run, print inputs per second."""
-    options = LimitOptions.model_validate_json(sys.argv[1])
-    rate_per_s = _measure(options)
-    print(rate_per_s, flush=True)
-
-
-def _measure(options: LimitOptions) -> float:
-    import json
-
+def worker(options: LimitOptions) -> float:
+    """Say that it is ready, wait for the word, run; inputs per second."""
     import torch
 
     from deployments.stage.build import build_policy
@@ -138,4 +126,4 @@ def enough(num_inputs: int, took_s: float, seconds: float, most: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    print(worker(LimitOptions.model_validate_json(sys.argv[1])), flush=True)

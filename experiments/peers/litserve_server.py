@@ -1,9 +1,8 @@
-"""LitServe: `python -m experiments.peers.litserve_server '<JSON of ServerOptions>'`, in the peers' environment."""
+"""LitServe: `python -m experiments.peers.litserve_server`, in the peers' environment."""
 
 # LitServe hands annotations to FastAPI: they must not be strings, as `from __future__ import annotations` makes them.
 
 import signal
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import litserve
 from fastapi import HTTPException
 
 from earlyexit.errors import InputError
-from experiments.peers.bodies import Asked, answer_together, parse_body
+from experiments.peers.bodies import Asked, answer, parse_body
 from experiments.peers.options import ServerOptions
 from experiments.peers.stock import StockModel
 
@@ -41,8 +40,7 @@ class Classifier(litserve.LitAPI):  # type: ignore[misc] # its package is in the
         return inputs
 
     def predict(self, x: Asked | Sequence[Asked]) -> Any:
-        """Of a batch; LitServe makes none where they are to be of one request each."""
-        return answer_together(self._model, [x])[0] if isinstance(x, Asked) else answer_together(self._model, x)
+        return answer(self._model.predict, x)
 
     def unbatch(self, output: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return output
@@ -69,4 +67,4 @@ def main(options: ServerOptions) -> None:
 
 
 if __name__ == "__main__":
-    main(ServerOptions.model_validate_json(sys.argv[1]))
+    main(ServerOptions.told())

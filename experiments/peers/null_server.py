@@ -11,10 +11,8 @@ from typing import cast
 
 from httptools import HttpRequestParser
 
-BODY = b'{"label": "yes", "score": 1.0}'
-ANSWER = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: " + str(len(BODY)).encode() + b"\r\n\r\n"
-) + BODY
+BODY = b'{"label": "yes", "score": 1.0, "exit": 0}'
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
 
 
 class Null(asyncio.Protocol):
@@ -22,7 +20,7 @@ class Null(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._parser = HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the class
@@ -32,7 +30,6 @@ class Null(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Answer."""
-        assert self._transport is not None
         self._transport.write(ANSWER)
 
 
@@ -43,13 +40,8 @@ async def serve(port: int) -> None:
     await server.serve_forever()
 
 
-def main() -> None:
-    """Serve until interrupted."""
+if __name__ == "__main__":
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(int(sys.argv[1]) if len(sys.argv) > 1 else 0))
-
-
-if __name__ == "__main__":
-    main()
+        runner.run(serve(int(sys.argv[1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -10,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 Dtype = Literal["float32", "bfloat16"]
 Kernel = Literal["packed", "transformers"]
 """How the full model is computed: by Offramp's own modules, which spend nothing on padding, or by `transformers`'."""
+VARIABLE = "OFFRAMP_PEER_OPTIONS"
+"""Of the environment: some servers make their workers without arguments, in processes of their own."""
 
 
 class ServerOptions(BaseModel):
-    """One peer's settings; JSON on its command line."""
+    """One peer's settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,3 +37,8 @@ class ServerOptions(BaseModel):
     max_queued: int = Field(default=2000, ge=1)
     """Requests that wait before more are refused, where a server can say so."""
     port: int = Field(default=8100, ge=1, le=65535)
+
+    @classmethod
+    def told(cls) -> ServerOptions:
+        """What this process was started with."""
+        return cls.model_validate_json(os.environ[VARIABLE])

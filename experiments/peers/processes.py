@@ -1,4 +1,4 @@
-"""A peer's server as processes of this machine: started, waited for, measured, ended."""
+"""Servers as processes of this machine: started, waited for, measured, ended; and the peers, one declaration each."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +20,9 @@ import httpx
 import psutil
 
 from earlyexit.errors import OfframpError
-from experiments.peers.options import ServerOptions
+from experiments.peers.client import ROOT
+from experiments.peers.options import VARIABLE, ServerOptions
 
-ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "runs" / "peers" / "logs"
 PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 MARK = "OFFRAMP_PEER_RUN"
@@ -36,37 +37,59 @@ SETTLE_S = 0.25
 IDLE_CORES = 0.4
 """Below this many cores, a server counts as idle; Ray's and LitServe's processes are never quite."""
 TAIL_CHARS = 3000
-BODY = {"inputs": "ready?"}
 GONE = (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE)
+PARTS = (("haproxy", "HAProxy"), (":ingress", "ingress"), (":split-", "stages"), (":controller", "controller"))
+"""Words of a process' name or command, and what it is called here; whatever else there is, is Ray's."""
+REST = "Ray itself"
 
 Figure = TypeVar("Figure")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Where a peer's server is, and in which environment it runs."""
+    """How a peer is started."""
 
-    module: str
-    beside_offramp: bool
+    command: tuple[str, ...]
+    """Python's."""
+    beside_offramp: bool = False
     """Whether it runs in this environment; else in the peers'."""
+    environment: Callable[[ServerOptions], dict[str, str]] = lambda _: {}
 
 
 PEERS: Mapping[str, Peer] = {
-    "ray-serve": Peer(module="experiments.peers.serve_batch", beside_offramp=True),
-    "litserve": Peer(module="experiments.peers.litserve_server", beside_offramp=False),
-    "mosec": Peer(module="experiments.peers.mosec_server", beside_offramp=False),
-    "bentoml": Peer(module="experiments.peers.bentoml_server", beside_offramp=False),
+    "ray-serve": Peer(command=("-m", "experiments.peers.serve_batch"), beside_offramp=True),
+    "litserve": Peer(command=("-m", "experiments.peers.litserve_server")),
+    "mosec": Peer(
+        command=("-m", "experiments.peers.mosec_server"),
+        environment=lambda options: {
+            "MOSEC_ADDRESS": "127.0.0.1",
+            "MOSEC_PORT": str(options.port),
+            "MOSEC_CAPACITY": str(options.max_queued),
+            "MOSEC_TIMEOUT": "60000",
+            "MOSEC_LOG_LEVEL": "warning",
+        },
+    ),
+    "bentoml": Peer(
+        command=("-m", "bentoml", "serve", "--quiet", "experiments.peers.bentoml_service:Classifier"),
+        environment=lambda options: {
+            "BENTOML_DO_NOT_TRACK": "True",
+            "BENTOML_HOST": "127.0.0.1",
+            "BENTOML_PORT": str(options.port),
+        },
+    ),
 }
 
 
-class PeerProcess:
+@dataclass(slots=True)
+class Server:
     """A running server, all of its processes together."""
 
-    def __init__(self, url: str, pid: int, mark: str) -> None:
-        self.url = url
-        self.pid = pid
-        self._mark = mark
-        self._paused: list[psutil.Process] = []
+    url: str
+    process: subprocess.Popen[Any]
+    """The one that was started."""
+    mark: str
+    log: Path
+    _paused: list[psutil.Process] = field(default_factory=list)
 
     def processes(self) -> list[psutil.Process]:
         """Every process of the server that lives: those with its mark, and whatever descends from them.
@@ -75,7 +98,7 @@ class PeerProcess:
         renames itself may write over the environment that others see.
         """
         alive = [process for process in psutil.process_iter(["ppid", "status"]) if process.info["status"] not in GONE]
-        family = {process.pid for process in alive if process.pid == self.pid or _has_mark(process, self._mark)}
+        family = {each.pid for each in alive if each.pid == self.process.pid or _has_mark(each, self.mark)}
         while grown := {process.pid for process in alive if process.info["ppid"] in family} - family:
             family |= grown
         return [process for process in alive if process.pid in family]
@@ -111,38 +134,53 @@ class PeerProcess:
 
     def cpu_s(self) -> float:
         """CPU time, user and system, that the living processes have taken since they started."""
-        return sum(_or(partial(_cpu_s, process), 0.0) for process in self.processes())
+        return sum(self.cpu_s_by_part().values())
+
+    def cpu_s_by_part(self) -> dict[str, float]:
+        """The same by part of Offramp's service."""
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                times = process.cpu_times()
+                seconds[part_of(process)] += times.user + times.system
+        return seconds
 
 
 @contextmanager
-def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: float = START_S) -> Iterator[PeerProcess]:
-    """A peer's server, once it answers; afterwards none of its processes is left.
+def running(
+    command: Sequence[str], url: str, log: Path, environment: Mapping[str, str], **options: Any
+) -> Iterator[Server]:
+    """A server, from its start; afterwards none of its processes is left. `options` are further ones of `Popen`."""
+    mark = uuid.uuid4().hex
+    log.parent.mkdir(parents=True, exist_ok=True)
+    quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    with log.open("wb") as log_file:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log_file, "stderr": log_file}
+        told: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, **quiet, **environment, MARK: mark}}
+        process = subprocess.Popen(command, start_new_session=True, **(told | streams | options))
+    server = Server(url, process, mark, log)
+    try:
+        yield server
+    finally:
+        _end(server)
+
+
+@contextmanager
+def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: float = START_S) -> Iterator[Server]:
+    """A peer's server, once it answers.
 
     Raises SystemExit where the peers' environment is missing, OfframpError where the port is taken or no request is
     answered within `start_s`.
     """
     peer = PEERS[name]
-    python = interpreter(peer)
-    _check_port(options.port)
-    mark = uuid.uuid4().hex
-    logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"{name}.log"
-    with log.open("wb") as log_file:
-        process = subprocess.Popen(
-            [str(python), "-m", peer.module, options.model_dump_json()],
-            stdin=subprocess.DEVNULL,
-            stdout=log_file,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=environment(options, mark),
-            start_new_session=True,
-        )
-    server = PeerProcess(f"http://127.0.0.1:{options.port}", process.pid, mark)
-    try:
-        _wait_until_ready(server.url, process, name, log, start_s)
+    command = [str(interpreter(peer)), *peer.command]
+    with socket.socket() as probe:  # another server there would answer in this one's place
+        if probe.connect_ex(("127.0.0.1", options.port)) == 0:
+            raise OfframpError(f"port {options.port} is taken: something of an earlier run may still be there")
+    told = {VARIABLE: options.model_dump_json(), **threads_of(options.threads), **peer.environment(options)}
+    with running(command, f"http://127.0.0.1:{options.port}", logs / f"{name}.log", told) as server:
+        _wait_until_ready(server, name, start_s)
         yield server
-    finally:
-        end(server, process)
 
 
 def interpreter(peer: Peer) -> Path:
@@ -154,38 +192,32 @@ def interpreter(peer: Peer) -> Path:
     return PEERS_PYTHON
 
 
-def environment(options: ServerOptions, mark: str) -> dict[str, str]:
-    """The environment of a server: ours, and the mark; tokenizers take no more threads than the model does."""
-    return os.environ | {
-        MARK: mark,
-        "TOKENIZERS_PARALLELISM": "false" if options.threads == 1 else "true",
-        "RAYON_NUM_THREADS": str(options.threads),
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
+def threads_of(threads: int) -> dict[str, str]:
+    """An environment in which tokenizers take no more threads than the model does."""
+    return {"TOKENIZERS_PARALLELISM": "false" if threads == 1 else "true", "RAYON_NUM_THREADS": str(threads)}
 
 
-def _check_port(port: int) -> None:
-    """Another server there would answer in this one's place."""
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", port)) == 0:
-            raise OfframpError(f"port {port} is taken: something of an earlier run may still be there")
+def part_of(process: psutil.Process) -> str:
+    """Which part of a service a process is; raises NoSuchProcess where it has ended."""
+    words = f"{process.name()} {' '.join(process.cmdline())}"
+    return next((name for word, name in PARTS if word in words), REST)
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes], name: str, log: Path, start_s: float) -> None:
+def _wait_until_ready(server: Server, name: str, start_s: float) -> None:
     until_s = time.monotonic() + start_s
     while time.monotonic() < until_s:
-        if process.poll() is not None:
-            raise OfframpError(f"{name} ended with {process.returncode} before it answered:\n{_tail(log)}")
-        if _answers(url):
+        if server.process.poll() is not None:
+            tail = _tail(server.log)
+            raise OfframpError(f"{name} ended with {server.process.returncode} before it answered:\n{tail}")
+        if _answers(server.url):
             return
         time.sleep(POLL_S)
-    raise OfframpError(f"{name} answered no request within {start_s:g} s:\n{_tail(log)}")
+    raise OfframpError(f"{name} answered no request within {start_s:g} s:\n{_tail(server.log)}")
 
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.post(f"{url}/predict", json=BODY, timeout=5.0).status_code == httpx.codes.OK
+        return httpx.post(f"{url}/predict", json={"inputs": "ready?"}, timeout=5.0).status_code == httpx.codes.OK
     except httpx.TransportError:  # nobody listens yet, or somebody who is not ready
         return False
 
@@ -194,26 +226,21 @@ def _tail(log: Path) -> str:
     return log.read_text(errors="replace")[-TAIL_CHARS:]
 
 
-def end(server: PeerProcess, process: subprocess.Popen[Any]) -> None:
+def _end(server: Server) -> None:
     """Ask, wait, and end what is left, by its id."""
     server.resume()
-    process.terminate()
+    server.process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
+        server.process.wait(STOP_S)
     for left in server.processes():
         _or(left.kill, None)
-    process.wait()
+    server.process.wait()
     psutil.wait_procs(server.processes(), timeout=STOP_S)
 
 
 def _memory_bytes(process: psutil.Process) -> int:
     full = process.memory_full_info()
     return int(getattr(full, "pss", 0) or full.uss)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:

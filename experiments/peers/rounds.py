@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from earlyexit.errors import InputError, OfframpError
-from experiments.peers.comparison import AtRate, Comparison, ProbeRecord, RoundGoodput
-from experiments.peers.goodput import Bounds, Search, Target
-from experiments.peers.tally import LoadResult
+from experiments.kit import Spread, spread
+from experiments.peers.client import LoadResult
+from experiments.peers.goodput import Bounds, Ending, Search, Target, Verdict
 
-SCHEMA = 1
-"""Of the record on disk."""
 SEEDS_PER_ROUND = 1000
 """More than a round has turns, so that no two turns of a comparison see the same arrivals."""
 
@@ -33,23 +29,63 @@ class Side(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Journal:
-    """Told every probe at once, so that an interrupted comparison keeps what it has."""
+class Probe:
+    """One run, or what kept it from being one."""
 
-    path: Path | None = None
-    """Rewritten whole after every probe; None keeps no file."""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """What the record says besides its probes: machine, versions, commit, date, options."""
-    on_probe: Callable[[ProbeRecord], None] | None = None
+    round_index: int
+    side: str
+    rate_per_s: float
+    seed: int
+    """The same for every side in a turn: the same arrivals, at the side's own rate."""
+    result: LoadResult | None
+    verdict: Verdict | None
+    error: str | None
+    """What `measure` raised."""
 
-    def note(self, probe: ProbeRecord, document: Mapping[str, Any]) -> None:
-        """A probe, and everything so far with it."""
-        if self.path is not None:
-            fresh = self.path.with_name(f"{self.path.name}.new")
-            fresh.write_text(json.dumps({"schema": SCHEMA, **self.about, **document}, indent=1) + "\n")
-            fresh.replace(self.path)
-        if self.on_probe is not None:
-            self.on_probe(probe)
+    def __post_init__(self) -> None:
+        measured = self.result is not None
+        assert measured == (self.verdict is not None) == (self.error is None), "a probe has figures or an error"
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        figures = None if self.result is None else self.result.model_dump(mode="json")
+        return {name: getattr(self, name) for name in self.__slots__} | {"result": figures}
+
+
+OnProbe = Callable[[Probe], object]
+"""Told every probe at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundGoodput:
+    """What one side reached in one round."""
+
+    round_index: int
+    side: str
+    goodput_per_s: float | None
+    """The highest rate that passed, 0 where none did; None where the side failed before its search was over."""
+    ending: Ending | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What rounds gave, in the order in which it was measured."""
+
+    rounds: tuple[RoundGoodput, ...]
+    probes: tuple[Probe, ...]
+
+    def spread(self, side: str) -> Spread | None:
+        """Of its goodput, over the rounds that it finished; None where there is none."""
+        return spread(each.goodput_per_s for each in self.rounds if each.side == side)
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        spreads = {side: self.spread(side) for side in dict.fromkeys(probe.side for probe in self.probes)}
+        return {
+            "goodput_per_s": {side: each and each._asdict() for side, each in spreads.items()},
+            "rounds": [asdict(each) for each in self.rounds],
+            "probes": [probe.document() for probe in self.probes],
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,91 +103,102 @@ class Hunt:
     warm_growth: float = 1.06
     """First step from what the round before gave."""
 
-    def search(self, side: str, last: RoundGoodput | None) -> Search:
-        """A round's search of a side, given the side's last round in which a rate passed."""
-        if last is not None and last.goodput_per_s is not None:
-            return Search(start_per_s=last.goodput_per_s, bounds=self.bounds, growth=self.warm_growth)
+    def search(self, side: str, last_per_s: float | None) -> Search:
+        """A round's search of a side, given what it reached in the last round in which a rate passed."""
+        if last_per_s is not None:
+            return Search(start_per_s=last_per_s, bounds=self.bounds, growth=self.warm_growth)
         return Search(start_per_s=self.starts_per_s[side], bounds=self.bounds, growth=self.cold_growth)
 
 
-def interleave(sides: Sequence[Side], hunt: Hunt, journal: Journal | None = None) -> Comparison:
+def interleave(sides: Sequence[Side], hunt: Hunt, on_probe: OnProbe) -> Comparison:
     """Look for every side's goodput in each round, one probe of each side after the other.
 
     Who begins moves on with every turn. A side that raises OfframpError is out for the rest of the round, which the
     record says, and is asked again in the next; the others go on.
     """
-    names = _names(sides)
-    if missing := set(names) - set(hunt.starts_per_s):
-        raise InputError(f"no start for {', '.join(sorted(missing))}")
-    comparison = Comparison(sides=names, rounds=(), probes=())
+    names = [side.name for side in sides]
+    if not names or len(set(names)) < len(names) or not set(names) <= set(hunt.starts_per_s):
+        raise InputError(f"sides need names of their own, and each a start: {names}, {dict(hunt.starts_per_s)}")
+    rounds: list[RoundGoodput] = []
+    probes: list[Probe] = []
+
+    def note(probe: Probe) -> None:
+        probes.append(probe)
+        on_probe(probe)
+
     for round_index in range(hunt.num_rounds):
-        comparison = _round(sides, hunt, round_index, comparison, journal or Journal())
-    return comparison
+        rounds += _round(sides, hunt, round_index, {each.side: each for each in rounds if each.goodput_per_s}, note)
+    return Comparison(rounds=tuple(rounds), probes=tuple(probes))
 
 
 def at_rate(
-    sides: Sequence[Side],
-    rate_per_s: float,
-    *,
-    num_rounds: int,
-    target: Target,
-    seed: int = 0,
-    journal: Journal | None = None,
-) -> AtRate:
-    """The same rate and arrivals for every side, in turns; failures are kept as in `interleave`."""
-    so_far = AtRate(rate_per_s=rate_per_s, sides=_names(sides), probes=())
+    sides: Sequence[Side], rate_per_s: float, *, num_rounds: int, target: Target, seed: int, on_probe: OnProbe
+) -> dict[str, Any]:
+    """The same rate and arrivals for every side, in turns, for JSON; failures are kept as in `interleave`."""
+    probes = []
     for round_index in range(num_rounds):
         for side in _turn(sides, round_index):
             probe = _measure(side, rate_per_s, round_index, seed + round_index * SEEDS_PER_ROUND, target)
-            so_far = AtRate(rate_per_s=rate_per_s, sides=so_far.sides, probes=(*so_far.probes, probe))
-            (journal or Journal()).note(probe, so_far.document())
-    return so_far
+            probes.append(probe)
+            on_probe(probe)
+    latency: dict[str, Any] = {}
+    for side in sides:
+        results = [probe.result for probe in probes if probe.side == side.name and probe.result is not None]
+        spreads = {name: spread(getattr(result, name) for result in results) for name in ("p50_s", "p99_s")}
+        latency[side.name] = {name: each and each._asdict() for name, each in spreads.items()}
+    return {"rate_per_s": rate_per_s, "latency": latency, "probes": [probe.document() for probe in probes]}
 
 
-def _round(sides: Sequence[Side], hunt: Hunt, round_index: int, comparison: Comparison, journal: Journal) -> Comparison:
-    last = {each.side: each for each in comparison.rounds if each.goodput_per_s}  # the latest of each side stays
-    searches = {side.name: hunt.search(side.name, last.get(side.name)) for side in sides}
+PROBE_HEADER = "round  side                  rate/s   p50 ms   p99 ms     lost  verdict"
+
+
+def probe_line(probe: Probe) -> str:
+    """A probe below `PROBE_HEADER`."""
+    head = f"{probe.round_index + 1:>5}  {probe.side:<18} {probe.rate_per_s:9.1f}"
+    if probe.result is None:
+        return f"{head}  {probe.error}"
+    p50, p99 = (
+        "-" if seconds is None else f"{seconds * 1000:.1f}" for seconds in (probe.result.p50_s, probe.result.p99_s)
+    )
+    return f"{head} {p50:>8} {p99:>8} {probe.result.lost_share:>8.1%}  {probe.verdict}"
+
+
+def _round(
+    sides: Sequence[Side], hunt: Hunt, round_index: int, last: Mapping[str, RoundGoodput], on_probe: OnProbe
+) -> list[RoundGoodput]:
+    before = {name: each.goodput_per_s for name, each in last.items()}
+    searches = {side.name: hunt.search(side.name, before.get(side.name)) for side in sides}
+    ended: list[RoundGoodput] = []
     turn_index = 0
     while searches:
         seed = hunt.seed + round_index * SEEDS_PER_ROUND + turn_index
         for side in _turn(sides, round_index + turn_index):
-            if side.name not in searches:
+            if (search := searches.get(side.name)) is None:
                 continue
-            search = searches[side.name]
             rate_per_s = search.next_rate()
             assert rate_per_s is not None, "a search that is over has left"
             probe = _measure(side, rate_per_s, round_index, seed, hunt.target)
-            search = search if probe.verdict is None else search.learn(rate_per_s, probe.verdict)
-            searches[side.name] = search
-            if probe.verdict is None or search.ending is not None:
+            on_probe(probe)
+            goodput_per_s = ending = None
+            if probe.verdict is not None:
+                searches[side.name] = search = search.learn(rate_per_s, probe.verdict)
+                goodput_per_s, ending = search.best_per_s, search.ending
+            if probe.verdict is None or ending is not None:
                 del searches[side.name]
-            comparison = _with(comparison, probe, search)
-            journal.note(probe, comparison.document())
+                ended.append(
+                    RoundGoodput(round_index=round_index, side=side.name, goodput_per_s=goodput_per_s, ending=ending)
+                )
         turn_index += 1
-    return comparison
+    return ended
 
 
-def _with(comparison: Comparison, probe: ProbeRecord, search: Search) -> Comparison:
-    """What is known after one more probe."""
-    rounds = comparison.rounds
-    if probe.verdict is None or search.ending is not None:
-        ended = RoundGoodput(
-            round_index=probe.round_index,
-            side=probe.side,
-            goodput_per_s=None if probe.verdict is None else search.best_per_s,
-            ending=None if probe.verdict is None else search.ending,
-        )
-        rounds = (*rounds, ended)
-    return Comparison(sides=comparison.sides, rounds=rounds, probes=(*comparison.probes, probe))
-
-
-def _measure(side: Side, rate_per_s: float, round_index: int, seed: int, target: Target) -> ProbeRecord:
+def _measure(side: Side, rate_per_s: float, round_index: int, seed: int, target: Target) -> Probe:
     result, error = None, None
     try:
         result = side.measure(rate_per_s, seed)
     except OfframpError as raised:
         error = f"{type(raised).__name__}: {raised}"
-    return ProbeRecord(
+    return Probe(
         round_index=round_index,
         side=side.name,
         rate_per_s=rate_per_s,
@@ -165,10 +212,3 @@ def _measure(side: Side, rate_per_s: float, round_index: int, seed: int, target:
 def _turn(sides: Sequence[Side], index: int) -> list[Side]:
     first = index % len(sides)
     return [*sides[first:], *sides[:first]]
-
-
-def _names(sides: Sequence[Side]) -> tuple[str, ...]:
-    names = tuple(side.name for side in sides)
-    if not names or len(set(names)) < len(names):
-        raise InputError(f"sides need names of their own, and there must be one: {names}")
-    return names

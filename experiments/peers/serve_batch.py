@@ -1,4 +1,4 @@
-"""Ray Serve with `@serve.batch`: `python -m experiments.peers.serve_batch '<JSON of ServerOptions>'`.
+"""Ray Serve with `@serve.batch`: `python -m experiments.peers.serve_batch`.
 
 A Ray of its own, which runs beside another one on the same machine, with the throughput switches and the HAProxy that
 Offramp's own service has.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,4 +97,4 @@ def _wait_for_the_end() -> None:
 
 
 if __name__ == "__main__":
-    main(ServerOptions.model_validate_json(sys.argv[1]))
+    main(ServerOptions.told())

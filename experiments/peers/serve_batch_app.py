@@ -37,7 +37,7 @@ class Classifier:
 
     @serve.batch  # its limits are the replica's options
     async def _answer(self, requests: list[Asked]) -> list[dict[str, Any]]:
-        return answer_together(self._model, requests)
+        return answer_together(self._model.predict, requests)
 
 
 def build(options: ServerOptions) -> Application:

@@ -29,10 +29,11 @@ Logits = Callable[[Sequence[Encoded]], Tensor]
 class StockModel:
     """A model and its tokenizer. Texts beyond the model's length are cut."""
 
-    def __init__(self, tokenizer: TextTokenizer, logits: Logits, label_names: Sequence[str]) -> None:
+    def __init__(self, tokenizer: TextTokenizer, logits: Logits, label_names: Sequence[str], last: int) -> None:
         self._tokenizer = tokenizer
         self._logits = logits
         self._label_names = label_names
+        self._last = last
 
     @classmethod
     def load(cls, options: ServerOptions) -> StockModel:
@@ -44,7 +45,8 @@ class StockModel:
             logits = packed_logits(model)
         else:
             logits = transformers_logits(model)
-        return cls(TextTokenizer.load(options.model, model.max_length), logits, label_task(model).label_names)
+        tokenizer = TextTokenizer.load(options.model, model.max_length)
+        return cls(tokenizer, logits, label_task(model).label_names, model.num_blocks - 1)
 
     def predict(self, texts: Sequence[str]) -> list[Prediction]:
         """One prediction per text, all computed as one batch."""
@@ -59,7 +61,7 @@ class StockModel:
         """`predict` of texts that were encoded before."""
         score_B, label_B = self._logits(encoded).softmax(-1).max(-1)
         return [
-            Prediction(label=self._label_names[label], score=score)
+            Prediction(label=self._label_names[label], score=score, exit=self._last)
             for label, score in zip(label_B.tolist(), score_B.tolist(), strict=True)
         ]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,7 @@ from earlyexit.store import CARD_FILE
 from experiments import clinc150
 from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
+from experiments.peers.client import write_inputs
 from experiments.recorded_exits import bert12_sst2
 from offramp.client.protocol import predict_body
 from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
@@ -72,26 +73,25 @@ class Workload:
         assert isinstance(self.policy.thresholds, dict)
         return self.policy.thresholds
 
-    def draw(self, inputs_per_request: int, *, num_requests: int, seed: int) -> list[tuple[int, ...]]:
-        """Which texts each request asks about, without order."""
-        rng = np.random.default_rng(seed)
-        rows = rng.integers(0, len(self.texts), size=(num_requests, inputs_per_request))
-        return [tuple(row) for row in rows.tolist()]
+    def draw(self, num_inputs: int, seed: int) -> list[int]:
+        """Which texts are sent, in their order."""
+        drawn: list[int] = np.random.default_rng(seed).integers(0, len(self.texts), num_inputs).tolist()
+        return drawn
 
-    def body(self, rows: Sequence[int]) -> bytes:
-        """The JSON of a request; one text is sent alone."""
-        return json.dumps(self._body(rows)).encode()
+    def write(self, drawn: Sequence[int], path: Path) -> Path:
+        """These texts, as a client reads them."""
+        keys = None if self.keys is None else [self.keys[row] for row in drawn]
+        return write_inputs(path, [self.texts[row] for row in drawn], keys)
 
-    def _body(self, rows: Sequence[int]) -> dict[str, object]:
-        texts = [self.texts[row] for row in rows]
-        ids = None if self.keys is None else [self.keys[row] for row in rows]
-        return predict_body(texts[0] if len(texts) == 1 else texts, truncate=self.truncate, ids=ids)
-
-
-def load_workload(name: Name) -> Workload:
-    """The workload, its model made first where it is missing (minutes); skips, saying so, without its data."""
-    makers: dict[Name, Callable[[], Workload]] = {"clinc150": _clinc150, "bert-base": _bert_base, "long": _long}
-    return makers[name]()
+    def bodies(self, drawn: Sequence[int], inputs_per_request: int) -> list[bytes]:
+        """The requests for these texts, as JSON; one text is sent alone."""
+        texts = [self.texts[row] for row in drawn]
+        asked: Sequence[object] = (
+            texts
+            if inputs_per_request == 1
+            else [texts[first : first + inputs_per_request] for first in range(0, len(texts), inputs_per_request)]
+        )
+        return [json.dumps(predict_body(each, truncate=self.truncate)).encode() for each in asked]
 
 
 def _clinc150() -> Workload:
@@ -180,3 +180,7 @@ def _long_texts() -> tuple[LabelledRows, LabelledRows, LabelledRows]:
 
 def _labelled(pairs: Sequence[tuple[str, str]]) -> LabelledRows:
     return LabelledRows.of_texts(texts=tuple(text for text, _ in pairs), labels=tuple(label for _, label in pairs))
+
+
+WORKLOADS: Mapping[Name, Callable[[], Workload]] = {"clinc150": _clinc150, "bert-base": _bert_base, "long": _long}
+"""Made with their models where those are missing (minutes); each skips, saying so, without its data."""

@@ -131,7 +131,7 @@ def _body(config: LoadConfig, metadata: Mapping[str, Any], input_indices: Sequen
     rows = [config.inputs[index] for index in input_indices]
     ids = None if config.keys is None else [config.keys[index] for index in input_indices]
     if travel_as_json(rows):
-        return predict_body(rows[0] if config.inputs_per_request == 1 else rows, ids=ids)
+        return predict_body(rows[0] if config.inputs_per_request == 1 else rows, truncate=config.truncate, ids=ids)
     return tensor_body(rows, metadata, {} if ids is None else {"ids": ids})
 
 

@@ -31,6 +31,8 @@ class LoadConfig:
     concurrency: int | None = None
     """Workers, closed loop."""
     inputs_per_request: int = 1
+    truncate: bool = False
+    """Whether texts may be cut to what the model takes."""
     timeout_s: float = 30.0
     """For a whole request, from when it was scheduled, repetitions included."""
     slo_s: float

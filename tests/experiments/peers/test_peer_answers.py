@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,46 +48,33 @@ def workload(tmp_path: Path) -> Workload:
     )
 
 
-def written(path: Path, *answers: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+def written(path: Path, *answers: tuple[int, str, int]) -> Path:
+    rows = [{"input": index, "label": label, "exit": exit_block} for index, label, exit_block in answers]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def prediction(label: str, exit_block: int) -> dict[str, Any]:
-    return {"label": label, "score": 0.9, "exit": exit_block}
-
-
 def test_an_answer_is_as_recorded_where_label_and_exit_are(workload: Workload, tmp_path: Path) -> None:
-    answers = written(
-        tmp_path / "answers.jsonl",
-        {"body": 0, "predictions": [prediction("yes", 0), prediction("no", 1)]},
-        {"body": 1, "predictions": [prediction("yes", 0), prediction("yes", 0)]},
-    )
-    checked = check_answers(workload, [(0, 1), (2, 0)], answers)
-    assert checked.num_inputs == 4
-    assert checked.as_recorded == 3 / 4
-    assert checked.accuracy is None
+    answers = written(tmp_path / "answers.jsonl", (0, "yes", 0), (1, "no", 1), (2, "yes", 0), (3, "yes", 0))
+    checked = check_answers(workload, [0, 1, 2, 0], answers)
+    assert checked == {"num_inputs": 4, "accuracy": None, "as_recorded": 3 / 4}
 
 
-def test_accuracy_is_the_share_of_true_labels_and_needs_no_exits(workload: Workload, tmp_path: Path) -> None:
+def test_accuracy_is_the_share_of_true_labels(workload: Workload, tmp_path: Path) -> None:
     labelled = replace(workload, keys=None, labels=("yes", "yes", "no"))
-    answers = written(
-        tmp_path / "answers.jsonl",
-        {"body": 0, "predictions": [{"label": "yes", "score": 0.9}]},
-        {"body": 1, "predictions": [{"label": "yes", "score": 0.9}]},
-    )
-    checked = check_answers(labelled, [(0,), (2,)], answers)
-    assert checked.accuracy == 1 / 2
-    assert checked.as_recorded is None
+    answers = written(tmp_path / "answers.jsonl", (0, "yes", 0), (1, "yes", 1))
+    assert check_answers(labelled, [0, 2], answers) == {"num_inputs": 2, "accuracy": 1 / 2, "as_recorded": None}
 
 
-def test_a_single_text_is_sent_alone_and_several_as_a_list_with_their_ids(workload: Workload) -> None:
-    assert json.loads(workload.body((1,))) == {"inputs": "second", "ids": ["b"]}
-    assert json.loads(workload.body((2, 0))) == {"inputs": ["third", "first"], "ids": ["c", "a"]}
+def test_texts_are_written_with_their_keys_and_asked_for_alone_or_together(workload: Workload, tmp_path: Path) -> None:
+    lines = workload.write([1, 0], tmp_path / "inputs.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"text": "second", "id": "b"}, {"text": "first", "id": "a"}]
+    assert [json.loads(body) for body in workload.bodies([1, 0], 1)] == [{"inputs": "second"}, {"inputs": "first"}]
+    assert [json.loads(body) for body in workload.bodies([1, 0], 2)] == [{"inputs": ["second", "first"]}]
 
 
-def test_the_same_seed_draws_the_same_requests(workload: Workload) -> None:
-    drawn = workload.draw(2, num_requests=5, seed=3)
-    assert drawn == workload.draw(2, num_requests=5, seed=3)
-    assert [len(rows) for rows in drawn] == [2] * 5
-    assert {row for rows in drawn for row in rows} <= {0, 1, 2}
+def test_the_same_seed_draws_the_same_texts(workload: Workload) -> None:
+    drawn = workload.draw(10, seed=3)
+    assert drawn == workload.draw(10, seed=3)
+    assert len(drawn) == 10
+    assert set(drawn) <= {0, 1, 2}

@@ -1,25 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from earlyexit.errors import InputError
+from experiments.peers.client import LoadResult
 from experiments.peers.goodput import Bounds, Ending, Search, Target, Verdict
+from tests.experiments.peers.results import load_result
 
 Server = Callable[[float, int], Verdict]
 """What a probe of a rate gives, and the how manyth probe it is, from 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What a verdict looks at; a good one, unless told otherwise."""
-
-    p99_s: float | None = 0.05
-    from_sent_p99_s: float | None = 0.05
-    lateness_p99_s: float | None = 0.001
-    lost_share: float = 0.0
+def run(**changes: Any) -> LoadResult:
+    """A good one, unless told otherwise."""
+    return load_result(lateness_p99_s=0.001).model_copy(update=changes)
 
 
 def up_to(capacity_per_s: float) -> Server:
@@ -40,25 +37,27 @@ def rates(search: Search) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("run", "verdict"),
+    ("told", "verdict"),
     [
-        pytest.param(Run(), "passed", id="all is well"),
-        pytest.param(Run(p99_s=0.1, from_sent_p99_s=0.1, lost_share=0.01), "passed", id="just well enough"),
-        pytest.param(Run(p99_s=0.101), "failed", id="too slow"),
-        pytest.param(Run(lost_share=0.011), "failed", id="too much lost"),
-        pytest.param(Run(p99_s=None, from_sent_p99_s=None), "failed", id="nothing answered"),
-        pytest.param(Run(lateness_p99_s=0.011), "client late", id="a late client hides a server that may be well"),
+        pytest.param(run(), "passed", id="all is well"),
+        pytest.param(run(p99_s=0.1, from_sent_p99_s=0.1, errors={"timeout": 1}), "passed", id="just well enough"),
+        pytest.param(run(p99_s=0.101), "failed", id="too slow"),
+        pytest.param(run(errors={"timeout": 2}), "failed", id="too much lost"),
+        pytest.param(run(p99_s=None, from_sent_p99_s=None), "failed", id="nothing answered"),
+        pytest.param(run(lateness_p99_s=0.011), "client late", id="a late client hides a server that may be well"),
         pytest.param(
-            Run(lateness_p99_s=0.02, p99_s=0.13, from_sent_p99_s=0.12), "client late", id="slow by no more than late"
+            run(lateness_p99_s=0.02, p99_s=0.13, from_sent_p99_s=0.12), "client late", id="slow by no more than late"
         ),
         pytest.param(
-            Run(lateness_p99_s=0.02, p99_s=0.14, from_sent_p99_s=0.121), "failed", id="slow by more than late"
+            run(lateness_p99_s=0.02, p99_s=0.14, from_sent_p99_s=0.121), "failed", id="slow by more than late"
         ),
-        pytest.param(Run(lateness_p99_s=0.02, lost_share=0.02), "failed", id="late, but the server refused too much"),
+        pytest.param(
+            run(lateness_p99_s=0.02, errors={"timeout": 2}), "failed", id="late, but the server refused too much"
+        ),
     ],
 )
-def test_a_run_passes_fails_or_tells_nothing_because_its_client_was_late(run: Run, verdict: Verdict) -> None:
-    assert Target(slo_s=0.1).verdict(run) == verdict
+def test_a_run_passes_fails_or_tells_nothing_because_its_client_was_late(told: LoadResult, verdict: Verdict) -> None:
+    assert Target(slo_s=0.1).verdict(told) == verdict
 
 
 def test_a_search_brackets_the_capacity_then_halves_and_asks_the_failure_again() -> None:

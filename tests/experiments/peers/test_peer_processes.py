@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from earlyexit.errors import OfframpError
+from experiments.peers.client import ROOT
 from experiments.peers.options import ServerOptions
-from experiments.peers.processes import MARK, PEERS, PEERS_PYTHON, PeerProcess, environment, interpreter, serving
+from experiments.peers.processes import MARK, PEERS, PEERS_PYTHON, Server, interpreter, serving, threads_of
 
 OPTIONS = ServerOptions(model=Path("model"))
 # A parent whose child forgets its environment and says its own process id, as a process does that renames itself.
@@ -23,11 +24,9 @@ sys.stdin.read()
 
 
 def test_every_peer_has_a_module_that_is_in_the_repository() -> None:
-    root = Path(__file__).parents[3]
+    modules = [peer.command[-1].partition(":")[0] for peer in PEERS.values()]
     assert sorted(PEERS) == ["bentoml", "litserve", "mosec", "ray-serve"]
-    assert [
-        peer.module for peer in PEERS.values() if not (root / f"{peer.module.replace('.', '/')}.py").is_file()
-    ] == []
+    assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").is_file()] == []
 
 
 def test_ray_serve_runs_in_the_environment_that_runs_offramp() -> None:
@@ -41,9 +40,8 @@ def test_where_the_peers_environment_is_missing_it_is_said_how_to_make_it(monkey
 
 
 def test_tokenizers_take_no_more_threads_than_the_model() -> None:
-    one, two = (environment(OPTIONS.model_copy(update={"threads": threads}), "a") for threads in (1, 2))
-    assert (one["TOKENIZERS_PARALLELISM"], one["RAYON_NUM_THREADS"], one[MARK]) == ("false", "1", "a")
-    assert (two["TOKENIZERS_PARALLELISM"], two["RAYON_NUM_THREADS"]) == ("true", "2")
+    assert threads_of(1) == {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    assert threads_of(2) == {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "2"}
 
 
 def test_a_server_is_its_process_those_with_its_mark_and_their_children() -> None:
@@ -58,7 +56,7 @@ def test_a_server_is_its_process_those_with_its_mark_and_their_children() -> Non
     ):
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        server = PeerProcess("", leader.pid, "of-this-test")
+        server = Server("", leader, "of-this-test", Path())
         assert {process.pid for process in server.processes()} == {leader.pid, parent.pid, child}
         assert stranger.pid not in {process.pid for process in server.processes()}
         assert server.memory_bytes() > 3_000_000  # three interpreters; even what they share is counted, in parts

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.peers.costs import spent
+from experiments.peers.compare import per_input
 from experiments.peers.limit import enough
-from experiments.peers.peer_side import settings
 from experiments.peers.plans import Machine
+from experiments.peers.sides import settings
 from experiments.peers.workloads import Workload
 from optimizer.plan import PolicySpec
 from profiles.records import ExitRecords
@@ -52,7 +52,7 @@ def test_requests_that_fill_a_batch_alone_leave_one_batch_size_to_try() -> None:
 
 
 def test_processor_time_is_told_per_input_of_what_was_spent_between() -> None:
-    assert spent({"ingress": 1.0}, {"ingress": 3.0, "stages": 4.0}, 2) == {"ingress": 1.0, "stages": 2.0}
+    assert per_input({"ingress": 1.0}, {"ingress": 3.0, "stages": 4.0}, 2) == {"ingress": 1.0, "stages": 2.0}
 
 
 def test_a_limit_begins_with_a_few_inputs_then_runs_what_the_time_left_is_enough_for() -> None:

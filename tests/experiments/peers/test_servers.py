@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import httpx
@@ -22,7 +23,7 @@ async def test_a_peer_answers_texts_lists_and_bursts_as_the_stock_model_does(nam
         pytest.skip("the peers' environment is missing: `make peers` makes it")
     make_model(tmp_path)
     options = ServerOptions(model=tmp_path, workers=2, batch=8, wait_s=0.002, slo_s=30.0, port=free_port())
-    expected = [{"label": each.label, "score": each.score} for each in StockModel.load(options).predict(TEXTS)]
+    expected = [asdict(each) for each in StockModel.load(options).predict(TEXTS)]
     with serving(name, options, logs=tmp_path) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60.0) as client:
             alone = await client.post("/predict", json={"inputs": TEXTS[0], "ids": "a", "timeout_s": 9.0})
@@ -33,8 +34,8 @@ async def test_a_peer_answers_texts_lists_and_bursts_as_the_stock_model_does(nam
         assert server.memory_bytes() > 100_000_000  # torch, at least
         assert server.cpu_s() > 0
     check(alone.json(), expected[0])
-    check(listed.json(), {"predictions": expected[:20]})
-    check(list_of_one.json(), {"predictions": expected[:1]})
+    check(listed.json(), {"outputs": expected[:20]})
+    check(list_of_one.json(), {"outputs": expected[:1]})
     for answer, each in zip(burst, expected, strict=True):
         check(answer.json(), each)
     assert wrong.is_client_error
@@ -51,7 +52,7 @@ def check(document: object, expected: object) -> None:
 
 def split(document: object) -> tuple[list[str], list[float]]:
     assert isinstance(document, dict)
-    answers = document.get("predictions", [document])
+    answers = document.get("outputs", [document])
     return [each["label"] for each in answers], [each["score"] for each in answers]
 
 
