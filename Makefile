@@ -28,12 +28,14 @@ demo: $(STAMP)  ## Train, serve, load and report, then end (minutes, CPU); DATA=
 serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
 	$(BIN)/python -m experiments.demo --keep $(if $(DATA),--data $(DATA))
 
-test: test-fast  ## Every test: units on all cores, then the service end to end on Ray (minutes)
-	$(BIN)/python -m pytest -q --durations 10 -m '(ray or browser) and not gpu and not slow'
+# A file is run by one process, so that what its tests share is made once; so is all that starts Ray (tests/conftest.py).
+TEST := $(BIN)/python -m pytest -q --durations 20 --numprocesses auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
 
-# A file is run by one process, so that what its tests share is made once.
-test-fast: $(STAMP)  ## The tests that need neither Ray nor a browser, on all cores (minutes)
-	$(BIN)/python -m pytest -q --durations 10 --numprocesses auto --maxprocesses 8 --dist loadfile
+test: $(STAMP)  ## Every test: units on all cores, beside them the service end to end on Ray (minutes)
+	$(TEST) -m 'not gpu and not slow'
+
+test-fast: $(STAMP)  ## The tests that need neither Ray nor a browser (minutes)
+	$(TEST)
 
 test-all: $(STAMP)  ## Also the slow ones, over whole data sets
 	$(BIN)/python -m pytest -q -m 'not gpu'

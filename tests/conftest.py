@@ -8,6 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What one process of several runs: a file, whose tests share what is made once; all that needs Ray or a browser."""
+    for item in items:
+        needs_both = item.get_closest_marker("ray") or item.get_closest_marker("browser")
+        item.add_marker(pytest.mark.xdist_group("ray" if needs_both else item.path.stem))
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Processes that a test starts take Ctrl-C; in a background job of a shell they would inherit to ignore it."""

@@ -64,6 +64,7 @@ def commands() -> dict[str, set[str]]:
     }
 
 
+@cache
 def options_of_the_app() -> set[str]:
     """Those that stand before any command."""
     return {option for parameter in typer.main.get_command(app).params for option in parameter.opts}

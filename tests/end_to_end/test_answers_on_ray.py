@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from earlyexit.errors import InputError, UnprocessableInputError
-from experiments.fuzz import fuzz
 from offramp import AsyncClient, Client
 from tests.end_to_end.one_ray import COLLECTOR_PORT, GRPC_PORT, HERE, METRICS_PORT, PORT, OneRay
 from tests.end_to_end.tiny_service import MAX_LENGTH, Tiny, text_service
@@ -182,6 +181,8 @@ def test_the_description_is_served(http: httpx.Client) -> None:
 
 def test_the_service_answers_as_its_description_says(url: str, tiny: Tiny) -> None:
     """The quick form of `python -m experiments.fuzz`."""
+    from experiments.fuzz import fuzz  # what it takes to make cases of a description takes a second to load
+
     findings = fuzz(url, num_cases=200)
     assert findings.problems == []
     assert findings.num_cases >= 200

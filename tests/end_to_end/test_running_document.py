@@ -73,6 +73,7 @@ def test_a_newcomer_serves_a_csv_with_few_commands(reader: Reader) -> None:
     assert "stopped" in reader.stop()
 
 
+@pytest.mark.slow
 def test_the_examples_commands_do_what_they_say(reader: Reader) -> None:
     """In the newcomer's clone: what was typed there already is not typed again."""
     examples = ROOT / "examples"
