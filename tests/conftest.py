@@ -10,10 +10,10 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What one process of several runs: a file, whose tests share what is made once; all that needs Ray or a browser."""
+    """What one process of several runs: a file, whose tests share what is made once; or all that starts Ray."""
     for item in items:
-        needs_both = item.get_closest_marker("ray") or item.get_closest_marker("browser")
-        item.add_marker(pytest.mark.xdist_group("ray" if needs_both else item.path.stem))
+        is_heavy = item.get_closest_marker("ray") or item.get_closest_marker("browser")
+        item.add_marker(pytest.mark.xdist_group("ray" if is_heavy else item.path.stem))
 
 
 @pytest.fixture
