@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from experiments.data import RUNS
 from experiments.live.load import Driven
-from experiments.live.meter import Usage
 from offramp.load.report import RequestRecord
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 
-EMULATED = (
-    "emulated: the Serve graph is real, accelerators are not. Decisions come from exit records, time from the "
-    "published BERT-base profile, stretched"
-)
 LOST = ("timeout", "connection")
 """Errors that no server explained."""
-OK_SHARE = 0.6
-"""Of the CPU; above it emulated accelerators are late because the machine is, not because they are."""
+Span = tuple[float, float]
+"""From one second up to another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class WindowFigures:
     """A window of a run. Rates count inputs that were answered in the window, the rest requests that were due in it."""
 
     seconds: float
@@ -50,31 +41,21 @@ class Figures:
         return sum(self.errors.get(kind, 0) for kind in LOST)
 
 
-Span = tuple[float, float]
-"""From one second up to another."""
-
-
-def figures(driven: Driven, since_s: float, until_s: float) -> Figures:
-    """Of one window."""
-    return figures_over(driven, [(since_s, until_s)])
-
-
-def figures_over(driven: Driven, spans: Sequence[Span]) -> Figures:
+def figures(driven: Driven, *spans: Span) -> WindowFigures:
     """Of several windows together; what they share counts once."""
     apart = united(spans)
     due = [record for record in driven.records if _within(record.scheduled_s, apart)]
     done = [record for record in driven.records if record.error is None and _within(record.done_s, apart)]
-    good = [record for record in done if record.latency_s <= driven.slo_s]
     latencies_s = [record.latency_s for record in due if record.error is None]
     p50_s, p99_s = np.percentile(latencies_s, [50, 99]).tolist() if latencies_s else (None, None)
     seconds = sum(until_s - since_s for since_s, until_s in apart)
-    return Figures(
+    return WindowFigures(
         seconds=seconds,
         requests=len(due),
         answered=len(latencies_s),
         in_slo=sum(latency_s <= driven.slo_s for latency_s in latencies_s),
-        answers_per_s=_inputs(done) / seconds,
-        goodput_per_s=_inputs(good) / seconds,
+        answers_per_s=sum(len(record.predictions) for record in done) / seconds,
+        goodput_per_s=sum(len(record.predictions) for record in done if record.latency_s <= driven.slo_s) / seconds,
         p50_s=p50_s,
         p99_s=p99_s,
         errors=dict(Counter(record.error for record in due if record.error is not None)),
@@ -103,8 +84,7 @@ def between(spans: Sequence[Span], since_s: float, until_s: float) -> list[Span]
 
 def goodput_bins(driven: Driven, bin_s: float) -> list[float]:
     """Goodput per second in bins of so many seconds, whole ones only, up to the end of the last phase."""
-    end_s = driven.starts_s[-1] + driven.phases[-1].seconds
-    counts = np.zeros(int(end_s / bin_s))
+    counts = np.zeros(int(driven.seconds / bin_s))
     for record in driven.records:
         index = int(record.done_s / bin_s)
         if record.error is None and record.latency_s <= driven.slo_s and index < len(counts):
@@ -169,30 +149,5 @@ def fault(records: ExitRecords, row: int, left_after: int, label: int, threshold
     return None if label == right else f"label {label} after block {left_after}, not {right}"
 
 
-def usage_words(usage: Usage) -> str:
-    """For the reader to judge by whether the emulation was disturbed."""
-    verdict = "undisturbed" if usage.machine < OK_SHARE else "DISTURBED: use a larger --time-scale"
-    return f"CPU: machine {usage.machine:.0%}, of which ours {usage.ours:.0%}, its client {usage.client:.0%}: {verdict}"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """For tables."""
-    return "-" if seconds is None else f"{seconds * 1000:.0f}"
-
-
-def write(name: str, document: Mapping[str, Any]) -> Path:
-    """Write a study's figures."""
-    folder = RUNS / "live"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps({"emulated": True, "what": EMULATED, **document}, indent=1), encoding="utf-8")
-    print(f"written: {path}")
-    return path
-
-
 def _within(at_s: float, spans: Sequence[Span]) -> bool:
     return any(since_s <= at_s < until_s for since_s, until_s in spans)
-
-
-def _inputs(records: Sequence[RequestRecord]) -> int:
-    return sum(len(record.predictions) for record in records)

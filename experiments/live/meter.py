@@ -1,13 +1,18 @@
-"""What the machine spends: CPU shares, memory, and which of our processes does what."""
+"""What the machine spends, and which of our processes does what."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import psutil
 
 MIB = 2**20
+OK_SHARE = 0.6
+"""Of the CPU; above it emulated accelerators are late because the machine is, not because they are."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,11 +20,18 @@ class Usage:
     """Shares of all cores of the machine."""
 
     machine: float
-    """Everything that ran, ours or not: above about 0.6 emulated accelerators begin to be late."""
+    """Everything that ran, ours or not."""
     ours: float
     """This process and all that it started; of those that ended meanwhile nothing is known."""
     client: float
     """This process: the load's client, and Ray's driver."""
+
+    def told(self) -> str:
+        """For the reader to judge by whether the emulation was disturbed."""
+        verdict = "undisturbed" if self.machine < OK_SHARE else "DISTURBED: use a larger --time-scale"
+        return (
+            f"CPU: machine {self.machine:.0%}, of which ours {self.ours:.0%}, its client {self.client:.0%}: {verdict}"
+        )
 
 
 class Meter:
@@ -43,22 +55,10 @@ class Meter:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Resident memory of this process and all that it started, shared pages counted in each."""
-
-    processes: int
-    resident_bytes: int
-
-    @property
-    def resident_mib(self) -> float:
-        return self.resident_bytes / MIB
-
-
-def memory() -> Memory:
-    """Now."""
-    sizes = [_resident_bytes(process) for process in _family()]
-    return Memory(processes=len(sizes), resident_bytes=sum(sizes))
+def memory() -> tuple[int, float]:
+    """Number of this process and all that it started, and their resident MiB, shared pages counted in each."""
+    sizes = [_of(process, lambda each: int(each.memory_info().rss), 0) for process in _family()]
+    return len(sizes), sum(sizes) / MIB
 
 
 def replica_pids(app: str) -> dict[str, list[int]]:
@@ -66,7 +66,7 @@ def replica_pids(app: str) -> dict[str, list[int]]:
     prefix = f"ray::ServeReplica:{app}:"
     found: dict[str, list[int]] = {}
     for process in psutil.Process().children(recursive=True):
-        title = _title(process)
+        title = _of(process, lambda each: " ".join(each.cmdline()), "")
         if title.startswith(prefix):
             deployment = title.removeprefix(prefix).partition(".")[0].split()[0]
             found.setdefault(deployment, []).append(process.pid)
@@ -79,22 +79,12 @@ def _family() -> list[psutil.Process]:
 
 
 def _cpu_s(process: psutil.Process) -> float:
+    return _of(process, lambda each: float(sum(each.cpu_times()[:2])), 0.0)
+
+
+def _of(process: psutil.Process, what: Callable[[psutil.Process], T], otherwise: T) -> T:
+    """What a process says of itself; something else where it ended meanwhile."""
     try:
-        times = process.cpu_times()
-    except psutil.Error:  # it ended meanwhile
-        return 0.0
-    return float(times.user + times.system)
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:  # it ended meanwhile
-        return ""
-
-
-def _resident_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:  # it ended meanwhile
-        return 0
+        return what(process)
+    except psutil.Error:
+        return otherwise

@@ -2,8 +2,8 @@
 
     python -m experiments.live.model [OUT]
 
-Twelve blocks with a ramp after all but the last, a tokenizer of a few words, exit records and a calibration card. The
-records are those of `experiments.recorded_exits`; where that data is absent, made-up ones with the survival of
+Twelve blocks with a ramp after all but the last, exit records and a calibration card. The records are those of
+`experiments.recorded_exits`; where that data is absent, made-up ones with the survival of
 `experiments/problems/bert_base_16_v100.yaml`. Seconds.
 """
 
@@ -25,8 +25,6 @@ from profiles.records import ExitRecords
 FOLDER = RUNS / "emulated" / "model"
 NUM_BLOCKS = 12
 NUM_MADE_UP = 2000
-LABELS = ("negative", "positive")
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "so", "it", "goes")
 TEXT = "so it goes"
 """What every request says: recorded decisions go by the id that comes with it."""
 UNSURE = 0.65
@@ -55,20 +53,9 @@ def ensure_model(folder: Path = FOLDER) -> ExitRecords:
 
 def make_model(folder: Path) -> ExitRecords:
     """Write model, tokenizer, records and card; gives the records."""
-    from earlyexit.checkpoint import random_model
-    from earlyexit.store import save_model
-    from earlyexit.tasks.label import LabelTask
+    from experiments.models import tiny_model  # torch, which a process that only loads a service need not import
 
-    sizes = {
-        "vocab_size": len(WORDS),
-        "hidden_size": 8,
-        "num_blocks": NUM_BLOCKS,
-        "num_heads": 1,
-        "intermediate_size": 8,
-        "max_length": 128,
-    }
-    save_model(random_model(sizes, name="emulated", task=LabelTask(LABELS)), folder)
-    _save_tokenizer(folder)
+    tiny_model(folder, name="emulated", num_blocks=NUM_BLOCKS, hidden_size=8)
     records = recorded() or made_up(survival_of_problem(), num_inputs=NUM_MADE_UP, rng=np.random.default_rng(0))
     records.save(folder / RECORDS_FILE)
     (folder / CALIBRATION_FILE).write_text(card(records).model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -115,7 +102,7 @@ def made_up(survival: tuple[float, ...], *, num_inputs: int, rng: np.random.Gene
     first_N = (position_N[:, None] <= np.array(survival)[1:]).sum(1)
     sure_NR = np.array(ramps) >= first_N[:, None]
     own_N = rng.uniform(0.05, ENTROPY, num_inputs)
-    labels_N = rng.integers(len(LABELS), size=num_inputs)
+    labels_N = rng.integers(2, size=num_inputs)
     return ExitRecords.of_answers(
         np.repeat(labels_N[:, None], len(ramps) + 1, axis=1),
         score="entropy",
@@ -126,23 +113,6 @@ def made_up(survival: tuple[float, ...], *, num_inputs: int, rng: np.random.Gene
         truth_N=labels_N,
         provenance={"data": "made up from a survival"},
     )
-
-
-def _save_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-    from tokenizers.processors import TemplateProcessing
-
-    ids = {word: index for index, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(WordLevel(ids, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[(word, ids[word]) for word in ("[CLS]", "[SEP]")]
-    )
-    from earlyexit.tokenizer import TOKENIZER_FILE
-
-    tokenizer.save(str(folder / TOKENIZER_FILE))
 
 
 if __name__ == "__main__":

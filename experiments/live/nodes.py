@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from deployments.serve_control import DASHBOARD_HOST
@@ -23,23 +22,13 @@ DASHBOARD_PORT = 8269
 LABEL = "offramp-node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
-    """A running cluster: a head without accelerators, and nodes that can be lost."""
-
-    cluster: Any
-    members: tuple[Any, ...]
-
-    def lose(self, index: int) -> None:
-        """Kill all of a node's processes at once."""
-        self.cluster.remove_node(self.members[index], allow_graceful=False)
-
-
 @contextmanager
 def served_on_nodes(
     settings: ServeSettings, plan: Plan, *, name: str, per_node: int, num_nodes: int, port: int
-) -> Iterator[tuple[Service, Nodes]]:
+) -> Iterator[tuple[Service, Callable[[int], None]]]:
     """The service with so many nodes of so many accelerators each beside the head, its plan in force.
+
+    Gives besides what kills all processes of a node at once, by its number.
 
     Ingress and controller are on the head, which has no accelerators; the nodes have nothing else. Requests come by
     Serve's own proxy, unless this process has started HAProxy before.
@@ -67,15 +56,8 @@ def served_on_nodes(
     }
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
     try:
-        members = tuple(
-            cluster.add_node(
-                num_cpus=0,
-                resources={emulated(name): per_node},
-                labels={LABEL: str(index)},
-                object_store_memory=STORE_BYTES,
-            )
-            for index in range(num_nodes)
-        )
+        has = {"num_cpus": 0, "resources": {emulated(name): per_node}, "object_store_memory": STORE_BYTES}
+        members = [cluster.add_node(labels={LABEL: str(index)}, **has) for index in range(num_nodes)]
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.WARNING)
         serve.start(proxy_location="HeadOnly", http_options=HTTPOptions(host="127.0.0.1", port=port))
         serve.run(application, name=settings.app, route_prefix="/", external_scaler_enabled=True)
@@ -83,7 +65,7 @@ def served_on_nodes(
         with Client(service.url) as client:
             client.wait_until_ready(timeout_s=READY_TIMEOUT_S)
         asyncio.run(service.apply(plan))
-        yield service, Nodes(cluster=cluster, members=members)
+        yield service, lambda index: cluster.remove_node(members[index], allow_graceful=False)
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
         ray.shutdown()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle, pairwise
-from typing import Literal
+from typing import Any
 
 from earlyexit.split import Split
 from experiments.live.emulation import emulated
@@ -15,16 +15,6 @@ COUNTS = {"V100": 9, "P100": 4}
 """What the plans of this file need at most."""
 NUM_BLOCKS = 12
 ENTROPIES = (0.4, 0.3)
-Kind = Literal["batch", "ramps", "thresholds", "split points", "stages", "accelerator type", "replicas"]
-KINDS: tuple[Kind, ...] = (
-    "batch",
-    "ramps",
-    "thresholds",
-    "split points",
-    "stages",
-    "accelerator type",
-    "replicas",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +34,22 @@ class Knobs:
     """Of the first stage."""
 
 
-def turned(knobs: Knobs, kind: Kind) -> Knobs:
+KINDS: Mapping[str, tuple[str, tuple[Any, Any]]] = {
+    "batch": ("batch", (8, 4)),
+    "ramps": ("every_ramp", (True, False)),
+    "thresholds": ("entropy", ENTROPIES),
+    "split points": ("cut", (4, 5)),
+    "stages": ("stages", (2, 3)),
+    "accelerator type": ("last_on", ("V100", "P100")),
+    "replicas": ("replicas", (4, 5)),
+}
+"""By the kind of change, the knob that it turns and between what."""
+
+
+def turned(knobs: Knobs, kind: str) -> Knobs:
     """The knobs after a change of that kind; the same kind again turns back."""
-    match kind:
-        case "batch":
-            return replace(knobs, batch=12 - knobs.batch)  # 8 and 4
-        case "ramps":
-            return replace(knobs, every_ramp=not knobs.every_ramp)
-        case "thresholds":
-            return replace(knobs, entropy=ENTROPIES[1] if knobs.entropy == ENTROPIES[0] else ENTROPIES[0])
-        case "split points":
-            return replace(knobs, cut=9 - knobs.cut)  # 4 and 5
-        case "stages":
-            return replace(knobs, stages=5 - knobs.stages)  # 2 and 3
-        case "accelerator type":
-            return replace(knobs, last_on="P100" if knobs.last_on == "V100" else "V100")
-        case "replicas":
-            return replace(knobs, replicas=9 - knobs.replicas)  # 4 and 5
+    knob, (one, other) = KINDS[kind]
+    return replace(knobs, **{knob: other if getattr(knobs, knob) == one else one})
 
 
 def plan_at(knobs: Knobs, spec: PolicySpec) -> Plan:
@@ -81,11 +70,8 @@ def changes(spec: PolicySpec) -> Iterator[tuple[str, Plan]]:
     """What changes, and the plan after it, without end: every kind there, then every kind back, and so on."""
     knobs = Knobs()
     for kind in cycle(KINDS):
-        turned_knobs = turned(knobs, kind)
-        up_or_down = ""
-        if kind == "replicas":
-            up_or_down = " up" if turned_knobs.replicas > knobs.replicas else " down"
-        knobs = turned_knobs
+        before, knobs = knobs, turned(knobs, kind)
+        up_or_down = {-1: " down", 0: "", 1: " up"}[knobs.replicas - before.replicas]
         yield f"{kind}{up_or_down}", plan_at(knobs, spec)
 
 

@@ -91,45 +91,32 @@ def hand_control(problem: PlanProblem, spec: PolicySpec, *, state: str) -> Contr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A running service."""
+    """A running service, and what its controller is asked."""
 
     url: str
     app: str = "offramp"
 
-    async def apply(self, plan: Plan, *, hold: bool = False) -> dict[str, Any]:
+    async def apply(self, plan: Plan, *, hold: bool = False) -> None:
         """Put a plan in force, until something better is found or for good; returns when the old one has drained."""
-        return await self._told("apply", plan_document(plan), hold)
-
-    async def replan(self) -> dict[str, Any]:
-        """Have the controller plan now."""
-        return await self._told("replan")
+        await self._ask("apply", plan_document(plan), hold)
 
     async def describe(self, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
         """What the controller says of itself."""
-        return await self._told("describe", timeout_s=timeout_s)
+        return await self._ask("describe", timeout_s=timeout_s)
 
     async def current(self) -> dict[str, Any]:
         """The placed plan in force; empty while nothing is served."""
-        return await self._told("current") or {}
+        return await self._ask("current")
 
-    async def history(self, limit: int = 100) -> list[dict[str, Any]]:
-        """What it decided, as it remembers."""
-        rows: list[dict[str, Any]] = await self._ask("history", limit)
-        return rows
-
-    async def _told(self, method: str, *arguments: Any, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
-        document: dict[str, Any] = await self._ask(method, *arguments, timeout_s=timeout_s)
-        return document
-
-    async def _ask(self, method: str, *arguments: Any, timeout_s: float = APPLY_TIMEOUT_S) -> Any:
+    async def _ask(self, method: str, *arguments: Any, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
         from ray import serve
 
         handle: Any = serve.get_deployment_handle("controller", self.app)
         if not handle.is_initialized:  # Serve keeps handles; its throughput switches would have them on this loop
             handle._init(_run_router_in_separate_loop=True)
 
-        def ask() -> Any:
-            return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s)
+        def ask() -> dict[str, Any]:
+            return getattr(handle, method).remote(*arguments).result(timeout_s=timeout_s) or {}
 
         return await asyncio.to_thread(ask)
 

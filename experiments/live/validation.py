@@ -12,7 +12,6 @@ runs/live/validation.json. Minutes: 27, of which the simulations take seconds.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,12 +20,14 @@ from typing import Any, cast
 import numpy as np
 
 from earlyexit.errors import DataError
-from experiments.live.figures import EMULATED, Figures, figures, usage_words, write
+from experiments.kit import show
+from experiments.live.emulation import Bench, bench
+from experiments.live.figures import WindowFigures, figures
 from experiments.live.model import ensure_model
-from experiments.live.options import Bench, bench, parser
-from experiments.live.validation_live import exits_of, idle_phase, load_phase, serve_run, side_of
-from experiments.live.validation_runs import FOLDER, IDLE, Run, SplitDocument, keep, read_run
-from experiments.live.validation_simulated import Overhead, as_driven, later, overhead_of, scenario_of
+from experiments.live.scenario import EMULATED, parser, write
+from experiments.live.validation_live import idle_phase, load_phase, plan_of, serve_run
+from experiments.live.validation_runs import FOLDER, IDLE, Run, SplitDocument, exits_of, keep_run, read_run
+from experiments.live.validation_simulated import Overhead, as_driven, later, overhead_of, scenario_of, simulated
 from offramp.jobs.provenance import provenance
 from optimizer.decision import Strategy
 from optimizer.plan_file import parse_plan
@@ -46,8 +47,8 @@ class Compared:
     """One run on both sides; shares are of the live figure, by the name of the figure."""
 
     run: str
-    live: Figures
-    simulated: Figures
+    live: WindowFigures
+    simulated: WindowFigures
     scatter: Mapping[str, float]
     """Standard deviation over simulations in which requests come a few milliseconds later."""
     fill: Mapping[str, tuple[float | None, float | None]]
@@ -67,38 +68,37 @@ class Compared:
         """Whether each figure is as near as it must be."""
         return {name: abs(ratio - 1) <= BOUNDS[name] for name, ratio in self.ratios.items()}
 
+    def document(self) -> dict[str, Any]:
+        """As plain data, without what JSON has not."""
+        known = {"ratios": _known(self.ratios), "scatter": _known(self.scatter), "within": self.within}
+        return asdict(self) | known
+
 
 def main() -> None:
     """Serve what is asked for, then compare all that is kept."""
-    options = _options().parse_args()
+    made = parser("validation", __doc__, plans="stock,e3,best", loads="0.4,0.7,0.95,1.2", requests=600)
+    made.add_argument("--folder", type=Path, default=FOLDER)
+    made.add_argument("--compare", action="store_true", help="simulate the kept runs, serve nothing")
+    options = made.parse_args()
     if not options.compare:
         serve_all(bench(options, CLUSTER), options.plans.split(","), options.loads.split(","))
     compare_all(options.folder, ensure_model(options.model))
-
-
-def _options() -> ArgumentParser:
-    made = parser("validation", __doc__)
-    made.add_argument("--plans", default="stock,e3,best")
-    made.add_argument("--loads", default="0.4,0.7,0.95,1.2")
-    made.add_argument("--requests", type=int, default=600)
-    made.add_argument("--folder", type=Path, default=FOLDER)
-    made.add_argument("--compare", action="store_true", help="simulate the kept runs, serve nothing")
-    return made
 
 
 def serve_all(on: Bench, plans: Sequence[str], loads: Sequence[str]) -> None:
     """Every plan idle, then under every load; each run is kept as it ends."""
     print(f"{EMULATED} {on.options.time_scale:g} times")
     for name in plans:
-        side = side_of(on, cast(Strategy, name))
-        stages = ", ".join(f"{stage.replicas} x {stage.first}-{stage.end - 1}" for stage in side.plan.stages)
-        print(f"{name}: {stages}; {side.rate_per_s:.1f}/s predicted")
-        phases = [idle_phase(on, side), *(load_phase(on, side, float(share), on.options.requests) for share in loads)]
-        for phase in phases:
-            run = serve_run(on, side, phase)
-            path = keep(run, on.options.folder)
-            asked = f"{len(run.rows)} requests in {run.seconds:.0f} s"
-            print(f"{run.name}: {asked}; {usage_words(run.driven().usage)}; {path}")
+        plan = plan_of(on, cast(Strategy, name))
+        stages = ", ".join(f"{stage.replicas} x {stage.first}-{stage.end - 1}" for stage in plan.stages)
+        print(f"{name}: {stages}; {plan.predicted['rate_per_s']:.1f}/s predicted")
+        for phase in (
+            idle_phase(on, plan),
+            *(load_phase(on, plan, float(share), on.options.requests) for share in loads),
+        ):
+            run = serve_run(on, name, plan, phase)
+            path = keep_run(run, on.options.folder)
+            print(f"{run.name}: {len(run.rows)} requests in {run.seconds:.0f} s; {run.usage.told()}; {path}")
 
 
 def compare_all(folder: Path, records: ExitRecords) -> None:
@@ -108,9 +108,16 @@ def compare_all(folder: Path, records: ExitRecords) -> None:
     for name, each in overheads.items():
         print(f"{name}: calls cost {each.entry_s * 1e3:.1f} ms, {each.hop_s * 1e3:.1f} ms more per further stage")
     rows = [compare(run, records, _overhead(overheads, run)) for run in found if run.load != IDLE]
-    for line in table(rows):
-        print(line)
-    write(folder.name, _document(found, overheads, rows))
+    columns = ("run", *(f"{name}{part}" for name in BOUNDS for part in ("", " simulated", " ratio")), "CPU", "failed")
+    show("live and simulated", columns, [_cells(row) for row in rows])
+    print(*verdicts(rows), sep="\n")
+    document = {
+        "provenance": provenance(kept={run.name: run.provenance for run in found}),
+        "bounds": dict(BOUNDS),
+        "overheads": overheads,
+        "runs": [row.document() for row in rows],
+    }
+    write(folder.name, document)
 
 
 def _overhead(overheads: Mapping[str, Overhead], run: Run) -> Overhead:
@@ -121,36 +128,25 @@ def _overhead(overheads: Mapping[str, Overhead], run: Run) -> Overhead:
 
 def compare(run: Run, records: ExitRecords, overhead: Overhead, *, num_again: int = NUM_AGAIN) -> Compared:
     """The run's figures, the simulator's, and how far the simulator's own scatter."""
-    rng = np.random.default_rng(0)
-    live = figures(run.driven(), run.warm_s, run.seconds)
+    rng, window = np.random.default_rng(0), (run.warm_s, run.seconds)
+    live = figures(run.driven(), window)
     outcome = simulate(scenario_of(run, records, overhead))
-    again = [as_driven(each, simulate(scenario_of(each, records, overhead))) for each in _later(run, rng, num_again)]
+    again = [figures(simulated(later(run, rng), records, overhead), window) for _ in range(num_again)]
     return Compared(
         run=run.name,
         live=live,
-        simulated=figures(as_driven(run, outcome), run.warm_s, run.seconds),
-        scatter=_scatter(live, [figures(each, run.warm_s, run.seconds) for each in again]),
+        simulated=figures(as_driven(run, outcome), window),
+        scatter={
+            name: float(np.std([figure(each, name) for each in again])) / (figure(live, name) or np.nan)
+            for name in (BOUNDS if again else ())
+        },
         fill=_fill(run.splits, outcome.splits),
         other_exits=_other_exits(run, records),
         machine=run.usage.machine,
     )
 
 
-def _later(run: Run, rng: np.random.Generator, num_again: int) -> list[Run]:
-    return [later(run, rng) for _ in range(num_again)]
-
-
-def _scatter(live: Figures, again: Sequence[Figures]) -> dict[str, float]:
-    if not again:
-        return {}
-    return {
-        name: float(np.std([figure(each, name) for each in again])) / (figure(live, name) or np.nan) for name in BOUNDS
-    }
-
-
-def _fill(
-    live: Sequence[SplitDocument], simulated: Sequence[SplitUse]
-) -> dict[str, tuple[float | None, float | None]]:
+def _fill(live: Sequence[SplitDocument], simulated: Sequence[SplitUse]) -> dict[str, tuple[float | None, float | None]]:
     live_of = {f"{split.first}-{split.end - 1}": split.fill for split in live if split.batches}
     simulated_of = {f"{split.first}-{split.end - 1}": split.fill for split in simulated}
     return {blocks: (live_of.get(blocks), simulated_of.get(blocks)) for blocks in {**live_of, **simulated_of}}
@@ -162,42 +158,32 @@ def _other_exits(run: Run, records: ExitRecords) -> int:
     return sum(said_N[rows].tolist() != exits for rows, exits in answered)
 
 
-def figure(of: Figures, name: str) -> float:
+def figure(of: WindowFigures, name: str) -> float:
     """One of `BOUNDS`; NaN where it is not defined."""
     value = getattr(of, name)
     return np.nan if value is None else float(value)
 
 
-def table(rows: Sequence[Compared]) -> list[str]:
-    """Per figure: live, simulated, their ratio, and the simulator's own scatter; then how many are near enough."""
-    lines = [f"{'run':<11} " + "".join(f"{name:<33}" for name in BOUNDS) + "CPU   refused or failed"]
-    for row in rows:
-        cells = [
-            f"{figure(row.live, name):7.3f} {figure(row.simulated, name):7.3f} {ratio:5.3f} "
-            f"+-{row.scatter.get(name, np.nan):5.1%} {' ' if row.within[name] else '!'} "
-            for name, ratio in row.ratios.items()
-        ]
-        failed = f"{sum(row.live.errors.values())}, {sum(row.simulated.errors.values())}"
-        lines.append(f"{row.run:<11} " + "".join(f"{cell:<33}" for cell in cells) + f"{row.machine:.0%}  {failed}")
-    return [*lines, *_verdicts(rows)]
+def _known(shares: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: None if np.isnan(share) else share for name, share in shares.items()}
 
 
-def _verdicts(rows: Sequence[Compared]) -> list[str]:
-    verdicts = [
+def _cells(row: Compared) -> list[str]:
+    cells = [row.run]
+    for name, ratio in row.ratios.items():
+        scatter = f"{ratio:.3f} +-{row.scatter.get(name, np.nan):.1%}{'' if row.within[name] else ' !'}"
+        cells += [f"{figure(row.live, name):.3f}", f"{figure(row.simulated, name):.3f}", scatter]
+    failed = f"{sum(row.live.errors.values())}, {sum(row.simulated.errors.values())}"
+    return [*cells, f"{row.machine:.0%}", failed]
+
+
+def verdicts(rows: Sequence[Compared]) -> list[str]:
+    """How many figures are near enough, and which runs left elsewhere than recorded."""
+    near = [
         f"{name}: {sum(row.within[name] for row in rows)} of {len(rows)} within {bound:.0%}"
         for name, bound in BOUNDS.items()
     ]
-    others = [f"{row.run}: {row.other_exits} requests left elsewhere" for row in rows if row.other_exits]
-    return [*verdicts, *others]
-
-
-def _document(runs: Sequence[Run], overheads: Mapping[str, Overhead], rows: Sequence[Compared]) -> dict[str, Any]:
-    return {
-        "provenance": provenance(kept={run.name: run.provenance for run in runs}),
-        "bounds": dict(BOUNDS),
-        "overheads": {name: asdict(overhead) for name, overhead in overheads.items()},
-        "runs": [asdict(row) | {"ratios": row.ratios, "within": row.within} for row in rows],
-    }
+    return near + [f"{row.run}: {row.other_exits} requests left elsewhere" for row in rows if row.other_exits]
 
 
 if __name__ == "__main__":

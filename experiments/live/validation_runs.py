@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,25 +17,17 @@ from pydantic import ConfigDict, Field, model_validator
 from earlyexit.errors import DataError
 from earlyexit.source_file import Source, StrictDocument
 from experiments.data import RUNS
-from experiments.live.figures import EMULATED
-from experiments.live.load import Driven
+from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase
 from experiments.live.meter import Usage
-from experiments.live.phases import INPUTS_PER_REQUEST, Phase
+from experiments.live.scenario import EMULATED
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
-from profiles.records import ExitRecords
+from optimizer.plan import Plan
+from profiles.records import ExitRecords, IntArray
 
 FOLDER = RUNS / "live" / "validation"
 IDLE = "idle"
 """The load's name where one request was asked at a time."""
-
-
-class UsageDocument(StrictDocument):
-    """See `experiments.live.meter.Usage`."""
-
-    machine: float
-    ours: float
-    client: float
 
 
 class SplitDocument(StrictDocument):
@@ -81,7 +74,7 @@ class Run(StrictDocument):
     exits: list[list[int]]
     """Per input of an answered request, the block it left after; none for others."""
     splits: list[SplitDocument]
-    usage: UsageDocument
+    usage: Usage = Field(strict=False)
     provenance: dict[str, Any]
 
     @model_validator(mode="after")
@@ -98,42 +91,34 @@ class Run(StrictDocument):
         return f"{self.plan_name}-{self.load}"
 
     def driven(self) -> Driven:
-        """The run as the figures of live runs are taken from."""
-        return driven_of(self, self.sent_s, self.done_s, self.errors, self.exits)
+        """The run as the figures of live runs are taken from; labels are not kept, so they are empty."""
+        keys = tuple(str(row) for rows in self.rows for row in rows)
+        records = tuple(self._record(index) for index in range(len(self.rows)))
+        return Driven(
+            phases=(Phase(name=self.name, seconds=self.seconds, keys=keys, rate_per_s=len(keys) / self.seconds),),
+            slo_s=self.slo_s,
+            keys=keys,
+            records=records,
+            num_sent=len(records),
+            usage=self.usage,
+        )
 
-
-def driven_of(
-    run: Run, sent_s: list[float], done_s: list[float], errors: list[str | None], exits: list[list[int]]
-) -> Driven:
-    """What became of the run's requests, live or simulated; labels are not kept, so they are empty."""
-    keys = tuple(str(row) for rows in run.rows for row in rows)
-    records = tuple(
-        RequestRecord(
+    def _record(self, index: int) -> RequestRecord:
+        return RequestRecord(
             request_id=str(index),
             input_indices=tuple(range(index * INPUTS_PER_REQUEST, (index + 1) * INPUTS_PER_REQUEST)),
-            scheduled_s=scheduled_s,
-            sent_s=sent_s[index],
-            done_s=done_s[index],
+            scheduled_s=self.scheduled_s[index],
+            sent_s=self.sent_s[index],
+            done_s=self.done_s[index],
             num_attempts=1,
             predictions=tuple(
-                Prediction(label="", score=0.0, exit=left, request_id=str(index)) for left in exits[index]
+                Prediction(label="", score=0.0, exit=left, request_id=str(index)) for left in self.exits[index]
             ),
-            error=errors[index],
+            error=self.errors[index],
         )
-        for index, scheduled_s in enumerate(run.scheduled_s)
-    )
-    return Driven(
-        phases=(Phase(name=run.name, seconds=run.seconds, keys=keys, rate_per_s=len(keys) / run.seconds),),
-        start_s=0.0,
-        slo_s=run.slo_s,
-        keys=keys,
-        records=records,
-        num_sent=len(records),
-        usage=Usage(machine=run.usage.machine, ours=run.usage.ours, client=run.usage.client),
-    )
 
 
-def keep(run: Run, folder: Path = FOLDER) -> Path:
+def keep_run(run: Run, folder: Path = FOLDER) -> Path:
     """Write it under its name."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{run.name}.json"
@@ -142,7 +127,7 @@ def keep(run: Run, folder: Path = FOLDER) -> Path:
 
 
 def read_run(path: Path) -> Run:
-    """What `keep` wrote; raises DataError for anything else."""
+    """What `keep_run` wrote; raises DataError for anything else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -154,3 +139,20 @@ def digest(records: ExitRecords) -> str:
     """By which a run knows its exit records again."""
     parts = (records.scores_NR, records.answers())
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
+
+
+def exits_of(records: ExitRecords, plan: Plan) -> IntArray:
+    """Per record, the block that it leaves after under the plan."""
+    return records.outcome(active_thresholds(plan)).exits_N
+
+
+def active_thresholds(plan: Plan) -> dict[int, float]:
+    """Of the ramps that are on."""
+    given = None if plan.policy is None else plan.policy.thresholds
+    assert isinstance(given, Mapping) or not plan.ramps, "emulated plans have a threshold per ramp"
+    return {ramp: given[ramp] for ramp in plan.ramps} if isinstance(given, Mapping) else {}
+
+
+def stages_left(plan: Plan, exits_N: IntArray) -> IntArray:
+    """The stage that each input leaves in."""
+    return np.searchsorted(np.array([stage.end for stage in plan.stages]), exits_N, side="right")

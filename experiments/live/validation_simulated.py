@@ -8,15 +8,12 @@ import numpy as np
 
 from deployments.settings import ServeSettings
 from earlyexit.errors import DataError
-from experiments.live.load import Driven
-from experiments.live.phases import INPUTS_PER_REQUEST
-from experiments.live.validation_live import active_thresholds, stages_left
-from experiments.live.validation_runs import IDLE, Run, digest, driven_of
+from experiments.live.load import INPUTS_PER_REQUEST, Driven
+from experiments.live.validation_runs import IDLE, Run, active_thresholds, digest, stages_left
 from optimizer.plan_file import parse_plan
 from optimizer.problem import Link
 from optimizer.problem_file import parse_problem
-from profiles.records import ExitRecords, IntArray
-from profiles.scores import FloatArray
+from profiles.records import ExitRecords
 from simulator.decisions import recorded
 from simulator.outcome import DROPS, Outcome
 from simulator.scenario import Scenario
@@ -85,18 +82,18 @@ def scenario_of(run: Run, records: ExitRecords, overhead: Overhead) -> Scenario:
 
 def as_driven(run: Run, outcome: Outcome) -> Driven:
     """Requests as the client of a service sees them: whole or failed, and failed where the deadline has passed."""
-    latency_s_RI = outcome.latency_s_N.reshape(-1, INPUTS_PER_REQUEST)
-    drop_RI = outcome.drop_N.reshape(-1, INPUTS_PER_REQUEST)
-    exit_RI = outcome.exit_N.reshape(-1, INPUTS_PER_REQUEST)
+    parts = (outcome.latency_s_N, outcome.drop_N, outcome.exit_N)
     done_s: list[float] = []
     errors: list[str | None] = []
     exits: list[list[int]] = []
-    for request, scheduled_s in enumerate(run.scheduled_s):
-        error = _error(latency_s_RI[request].tolist(), drop_RI[request].tolist(), run.slo_s)
+    whole = zip(*(part.reshape(-1, INPUTS_PER_REQUEST).tolist() for part in parts), strict=True)
+    for scheduled_s, (latencies_s, drops, left) in zip(run.scheduled_s, whole, strict=True):
+        error = _error(latencies_s, drops, run.slo_s)
         errors.append(error)
-        exits.append([] if error else exit_RI[request].tolist())
-        done_s.append(scheduled_s + (0.0 if error else float(latency_s_RI[request].max())))
-    return driven_of(run, run.scheduled_s, done_s, errors, exits)
+        exits.append([] if error else left)
+        done_s.append(scheduled_s + (0.0 if error else max(latencies_s)))
+    update = {"sent_s": run.scheduled_s, "done_s": done_s, "errors": errors, "exits": exits}
+    return run.model_copy(update=update).driven()
 
 
 def _error(latencies_s: list[float], drops: list[int], slo_s: float) -> str | None:
@@ -116,19 +113,12 @@ def overhead_of(idle: Run, records: ExitRecords) -> Overhead:
         raise DataError(f"overhead is taken from an idle run, not from {idle.name}")
     if any(error is not None for error in idle.errors):
         raise DataError(f"requests of the idle run {idle.name} failed")
-    beyond_s, stages = _beyond(idle, records)
+    pairs = zip(idle.driven().records, simulated(idle, records, NO_OVERHEAD).records, strict=True)
+    beyond_s = np.array([live.latency_s - bare.latency_s for live, bare in pairs])
+    stages = stages_left(parse_plan(idle.plan), np.array([max(exits) for exits in idle.exits]))
     reached = np.unique(stages)
     medians_s = [float(np.median(beyond_s[stages == stage])) for stage in reached]
     if len(reached) == 1:
         return Overhead(entry_s=max(0.0, medians_s[0]), hop_s=0.0)
     hop_s, entry_s = np.polyfit(reached, medians_s, 1)
     return Overhead(entry_s=max(0.0, float(entry_s)), hop_s=max(0.0, float(hop_s)))
-
-
-def _beyond(idle: Run, records: ExitRecords) -> tuple[FloatArray, IntArray]:
-    """Per request, seconds beyond the accelerators' own, and the last stage that it reached."""
-    computed = simulated(idle, records, NO_OVERHEAD)
-    pairs = zip(idle.driven().records, computed.records, strict=True)
-    beyond_s = np.array([live.latency_s - bare.latency_s for live, bare in pairs])
-    deepest = np.array([max(exits) for exits in idle.exits])
-    return beyond_s, stages_left(parse_plan(idle.plan), deepest)

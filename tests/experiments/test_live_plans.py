@@ -6,9 +6,9 @@ from itertools import islice, pairwise
 import numpy as np
 import pytest
 
-from experiments.live.emulation import Emulation, best_plan, emulated, plan_of
+from experiments.live.emulation import Emulation, best_plan, emulated
 from experiments.live.model import made_up, survival_of_problem
-from experiments.live.plans import COUNTS, KINDS, NUM_BLOCKS, Knobs, all_plans, changes, plan_at, turned
+from experiments.live.plans import COUNTS, KINDS, NUM_BLOCKS, Knobs, all_plans, changes, plan_at
 from experiments.live.service import SLOTS, seed_plan
 from optimizer.evaluate import evaluate, violations
 from optimizer.plan import Plan, PolicySpec
@@ -35,28 +35,21 @@ def aspects(plan: Plan) -> dict[str, object]:
 
 def test_every_change_changes_its_own_aspect_and_nothing_else() -> None:
     plans = [plan_at(Knobs(), SPEC), *(plan for _, plan in islice(changes(SPEC), 2 * len(KINDS)))]
-    for kind, (before, after) in zip(KINDS * 2, pairwise(plans), strict=True):
+    for kind, (before, after) in zip([*KINDS] * 2, pairwise(plans), strict=True):
         was, now = aspects(before), aspects(after)
         assert {name for name in was if was[name] != now[name]} == {kind}
 
 
 def test_replicas_are_changed_up_and_down() -> None:
     named = [name for name, _ in islice(changes(SPEC), 2 * len(KINDS))]
-    assert named[: len(KINDS)] == [*KINDS[:-1], "replicas up"]
-    assert named[len(KINDS) :] == [*KINDS[:-1], "replicas down"]
+    assert named[: len(KINDS)] == [*list(KINDS)[:-1], "replicas up"]
+    assert named[len(KINDS) :] == [*list(KINDS)[:-1], "replicas down"]
 
 
 def test_two_rounds_of_changes_lead_back_to_the_first_plan() -> None:
     plans = all_plans(SPEC)
     assert plans[0] == plans[-1]
     assert len({str(plan_document(plan)) for plan in plans}) == 2 * len(KINDS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_turning_a_knob_twice_turns_it_back(kind: str) -> None:
-    assert kind in KINDS
-    assert turned(turned(Knobs(), kind), kind) == Knobs()
-    assert turned(Knobs(), kind) != Knobs()
 
 
 def test_every_plan_is_one_of_the_model_and_of_the_cluster() -> None:
@@ -91,14 +84,12 @@ def test_a_cluster_of_three_types_has_the_price_of_sixteen_v100() -> None:
     assert prices[0] == pytest.approx(prices[1], rel=0.02)
 
 
-def test_the_best_plan_leaves_at_its_ramps_by_the_given_policy() -> None:
+def test_the_best_plan_uses_its_ramps() -> None:
     survival = survival_of_problem()
     records = made_up(survival, num_inputs=2000, rng=np.random.default_rng(0))
     problem = Emulation(counts={"V100": 4}).problem(survival)
     best, stock = (best_plan(problem, strategy, records) for strategy in ("best", "stock"))
     assert best.figures.rate_per_s > 1.5 * stock.figures.rate_per_s
-    assert plan_of(best.stages, SPEC).policy == SPEC
-    assert plan_of(stock.stages, SPEC).policy == SPEC
 
 
 def test_a_seed_leaves_one_accelerator_for_every_idle_slot() -> None:
