@@ -98,7 +98,7 @@ def serve_all(on: Bench, plans: Sequence[str], loads: Sequence[str]) -> None:
         ):
             run = serve_run(on, name, plan, phase)
             path = keep_run(run, on.options.folder)
-            print(f"{run.name}: {len(run.rows)} requests in {run.seconds:.0f} s; {run.usage.told()}; {path}")
+            print(f"{run.name}: {len(run.rows)} requests in {run.seconds:.0f} s; {run.driven().usage.told()}; {path}")
 
 
 def compare_all(folder: Path, records: ExitRecords) -> None:
@@ -142,7 +142,7 @@ def compare(run: Run, records: ExitRecords, overhead: Overhead, *, num_again: in
         },
         fill=_fill(run.splits, outcome.splits),
         other_exits=_other_exits(run, records),
-        machine=run.usage.machine,
+        machine=run.usage["machine"],
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -101,7 +101,7 @@ def kept_run(on: Bench, name: str, plan: Plan, phase: Phase, driven: Driven, sta
         errors=[record.error for record in records],
         exits=[[prediction.exit for prediction in record.predictions] for record in records],
         splits=splits_of(stats["stages"]),
-        usage=driven.usage,
+        usage=asdict(driven.usage),
         provenance=provenance(seed=on.options.seed, data=(on.records.provenance or {}).get("data")),
     )
 

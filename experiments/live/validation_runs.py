@@ -74,7 +74,8 @@ class Run(StrictDocument):
     exits: list[list[int]]
     """Per input of an answered request, the block it left after; none for others."""
     splits: list[SplitDocument]
-    usage: Usage = Field(strict=False)
+    usage: dict[str, float]
+    """Of the machine: see `Usage`."""
     provenance: dict[str, Any]
 
     @model_validator(mode="after")
@@ -100,7 +101,7 @@ class Run(StrictDocument):
             keys=keys,
             records=records,
             num_sent=len(records),
-            usage=self.usage,
+            usage=Usage(**self.usage),
         )
 
     def _record(self, index: int) -> RequestRecord:

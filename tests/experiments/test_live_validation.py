@@ -12,7 +12,6 @@ from earlyexit.split import Split
 from experiments.live.emulation import Bench, Emulation, emulated, policy
 from experiments.live.figures import WindowFigures, figures
 from experiments.live.load import Driven, Phase, closed_keys
-from experiments.live.meter import Usage
 from experiments.live.model import made_up
 from experiments.live.validation import Compared, compare, compare_all, verdicts
 from experiments.live.validation_live import IDLE_SLOS, WARM_SLOS, idle_phase, kept_run, load_phase, splits_of
@@ -108,7 +107,7 @@ def run_of(
         errors=failed,
         exits=[[] if error else left[asked].tolist() for asked, error in zip(rows, failed, strict=True)],
         splits=[SplitDocument(first=0, end=2, batches=2, inputs=12, fill=0.75, busy_s=4.0, dropped=0)],
-        usage=Usage(machine=0.3, ours=0.2, client=0.1),
+        usage={"machine": 0.3, "ours": 0.2, "client": 0.1},
         provenance={},
     )
 
