@@ -22,12 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
+from experiments.live.figures import longest_silence_s
+from experiments.live.meter import replica_pids
 from offramp.client.client import Client
 from offramp.jobs.calibration import read_calibration
 from offramp.load.report import LoadReport
@@ -37,8 +37,10 @@ from optimizer.plan import Plan, Stage
 
 BATCH = 16
 SHARE_OF_CAPACITY = 0.7
-Chaos = Callable[[str, float], Awaitable[list[float]]]
-"""(url, expected duration of the load) -> when something was killed, on the monotonic clock."""
+LOOKED_S = 10.0
+"""How long silence is looked for after something was killed."""
+APP = "offramp"
+INGRESS, FIRST, SECOND = "ingress", "split-cpu-0", "split-cpu-1"
 
 
 def main() -> None:
@@ -56,16 +58,16 @@ def main() -> None:
 
     print("1. one replica of each of two stages is killed, two replicas per stage")
     with _service(options, many, ingress_replicas=1) as url:
-        _print(*_under_load(url, data, options.requests, kill_one_of_each_stage, retries=0))
+        asyncio.run(_under_load(url, data, options.requests, killed(FIRST, SECOND)))
     print("2. one ingress of two is killed")
     with _service(options, many, ingress_replicas=2) as url:
-        _print(*_under_load(url, data, options.requests // 4, kill_an_ingress, retries=0))
+        asyncio.run(_under_load(url, data, options.requests // 4, killed(INGRESS)))
         time.sleep(5)  # until the killed one is replaced
         print("   the same with the client's retry (same request id)")
-        _print(*_under_load(url, data, options.requests // 4, kill_an_ingress, retries=5))
+        asyncio.run(_under_load(url, data, options.requests // 4, killed(INGRESS), retries=5))
     print("3. the only replica of a stage is killed")
     with _service(options, one, ingress_replicas=1) as url:
-        _print(*_under_load(url, data, options.requests // 4, kill_first_stage, retries=0))
+        asyncio.run(_under_load(url, data, options.requests // 4, killed(FIRST)))
 
 
 def two_stages(card: CalibrationCard, *, replicas: int) -> Plan:
@@ -78,24 +80,37 @@ def two_stages(card: CalibrationCard, *, replicas: int) -> Plan:
     return Plan(stages=stages, policy=card.policy_spec())
 
 
+def killed(*deployments: str) -> Callable[[float], Awaitable[list[float]]]:
+    """Kills (-9) a process of each, spread evenly over a load's duration; tells when, on the monotonic clock."""
+
+    async def kill(duration_s: float) -> list[float]:
+        killed_s = []
+        for deployment in deployments:
+            await asyncio.sleep(duration_s / (len(deployments) + 1))
+            os.kill(replica_pids(APP)[deployment][0], signal.SIGKILL)
+            killed_s.append(time.monotonic())
+        return killed_s
+
+    return kill
+
+
 @contextmanager
 def _service(options: Any, plan: Plan, *, ingress_replicas: int) -> Iterator[str]:
-    settings = ServeSettings(model=str(options.model.resolve()), plan=plan, ingress_replicas=ingress_replicas)
+    settings = ServeSettings(model=str(options.model.resolve()), app=APP, plan=plan, ingress_replicas=ingress_replicas)
     with serving(settings, LocalCluster(port=options.port)) as url:
         with Client(url) as client:
             client.wait_until_ready(timeout_s=60)
         yield url
 
 
-def _under_load(
-    url: str, data: LabelledRows, requests: int, chaos: Chaos, *, retries: int
-) -> tuple[LoadReport, list[float]]:
-    return asyncio.run(_load_and_chaos(url, data, requests, chaos, retries=retries))
-
-
-async def _load_and_chaos(
-    url: str, data: LabelledRows, requests: int, chaos: Chaos, *, retries: int
-) -> tuple[LoadReport, list[float]]:
+async def _under_load(
+    url: str,
+    data: LabelledRows,
+    requests: int,
+    kill: Callable[[float], Awaitable[list[float]]],
+    *,
+    retries: int = 0,
+) -> None:
     probe = LoadConfig(url=url, inputs=data.texts, labels=data.labels, num_requests=600, concurrency=64, slo_s=0.25)
     await run_load(replace(probe, num_requests=200))
     capacity_rps = (await run_load(probe)).achieved_rps
@@ -103,40 +118,8 @@ async def _load_and_chaos(
     print(f"   capacity {capacity_rps:.0f}/s, {requests} requests at {rate_rps:.0f}/s")
     loaded = replace(probe, num_requests=requests, concurrency=None, rate_rps=rate_rps, retries=retries)
     started_s = time.monotonic()
-    report, killed_s = await asyncio.gather(run_load(loaded), chaos(url, requests / rate_rps))
-    return report, [when_s - started_s for when_s in killed_s]
-
-
-async def kill_one_of_each_stage(url: str, duration_s: float) -> list[float]:
-    """A replica of the first stage after a third of the time, one of the second after another third."""
-    killed_s = []
-    for stage in (0, 1):
-        await asyncio.sleep(duration_s / 3)
-        killed_s.append(_kill((await _stats(url))["stages"][stage][0]["pid"]))
-    return killed_s
-
-
-async def kill_first_stage(url: str, duration_s: float) -> list[float]:
-    """The first stage's only replica, in the middle."""
-    await asyncio.sleep(duration_s / 2)
-    return [_kill((await _stats(url))["stages"][0][0]["pid"])]
-
-
-async def kill_an_ingress(url: str, duration_s: float) -> list[float]:
-    """Whichever ingress answers, in the middle."""
-    await asyncio.sleep(duration_s / 2)
-    return [_kill((await _stats(url))["ingress_pid"])]
-
-
-async def _stats(url: str) -> dict[str, Any]:
-    async with httpx.AsyncClient() as client:
-        stats: dict[str, Any] = (await client.get(f"{url}/stats", timeout=10)).json()
-        return stats
-
-
-def _kill(pid: int) -> float:
-    os.kill(pid, signal.SIGKILL)
-    return time.monotonic()
+    report, killed_s = await asyncio.gather(run_load(loaded), kill(requests / rate_rps))
+    _print(report, [when_s - started_s for when_s in killed_s])
 
 
 def _print(report: LoadReport, killed_s: list[float]) -> None:
@@ -149,13 +132,8 @@ def _print(report: LoadReport, killed_s: list[float]) -> None:
         f"p50 {latency.p50_s * 1000:.0f} ms, p99 {latency.p99_s * 1000:.0f} ms, max {latency.max_s * 1000:.0f} ms"
     )
     for when_s in killed_s:
-        print(f"   killed at {when_s:.1f} s: longest silence after it {_longest_silence(report, when_s):.2f} s")
-
-
-def _longest_silence(report: LoadReport, since_s: float) -> float:
-    """Seconds without any answer, the longest stretch within ten seconds of `since_s`."""
-    done_s = sorted(r.done_s for r in report.records if r.predictions and since_s <= r.done_s <= since_s + 10)
-    return max((after - before for before, after in zip([since_s, *done_s], done_s, strict=False)), default=0.0)
+        silence_s = longest_silence_s(report.records, when_s, min(when_s + LOOKED_S, report.duration_s))
+        print(f"   killed at {when_s:.1f} s: longest silence after it {silence_s:.2f} s")
 
 
 if __name__ == "__main__":

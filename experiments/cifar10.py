@@ -13,17 +13,15 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from earlyexit.checkpoint import RampOptions
 from earlyexit.dataset import LabelledRows, read_labelled
 from experiments.data import RUNS, require_data
-from offramp.jobs.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
-from offramp.jobs.progress import progress_bars
+from experiments.models import finished
+from offramp.jobs.calibration import CalibrateJob, outcome_figures
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import train
 from optimizer.risk import Guarantee
 from profiles.scores import Score
 
@@ -47,17 +45,13 @@ def run(
 ) -> dict[str, Any]:
     """Train unless the folder holds the model, calibrate on one half of `test`, and give the figures of the other."""
     options, imitate = RAMPS[ramps]
-    if not (folder / "model.json").is_file():
-        job = TrainJob(backbone=str(checkpoint_of(network)), name=folder.name, ramps=options, source=TRAIN)
-        with progress_bars() as progress:
-            train(replace(job, imitate=imitate), learn, folder, progress=progress)
-    validate, unseen = test.divide(0.5, seed=0)
+    backbone = str(checkpoint_of(network))
+    job = TrainJob(backbone=backbone, name=folder.name, ramps=options, source=TRAIN, imitate=imitate)
     guarantee = Guarantee(budget=0.01, confidence=0.90)
-    card, _ = calibrate(folder, validate, CalibrateJob(policy=policy, guarantee=guarantee, source=TEST))
-    outcome = record_exits(folder, unseen, policy).outcome(card.thresholds)
-    return {"network": network, "ramps": ramps, "policy": policy, "tested": card.tested} | {
-        "test": outcome_figures(outcome)
-    }
+    calibration = CalibrateJob(policy=policy, guarantee=guarantee, source=TEST)
+    card, outcome = finished(folder, job, calibration, (learn, *test.divide(0.5, seed=0)))
+    told = {"network": network, "ramps": ramps, "policy": policy, "tested": card.tested}
+    return told | {"test": outcome_figures(outcome)}
 
 
 def main() -> None:

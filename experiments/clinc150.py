@@ -15,10 +15,10 @@ from typing import Any
 
 from earlyexit.dataset import read_labelled
 from experiments.data import RUNS, require_data
-from offramp.jobs.calibration import CalibrateJob, calibrate, outcome_figures, record_exits
-from offramp.jobs.progress import progress_bars
+from experiments.models import finished
+from offramp.jobs.calibration import CalibrateJob, outcome_figures
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import resolve_backbone, train
+from offramp.jobs.training import resolve_backbone
 from optimizer.risk import Guarantee
 from profiles.scores import Score
 
@@ -28,14 +28,10 @@ DATA = "clinc150/data_full.json"
 def run(folder: Path, data: Path, *, policy: Score = "entropy", seed: int = 0) -> dict[str, Any]:
     """Train unless the folder holds the model, calibrate, and give the figures on val and test."""
     learn, validate, test = (read_labelled(data, part=part) for part in ("train", "val", "test"))
-    if not (folder / "model.json").is_file():
-        job = TrainJob(backbone=resolve_backbone("minilm"), name="clinc150", seed=seed, source=DATA)
-        with progress_bars() as progress:
-            train(job, learn, folder, progress=progress)
+    job = TrainJob(backbone=resolve_backbone("minilm"), name="clinc150", seed=seed, source=DATA)
     guarantee = Guarantee(budget=0.01, confidence=0.90)
-    job_of = CalibrateJob(policy=policy, guarantee=guarantee, seed=seed, source=DATA)
-    card, _ = calibrate(folder, validate, job_of)
-    outcome = record_exits(folder, test, policy).outcome(card.thresholds)
+    calibration = CalibrateJob(policy=policy, guarantee=guarantee, seed=seed, source=DATA)
+    card, outcome = finished(folder, job, calibration, (learn, validate, test))
     return {"thresholds": card.thresholds, "tested": card.tested, "test": outcome_figures(outcome)}
 
 

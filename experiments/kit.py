@@ -44,7 +44,9 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *
     for row in rows:
         table.add_row(*(cell if isinstance(cell, str) else number(cell) for cell in row))
     console = Console(highlight=False, markup=False, emoji=False)
-    console.print(table, width=None if console.is_terminal else WIDE)
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
 
 
 def number(value: object) -> str:

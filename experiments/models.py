@@ -1,13 +1,19 @@
-"""Model folders that experiments need and nobody trains: random weights behind the packaged tokenizer."""
+"""Model folders of experiments: random weights behind the packaged tokenizer, and what is trained once and kept."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from earlyexit.checkpoint import copy_tokenizer, random_model
+from earlyexit.dataset import LabelledRows
 from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
-from offramp.jobs.training import resolve_backbone
+from offramp.jobs.calibration import CalibrateJob, calibrate, record_exits
+from offramp.jobs.progress import progress_bars
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import resolve_backbone, train
+from optimizer.calibration_file import CalibrationCard
+from profiles.outcome import ExitOutcome
 
 VOCABULARY = 30522
 """Of the packaged tokenizer."""
@@ -32,3 +38,18 @@ def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int) ->
 def costless_model(folder: Path) -> Path:
     """One tiny block: what is left is the price of everything around a model."""
     return tiny_model(folder, name="costless", num_blocks=1, hidden_size=16)
+
+
+def finished(
+    folder: Path, job: TrainJob, calibration: CalibrateJob, parts: tuple[LabelledRows, LabelledRows, LabelledRows]
+) -> tuple[CalibrationCard, ExitOutcome]:
+    """Train unless the folder holds the model, calibrate, and see what unseen rows do.
+
+    `parts`: rows to learn from, to calibrate with, and unseen ones.
+    """
+    learn, validate, unseen = parts
+    if not (folder / "model.json").is_file():
+        with progress_bars() as progress:
+            train(job, learn, folder, progress=progress)
+    card, _ = calibrate(folder, validate, calibration)
+    return card, record_exits(folder, unseen, card.policy).outcome(card.thresholds)

@@ -25,14 +25,15 @@ from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.model import EarlyExitModel
 from earlyexit.signature import Encoded
+from earlyexit.store import read_card
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import pack
 from experiments.data import RUNS, require_data
+from experiments.models import finished
 from offramp.client.client import Client
-from offramp.jobs.calibration import CalibrateJob, calibrate, record_exits
-from offramp.jobs.progress import progress_bars
+from offramp.jobs.calibration import CalibrateJob
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import resolve_backbone, train
+from offramp.jobs.training import resolve_backbone
 from optimizer.plan import PolicySpec, serial_plan
 from optimizer.risk import Guarantee
 
@@ -86,14 +87,10 @@ def run(name: str, *, serve: bool) -> None:
     """Train unless it was, calibrate, report, serve; prints its figures."""
     folder = RUNS / f"pairs-{name}"
     learn, validate, test = read_task(name)
-    if not (folder / "model.json").is_file():
-        job = TrainJob(
-            backbone=resolve_backbone("minilm"), name=f"pairs-{name}", joint=True, max_length=MAX_LENGTH, source=name
-        )
-        with progress_bars() as progress:
-            train(job, learn, folder, progress=progress)
-    card, _ = calibrate(folder, validate, CalibrateJob(guarantee=GUARANTEE, source=name))
-    outcome = record_exits(folder, test, card.policy).outcome(card.thresholds)
+    minilm = resolve_backbone("minilm")
+    job = TrainJob(backbone=minilm, name=f"pairs-{name}", joint=True, max_length=MAX_LENGTH, source=name)
+    calibration = CalibrateJob(guarantee=GUARANTEE, source=name)
+    card, outcome = finished(folder, job, calibration, (learn, validate, test))
     print(
         f"{name}: {len(learn)} pairs to learn from, {len(validate)} to calibrate with, {len(test)} unseen: agreement "
         f"{outcome.agreement:.2%}, accuracy {outcome.accuracy:.2%} (full model {outcome.full_accuracy:.2%}), "
@@ -111,7 +108,7 @@ def run(name: str, *, serve: bool) -> None:
 def served_exits(folder: Path, policy: PolicySpec, pairs: LabelledRows) -> list[int]:
     """The exits by which a running service answers the pairs."""
     ramps = tuple(sorted(policy.thresholds)) if isinstance(policy.thresholds, dict) else ()
-    plan = serial_plan(_num_blocks(folder), ramps, policy, batch=BATCH)
+    plan = serial_plan(read_card(folder).num_blocks, ramps, policy, batch=BATCH)
     rows = list(zip(*(column.tolist() for column in pairs.columns.values()), strict=True))
     settings = ServeSettings(model=str(folder), plan=plan)
     with serving(settings, LocalCluster()) as url, Client(url, timeout_s=60.0) as client:
@@ -157,12 +154,6 @@ def _logits(model: EarlyExitModel, encoded: Sequence[Encoded], cut: int) -> Tens
         values = model.run_blocks(0, cut, values, layout)
     hidden = model.run_blocks(cut, model.num_blocks, values, layout)
     return model.exit_outputs(model.num_blocks - 1, hidden, layout)
-
-
-def _num_blocks(folder: Path) -> int:
-    from earlyexit.store import read_card
-
-    return read_card(folder).num_blocks
 
 
 if __name__ == "__main__":

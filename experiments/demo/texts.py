@@ -10,8 +10,9 @@ from itertools import combinations
 from pathlib import Path
 from random import Random
 
+import yaml
+
 from earlyexit.errors import DataError
-from experiments.demo.intents import INTENTS, PARAPHRASES, SLOTS, Intent
 
 HARD_SHARE = 0.45
 """Share of the texts from templates without clear key words; tuned so that a tenth to a third need the late blocks."""
@@ -21,6 +22,31 @@ PARAPHRASE_SHARE = 0.3
 
 MAX_DRAWS_PER_TEXT = 10
 """Draws before an intent counts as too poor for the number of texts asked of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intent:
+    """One label and the ways to say it."""
+
+    label: str
+    plain: tuple[str, ...]
+    hard: tuple[str, ...]
+
+
+def _parts(text: str, separator: str = ",") -> tuple[str, ...]:
+    return tuple(" ".join(part.split()) for part in text.split(separator))
+
+
+def _intent(block: str) -> Intent:
+    plain, hard = block.split("hard:")
+    label, plain = plain.split(":")
+    return Intent(label=label, plain=_parts(plain, ";"), hard=_parts(hard, ";"))
+
+
+SAID = yaml.safe_load(Path(__file__).with_name("intents.yaml").read_text(encoding="utf-8"))
+SLOTS = {slot: _parts(words) for slot, words in SAID["slots"].items()}
+PARAPHRASES = {word: _parts(others) for word, others in SAID["paraphrases"].items()}
+INTENTS = tuple(_intent(block) for block in re.split(r"\n(?=\w)", SAID["intents"].strip()))
 
 CHOICE = re.compile(r"\[([^\[\]]*)\]")
 KEY_WORD = re.compile(rf"(?<!{{)\b({'|'.join(PARAPHRASES)})\b")

@@ -9,8 +9,19 @@ from random import Random
 import pytest
 
 from earlyexit.errors import DataError
-from experiments.demo.intents import INTENTS, SLOTS, Intent
-from experiments.demo.texts import SLOT, Divided, LabelledText, _of_intent, add_noise, divide, generate, write_csv
+from experiments.demo.texts import (
+    INTENTS,
+    SLOT,
+    SLOTS,
+    Divided,
+    Intent,
+    LabelledText,
+    _of_intent,
+    add_noise,
+    divide,
+    generate,
+    write_csv,
+)
 
 
 @pytest.fixture(scope="module")
