@@ -1,77 +1,173 @@
-"""Run every study and write the report.
+"""Run every study, and write one REPORT.md of what they gave.
 
-    python -m experiments.report [--quick] [--jobs N] [--keep]
+    python -m experiments.report [--quick] [--jobs N] [--keep] [--out FOLDER]
 
-In full it writes experiments/REPORT.md and experiments/figures/, with the results themselves in runs/report/; where
-data was missing the report goes there too. With --quick everything goes to runs/report-quick/. Minutes: the sum over
-the studies, which the report gives.
+Results, pictures and the report go to runs/report/, with --quick to runs/report-quick/. A full report, without its
+pictures, is experiments/REPORT.md too. Minutes: the sum over the studies, which the report gives.
 """
 
 from __future__ import annotations
 
-import asyncio
+import signal
+import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.report.progress import Watch
-from experiments.report.running import Keeping, Processes, Run, run_all
+from earlyexit.errors import DataError
+from experiments import studies
 from experiments.report.text import report_text
-from experiments.studies import FIGURES as NAMES
-from experiments.studies.command import FIGURES, FOLDERS, draw_all
-from experiments.studies.record import Failed, Record, Skipped
-from experiments.studies.study import Effort
+from experiments.studies.__main__ import FIGURES, FOLDERS, draw_all
+from experiments.studies.record import Outcome, Record, read_record, record_of, record_path
+from experiments.studies.study import About, Effort
 from offramp.cli.plan_picture import load_pyplot
 from offramp.jobs.provenance import provenance
 
-FULL_REPORT = Path("experiments")
+COMMITTED = Path("experiments", "REPORT.md")
+NOT_SAID = "not known: the study broke before it could say"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, write and say where it is; the exit status is 1 where a study failed, 130 after Ctrl-C."""
     parser = ArgumentParser(prog="python -m experiments.report", description="Run every study and write REPORT.md.")
-    parser.add_argument("--quick", action="store_true", help="fewer points, and nothing outside runs/report-quick")
+    parser.add_argument("--quick", action="store_true", help="fewer points, into runs/report-quick")
     parser.add_argument("--jobs", type=int, default=1, help="studies at a time; measured times suffer above 1")
     parser.add_argument("--keep", action="store_true", help="take results of this effort and commit that are there")
+    parser.add_argument("--out", type=Path, help="another folder")
     options = parser.parse_args(arguments)
     effort: Effort = "quick" if options.quick else "full"
+    folder = options.out or FOLDERS[effort]
     load_pyplot()  # refuses before the work rather than after it
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    with Watch(len(NAMES), console) as watch:
-        run: Run = Processes(folder=FOLDERS[effort], effort=effort).run
-        if options.keep:
-            commit = provenance()["commit"]
-            run = Keeping(folder=FOLDERS[effort], effort=effort, commit=commit, otherwise=run, say=watch.say).run
-        records = run_studies(NAMES, run, jobs=max(1, options.jobs), watch=watch, folder=FOLDERS[effort])
-    is_whole = not options.quick and not any(isinstance(record.outcome, Skipped) for record in records)
-    written = write_report(records, FULL_REPORT if is_whole else FOLDERS[effort])
-    console.print(f"written: {written}")
-    failed = [record.about.name for record in records if isinstance(record.outcome, Failed)]
+    runner = Runner(folder=folder, effort=effort, keep=options.keep, console=console)
+    try:
+        records = runner.run_all(studies.FIGURES, max(1, options.jobs))
+    except KeyboardInterrupt:
+        console.print(f"interrupted: what is finished is in {folder}; --keep goes on from there")
+        sys.exit(130)
+    console.print(f"written: {write_report(records, folder)}")
+    if not options.quick and options.out is None and all(record.outcome.state == "done" for record in records):
+        COMMITTED.write_text(report_text(records, pictures=False), encoding="utf-8")
+        console.print(f"written: {COMMITTED}")
+    failed = [record.about.name for record in records if record.outcome.state == "failed"]
     sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
 
 
-def run_studies(names: Sequence[str], run: Run, *, jobs: int, watch: Watch, folder: Path) -> list[Record]:
-    """Every study's result; ends the program after Ctrl-C, with the finished ones in the folder."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runner:
+    """Runs each study as a process of its own, and reads the JSON that it leaves."""
+
+    folder: Path
+    effort: Effort
+    keep: bool
+    """Take results that are there and may stay."""
+    console: Console
+
+    def run_all(self, names: Sequence[str], jobs: int) -> list[Record]:
+        """Every study's result, in the order of the names; at most so many run at a time.
+
+        On a terminal a bar names those that run; everywhere each that is finished is a line. Ctrl-C goes to the studies
+        too; they end by themselves, and no other begins.
+        """
+        running: list[str] = []
+        commit = provenance()["commit"]
+
+        def one(name: str) -> Record:
+            running.append(name)
+            bar.update(task, description=", ".join(running))
+            record = self.result(name, commit)
+            running.remove(name)
+            bar.update(task, advance=1, description=", ".join(running) or "studies")
+            outcome = record.outcome
+            words = (
+                f"done in {outcome.took_s:.0f} s" if outcome.state == "done" else f"{outcome.state}: {outcome.reason}"
+            )
+            self.console.print(f"{record.about.name:<28} {words}")
+            return record
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with (
+            Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as bar,
+            ThreadPoolExecutor(jobs) as pool,
+        ):
+            task = bar.add_task("studies", total=len(names))
+            return list(pool.map(one, names))  # what is not begun is cancelled if this is interrupted
+
+    def result(self, name: str, commit: str | None) -> Record:
+        """Earlier or new; a line says why an earlier one may not stay."""
+        if not self.keep:
+            return self.run(name)
+        found = earlier(self.folder, name, self.effort, commit)
+        self.console.print(f"{name}: kept" if isinstance(found, Record) else f"{name} runs: {found}")
+        return found if isinstance(found, Record) else self.run(name)
+
+    def run(self, name: str) -> Record:
+        """A new one, of the study's own command; a study that breaks gives one that says so."""
+        short = name.rpartition(".")[2]
+        path = record_path(self.folder, short)
+        path.unlink(missing_ok=True)  # what is read below is from this run
+        log = path.with_suffix(".log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        quick = ["--quick"] if self.effort == "quick" else []
+        command = [sys.executable, "-m", "experiments.studies", name, *quick, "--out", str(self.folder)]
+        with log.open("wb") as output:
+            code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT).returncode
+        try:
+            record = read_record(self.folder, short)
+        except DataError as error:
+            failed = Outcome(state="failed", reason=_reason(code, log) if code else str(error))
+            return record_of(unknown(short), self.effort, failed)
+        if not code:
+            return record
+        return record_of(record.about, self.effort, Outcome(state="failed", reason=_reason(code, log)))
+
+
+def _reason(code: int, log: Path) -> str:
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name} ({log})"
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"{lines[-1].strip() if lines else 'it printed nothing'} (exit status {code}; {log})"
+
+
+def unknown(name: str) -> About:
+    """Of a study that broke before it could say what it is."""
+    said = dict.fromkeys(("claim", "exits", "hardware", "differs"), NOT_SAID)
+    facts = {"name": name, "section": "?", "title": "?", "how": "computed", "minutes": 0, "quick_s": 0}
+    return TypeAdapter(About).validate_python(facts | said)
+
+
+def earlier(folder: Path, name: str, effort: Effort, commit: str | None) -> Record | str:
+    """A result that is already there and may stay, or why it may not."""
+    if not record_path(folder, name).exists():
+        return "no result yet"
     try:
-        return asyncio.run(run_all(names, run, jobs=jobs, started=watch.started, finished=watch.finished))
-    except KeyboardInterrupt:
-        watch.say(
-            f"interrupted: {watch.done} of {len(names)} studies are finished, their results are in {folder}; "
-            "--keep goes on from there. The report is as it was."
-        )
-        sys.exit(130)
+        record = read_record(folder, name)
+    except DataError as error:
+        return str(error)
+    made = record.provenance.get("commit")
+    if record.effort != effort:
+        return f"the result there is from a {record.effort} run"
+    if record.outcome.state != "done":
+        return f"{record.outcome.state} last time"
+    if commit is None or made != commit:
+        return f"stale: made at commit {str(made)[:8]}, this is {str(commit)[:8]}"
+    return record
 
 
 def write_report(records: Sequence[Record], folder: Path) -> Path:
     """REPORT.md and its pictures; pictures of an earlier report that this one does not show are removed."""
-    shown = [path for record in records for path in draw_all(record, folder / FIGURES)]
+    shown = [path for record in records for path in draw_all(record, folder)]
     for path in set((folder / FIGURES).glob("fig*.svg")) - set(shown):
         path.unlink()
     report = folder / "REPORT.md"
-    folder.mkdir(parents=True, exist_ok=True)
+    report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(report_text(records), encoding="utf-8")
     return report
 

@@ -1,12 +1,15 @@
-"""REPORT.md: a pure function of the studies' results."""
+"""REPORT.md: a pure function of the studies' results and of the words in `head.md` and beside the studies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
-from experiments.studies.command import FIGURES, number
-from experiments.studies.record import Done, Failed, Record
-from experiments.studies.study import Comparison, Ratios
+from experiments.kit import number
+from experiments.studies.__main__ import FIGURES
+from experiments.studies.picture import Picture
+from experiments.studies.record import Record
+from experiments.studies.study import Ratios, StudyResult, Table
 
 HOW = {
     "simulated": "the live batch engine, router and admission on a simulated clock",
@@ -23,59 +26,45 @@ COLUMNS = (
     "ours: best over stock / early-exit",
     "how",
     "exits",
-    "`python -m experiments.studies.`…",
+    "`python -m experiments.studies`",
+)
+QUICK = (
+    "**Quick runs: fewer points and shorter runs than the full report; not for quoting. Why ours differ is told of the "
+    "full runs.**"
 )
 
 
-def report_text(records: Sequence[Record]) -> str:
-    """The report on these results, in their order, with pictures beside it in `figures/`."""
-    parts = [*_head(records), "## All figures", "\n".join(_table(records))]
+def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
+    """The report on these results, in their order, with pictures beside it in `figures/` or without."""
+    quick = any(record.effort == "quick" for record in records)
+    head = Path(__file__).with_name("head.md").read_text(encoding="utf-8").strip()
+    parts = [
+        "# E3's evaluation, done again",
+        f"Written by `python -m experiments.report{' --quick' if quick else ''}`. {head}",
+        *([QUICK] if quick else []),
+        "\n".join(_facts(records)),
+        "## All figures",
+        "\n".join(_table(records)),
+    ]
     for record in records:
-        parts += _section(record)
+        parts += _section(record, record.pictures if pictures else {})
     return "\n\n".join(parts) + "\n"
 
 
-def _head(records: Sequence[Record]) -> Iterator[str]:
-    yield "# E3's evaluation, done again"
-    flag = " --quick" if _quick(records) else ""
-    yield (
-        f"Written by `python -m experiments.report{flag}`; every figure comes from the command in its row. "
-        "One study per figure of E3 (SOSP'24, sections 2 and 5), without figure 8 (vision), 10 to 12 (generation) and "
-        "those that show no result. Goodput is the highest Poisson rate of single inputs of which 99 % are answered "
-        "within the SLO, 100 ms unless said. E3's clients are closed loops whose batches are always full, except in "
-        "figure 19. What is called E3's case, exits or circumstances is made up from the words of its paper. "
-        "`stock` runs the whole model, `early-exit` the model with its ramps as one piece, `e3` plans as the paper "
-        "does, and `best` has the whole space of Offramp's planner. A ratio says how many times better a strategy is "
-        "(goodput, or cost where the goodput is fixed), at the point of the figure where it is largest, as the paper "
-        "quotes its own."
-    )
-    if _quick(records):
-        yield (
-            "**Quick runs: fewer points and shorter runs than the full report; not for quoting. Why ours differ is "
-            "told of the full runs.**"
-        )
-    yield "\n".join(_facts(records))
-
-
-def _quick(records: Sequence[Record]) -> bool:
-    return any(record.effort == "quick" for record in records)
-
-
 def _facts(records: Sequence[Record]) -> Iterator[str]:
-    """Where, with what and when; the commit is left out, as the report is part of one."""
+    """Where, with what and when; the commit is left out, as the report may be part of one."""
     if not records:
         yield "No study ran."
         return
     where = [record.provenance for record in records]
-    pythons = [f"Python {version}" for version in sorted({each.python for each in where})]
-    minutes = sum(record.outcome.took_s for record in records if isinstance(record.outcome, Done)) / 60
-    versions = {f"{name} {version}" for each in where for name, version in each.versions.items()}
-    days = sorted({f"{each.created_at:%Y-%m-%d}" for each in where})
-    yield f"- Machine: {'; '.join(sorted({each.machine for each in where}))}"
+    pythons = [f"Python {version}" for version in sorted({each["python"] for each in where})]
+    versions = {f"{name} {version}" for each in where for name, version in each["versions"].items()}
+    days = sorted({each["created_at"][:10] for each in where})
+    yield f"- Machine: {'; '.join(sorted({each['machine'] for each in where}))}"
     yield f"- Versions: {', '.join([*pythons, *sorted(versions)])}"
     yield f"- Date: {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")
-    yield f"- Minutes: {minutes:.1f} over all studies"
-    used = {record.about.how for record in records if not isinstance(record.outcome, Failed)}
+    yield f"- Minutes: {sum(record.outcome.took_s for record in records) / 60:.1f} over all studies"
+    used = {record.about.how for record in records if record.outcome.state != "failed"}
     yield from (f"- {how.capitalize()}: {words}" for how, words in HOW.items() if how in used)
 
 
@@ -84,21 +73,21 @@ def _table(records: Sequence[Record]) -> Iterator[str]:
     yield "|---" * len(COLUMNS) + "|"
     for record in records:
         about = record.about
-        how = (NONE, NONE) if isinstance(record.outcome, Failed) else (about.how, about.exits)
+        how = (NONE, NONE) if record.outcome.state == "failed" else (about.how, about.exits)
         yield _row((f"[{about.figure}](#{about.name})", about.claim, *_figures(record), *how, f"`{about.name}`"))
 
 
 def _figures(record: Record) -> tuple[str, str, str]:
     """The paper's, ours of e3 and ours of best; the first comparison where a study has no ratios."""
-    if not isinstance(record.outcome, Done):
-        return _pair(record.about.paper), f"**{record.outcome.state}**: {record.outcome.reason}", NONE
-    result = record.outcome.result
-    if any(each != Ratios() for each in (record.about.paper, result.e3, result.best)):
-        return _pair(record.about.paper), _pair(result.e3), _pair(result.best)
+    paper, result = record.about.paper, record.outcome.result
+    if result is None:
+        return _pair(paper), f"**{record.outcome.state}**: {record.outcome.reason}", NONE
+    if any(each != Ratios() for each in (paper, result.e3, result.best)):
+        return _pair(paper), _pair(result.e3), _pair(result.best)
     if not result.comparisons:
         return NONE, NONE, NONE
     first = result.comparisons[0]
-    return f"{first.name}: {_number(first.paper)}", _number(first.ours), NONE
+    return f"{first.name}: {number(first.paper)}", number(first.ours), NONE
 
 
 def _pair(ratios: Ratios) -> str:
@@ -107,39 +96,29 @@ def _pair(ratios: Ratios) -> str:
     return " / ".join(NONE if each is None else f"{each:.2f}" for each in (ratios.over_stock, ratios.over_early_exit))
 
 
-def _number(value: float | None) -> str:
-    return NONE if value is None else number(value)
-
-
-def _section(record: Record) -> Iterator[str]:
-    about = record.about
+def _section(record: Record, pictures: Mapping[str, Picture]) -> Iterator[str]:
+    about, outcome = record.about, record.outcome
     yield f'<a id="{about.name}"></a>\n\n## Figure {about.figure}: {about.title}'
     yield f"**E3** (section {about.section}): {about.claim}.{' ' + about.detail if about.detail else ''}"
-    if isinstance(record.outcome, Done):
-        yield f"**Here**: {about.how}. Exits: {about.exits}. Hardware: {about.hardware}. Seed {about.seed}."
-        yield from _outcome(record, record.outcome)
-        yield f"**Why ours differs**: {about.differs}"
+    took = ""
+    if outcome.result is None:
+        yield f"**{outcome.state.capitalize()}**: {outcome.reason}"
     else:
-        yield f"**{record.outcome.state.capitalize()}**: {record.outcome.reason}"
-    quick = " --quick" if record.effort == "quick" else ""
-    took = f" (took {record.outcome.took_s / 60:.1f} min)" if isinstance(record.outcome, Done) else ""
-    yield f"Command{took}: `{about.command}{quick}`"
+        took = f" (took {outcome.took_s / 60:.1f} min)"
+        yield f"**Here**: {about.how}. Exits: {about.exits}. Hardware: {about.hardware}. Seed {about.seed}."
+        yield from (f"![{picture.title}]({FIGURES}/{name})" for name, picture in pictures.items())
+        yield from _told(outcome.result)
+        yield f"**Why ours differs**: {about.differs}"
+    yield f"Command{took}: `{about.command}{' --quick' if record.effort == 'quick' else ''}`"
 
 
-def _outcome(record: Record, done: Done) -> Iterator[str]:
-    for name, picture in record.pictures.items():
-        yield f"![{picture.title}]({FIGURES}/{name})"
-    if done.result.comparisons:
-        yield "\n".join(_comparisons(done.result.comparisons))
-    if done.result.notes:
-        yield "\n".join(f"- {note}" for note in done.result.notes)
-
-
-def _comparisons(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    yield _row(("", "E3's paper", "ours"))
-    yield "|---|--:|--:|"
-    for each in comparisons:
-        yield _row((each.name, _number(each.paper), _number(each.ours)))
+def _told(result: StudyResult) -> Iterator[str]:
+    compared = tuple((each.name, each.paper, each.ours) for each in result.comparisons)
+    for table in (Table("", ("", "E3's paper", "ours"), compared), *result.tables):
+        if table.rows:
+            yield from [f"{table.title}:"] if table.title else []
+            rows = [_row([number(cell) for cell in row]) for row in table.rows]
+            yield "\n".join([_row(table.columns), "|---" + "|--:" * (len(table.columns) - 1) + "|", *rows])
 
 
 def _row(cells: Sequence[str]) -> str:

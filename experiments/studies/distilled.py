@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.recorded_exits import bert12_sst2
 from experiments.studies.distilbert_exits import NUM_BLOCKS, RAMPS, ImdbRun
-from experiments.studies.sides import NUM_ROWS, Workload, equal_cluster, workload
+from experiments.studies.sides import NUM_ROWS, SEED, Workload, equal_cluster, workload
 from optimizer.problem import PlanProblem
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -45,18 +45,18 @@ def cut(problem: PlanProblem, num_blocks: int) -> PlanProblem:
     )
 
 
-def imdb(run: ImdbRun, *, seed: int = 0) -> Workload:
+def imdb(run: ImdbRun) -> Workload:
     """Inputs that leave where those of Apparate's run did; who is sure at a ramp stays sure."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     decisions = nested(run.survival_N, RAMPS, rng, num_rows=NUM_ROWS)
     words = f"DistilBERT on IMDB as Apparate recorded it: {1 - run.survival_N[-1]:.0%} leave early"
     return workload(words, decisions, rng.permutation(NUM_ROWS), distilled_cluster())
 
 
-def every_second_ramp(entropy: float, *, seed: int = 0) -> Workload:
+def every_second_ramp(entropy: float) -> Workload:
     """A stand-in for DistilBERT on SST-2: what BERT-base's ramp after block 2k recorded, after block k."""
     records = bert12_sst2("entropy")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(SEED)
     rows_N = rng.integers(len(records), size=NUM_ROWS)
     words = f"every second ramp of BERT-base recorded on SST-2 dev, entropy {entropy:g}"
     return workload(words, half_of(records, entropy), rows_N, distilled_cluster())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
-from experiments.studies.picture import Bars, Box, Boxes, Lines, Picture
+from experiments.studies.picture import Bars, Boxes, Lines, Picture
 from offramp.cli.plan_picture import load_pyplot
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ SETTINGS = {
 }
 WIDTH = 0.8
 """Of a group of bars, whose labels are 1 apart."""
+BOX = ("whislo", "q1", "med", "q3", "whishi")
+"""What matplotlib calls the figures of a box, in their order."""
 MOST_MARKED = 30
 """Points of a line that still get a marker each."""
 
@@ -53,28 +56,15 @@ def colors(names: Iterable[str]) -> dict[str, str]:
 
 
 def _draw_on(axes: Axes, picture: Picture) -> None:
-    match picture:
-        case Bars():
-            _draw_bars(axes, picture)
-        case Lines():
-            _draw_lines(axes, picture)
-        case Boxes():
-            _draw_boxes(axes, picture)
-        case _:
-            assert_never(picture)
+    DRAW[type(picture)](axes, picture)
     axes.set(xlabel=picture.x_label, ylabel=picture.y_label)
     axes.set_title(picture.title, fontsize=10, loc="left")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    _bound(axes, picture.log_y)
-    _explain(axes)
-
-
-def _bound(axes: Axes, log_y: bool) -> None:
-    """A linear axis starts at 0: a bar that is twice as long is twice as much."""
-    if log_y:
+    if picture.log_y:
         axes.set_yscale("log")
-    else:
+    else:  # from 0: a bar that is twice as long is twice as much
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    _explain(axes)
 
 
 def _explain(axes: Axes) -> None:
@@ -82,14 +72,8 @@ def _explain(axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
     once = dict(zip(names, handles, strict=True))
     ordered = sorted(once, key=PAPER.__eq__)
-    axes.legend(
-        [once[name] for name in ordered],
-        ordered,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1.0),
-        frameon=False,
-        borderaxespad=0.0,
-    )
+    beside = {"bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0, "frameon": False}
+    axes.legend([once[name] for name in ordered], ordered, loc="upper left", **beside)
 
 
 def _draw_bars(axes: Axes, picture: Bars) -> None:
@@ -115,14 +99,9 @@ def _draw_lines(axes: Axes, picture: Lines) -> None:
         axes.plot(picture.x, heights, color=color_of[name], marker=marker, markersize=4, linewidth=1.5, label=name)
         _mark_paper(axes, picture.x, picture.paper.get(name, ()), color_of[name])
     if picture.log_x:
-        _label_log_axis(axes, picture.x)
-
-
-def _label_log_axis(axes: Axes, x: Sequence[float]) -> None:
-    """Few points are their own ticks: 25, 50, 100 rather than powers of ten."""
-    axes.set_xscale("log")
-    if len(x) <= MOST_MARKED:
-        axes.set_xticks(x, [f"{value:g}" for value in x])
+        axes.set_xscale("log")
+    if picture.log_x and marked:  # few points are their own ticks: 25, 50, 100 rather than powers of ten
+        axes.set_xticks(picture.x, [f"{value:g}" for value in picture.x])
         axes.minorticks_off()
 
 
@@ -131,7 +110,7 @@ def _draw_boxes(axes: Axes, picture: Boxes) -> None:
     for name, places in _places(picture.series, len(picture.labels)).items():
         shown = [(at, box) for at, box in zip(places, picture.series[name], strict=True) if box is not None]
         axes.bxp(
-            [_statistics(box) for _, box in shown],
+            [dict(zip(BOX, astuple(box), strict=True)) for _, box in shown],
             positions=[at for at, _ in shown],
             widths=0.8 * WIDTH / len(picture.series),
             showfliers=False,
@@ -142,16 +121,6 @@ def _draw_boxes(axes: Axes, picture: Boxes) -> None:
     if picture.limit is not None:
         axes.axhline(picture.limit, color="#b00020", linewidth=1.0, linestyle="--", label="limit")
     _label_groups(axes, picture.labels)
-
-
-def _statistics(box: Box) -> dict[str, Any]:
-    return {
-        "whislo": box.minimum,
-        "q1": box.quartile,
-        "med": box.median,
-        "q3": box.third_quartile,
-        "whishi": box.maximum,
-    }
 
 
 def _places(series: Mapping[str, object], groups: int) -> dict[str, list[float]]:
@@ -171,3 +140,6 @@ def _mark_paper(axes: Axes, places: Sequence[float], values: Sequence[float | No
     if shown:
         at, heights = zip(*shown, strict=True)
         axes.plot(at, heights, "D", markersize=5, markerfacecolor=color, markeredgecolor="black", label=PAPER)
+
+
+DRAW: dict[type, Callable[[Axes, Any], None]] = {Bars: _draw_bars, Lines: _draw_lines, Boxes: _draw_boxes}

@@ -7,9 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from experiments.studies.flat import flat
-from experiments.studies.sides import NUM_ROWS, Workload, workload
+from experiments.studies.sides import NUM_ROWS, SEED, Workload, workload
 from optimizer.problem import PlanProblem
+from optimizer.what_if import with_batch_limit
+from profiles.table import LatencyTable
 from simulator.decisions import nested
 
 LARGEST_BATCH: Final = 8
@@ -20,20 +21,40 @@ NUM_SPLITS: Final = 2
 """E3's own example (section 3.2), and those of its splits of which the paper tells the number (section 5.1.3)."""
 
 
-def even_exits(problem: PlanProblem, *, seed: int = 0) -> Workload:
+def even_exits(problem: PlanProblem) -> Workload:
     """As many inputs leave after every block: half are out after the block in the middle (E3 figures 1 and 3)."""
     blocks = problem.num_blocks
     survival_N = tuple(1 - block / blocks for block in range(blocks))
-    return _made_up(f"made up: a {blocks}th of the inputs leaves after every block", survival_N, problem, seed)
+    return _made_up(f"made up: a {blocks}th of the inputs leaves after every block", survival_N, problem)
 
 
-def exits_at_once(problem: PlanProblem, *, seed: int = 0) -> Workload:
+def exits_at_once(problem: PlanProblem) -> Workload:
     """Half leave after the block in the middle, nobody elsewhere: the other extreme of what E3's figure 3 allows."""
     middle = problem.num_blocks // 2
     survival_N = tuple(1.0 if block < middle else 0.5 for block in range(problem.num_blocks))
-    return _made_up(
-        f"made up: half of the inputs leave after block {middle}, nobody elsewhere", survival_N, problem, seed
-    )
+    return _made_up(f"made up: half of the inputs leave after block {middle}, nobody elsewhere", survival_N, problem)
+
+
+def _made_up(words: str, survival_N: tuple[float, ...], problem: PlanProblem) -> Workload:
+    rng = np.random.default_rng(SEED)
+    decisions = nested(survival_N, problem.ramps, rng, num_rows=NUM_ROWS)
+    return workload(words, decisions, rng.permutation(NUM_ROWS), problem)
+
+
+def flat(problem: PlanProblem, batch: int) -> PlanProblem:
+    """The same accelerators, were they no faster with fewer inputs: every batch up to this size takes as long.
+
+    E3 says that a batch of 8 does not fill its V100; by TensorRT's published times it nearly does.
+    """
+    limited = with_batch_limit(problem, batch)
+    latency = {device: _flat(table) for device, table in limited.latency.items()}
+    return replace(limited, latency=latency)
+
+
+def _flat(table: LatencyTable) -> LatencyTable:
+    width = len(table.batches)
+    block_s_NB, ramp_s_EB = (np.tile(each[:, -1:], width) for each in (table.block_s_NB, table.ramp_s_EB))
+    return LatencyTable(batches=table.batches, block_s_NB=block_s_NB, ramp_s_EB=ramp_s_EB)
 
 
 def with_ramps_of(problem: PlanProblem, share: float) -> PlanProblem:
@@ -59,7 +80,7 @@ def ramp_share(problem: PlanProblem, *, gain: float = RAMPS_OFF_GAIN, num_splits
     return problem.num_blocks * (gain - 1) / (len(problem.ramps) - gain * (num_splits - 1))
 
 
-def _made_up(words: str, survival_N: tuple[float, ...], problem: PlanProblem, seed: int) -> Workload:
-    rng = np.random.default_rng(seed)
-    decisions = nested(survival_N, problem.ramps, rng, num_rows=NUM_ROWS)
-    return workload(words, decisions, rng.permutation(NUM_ROWS), problem)
+def first_ramp(problem: PlanProblem) -> float:
+    """What share of the block before it the first ramp takes, by the times of the first accelerator type."""
+    table = next(iter(problem.latency.values()))
+    return float(table.ramp_s_EB[0, 0] / table.block_s_NB[problem.ramps[0], 0])

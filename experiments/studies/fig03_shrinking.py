@@ -1,7 +1,5 @@
 """E3, figure 3: a batch shrinks as its inputs leave, and the accelerator is used less.
 
-    OFFRAMP_DATA=... python -m experiments.studies.fig03_shrinking [--quick]
-
 Computed: batches are drawn from recorded exits; utilisation is throughput over that of the full batch.
 """
 
@@ -15,7 +13,9 @@ import numpy as np
 from experiments.e3_plans import ENTROPY
 from experiments.live.mixes import EASY_SHARES, mixed_rows
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from experiments.studies.kit import Comparison, Effort, Lines, Study, StudyResult, command
+from experiments.studies.picture import Lines
+from experiments.studies.sides import SEED
+from experiments.studies.study import Comparison, Effort, StudyResult, declare, facts
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords, IntArray
 from profiles.table import LatencyTable
@@ -29,7 +29,6 @@ EVEN = "50:50"
 """E3's case: easy inputs are those that have left by then, so half of them have."""
 RECORDED = "as recorded"
 NUM_BATCHES = {"full": 50_000, "quick": 5_000}
-SEED = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,57 +89,39 @@ def compare(records: ExitRecords, table: LatencyTable, num_batches: int) -> Stud
     for batch in BATCHES:
         last = mixes(records, rng, num_batches * batch)
         found[batch] = {name: shrinking(last_N.reshape(-1, batch), table) for name, last_N in last.items()}
-    first = found[BATCHES[0]]
+    first, (some, more) = found[BATCHES[0]], BATCHES
+    some_s, more_s = table.blocks_at(np.array([float(some), float(more)])).sum(0)
+    gain = float(more / more_s / (some / some_s))
+    inside = {name: each.inside_N for name, each in first.items()}
+    used = {name: tuple(100 * share for share in each.utilisation_N) for name, each in first.items()}
     return StudyResult(
-        comparisons=_comparisons(found),
-        pictures=(
-            _lines("Inputs inside a batch of 8", "inputs", {name: each.inside_N for name, each in first.items()}),
-            _lines(
-                "Throughput over that of a full batch of 8",
-                "utilisation (%)",
-                {name: tuple(100 * share for share in each.utilisation_N) for name, each in first.items()},
+        comparisons=(
+            *(
+                Comparison(
+                    f"utilisation lost after ramp {RAMP} (%), {name}, batch {batch}",
+                    100 * (1 - found[batch][name].rest),
+                    25 if name == EVEN else None,
+                )
+                for batch in found
+                for name in (EVEN, RECORDED)
+            ),
+            Comparison(
+                f"inputs that have left by ramp {RAMP} (%), as recorded", 100 * first[RECORDED].left_share, paper=50
             ),
         ),
-        figures={str(batch): {name: asdict(each) for name, each in by.items()} for batch, by in found.items()},
-        notes=(
-            f"A full batch of {BATCHES[1]} has {_gain(table, *BATCHES):.1%} more throughput than one of {BATCHES[0]}.",
+        pictures=(
+            _by_block("Inputs inside a batch of 8", "inputs", inside),
+            _by_block("Throughput over that of a full batch of 8", "utilisation (%)", used),
         ),
+        figures={str(batch): {name: asdict(each) for name, each in by.items()} for batch, by in found.items()},
+        tables=(facts({f"throughput of a full batch of {more}, over one of {some}": gain}),),
     )
 
 
-def _gain(table: LatencyTable, batch: int, larger: int) -> float:
-    seconds_NX = table.blocks_at(np.array([float(batch), float(larger)]))
-    some_s, more_s = seconds_NX.sum(0)
-    return float(larger / more_s / (batch / some_s) - 1)
-
-
-def _comparisons(found: Mapping[int, Mapping[str, Shrinking]]) -> tuple[Comparison, ...]:
-    cases = [(batch, name) for batch in found for name in (EVEN, RECORDED)]
-    lost = [
-        Comparison(
-            name=f"utilisation lost after ramp {RAMP} (%), {name}, batch {batch}",
-            ours=100 * (1 - found[batch][name].rest),
-            paper=25 if name == EVEN else None,
-        )
-        for batch, name in cases
-    ]
-    left = Comparison(
-        name=f"inputs that have left by ramp {RAMP} (%), as recorded",
-        ours=100 * found[BATCHES[0]][RECORDED].left_share,
-        paper=50,
-    )
-    return (*lost, left)
-
-
-def _lines(title: str, y_label: str, series: Mapping[str, tuple[float, ...]]) -> Lines:
-    num_blocks = len(next(iter(series.values())))
-    return Lines(
-        title=title,
-        x_label="block",
-        y_label=y_label,
-        x=tuple(float(block) for block in range(1, num_blocks + 1)),
-        series={f"{name} easy:hard" if name != RECORDED else name: values for name, values in series.items()},
-    )
+def _by_block(title: str, y_label: str, values: Mapping[str, tuple[float, ...]]) -> Lines:
+    x = tuple(float(block + 1) for block in range(len(values[RECORDED])))
+    named = {f"{name} easy:hard" if name != RECORDED else name: each for name, each in values.items()}
+    return Lines(title, "block", y_label, x, named)
 
 
 def run(effort: Effort) -> StudyResult:
@@ -149,26 +130,4 @@ def run(effort: Effort) -> StudyResult:
     return compare(bert12_sst2("entropy"), table, NUM_BATCHES[effort])
 
 
-STUDY = Study(
-    name="fig03_shrinking",
-    figure="3",
-    section="2.3",
-    title="Batches shrink",
-    claim="Half of a batch has left BERT by ramp 6; GPU utilisation is more than 25 % lower from there on",
-    how="computed",
-    exits=f"recorded: BERT-base on SST-2 dev, entropy {ENTROPY:g}, in mixes of easy and hard inputs",
-    hardware="V100 (TensorRT's published times for BERT-base, 128 tokens), cost model",
-    minutes=0.1,
-    quick_s=1,
-    seed=SEED,
-    needs=(BERT12_SST2,),
-    differs="That half of the inputs leave by ramp 6 is arranged here: easy inputs are those that do, and the 50:50 "
-    "mix has half of them. As recorded, two thirds leave by then, so batches shrink sooner. Utilisation is throughput "
-    "relative to a full batch by the accelerator's published times; E3 does not say how it measured it, nor its batch. "
-    "At a batch of 16 the loss is much smaller than at 8: with TensorRT, a V100 that is left with 8 inputs is still "
-    "nearly full.",
-    run=run,
-)
-
-if __name__ == "__main__":
-    command(STUDY)
+STUDY = declare(__name__, run, needs=(BERT12_SST2,))

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from earlyexit.errors import InputError
 
+Values = Mapping[str, tuple[float | None, ...]]
+"""Name (a strategy has a colour of its own) -> a value per place; None is a gap."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class _Axes:
     title: str
     x_label: str
     """With its unit, where it has one: "input batch", "SLO (ms)"."""
     y_label: str
     """The same: "goodput (inputs/s)"."""
-    log_y: bool = False
+    log_y: bool = field(default=False, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Bars(_Axes):
-    """A group of bars per label, a bar of it per series."""
+    """A group of bars per label, a bar of it per series; a gap says "none"."""
 
     labels: tuple[str, ...]
     """Under the groups, from left to right."""
-    series: Mapping[str, tuple[float | None, ...]]
-    """Name (a strategy has a colour of its own) -> a value per label; None is a gap that says "none"."""
-    paper: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    series: Values
+    paper: Values = field(default_factory=dict)
     """The paper's values of the same series, drawn over ours as diamonds; None where it gives none."""
     kind: Literal["bars"] = "bars"
 
@@ -36,15 +38,14 @@ class Bars(_Axes):
         _check(self.title, len(self.labels), self.series, self.paper)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Lines(_Axes):
-    """Series over a common, rising x."""
+    """Series over a common, rising x; a gap interrupts its line."""
 
     x: tuple[float, ...]
-    series: Mapping[str, tuple[float | None, ...]]
-    """Name -> a value per x; None interrupts the line."""
-    paper: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """The paper's values of the same series, drawn as diamonds; None where it gives none."""
+    series: Values
+    paper: Values = field(default_factory=dict)
+    """As in `Bars`."""
     log_x: bool = False
     kind: Literal["lines"] = "lines"
 
@@ -54,7 +55,7 @@ class Lines(_Axes):
         _check(self.title, len(self.x), self.series, self.paper)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Box:
     """How values are spread."""
 
@@ -70,7 +71,7 @@ class Box:
             raise InputError(f"a box must be finite and rise from minimum to maximum: {values}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Boxes(_Axes):
     """A group of boxes per label, a box of it per series; whiskers end at minimum and maximum."""
 
@@ -87,19 +88,13 @@ class Boxes(_Axes):
 Picture = Bars | Lines | Boxes
 
 
-def _check(
-    title: str,
-    length: int,
-    series: Mapping[str, tuple[float | None, ...]],
-    paper: Mapping[str, tuple[float | None, ...]],
-) -> None:
+def _check(title: str, length: int, series: Values, paper: Values) -> None:
     _check_lengths(title, length, series)
-    if not paper.keys() <= series.keys():
-        raise InputError(
-            f"{title}: the paper's series {', '.join(paper.keys() - series.keys())} has none of ours beside it"
-        )
+    alone = paper.keys() - series.keys()
+    if alone:
+        raise InputError(f"{title}: the paper's series {', '.join(alone)} has none of ours beside it")
     for values in (*series.values(), *paper.values()):
-        if len(values) != length or not _all_finite(values):
+        if len(values) != length or not all(value is None or math.isfinite(value) for value in values):
             raise InputError(f"{title}: a series needs {length} finite values or None, not {values}")
 
 
@@ -109,7 +104,3 @@ def _check_lengths(title: str, length: int, series: Mapping[str, tuple[object, .
     for name, values in series.items():
         if len(values) != length:
             raise InputError(f"{title}: {name} has {len(values)} values for {length} places")
-
-
-def _all_finite(values: Iterable[float | None]) -> bool:
-    return all(value is None or math.isfinite(value) for value in values)

@@ -2,18 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from experiments.studies.by_batch import Choose, Point
-from experiments.studies.sides import Workload, facing, goodput_of
-from experiments.studies.study import Effort, ratio
-from optimizer.decision import Decision, NoPlan
+from experiments.studies.e3_case import flat
+from experiments.studies.picture import Bars
+from experiments.studies.sides import Workload, decide, facing, goodput
+from experiments.studies.study import Comparison, Effort, Ratios, Table, largest_ratios, ratio
+from optimizer.decision import Decision, Planned
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
-from simulator.goodput import PRECISION, Capacity
+from simulator.goodput import Capacity
+
+COLUMNS = ("", "side", "goodput", "over its plan's", "splits", "batch", "worst case (ms)", "busy", "last split full")
+Choose = Callable[[PlanProblem], Mapping[str, Decision]]
+"""From a problem to every contender's decision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A contender in one row."""
+
+    decision: Decision
+    capacity: Capacity | None
+    """None where there is no plan."""
+
+    @property
+    def planned(self) -> Planned | None:
+        return self.decision if isinstance(self.decision, Planned) else None
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """Goodput."""
+        return None if self.capacity is None else self.capacity.rate_per_s
+
+    @property
+    def ramps(self) -> tuple[int, ...]:
+        """Those that are active; none without a plan."""
+        stages = () if self.planned is None else self.planned.stages
+        return tuple(ramp for stage in stages for split in stage.splits for ramp in split.ramps)
+
+    def cells(self) -> tuple[str | float | None, ...]:
+        """A row of the table `plans`."""
+        if self.planned is None or self.capacity is None:
+            return ("no plan", *[None] * (len(COLUMNS) - 3))
+        figures, splits = self.capacity.figures, [split for stage in self.planned.stages for split in stage.splits]
+        return (
+            self.capacity.rate_per_s,
+            self.capacity.rate_per_s / self.planned.figures.rate_per_s,
+            len(splits),
+            max(split.batch for split in splits),
+            1e3 * self.planned.figures.latency_s,
+            None if figures is None else ", ".join(f"{slot.utilisation:.0%}" for slot in figures.slots),
+            None if figures is None else f"{figures.splits[-1].fill:.0%}",
+        )
+
+    def document(self) -> dict[str, Any] | None:
+        """The plan, and what it did at its highest rate, as plain data."""
+        if self.planned is None or self.capacity is None:
+            return None
+        figures = self.capacity.figures
+        return {
+            "goodput_per_s": self.capacity.rate_per_s,
+            "planned_per_s": self.planned.figures.rate_per_s,
+            "stages": [
+                [
+                    stage.device,
+                    stage.replicas,
+                    [[each.first, each.end, each.batch, each.ramps] for each in stage.splits],
+                ]
+                for stage in self.planned.stages
+            ],
+            "p99_s": None if figures is None else figures.p99_s,
+            "utilisation": None if figures is None else figures.utilisation,
+            "fill": None if figures is None else [split.fill for split in figures.splits],
+        }
+
 
 Row = Mapping[str, Point]
 """By contender."""
@@ -22,30 +88,27 @@ Rows = Mapping[str, Row]
 
 
 def simulated(
-    problem: PlanProblem, decisions: Mapping[str, Decision], inputs: Workload, effort: Effort, *, seed: int = 0
+    problem: PlanProblem, decisions: Mapping[str, Decision], inputs: Workload, effort: Effort
 ) -> dict[str, Point]:
     """Every contender's goodput; equal plans are simulated once."""
     known: dict[tuple[Stage, ...], Capacity] = {}
     row: dict[str, Point] = {}
     for name, decision in decisions.items():
-        if isinstance(decision, NoPlan):
-            row[name] = Point(decision=decision, capacity=None)
-            continue
-        if decision.stages not in known:
-            known[decision.stages] = goodput_of(problem, decision, inputs, effort, seed=seed)
-        row[name] = Point(decision=decision, capacity=known[decision.stages])
+        capacity = None
+        if isinstance(decision, Planned):
+            if decision.stages not in known:
+                known[decision.stages] = goodput(problem, decision, inputs, effort)
+            capacity = known[decision.stages]
+        row[name] = Point(decision=decision, capacity=capacity)
     return row
 
 
-def by_batch_limit(
-    problem: PlanProblem, inputs: Workload, batches: Sequence[int], choose: Choose, effort: Effort, *, seed: int = 0
+def by_batch(
+    problem: PlanProblem, inputs: Workload, batches: Sequence[int], effort: Effort, choose: Choose = decide
 ) -> dict[str, Row]:
-    """A row per largest batch."""
-    rows: dict[str, Row] = {}
-    for batch in batches:
-        limited = with_batch_limit(facing(problem, inputs), batch)
-        rows[f"batch {batch}"] = simulated(limited, choose(limited), inputs, effort, seed=seed)
-    return rows
+    """A row per largest batch: "batch 8"."""
+    limited = {batch: with_batch_limit(facing(problem, inputs), batch) for batch in batches}
+    return {f"batch {batch}": simulated(each, choose(each), inputs, effort) for batch, each in limited.items()}
 
 
 def times(row: Row, one: str, other: str) -> float | None:
@@ -61,16 +124,48 @@ def series_of(rows: Rows) -> dict[str, tuple[float | None, ...]]:
     return {name: tuple(row[name].rate_per_s if name in row else None for row in rows.values()) for name in names}
 
 
-def out_of_order(rows: Rows, names: Sequence[str]) -> tuple[str, ...]:
-    """A sentence for every row in which a contender does less than the one named before it, by more than precision."""
-    return tuple(
-        f"At {label}, {better} does {1 - share:.1%} less than {worse}."
-        for label, row in rows.items()
-        for worse, better in pairwise(names)
-        if (share := times(row, better, worse)) is not None and share < 1 - PRECISION
+def ratios_of(rows: Rows, side: str) -> Ratios:
+    """The largest of a side's ratios over all rows; none where it is in no row."""
+    return largest_ratios(series_of(rows), side)
+
+
+def batch_bars(title: str, rows: Rows) -> Bars:
+    """Goodput by largest batch."""
+    labels = tuple(label.removeprefix("batch ") for label in rows)
+    return Bars(title, "largest batch", "goodput (inputs/s)", labels, series_of(rows))
+
+
+def plans(rows: Rows) -> Table:
+    """What every contender's plan is, and what it does at its highest rate: a row each.
+
+    The planner counts on full batches and even arrivals, and takes exits for nested; so goodput differs from its rate.
+    """
+    return Table(
+        "Plans",
+        COLUMNS,
+        tuple((label, side, *point.cells()) for label, row in rows.items() for side, point in row.items()),
     )
 
 
 def document(rows: Rows) -> dict[str, Any]:
-    """Plain data."""
+    """Plain data, by row."""
     return {label: {name: point.document() for name, point in row.items()} for label, row in rows.items()}
+
+
+def document_by_side(inputs: Workload, rows: Rows) -> dict[str, Any]:
+    """Plain data, by side, of rows that are largest batches."""
+    sides = {side: [row[side].document() for row in rows.values()] for side in series_of(rows)}
+    return {"exits": inputs.words, "batches": [int(label.removeprefix("batch ")) for label in rows], "sides": sides}
+
+
+def with_flat_times(
+    problem: PlanProblem, inputs: Workload, batch: int, effort: Effort, choose: Choose = decide
+) -> tuple[Comparison, ...]:
+    """What e3 gains at one batch size with flat times; nothing with quick effort."""
+    if effort == "quick":
+        return ()
+    e3 = ratios_of(by_batch(flat(problem, batch), inputs, (batch,), effort, choose), "e3")
+    return (
+        Comparison(f"flat times, batch {batch}: e3 / early-exit", e3.over_early_exit),
+        Comparison(f"flat times, batch {batch}: e3 / stock", e3.over_stock),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,16 +11,22 @@ from experiments.e3_plans import ENTROPY, PROBLEMS, stretched
 from experiments.live.mixes import mixed_rows
 from experiments.recorded_exits import bert12_sst2
 from experiments.studies.study import Effort
-from optimizer.decision import Decision, NoPlan, Planned, Strategy
+from optimizer.decision import Decision, Planned, Strategy
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.problem_file import read_problem
+from profiles.table import LatencyTable
 from simulator.decisions import Decisions, IntArray, recorded, survival_of
 from simulator.goodput import Capacity, highest_rate, poisson_arrivals
-from simulator.scenario import Scenario
+from simulator.outcome import Outcome
+from simulator.scenario import FloatArray, Scenario
+from simulator.simulate import simulate
 
 SIDES: tuple[Strategy, ...] = ("stock", "early-exit", "e3", "best")
+BATCHES: Mapping[Effort, tuple[int, ...]] = {"full": (1, 2, 4, 8), "quick": (8,)}
+"""Largest batches of E3's figures."""
+SEED = 0
 E3_SLOWER = 6.5
 """TensorRT's V100 takes 1.23 ms for BERT-base at batch 1. E3 does not print its V100's time; 8 ms is an estimate."""
 NUM_ROWS = 20_000
@@ -53,7 +59,7 @@ def mixed_cluster(times: float = E3_SLOWER) -> PlanProblem:
     return stretched(read_problem(PROBLEMS / "bert_base_hetero.yaml").problem, times)
 
 
-def sst2(easy_share: float | None = None, *, entropy: float = ENTROPY, seed: int = 0) -> Workload:
+def sst2(easy_share: float | None = None, *, entropy: float = ENTROPY, seed: int = SEED) -> Workload:
     """BERT-base's recorded exits on SST-2 dev, in random order; with `easy_share`, a mix of easy and hard inputs.
 
     Where the records are absent, SystemExit says so.
@@ -76,6 +82,31 @@ def workload(words: str, decisions: Decisions, rows_N: IntArray, problem: PlanPr
     return Workload(words=words, decisions=decisions, rows_N=rows_N, survival_N=survival_N)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """Shares of the whole model's seconds that exits save an input, where a batch is always full."""
+
+    compute: float
+    """Of the blocks, as if ramps took nothing."""
+    latency: float
+    """Less what the ramps take; below 0 where that is more than they save."""
+
+    @property
+    def most_times(self) -> float:
+        """How many times the stock model's rate they allow, at the same batch and with all ramps active."""
+        return 1 / (1 - self.latency)
+
+
+def savings(survival_N: Sequence[float], table: LatencyTable, ramps: Sequence[int], batch: int = 1) -> Savings:
+    """With all ramps active: a block, and the ramp after it, costs whoever reaches it its part of a full batch."""
+    size = np.array(float(batch))
+    block_s_N, ramp_s_E = table.blocks_at(size), table.ramps_at(size)
+    whole_s = float(block_s_N.sum())
+    blocks_s = float(np.dot(survival_N, block_s_N))
+    ramps_s = sum(survival_N[ramp] * float(seconds) for ramp, seconds in zip(ramps, ramp_s_E, strict=True))
+    return Savings(compute=1 - blocks_s / whole_s, latency=1 - (blocks_s + ramps_s) / whole_s)
+
+
 def facing(problem: PlanProblem, inputs: Workload) -> PlanProblem:
     """The problem of that workload."""
     return replace(problem, survival_N=inputs.survival_N)
@@ -95,39 +126,51 @@ def plan_of(stages: tuple[Stage, ...], *, rate_per_s: float, latency_s: float) -
     )
 
 
-def goodput(
-    problem: PlanProblem, decision: Decision, inputs: Workload, effort: Effort, *, seed: int = 0
-) -> Capacity | None:
-    """The highest Poisson rate of which 99 % is answered within the SLO, without admission; None where no plan is."""
-    if isinstance(decision, NoPlan):
-        return None
-    return goodput_of(problem, decision, inputs, effort, seed=seed)
-
-
-def goodput_of(problem: PlanProblem, planned: Planned, inputs: Workload, effort: Effort, *, seed: int = 0) -> Capacity:
-    """The same of a plan that there is."""
-
-    def scenario_at(rate_per_s: float) -> Scenario:
-        return poisson_scenario(problem, planned, inputs, rate_per_s, effort, seed=seed)
-
-    return highest_rate(scenario_at, planned.figures.rate_per_s)
-
-
-def poisson_scenario(
-    problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, effort: Effort, *, seed: int = 0
+def scenario(
+    problem: PlanProblem,
+    planned: Planned,
+    inputs: Workload,
+    arrivals_s: FloatArray,
+    duration_s: float,
+    *,
+    warm_up_s: float = 0.0,
+    inputs_per_request: int = 1,
+    admission: bool = False,
 ) -> Scenario:
-    """A plan under a Poisson rate, without admission."""
-    slo_s, figures = problem.slo.latency_s, planned.figures
-    warm_up_s = WARM_UP_SLOS * slo_s
-    duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
+    """A plan on a workload; requests arrive when `arrivals_s` says."""
     return Scenario(
         problem=problem,
-        plan=plan_of(planned.stages, rate_per_s=figures.rate_per_s, latency_s=figures.latency_s),
+        plan=plan_of(planned.stages, rate_per_s=planned.figures.rate_per_s, latency_s=planned.figures.latency_s),
         decisions=inputs.decisions,
         rows_N=inputs.rows_N,
-        arrivals_s=poisson_arrivals(rate_per_s, duration_s, seed),
+        arrivals_s=arrivals_s,
         duration_s=duration_s,
+        inputs_per_request=inputs_per_request,
+        slo_s=problem.slo.latency_s,
+        admission=admission,
         warm_up_s=warm_up_s,
-        slo_s=slo_s,
-        admission=False,
+    )
+
+
+def poisson(problem: PlanProblem, planned: Planned, inputs: Workload, rate_per_s: float, effort: Effort) -> Scenario:
+    """A plan under a Poisson rate, without admission."""
+    slo_s = problem.slo.latency_s
+    warm_up_s = WARM_UP_SLOS * slo_s
+    duration_s = warm_up_s + max(INPUTS[effort] / rate_per_s, LEAST_SLOS * slo_s)
+    arrivals_s = poisson_arrivals(rate_per_s, duration_s, SEED)
+    return scenario(problem, planned, inputs, arrivals_s, duration_s, warm_up_s=warm_up_s)
+
+
+def serve(offered: Scenario) -> Outcome:
+    """Simulate it; Ctrl-C ends the study."""
+    outcome = simulate(offered)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return outcome
+
+
+def goodput(problem: PlanProblem, planned: Planned, inputs: Workload, effort: Effort) -> Capacity:
+    """The highest Poisson rate of which 99 % is answered within the SLO, without admission."""
+    return highest_rate(
+        lambda rate_per_s: poisson(problem, planned, inputs, rate_per_s, effort), planned.figures.rate_per_s
     )

@@ -3,59 +3,65 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
+from pydantic import TypeAdapter
 
 from earlyexit.errors import InputError
 from experiments.studies.picture import Picture
 
 Effort = Literal["full", "quick"]
 """Quick: the same code on fewer points or shorter runs; its figures are not for quoting."""
-
 How = Literal["simulated", "computed", "emulated", "real"]
 """Simulated: the live engine on a simulated clock. Computed: the cost model alone. Emulated: the live service, its
 accelerators replaced by known times. Real: measured on the machine that the report names."""
-
 LONGEST_CLAIM = 120
 """Characters of a claim that a table can hold."""
+
+Series = Mapping[str, Sequence[float | None]]
+"""By side, a value per point; None where a side has none."""
+
+
+def ratio(one: float | None, other: float | None) -> float | None:
+    """How many times the other the one is; None where either has no value or the other is 0."""
+    return None if one is None or not other else one / other
+
+
+def largest(values: Iterable[float | None]) -> float | None:
+    """Of those that there are."""
+    return max((value for value in values if value is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
-    """How many times better a strategy is: goodput over goodput, or the other's cost over its cost.
+    """How many times better a strategy is, at the point where it is most, as the paper quotes it ("up to").
 
-    At the point where it is largest, as the paper quotes it ("up to"). None where the study has no such figure.
+    Goodput over goodput, or the other's cost over its cost. None where the study has no such figure.
     """
 
     over_stock: float | None = None
     over_early_exit: float | None = None
 
 
-def largest_ratios(
-    series: Mapping[str, Sequence[float | None]], strategy: str, *, lower_is_better: bool = False
-) -> Ratios:
-    """The largest of the strategy's ratios over the series `stock` and `early-exit`, point by point."""
-    return Ratios(
-        over_stock=_largest(series[strategy], series.get("stock", ()), lower_is_better),
-        over_early_exit=_largest(series[strategy], series.get("early-exit", ()), lower_is_better),
-    )
+def largest_ratios(series: Series, strategy: str, *, lower_is_better: bool = False) -> Ratios:
+    """The largest of the strategy's ratios over the series `stock` and `early-exit`, point by point.
+
+    None where one of the two series is missing; none at all where the strategy's own is.
+    """
+
+    def over(other: str) -> float | None:
+        pairs = zip(series.get(strategy, ()), series.get(other, ()), strict=False)
+        return largest(ratio(theirs, ours) if lower_is_better else ratio(ours, theirs) for ours, theirs in pairs)
+
+    return Ratios(over_stock=over("stock"), over_early_exit=over("early-exit"))
 
 
-def ratio(one: float | None, other: float | None, *, lower_is_better: bool = False) -> float | None:
-    """How many times better one is than the other; None where either has no value or the divisor is 0."""
-    over, under = (other, one) if lower_is_better else (one, other)
-    return None if over is None or not under else over / under
-
-
-def _largest(ours: Sequence[float | None], others: Sequence[float | None], lower_is_better: bool) -> float | None:
-    if not others:
-        return None
-    ratios = (ratio(one, other, lower_is_better=lower_is_better) for one, other in zip(ours, others, strict=True))
-    return max((each for each in ratios if each is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """A figure of ours beside the paper's."""
 
@@ -71,6 +77,20 @@ class Comparison:
             raise InputError(f"{self.name}: a figure must be finite, or None")
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Figures of a run that have no counterpart in the paper."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
+
+
+def facts(rows: Mapping[str, str | float | None]) -> Table:
+    """Single figures, by their names with units."""
+    return Table("Of this run", ("", ""), tuple(rows.items()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
     """What one run of a study gave."""
@@ -84,18 +104,16 @@ class StudyResult:
     """Of the strategy `best`, which has Offramp's whole space."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Everything measured, as plain data or numpy's; no NaN."""
-    notes: tuple[str, ...] = ()
-    """Sentences on this run, with its figures: what fell short, what surprised."""
+    tables: tuple[Table, ...] = ()
+    """What a reader wants of it, beside the comparisons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What a study says of itself before it runs."""
+    """What a study says of itself before it runs; its words are in the Markdown file beside its module."""
 
     name: str
     """Of its module: "fig07_homogeneous"."""
-    figure: str
-    """Of the paper: "7", or "16a"."""
     section: str
     """Of the paper: "5.1.1"."""
     title: str
@@ -115,7 +133,7 @@ class About:
     """About how long it takes in full, on the machine of the last report."""
     quick_s: float
     """The same with quick effort, in seconds."""
-    seed: int
+    seed: int = 0
     needs: tuple[str, ...] = ()
     """Files under OFFRAMP_DATA without which it is skipped."""
     differs: str
@@ -126,18 +144,34 @@ class About:
             raise InputError(f"{self.name}: a claim has at most {LONGEST_CLAIM} characters, not {len(self.claim)}")
 
     @property
-    def command(self) -> str:
-        """What a person runs to get it."""
-        return f"python -m experiments.studies.{self.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study(About):
-    """A figure of the paper, and the code that gives ours."""
-
-    run: Callable[[Effort], StudyResult]
+    def figure(self) -> str:
+        """Of the paper, from the name: "7"."""
+        found = re.match(r"fig0*([0-9]+[a-z]?)_", self.name)
+        return found[1] if found else self.name
 
     @property
-    def about(self) -> About:
-        """The study without its code, as results carry it."""
-        return About(**{each.name: getattr(self, each.name) for each in fields(About)})
+    def command(self) -> str:
+        """What a person runs to get it."""
+        return f"python -m experiments.studies {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A figure of the paper, and the code that gives ours."""
+
+    about: About
+    run: Callable[[Effort], StudyResult]
+
+
+def declare(
+    module: str, run: Callable[[Effort], StudyResult], *, paper: Ratios = Ratios(), needs: tuple[str, ...] = ()
+) -> Study:
+    """The study of a module of this package, with the words of the Markdown file beside it.
+
+    The file begins with what the report's tables show, as YAML between two lines `---`; the rest says why ours differs.
+    """
+    name = module.rpartition(".")[2]
+    text = Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8")
+    head, _, differs = text.removeprefix("---\n").partition("\n---\n")
+    words = {**yaml.safe_load(head), "name": name, "paper": paper, "needs": needs, "differs": differs.strip()}
+    return Study(TypeAdapter(About).validate_python(words), run)

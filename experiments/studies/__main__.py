@@ -1,0 +1,98 @@
+"""Run one study: print what it claims and gives, and write JSON and SVG.
+
+    OFFRAMP_DATA=... python -m experiments.studies fig07_homogeneous [--quick] [--out FOLDER]
+
+Without a name, those that there are. `python -m experiments.report` runs all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments import studies
+from experiments.data import RUNS
+from experiments.kit import show
+from experiments.studies.drawing import draw
+from experiments.studies.record import Outcome, Record, perform, record_of, write_record
+from experiments.studies.study import About, Effort, Study
+from offramp.cli.plan_picture import load_pyplot
+
+FOLDERS: dict[Effort, Path] = {"full": RUNS / "report", "quick": RUNS / "report-quick"}
+"""Where results go, and where the report looks for them."""
+FIGURES = "figures"
+"""The pictures, below a folder of results and beside a report."""
+HEAVY_BYTES = 60_000
+"""A picture above this has more points than a reader can see."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse and run; a name with a dot is a module of another package."""
+    parser = ArgumentParser(prog="python -m experiments.studies", description=__doc__)
+    parser.add_argument("name", nargs="?", help="such as fig07_homogeneous")
+    parser.add_argument("--quick", action="store_true", help="fewer points; not for quoting")
+    parser.add_argument("--out", type=Path, help=f"folder of the results (default {FOLDERS['full']}, or ...-quick)")
+    options = parser.parse_args(arguments)
+    if options.name is None or not ("." in options.name or options.name in studies.FIGURES):
+        parser.error(f"a study: {', '.join(studies.FIGURES)}")
+    effort: Effort = "quick" if options.quick else "full"
+    run_study(studies.load(options.name), effort, options.out or FOLDERS[effort])
+
+
+def run_study(study: Study, effort: Effort, folder: Path) -> None:
+    """Run a study, print and write what came of it.
+
+    Ends with a sentence where its data is absent (exit status 0: nothing is wrong) and on Ctrl-C (130). What the study
+    raises passes through, and stands in the JSON too.
+    """
+    console = Console(highlight=False, markup=False, emoji=False)
+    _introduce(study.about, effort, console)
+    try:
+        load_pyplot()  # refuses before the work rather than after it
+        record = perform(study, effort)
+    except KeyboardInterrupt:
+        console.print("interrupted: nothing is written")
+        sys.exit(130)
+    except Exception as error:
+        failed = Outcome(state="failed", reason=f"{type(error).__name__}: {error}")
+        write_record(record_of(study.about, effort, failed), folder)
+        raise
+    _conclude(record, [write_record(record, folder), *draw_all(record, folder)], console)
+
+
+def draw_all(record: Record, folder: Path) -> list[Path]:
+    """Draw a result's pictures beside it; raises InputError without matplotlib."""
+    paths = [folder / FIGURES / name for name in record.pictures]
+    for picture, path in zip(record.pictures.values(), paths, strict=True):
+        draw(picture, path)
+    return paths
+
+
+def _introduce(about: About, effort: Effort, console: Console) -> None:
+    takes = f"{about.minutes:g} min" if effort == "full" else f"{about.quick_s:g} s, quick: not for quoting"
+    console.print(f"E3 figure {about.figure} (section {about.section}): {about.title}", style="bold")
+    console.print(f"E3's claim: {about.claim}")
+    console.print(f"{about.how}; exits {about.exits}; {about.hardware}; seed {about.seed}; about {takes}")
+
+
+def _conclude(record: Record, written: Sequence[Path], console: Console) -> None:
+    result = record.outcome.result
+    if result is None:
+        console.print(f"{record.outcome.state}: {record.outcome.reason}")
+    else:
+        show("", ("", "ours", "E3's paper"), [(each.name, each.ours, each.paper) for each in result.comparisons])
+        for table in result.tables:
+            show(table.title, table.columns, table.rows)
+        console.print(f"took {record.outcome.took_s:.1f} s")
+    for path in written:
+        console.print(f"written: {path}", soft_wrap=True)
+        if path.suffix == ".svg" and path.stat().st_size > HEAVY_BYTES:
+            console.print(f"{path.name} has {path.stat().st_size:,} bytes: fewer points would show the same")
+
+
+if __name__ == "__main__":
+    main()

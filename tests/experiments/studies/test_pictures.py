@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from earlyexit.errors import InputError
+from experiments.studies.drawing import COLORS, OTHER_COLORS, colors, draw
+from experiments.studies.picture import Bars, Box, Boxes, Lines, Picture
+from experiments.studies.study import Comparison, Ratios, largest_ratios, ratio
+
+RATES = "goodput (inputs/s)"
+BARS = Bars("Rates", "batch", RATES, ("1", "8"), {"stock": (100.0, None), "e3": (90.0, 600.0)}, {"e3": (None, 550.0)})
+LINES = Lines(
+    "Rates by SLO",
+    "SLO (ms)",
+    RATES,
+    (25.0, 100.0, 1000.0),
+    {"e3": (1.0, None, 3.0), "half wrong": (1.0, 1.5, 2.0)},
+    {"e3": (None, None, 2.5)},
+    log_x=True,
+    log_y=True,
+)
+BOX = Box(1, 2, 3, 4, 5)
+BOXES = Boxes("Latency", "cluster", "latency (ms)", ("equal", "mixed"), {"stock": (BOX, BOX), "e3": (BOX, None)}, 6.0)
+
+
+@pytest.mark.parametrize("picture", [BARS, LINES, BOXES], ids=["bars", "lines", "boxes"])
+def test_a_picture_is_text_on_white_and_the_same_bytes_each_time(picture: Picture, tmp_path: Path) -> None:
+    draw(picture, tmp_path / "new" / "one.svg")
+    draw(picture, tmp_path / "two.svg")
+    drawn = (tmp_path / "new" / "one.svg").read_text(encoding="utf-8")
+    assert drawn == (tmp_path / "two.svg").read_text(encoding="utf-8")
+    for words in (picture.title, picture.x_label, picture.y_label, *picture.series):
+        assert f">{words}</text>" in drawn
+    assert "fill: #ffffff" in drawn
+    assert len(drawn) < 60_000
+    assert ("E3's paper" in drawn) == (picture is not BOXES), "drawn where it says something"
+    assert (">none</text>" in drawn) == (picture is BARS), "a missing bar says so"
+
+
+def test_a_strategy_has_the_same_colour_in_every_picture_and_others_take_others() -> None:
+    assert {colors(names)["e3"] for names in (["e3"], ["other", "e3"], ["e3", "best", "other"])} == {COLORS["e3"]}
+    chosen = colors(["e3", "20 % wrong", "50 % wrong"])
+    assert [chosen["20 % wrong"], chosen["50 % wrong"]] == list(OTHER_COLORS[:2])
+    assert not set(COLORS.values()) & set(OTHER_COLORS)
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "e3 has 1 values for 2 places": lambda: Bars("t", "x", "y", ("1", "2"), {"e3": (1.0,)}),
+    "the paper's series best": lambda: Bars("t", "x", "y", ("1",), {"e3": (1.0,)}, {"best": (1.0,)}),
+    "needs 1 finite values or None": lambda: Lines("t", "x", "y", (0.0,), {"e3": (1.0,)}, {"e3": (1.0, 2.0)}),
+    "finite values or None, not": lambda: Bars("t", "x", "y", ("1",), {"e3": (float("nan"),)}),
+    "x must rise": lambda: Lines("t", "x", "y", (1.0, 1.0), {"e3": (1.0, 2.0)}),
+    "nothing to show": lambda: Boxes("t", "x", "y", (), {}),
+    "rise from minimum to maximum": lambda: Box(1, 2, 1.5, 3, 4),
+    "a box must be finite": lambda: Box(1, 2, 3, 4, float("inf")),
+    "rate: a figure must be finite, or None": lambda: Comparison("rate", float("inf")),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_nobody_can_draw_or_compare_is_refused(words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        REFUSED[words]()
+
+
+def test_largest_ratios_are_taken_point_by_point_where_both_have_a_value() -> None:
+    series = {"stock": (10.0, 20.0, None), "early-exit": (20.0, 20.0, 20.0), "e3": (15.0, 25.0, 50.0)}
+    assert largest_ratios(series, "e3") == Ratios(over_stock=1.5, over_early_exit=2.5)
+    costs = {"stock": (10.0, 20.0), "e3": (8.0, 10.0)}
+    assert largest_ratios(costs, "e3", lower_is_better=True) == Ratios(over_stock=2.0)
+    for without in ({"stock": (None,), "e3": (5.0,)}, {"stock": (5.0,)}):
+        assert largest_ratios(without, "e3") == Ratios()
+
+
+@pytest.mark.parametrize(("one", "other"), [(None, 1.0), (1.0, None), (1.0, 0.0)])
+def test_there_is_no_ratio_to_nothing(one: float | None, other: float | None) -> None:
+    assert ratio(one, other) is None

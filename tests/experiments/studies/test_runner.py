@@ -1,0 +1,316 @@
+"""What runs studies, keeps their results and writes the report of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from earlyexit.errors import DataError, InputError, PlanError
+from experiments import studies
+from experiments.report.__main__ import Runner, earlier, unknown, write_report
+from experiments.report.text import report_text
+from experiments.studies.__main__ import main, run_study
+from experiments.studies.picture import Box, Boxes, Lines, Picture
+from experiments.studies.record import Outcome, Record, perform, read_record, write_record
+from experiments.studies.study import Comparison, Ratios, Study, StudyResult
+from tests.experiments.studies.fake_study import ABOUT, NAME, STUDY, run
+
+MACHINE = {
+    "created_at": "2025-01-02T00:00:00+00:00",
+    "machine": "abacus, 2 cores",
+    "python": "3.11.9",
+    "versions": {"numpy": "2.4", "offramp": "0.1"},
+    "commit": "0123456789",
+}
+DONE = Record(
+    about=ABOUT, effort="full", outcome=Outcome(state="done", result=run("full"), took_s=90.0), provenance=MACHINE
+)
+SKIPPED = replace(DONE, outcome=Outcome(state="skipped", reason="a.csv not in OFFRAMP_DATA"))
+FAILED = replace(DONE, outcome=Outcome(state="failed", reason="PlanError: no | plan\nat all"))
+BOX = Box(1, 2, 3, 4, 5)
+LINES = Lines("t", "x", "y", (1.0, 2.0), {"e3": (None, 2.0)})
+BOXES = Boxes("t", "x", "y", ("a",), {"e3": (BOX,)}, 9.0)
+
+
+def with_result(*pictures: Picture, **parts: Any) -> Record:
+    result = StudyResult(comparisons=(), pictures=pictures, **parts)
+    return replace(DONE, outcome=Outcome(state="done", result=result, took_s=1.0))
+
+
+def runner(folder: Path, printed: io.StringIO | None = None, *, keep: bool = False) -> Runner:
+    console = Console(file=printed or io.StringIO(), width=1000)
+    return Runner(folder=folder, effort="quick", keep=keep, console=console)
+
+
+@pytest.mark.parametrize("name", studies.FIGURES)
+def test_a_study_of_the_folder_says_what_it_is(name: str) -> None:
+    about = studies.load(name).about
+    assert about.name == name
+    assert re.fullmatch(r"fig0?([1-9][0-9]?)_.*", name)
+    assert about.command == f"python -m experiments.studies {name}"
+    assert about.differs
+    assert about.quick_s < 60 * about.minutes
+
+
+def test_a_claim_must_fit_into_a_table() -> None:
+    with pytest.raises(InputError, match="fake_study: a claim has at most 120 characters, not 121"):
+        replace(ABOUT, claim="x" * 121)
+
+
+def test_a_study_prints_claim_comparison_and_tables_and_writes_json_and_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_study(STUDY, "full", tmp_path)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "E3's claim: e3 is up to 1.30 x stock [69]" in lines
+    assert "computed; exits none; none; seed 0; about 0.1 min" in lines
+    assert "e3 / stock, batch 8 1.5 1.3" in lines
+    assert "what ran 0" in lines
+    assert f"written: {tmp_path / 'fake_study.json'}" in lines
+    assert read_record(tmp_path, "fake_study").about == ABOUT
+    assert (tmp_path / "figures" / "fake_study.svg").exists()
+
+
+def test_quick_is_the_same_code_on_less(tmp_path: Path) -> None:
+    main([NAME, "--quick", "--out", str(tmp_path)])
+    record = read_record(tmp_path, "fake_study")
+    assert record.effort == "quick"
+    assert record.outcome.result is not None
+    (picture,) = record.outcome.result.pictures
+    assert not isinstance(picture, Lines)
+    assert picture.labels == ("1",)
+
+
+def test_without_a_name_the_command_tells_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "fig07_homogeneous" in capsys.readouterr().err
+
+
+def test_a_study_without_its_data_is_skipped_and_ends_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFRAMP_DATA", str(tmp_path))
+    (tmp_path / "there.csv").touch()
+    run_study(Study(replace(ABOUT, needs=("there.csv", "absent.csv")), run), "full", tmp_path)
+    assert "skipped: absent.csv not in OFFRAMP_DATA" in capsys.readouterr().out
+    assert read_record(tmp_path, "fake_study").outcome.state == "skipped"
+
+
+def test_what_a_study_raises_is_written_and_passes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OFFRAMP_FAKE", "breaks")
+    with pytest.raises(PlanError, match="no plan meets the SLO"):
+        run_study(STUDY, "full", tmp_path)
+    outcome = read_record(tmp_path, "fake_study").outcome
+    assert outcome == Outcome(state="failed", reason="PlanError: no plan meets the SLO")
+
+
+def test_ctrl_c_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFRAMP_FAKE", "is interrupted")
+    with pytest.raises(SystemExit) as ended:
+        run_study(STUDY, "full", tmp_path)
+    assert ended.value.code == 130
+    assert "interrupted: nothing is written" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_is_timed_by_the_clock_it_is_given() -> None:
+    ticks = iter([10.0, 12.5])
+    assert perform(STUDY, "full", lambda: next(ticks)).outcome.took_s == 2.5
+
+
+@pytest.mark.parametrize(
+    "record",
+    [DONE, with_result(LINES, BOXES), SKIPPED, FAILED],
+    ids=["done, with bars", "lines and boxes", "skipped", "failed"],
+)
+def test_what_is_written_is_read_again(record: Record, tmp_path: Path) -> None:
+    write_record(record, tmp_path)
+    read = read_record(tmp_path, "fake_study")
+    assert replace(read, outcome=record.outcome) == record
+    assert read.pictures == record.pictures
+    if record.outcome.result is not None and read.outcome.result is not None:
+        # JSON has lists where Python has tuples; only the free-form figures show it.
+        figures = json.loads(json.dumps(record.outcome.result.figures))
+        assert read.outcome.result == replace(record.outcome.result, figures=figures)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    write_record(with_result(figures={"rate": np.float64(1.5), "all": np.array([1, 2])}), tmp_path)
+    result = read_record(tmp_path, "fake_study").outcome.result
+    assert result is not None
+    assert result.figures == {"rate": 1.5, "all": [1, 2]}
+
+
+def test_a_file_of_another_schema_and_a_missing_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"fake_study\.json: No such file"):
+        read_record(tmp_path, "fake_study")
+    path = write_record(DONE, tmp_path)
+    path.write_text(path.read_text(encoding="utf-8").replace('"schema_version": 1', '"schema_version": 9'))
+    with pytest.raises(DataError, match="no result of this version"):
+        read_record(tmp_path, "fake_study")
+
+
+def test_pictures_are_numbered_where_there_are_several() -> None:
+    assert list(DONE.pictures) == ["fake_study.svg"]
+    assert list(with_result(LINES, BOXES).pictures) == ["fake_study-1.svg", "fake_study-2.svg"]
+    assert SKIPPED.pictures == {}
+
+
+def test_studies_run_as_processes_and_stand_in_their_order(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    works, absent = runner(tmp_path, printed).run_all([NAME, f"{NAME}_absent"], 2)
+    assert (works.about, works.effort, works.outcome.state) == (ABOUT, "quick", "done")
+    assert absent.about == unknown("fake_study_absent")
+    assert f"No module named '{NAME}_absent'" in absent.outcome.reason
+    assert sorted(line.split(":")[0].split(" in ")[0].split() for line in printed.getvalue().splitlines()) == [
+        ["fake_study", "done"],
+        ["fake_study_absent", "failed"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [("breaks", "PlanError: no plan meets the SLO (exit status 1; {log})"), ("dies", "ended by SIGKILL ({log})")],
+)
+def test_a_broken_study_says_so_and_leaves_no_earlier_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, reason: str
+) -> None:
+    monkeypatch.setenv("OFFRAMP_FAKE", what)
+    write_record(DONE, tmp_path)
+    outcome = runner(tmp_path).run(NAME).outcome
+    assert outcome.state == "failed"
+    assert outcome.reason.endswith(reason.format(log=tmp_path / "fake_study.log"))
+
+
+@pytest.mark.parametrize(
+    ("record", "effort", "commit", "words"),
+    [
+        (DONE, "quick", "0123456789", "the result there is from a full run"),
+        (DONE, "full", "abcdef", "stale: made at commit 01234567, this is abcdef"),
+        (DONE, "full", None, "stale: made at commit 01234567, this is None"),
+        (FAILED, "full", "0123456789", "failed last time"),
+        (SKIPPED, "full", "0123456789", "skipped last time"),
+    ],
+)
+def test_a_result_may_stay_that_this_commit_and_effort_gave(
+    tmp_path: Path, record: Record, effort: Any, commit: str | None, words: str
+) -> None:
+    assert earlier(tmp_path, "fake_study", "full", "0123456789") == "no result yet"
+    path = write_record(record, tmp_path)
+    assert earlier(tmp_path, "fake_study", effort, commit) == words
+    assert isinstance(earlier(tmp_path, "fake_study", "full", "0123456789"), Record) == (record is DONE)
+    path.write_text("{}", encoding="utf-8")
+    assert "no result of this version" in str(earlier(tmp_path, "fake_study", effort, commit))
+
+
+def test_keeping_runs_only_what_it_cannot_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed, ran = io.StringIO(), list[str]()
+
+    def run(_: Runner, name: str) -> Record:
+        ran.append(name)
+        return DONE
+
+    monkeypatch.setattr(Runner, "run", run)
+    write_record(replace(DONE, effort="quick"), tmp_path)
+    keeping = runner(tmp_path, printed, keep=True)
+    assert keeping.result("fake_study", "0123456789").effort == "quick"
+    assert keeping.result("another", "0123456789") is DONE
+    assert ran == ["another"]
+    assert printed.getvalue().splitlines() == ["fake_study: kept", "another runs: no result yet"]
+
+
+def test_the_report_stands_beside_the_pictures_it_shows_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "fig01_gone.svg").touch()
+    written = write_report([DONE], tmp_path)
+    assert "figures/fake_study.svg" in written.read_text(encoding="utf-8")
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["fake_study.svg"]
+
+
+REPORT_OF_ONE = """\
+- Machine: abacus, 2 cores
+- Versions: Python 3.11.9, numpy 2.4, offramp 0.1
+- Date: 2025-01-02
+- Minutes: 1.5 over all studies
+- Computed: from records, published times and the cost model; nothing is served or simulated
+
+## All figures
+
+| figure | E3's claim | E3's paper: e3 over stock / early-exit | ours: e3 over stock / early-exit \
+| ours: best over stock / early-exit | how | exits | `python -m experiments.studies` |
+|---|---|---|---|---|---|---|---|
+| [fake_study](#fake_study) | e3 is up to 1.30 x stock [69] | 1.30 / - | 1.50 / - | - | computed | none | `fake_study` |
+
+<a id="fake_study"></a>
+
+## Figure fake_study: a study of nothing
+
+**E3** (section 9.9): e3 is up to 1.30 x stock [69].
+
+**Here**: computed. Exits: none. Hardware: none. Seed 0.
+
+![A model on two batches](figures/fake_study.svg)
+
+|  | E3's paper | ours |
+|---|--:|--:|
+| e3 / stock, batch 8 | 1.3 | 1.5 |
+
+Of this run:
+
+|  |  |
+|---|--:|
+| what ran | 0 |
+
+**Why ours differs**: The paper has no such figure.
+
+Command (took 1.5 min): `python -m experiments.studies fake_study`
+"""
+
+
+def test_the_report_is_its_results_and_nothing_else() -> None:
+    text = report_text([DONE])
+    assert text[text.index("- Machine") :] == REPORT_OF_ONE
+    assert "0123456" not in text, "the report may be part of a commit"
+    assert "figures/" not in report_text([DONE], pictures=False)
+    assert "No study ran." in report_text([])
+
+
+def test_a_study_that_did_not_run_says_why() -> None:
+    failed, skipped = report_text([FAILED]), report_text([SKIPPED])
+    assert "| 1.30 / - | **failed**: PlanError: no \\| plan at all | - | - | - | `fake_study` |" in failed
+    assert "**Failed**: PlanError: no | plan\nat all" in failed
+    assert "figures/" not in failed
+    assert "| **skipped**: a.csv not in OFFRAMP_DATA | - | computed | none |" in skipped
+
+
+def test_a_study_without_ratios_shows_its_first_comparison() -> None:
+    result = StudyResult(comparisons=(Comparison("planning (s)", 0.031, 0.87),))
+    outcome = Outcome(state="done", result=result, took_s=1.0)
+    record = replace(DONE, about=replace(ABOUT, paper=Ratios()), outcome=outcome)
+    assert "| planning (s): 0.87 | 0.031 | - |" in report_text([record])
+
+
+def test_a_quick_report_warns_and_repeats_the_quick_commands() -> None:
+    text = report_text([replace(DONE, effort="quick")])
+    assert "not for quoting" in text
+    assert "`python -m experiments.report --quick`" in text
+    assert "`python -m experiments.studies fake_study --quick`" in text
+
+
+def test_results_of_several_days_and_machines_say_so() -> None:
+    other = {**MACHINE, "created_at": "2025-01-04T00:00:00+00:00", "machine": "slide rule"}
+    text = report_text([DONE, replace(DONE, provenance=other)])
+    assert "- Machine: abacus, 2 cores; slide rule" in text
+    assert "- Date: 2025-01-02 to 2025-01-04" in text
+    assert "- Minutes: 3.0 over all studies" in text
