@@ -5,8 +5,8 @@
 
 BERT-base and BERT-large with random weights, bfloat16, 128 random tokens per input; who leaves where comes from exit
 records of BERT-base on SST-2 at entropy 0.4 (or from exits drawn to the same survival; the output says which), in
-BERT-large with a ramp after every second block. Needs torch, numpy, pydantic and safetensors, and no ray. Minutes: not
-yet measured on a GPU.
+BERT-large with a ramp after every second block. Needs torch, numpy, pydantic and safetensors, and no ray; with numba
+the planner adds its own cuts. Minutes: not yet measured on a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from experiments.data import RUNS
 from experiments.gpu.bench import Row, run_model
 from experiments.gpu.exits import find_exits
 from experiments.gpu.options import DRY_MODELS, MODELS, BenchOptions
+from experiments.gpu.plans import can_plan
 from experiments.gpu.table import HEADER, LEGEND, line, write_result
 from experiments.gpu.workbench import build_workbench
 
@@ -77,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     exits = find_exits(options.records, np.random.default_rng(options.seed))
     print(f"device: {options.device}; CUDA graphs {'on' if options.graphs else 'off'}; decisions {options.decisions}")
     print(f"exits: {exits.source}")
+    if not can_plan():
+        print("without the best ramps and the best cuts: the planner needs numba, which is missing")
     print(f"{LEGEND}\n\n{HEADER}", flush=True)
     for size in options.models:
         rng = np.random.default_rng(options.seed)

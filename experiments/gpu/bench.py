@@ -9,10 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from experiments.gpu.choice import Costs, best_splits, work_of
 from experiments.gpu.costs import measure_costs, measured_sizes, num_inputs, saturated_s
-from experiments.gpu.side import Plan, Side, poisson_arrivals
-from experiments.gpu.workbench import Workbench, early_exit, no_collections, serial_every_ramp, stock
+from experiments.gpu.plans import (
+    Plan,
+    can_plan,
+    early_exit,
+    planned,
+    predicted_per_s,
+    problem_of,
+    serial_every_ramp,
+    stock,
+)
+from experiments.gpu.side import Side, poisson_arrivals
+from experiments.gpu.workbench import Workbench, no_collections
+from optimizer.problem import PlanProblem
+from profiles.table import LatencyTable
 
 LOAD = 0.8
 """Of a side's own saturated rate: what arrives while latencies are measured."""
@@ -33,7 +44,7 @@ class Row:
     """Median of the rounds, all inputs queued."""
     rounds_per_s: tuple[float, ...]
     predicted_per_s: float
-    """By the cost model, on the costs measured before."""
+    """By the planner's cost model, on the costs measured before."""
     over_early_exit: float
     over_stock: float
     """Its rate over that side's."""
@@ -59,7 +70,7 @@ class Outcome:
     """All of one model."""
 
     rows: tuple[Row, ...]
-    costs: Costs
+    costs: LatencyTable
 
 
 def run_model(bench: Workbench, report: Callable[[Row], None]) -> Outcome:
@@ -68,40 +79,44 @@ def run_model(bench: Workbench, report: Callable[[Row], None]) -> Outcome:
     costs = measure_costs(bench, measured_sizes(options.batches), COST_SHARE * options.seconds)
     rows: list[Row] = []
     for batch in options.batches:
-        for row in _compare(bench, costs, batch):
+        for row in _compare(bench, problem_of(_up_to(costs, batch), bench.exits.ramps, bench.exits.survival), batch):
             report(row)
             rows.append(row)
     return Outcome(rows=tuple(rows), costs=costs)
 
 
-def plans_of(bench: Workbench, costs: Costs, batch: int) -> tuple[Plan, ...]:
-    """Stock, early-exit and serial; early-exit also with the best of its ramps on, serial also cut everywhere."""
-    blocks, ramps, survival = bench.size.num_blocks, bench.exits.ramps, bench.exits.survival
-    shrinking = best_splits(costs, survival, ramps, batch, most_splits=1)
-    serial = best_splits(costs, survival, ramps, batch)
+def plans_of(problem: PlanProblem, batch: int) -> tuple[Plan, ...]:
+    """Stock, early-exit, and cut everywhere; where it can plan also the best ramps and the best cuts."""
+    blocks, ramps = problem.num_blocks, problem.ramps
     return (
         stock(blocks, batch),
         early_exit(blocks, ramps, batch),
-        Plan(name="early-exit, best ramps", splits=shrinking.splits),
-        Plan(name="serial", splits=serial.splits),
+        *(planned(problem) if can_plan() else ()),
         serial_every_ramp(blocks, ramps, batch),
     )
 
 
-def _compare(bench: Workbench, costs: Costs, batch: int) -> list[Row]:
-    plans = plans_of(bench, costs, batch)
+def _up_to(costs: LatencyTable, batch: int) -> LatencyTable:
+    """Without the sizes above a batch limit."""
+    last = costs.batches.index(batch) + 1
+    return LatencyTable(
+        batches=costs.batches[:last], block_s_NB=costs.block_s_NB[:, :last], ramp_s_EB=costs.ramp_s_EB[:, :last]
+    )
+
+
+def _compare(bench: Workbench, problem: PlanProblem, batch: int) -> list[Row]:
+    plans = plans_of(problem, batch)
     bench.prepare(plans)
     sides = [bench.side(plan) for plan in plans]
     rates = _interleaved_rates(bench, sides, batch)
-    stock_per_s, early_exit_per_s = median(rates["stock"]), median(rates["early-exit"])
-    rows = [_row(bench, costs, side, tuple(rates[side.plan.name])) for side in sides]
+    middle = {name: median(each) for name, each in rates.items()}
     return [
         replace(
-            row,
-            over_early_exit=row.samples_per_s / early_exit_per_s,
-            over_stock=row.samples_per_s / stock_per_s,
+            _row(bench, side, batch, tuple(rates[side.plan.name]), predicted_per_s(problem, side.plan)),
+            over_early_exit=middle[side.plan.name] / middle["early-exit"],
+            over_stock=middle[side.plan.name] / middle["stock"],
         )
-        for row in rows
+        for side in sides
     ]
 
 
@@ -115,19 +130,19 @@ def _interleaved_rates(bench: Workbench, sides: list[Side], batch: int) -> dict[
     return rates
 
 
-def _row(bench: Workbench, costs: Costs, side: Side, rates: tuple[float, ...]) -> Row:
+def _row(bench: Workbench, side: Side, batch: int, rates: tuple[float, ...], predicted: float) -> Row:
     plan, rate_per_s = side.plan, median(rates)
     mean_batch = side.log.mean_batch
     latency_s_N = _latencies(bench, side, LOAD * rate_per_s)
     compute_share, gather_share = _shares(bench, plan, rate_per_s)
     return Row(
         model=bench.size.name,
-        batch=plan.splits[0].batch,
+        batch=batch,
         side=plan.name,
         splits=str(plan),
         samples_per_s=rate_per_s,
         rounds_per_s=rates,
-        predicted_per_s=1 / work_of(costs, bench.exits.survival, plan.splits),
+        predicted_per_s=predicted,
         over_early_exit=1.0,
         over_stock=1.0,
         offered_per_s=LOAD * rate_per_s,

@@ -1,13 +1,16 @@
-"""Measures what blocks, ramps and splits cost, on the live device."""
+"""Measures what blocks and ramps cost on the live device, and how long a run should be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-from experiments.gpu.choice import Costs
+import numpy as np
+
+from experiments.gpu.plans import early_exit, stock
 from experiments.gpu.side import Side
-from experiments.gpu.workbench import Workbench, early_exit, no_collections, serial_every_ramp, stock
+from experiments.gpu.workbench import Workbench, no_collections
+from profiles.table import LatencyTable
 
 ROUNDS = 3
 FIRST_BATCHES = 8
@@ -23,20 +26,22 @@ def measured_sizes(batches: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({*powers, *batches}))
 
 
-def measure_costs(bench: Workbench, sizes: Sequence[int], seconds: float) -> Costs:
-    """By batch size, from three plans under which nobody leaves, so that all their batches are full.
+def measure_costs(bench: Workbench, sizes: Sequence[int], seconds: float) -> LatencyTable:
+    """By batch size, from two plans under which nobody leaves, so that all their batches are full.
 
-    With R ramps, N blocks and t a batch's seconds: a ramp is (all ramps on - stock) / R, a split is (a cut after every
-    ramp - all ramps on) / R, a block is (stock - one split) / N. What selecting survivors costs is in none of them.
+    With R ramps, N blocks and t a batch's seconds: a block is stock / N, a ramp (all ramps on - stock) / R; embedding
+    and head are spread over the blocks. What selecting survivors costs, or one more split, is in neither.
     """
-    rows = [_costs_of(bench, size, seconds) for size in sizes]
-    block_s, ramp_s, split_s = zip(*rows, strict=True)
-    return Costs(batches=tuple(sizes), block_s=block_s, ramp_s=ramp_s, split_s=split_s)
+    block_s, ramp_s = zip(*(_costs_of(bench, size, seconds) for size in sizes), strict=True)
+    blocks, ramps = bench.size.num_blocks, len(bench.exits.ramps)
+    return LatencyTable(
+        batches=tuple(sizes), block_s_NB=np.tile(block_s, (blocks, 1)), ramp_s_EB=np.tile(ramp_s, (ramps, 1))
+    )
 
 
-def _costs_of(bench: Workbench, batch: int, seconds: float) -> tuple[float, float, float]:
+def _costs_of(bench: Workbench, batch: int, seconds: float) -> tuple[float, float]:
     blocks, ramps = bench.size.num_blocks, bench.exits.ramps
-    plans = (stock(blocks, batch), early_exit(blocks, ramps, batch), serial_every_ramp(blocks, ramps, batch))
+    plans = (stock(blocks, batch), early_exit(blocks, ramps, batch))
     bench.prepare(plans)
     sides = [bench.side(plan, leaving=False) for plan in plans]
     numbers = [num_inputs(bench, side, batch, seconds) for side in sides]
@@ -44,9 +49,8 @@ def _costs_of(bench: Workbench, batch: int, seconds: float) -> tuple[float, floa
         [batch * saturated_s(bench, side, number) / number for side, number in zip(sides, numbers, strict=True)]
         for _ in range(ROUNDS)
     ]
-    stock_s, ramps_s, cut_s = (median(column) for column in zip(*rounds, strict=True))
-    split_s = max((cut_s - ramps_s) / len(ramps), 0.0)
-    return max((stock_s - split_s) / blocks, 0.0), max((ramps_s - stock_s) / len(ramps), 0.0), split_s
+    stock_s, ramps_s = (median(column) for column in zip(*rounds, strict=True))
+    return stock_s / blocks, max((ramps_s - stock_s) / len(ramps), 0.0)
 
 
 def num_inputs(bench: Workbench, side: Side, batch: int, seconds: float) -> int:

@@ -13,33 +13,11 @@ from earlyexit.device import Device, Release, Runner, Told
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import Member
 from earlyexit.piece import Piece
-from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Answer
+from experiments.gpu.plans import Plan
 
 FloatArray = npt.NDArray[np.float64]
-
-SHOWN_SPLITS = 6
-"""Of a plan, in a table's last column."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a side runs; its splits hold the whole model."""
-
-    name: str
-    splits: tuple[Split, ...]
-
-    @property
-    def ramps(self) -> tuple[int, ...]:
-        """The active ones."""
-        return tuple(ramp for split in self.splits for ramp in split.ramps)
-
-    def __str__(self) -> str:
-        """Each split's blocks, and how many of its ramps are on; of many splits their number."""
-        if len(self.splits) > SHOWN_SPLITS:
-            return f"{len(self.splits)} splits ({len(self.ramps)})"
-        return " | ".join(f"{split.first}-{split.end - 1} ({len(split.ramps)})" for split in self.splits)
 
 
 @dataclass(slots=True)

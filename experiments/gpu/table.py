@@ -48,7 +48,11 @@ def write_result(outcome: Outcome, options: BenchOptions, exits: str, path: Path
         "decisions": options.decisions,
         "graphs": options.graphs,
         "latencies": f"from arrival to answer, Poisson arrivals at {LOAD:g} of the side's own samples_per_s",
-        "costs": asdict(outcome.costs),
+        "costs": {
+            "batches": outcome.costs.batches,
+            "block_s": outcome.costs.block_s_NB[0].tolist(),
+            "ramp_s": outcome.costs.ramp_s_EB[0].tolist(),
+        },
         "rows": [asdict(row) | {"wait_share": row.wait_share} for row in outcome.rows],
     }
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,13 +18,13 @@ from earlyexit.network import SegmentRunner, arbitrary_tensors
 from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.runner import TorchRunner
-from earlyexit.split import Split
 from experiments.gpu.decisions import NEVER, policy_of
 from experiments.gpu.exits import THRESHOLD, Exits
 from experiments.gpu.graphs import GraphSegments, shapes_up_to
 from experiments.gpu.meter import CudaMeter, HostMeter, Meter, MeteredRunner, MeteredSegments
 from experiments.gpu.options import BenchOptions, ModelSize
-from experiments.gpu.side import Plan, Side
+from experiments.gpu.plans import Plan
+from experiments.gpu.side import Side
 
 DTYPE = torch.bfloat16
 
@@ -105,34 +104,11 @@ def build_workbench(
     )
 
 
-def stock(num_blocks: int, batch: int) -> Plan:
-    """The full model, no ramp on."""
-    return Plan(name="stock", splits=(Split(first=0, end=num_blocks, batch=batch),))
-
-
-def early_exit(num_blocks: int, ramps: tuple[int, ...], batch: int) -> Plan:
-    """Every ramp on, batches shrink: E3's early-exit baseline."""
-    return Plan(name="early-exit", splits=(Split(first=0, end=num_blocks, batch=batch, ramps=ramps),))
-
-
-def serial_every_ramp(num_blocks: int, ramps: tuple[int, ...], batch: int) -> Plan:
-    """A cut after every ramp: no batch ever shrinks."""
-    bounds = [0, *(ramp + 1 for ramp in ramps), num_blocks]
-    return Plan(
-        name="serial, every ramp",
-        splits=tuple(
-            Split(first=first, end=end, batch=batch, ramps=() if end == num_blocks else (end - 1,))
-            for first, end in pairwise(bounds)
-        ),
-    )
-
-
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Python's collector leaves alone what exists already: tens of thousands of inputs, none of them garbage."""
-    gc.collect()
-    gc.freeze()
+    """Python's collector stands still: tens of thousands of inputs are none of them garbage."""
+    gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.enable()

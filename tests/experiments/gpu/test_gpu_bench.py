@@ -14,18 +14,23 @@ from earlyexit.member import Member
 from earlyexit.piece import Piece
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.runner import TorchRunner
+from earlyexit.split import Split
 from experiments.gpu.__main__ import main, parse
 from experiments.gpu.costs import measured_sizes
 from experiments.gpu.decisions import NEVER
 from experiments.gpu.exits import find_exits
-from experiments.gpu.side import Plan, Side, poisson_arrivals
-from experiments.gpu.workbench import Workbench, build_workbench, early_exit, serial_every_ramp, stock
+from experiments.gpu.plans import Plan, early_exit, planned, predicted_per_s, problem_of, serial_every_ramp, stock
+from experiments.gpu.side import Side, poisson_arrivals
+from experiments.gpu.workbench import Workbench, build_workbench
+from profiles.table import LatencyTable
 from tests.answers import label_of
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("ray", "offramp", "deployments", "numba", "statsmodels", "scipy", "aiohttp", "pandas", "matplotlib", "httpx")
 """What a bare machine lacks."""
 RAMPS = tuple(range(11))
+QUICK = ["--models", "bert-base", "--batches", "2", "--rounds", "1", "--seconds", "0.01"]
+PLANNED = ["early-exit, best ramps", "serial"]
 SIDES = ["stock", "early-exit", "early-exit, best ramps", "serial", "serial, every ramp"]
 
 
@@ -35,26 +40,24 @@ def bench_of(*arguments: str) -> Workbench:
     return build_workbench(options.models[0], options, exits, MonotonicClock(), np.random.default_rng(1))
 
 
-def test_it_runs_where_only_torch_is() -> None:
+def test_it_runs_where_only_torch_is_without_the_planned_sides(tmp_path: Path) -> None:
+    arguments = ["--dry-run", "--records", "synthetic", "--out", str(tmp_path), *QUICK]
     code = f"""
 import sys
 for name in {ABSENT!r}:
     sys.modules[name] = None
-import numpy as np, experiments.gpu.__main__ as bench
-from experiments.gpu.exits import find_exits
-from experiments.gpu.workbench import build_workbench
-from earlyexit.clock import MonotonicClock
-options = bench.parse(["--dry-run"])
-exits = find_exits("auto", np.random.default_rng(0))
-build_workbench(options.models[0], options, exits, MonotonicClock(), np.random.default_rng(0))
+from experiments.gpu.__main__ import main
+main({arguments!r})
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert "the planner needs numba, which is missing" in done.stdout
+    document = json.loads((tmp_path / "bert-base-dry.json").read_text(encoding="utf-8"))
+    assert [row["side"] for row in document["rows"]] == [side for side in SIDES if side not in PLANNED]
 
 
 def test_a_dry_run_prints_and_writes_every_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--models", "bert-base", "--batches", "2", "--rounds", "1", "--seconds", "0.01"]
-    main(["--dry-run", "--records", "synthetic", "--out", str(tmp_path), *arguments])
+    main(["--dry-run", "--records", "synthetic", "--out", str(tmp_path), *QUICK])
     printed = capsys.readouterr().out
     document = json.loads((tmp_path / "bert-base-dry.json").read_text(encoding="utf-8"))
     assert [(row["batch"], row["side"]) for row in document["rows"]] == [(2, side) for side in SIDES]
@@ -114,6 +117,22 @@ def test_a_meter_changes_no_answer_and_finds_computing_and_gathering() -> None:
     assert answers_of(side) == expected_of(bench, members, PLANS[1])
     assert 0 < meter.seconds("gather") < took_s
     assert 0 < meter.seconds("compute") < took_s
+
+
+def test_the_planner_cuts_where_inputs_leave_and_switches_off_ramps_that_cost_too_much() -> None:
+    # A block costs its inputs. The ramp after block 0 lets half of them out of three further blocks; the others none.
+    table = LatencyTable(
+        batches=(1, 8),
+        block_s_NB=np.tile([0.125, 1.0], (4, 1)),
+        ramp_s_EB=np.tile([0.5, 0.5], (3, 1)),
+    )
+    problem = problem_of(table, (0, 1, 2), (1.0, 0.5, 0.5, 0.5))
+    shrinking, serial = planned(problem)
+    assert shrinking.splits == (Split(first=0, end=4, batch=8, ramps=(0,)),)
+    assert serial.ramps == (0,)
+    # 8 inputs take 1 s of block 0, 0.5 s of its ramp, and 3 blocks of 0.5 s each for the 4 that stay.
+    assert predicted_per_s(problem, shrinking) == pytest.approx(8 / 3.0)
+    assert predicted_per_s(problem, stock(4, 8)) == pytest.approx(8 / 4.0)
 
 
 def test_a_side_that_answers_otherwise_than_the_records_is_found_out() -> None:
