@@ -1,4 +1,4 @@
-"""A load whose next input waits for an outcome."""
+"""What is sent to a controlled service, and what happens to it from outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from earlyexit.errors import DataError
 from simulator.control.closed import Closed
-from simulator.control.faults import AcceleratorsLost, Mix
+from simulator.control.faults import AcceleratorsLost, Mix, ReplicaDies, rows_in_turn
 from simulator.control.run import simulate_controlled
 from tests.simulator.controlled_cases import EASY, HARD, control, halves, problem, scenario, whole
 
@@ -46,3 +46,20 @@ def test_whoever_is_refused_comes_again_after_a_pause() -> None:
 def test_mixes_have_as_many_rows() -> None:
     with pytest.raises(DataError, match="as many rows"):
         Closed(in_flight=1, mixes=(Mix(at_s=0.0, rows_N=np.array([0])), Mix(at_s=1.0, rows_N=np.array([0, 1]))))
+
+
+def test_inputs_are_those_of_the_mix_that_is_on_when_their_request_arrives() -> None:
+    mixes = [Mix(at_s=0.0, rows_N=np.array([0, 1])), Mix(at_s=2.0, rows_N=np.array([5]))]
+    assert rows_in_turn(mixes, np.array([0.0, 1.0, 1.9, 2.0, 3.0])).tolist() == [0, 1, 0, 5, 5]
+    assert rows_in_turn(mixes, np.array([1.0, 2.5]), inputs_per_request=3).tolist() == [0, 1, 0, 5, 5, 5]
+
+
+@pytest.mark.parametrize("begins_s", [(), (1.0,), (0.0, 2.0, 2.0)], ids=["none", "late", "twice"])
+def test_mixes_begin_at_once_and_one_after_the_other(begins_s: tuple[float, ...]) -> None:
+    with pytest.raises(DataError, match="mixes begin at 0 s"):
+        rows_in_turn([Mix(at_s=each, rows_N=np.array([0, 1])) for each in begins_s], np.array([0.0]))
+
+
+def test_a_fault_happens_at_a_time() -> None:
+    with pytest.raises(DataError, match="at_s must be a finite number"):
+        ReplicaDies(at_s=-1.0, slot="split-cpu-0")

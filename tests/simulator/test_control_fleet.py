@@ -11,7 +11,7 @@ import pytest
 from deployments.messages import Assignment
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan
-from simulator.control.fleet import AcceleratorPool, SimulatedFleet
+from simulator.control.fleet import SimulatedFleet
 from simulator.events import Events
 from simulator.service import SimulatedService
 from tests.simulator.controlled_cases import DELAYS, halves, rows, scenario, seconds, whole
@@ -124,13 +124,3 @@ def test_a_start_on_a_lost_accelerator_begins_again_elsewhere() -> None:
     fleet.lose("cpu", (1,))
     service.events.run_out()
     assert seconds(fleet.log)[-1] == "7.00 split-cpu-0#1 runs"  # noticed at 3
-
-
-def test_the_lowest_free_accelerator_is_taken_and_none_twice() -> None:
-    accelerators = AcceleratorPool(3)
-    a, b = object(), object()
-    assert (accelerators.take(a), accelerators.take(b)) == (0, 1)
-    accelerators.release(a)
-    assert accelerators.lose((0, 1), 5.0) == [b]
-    assert (accelerators.take(a), accelerators.take(b)) == (2, None)
-    assert (accelerators.counted(4.9), accelerators.counted(5.0)) == (3, 1)

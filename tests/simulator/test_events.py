@@ -53,17 +53,12 @@ def test_what_an_event_brings_about_at_its_own_moment_happens_in_it() -> None:
 
 def test_the_clock_goes_to_where_it_is_run_even_if_nothing_happens() -> None:
     written = Written()
+    assert written.events.next_s == math.inf
     written.events.at(3.0, ENDS, written.write, "ends")
     written.events.run_until(2.5)
     assert (written.log, written.events.now_s()) == ([], 2.5)
     written.events.run_until(3.0)
     assert written.log == ["3 ends"]
-
-
-def test_without_events_there_is_no_next_one() -> None:
-    events = Events()
-    events.run_out()
-    assert (events.next_s, events.time_s, events.num_so_far) == (math.inf, 0.0, 0)
 
 
 class Heap:

@@ -10,11 +10,8 @@ from earlyexit.errors import DataError
 from simulator.formulas import batch_latency_s, fixed_service_wait_s, tandem_latency_s
 
 
-def test_half_loaded_an_input_waits_for_half_a_service() -> None:
+def test_before_one_server_an_input_waits_by_its_load() -> None:
     assert fixed_service_wait_s(0.25, 2.0) == 1.0  # 0.5 / (2 * 0.5 * (1 - 0.5)): half of 2 s
-
-
-def test_nearly_idle_an_input_waits_for_nothing() -> None:
     assert fixed_service_wait_s(1e-6, 2.0) == pytest.approx(2e-6, rel=1e-5)
 
 
@@ -23,24 +20,17 @@ def test_in_a_tandem_inputs_wait_as_before_its_slowest_server(services_s: tuple[
     assert tandem_latency_s(0.25, services_s) == 1.0 + 3.5
 
 
-@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
-def test_batches_of_one_are_served_as_inputs_are(load: float) -> None:
-    expected_s = 2.0 + fixed_service_wait_s(load / 2, 2.0)
-    assert batch_latency_s(load / 2, [2.0]) == pytest.approx(expected_s, rel=1e-9)
+def test_batches_of_one_are_served_as_inputs_are() -> None:
+    for load in (0.1, 0.5, 0.9):
+        expected_s = 2.0 + fixed_service_wait_s(load / 2, 2.0)
+        assert batch_latency_s(load / 2, [2.0]) == pytest.approx(expected_s, rel=1e-9)
 
 
-def test_where_a_batch_takes_as_long_as_its_inputs_alone_nothing_is_gained_by_it() -> None:
-    # The server works for as long; but of a batch all end with its last input.
-    latency_s = batch_latency_s(0.25, [2.0, 4.0, 6.0])
-    assert latency_s > 2.0 + fixed_service_wait_s(0.25, 2.0)
-
-
-def test_under_hardly_any_load_a_batch_is_one_input() -> None:
+def test_a_batch_takes_all_that_came_meanwhile_and_ends_with_its_last_input() -> None:
+    # Where a batch takes as long as its inputs alone, nothing is gained by it.
+    assert batch_latency_s(0.25, [2.0, 4.0, 6.0]) > 2.0 + fixed_service_wait_s(0.25, 2.0)
+    # Under hardly any load a batch is one input; hardly ever full, it gains nothing by a larger limit.
     assert batch_latency_s(1e-6, [2.0, 3.0]) == pytest.approx(2.0, rel=1e-5)
-
-
-def test_the_next_batch_takes_all_that_came_meanwhile_however_many_it_may_take() -> None:
-    # Batches hardly ever fill, so a larger limit changes nothing.
     assert batch_latency_s(0.5, [2.0] * 20) == pytest.approx(batch_latency_s(0.5, [2.0] * 40), rel=1e-9)
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,46 +84,54 @@ def check(service: SimulatedService, outcome: Outcome) -> None:
     assert all(not replica.engine.num_waiting for replica in service.replicas() if replica.alive)
 
 
-@settings(max_examples=300, deadline=None)
-@given(scenarios())
-def test_every_input_has_exactly_one_outcome(drawn: Scenario) -> None:
-    service = booted(drawn)
-    outcome = play(service)
-    check(service, outcome)
-    assert all(not replica.trips for replica in service.replicas())
-    assert all(slot.utilisation <= 1 + 1e-9 for slot in outcome.slots)
-    for split in outcome.splits:
-        reached_N = outcome.exit_N >= split.first
-        assert reached_N.sum() <= split.inputs <= split.batches * split.batch
-        assert 0 < split.fill <= 1
-    if math.isinf(drawn.slo_s) and drawn.max_queued is None:
-        assert not (outcome.drop_N >= 0).any()
+FEW_AND_MANY = pytest.mark.parametrize("examples", [60, pytest.param(600, marks=pytest.mark.slow)])
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    drawn=scenarios(),
-    kills=st.lists(st.tuples(st.floats(0, 60), st.integers(0, 5)), max_size=4),
-    stops=st.lists(st.tuples(st.floats(0, 60), st.integers(0, 5)), max_size=4),
-)
-def test_every_input_has_exactly_one_outcome_though_replicas_come_and_go(
-    drawn: Scenario, kills: list[tuple[float, int]], stops: list[tuple[float, int]]
-) -> None:
-    service = booted(drawn)
+@FEW_AND_MANY
+def test_every_input_has_exactly_one_outcome(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(scenarios())
+    def has_one(drawn: Scenario) -> None:
+        service = booted(drawn)
+        outcome = play(service)
+        check(service, outcome)
+        assert all(not replica.trips for replica in service.replicas())
+        assert all(slot.utilisation <= 1 + 1e-9 for slot in outcome.slots)
+        for split in outcome.splits:
+            reached_N = outcome.exit_N >= split.first
+            assert reached_N.sum() <= split.inputs <= split.batches * split.batch
+            assert 0 < split.fill <= 1
+        if math.isinf(drawn.slo_s) and drawn.max_queued is None:
+            assert not (outcome.drop_N >= 0).any()
 
-    def start(slot: str) -> None:
-        service.start(slot)
+    has_one()
 
-    def replace(ending: tuple[Callable[[SimulatedReplica], None], int]) -> None:
-        end, which = ending
-        running = [replica for slot in service.slots.values() for replica in slot.replicas.values()]
-        if running:
-            replica = running[which % len(running)]
-            end(replica)
-            back_s = service.events.time_s + 3 * (which % 2)
-            service.events.at(back_s, CONTROLS, start, replica.name.rpartition("#")[0])
 
-    for end, times in ((service.kill, kills), (service.stop, stops)):
-        for at_s, which in times:
-            service.events.at(at_s, CONTROLS, replace, (end, which))
-    check(service, play(service))
+TIMES = st.lists(st.tuples(st.floats(0, 60), st.integers(0, 5)), max_size=4)
+
+
+@FEW_AND_MANY
+def test_every_input_has_exactly_one_outcome_though_replicas_come_and_go(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(drawn=scenarios(), kills=TIMES, stops=TIMES)
+    def has_one(drawn: Scenario, kills: list[tuple[float, int]], stops: list[tuple[float, int]]) -> None:
+        service = booted(drawn)
+
+        def start(slot: str) -> None:
+            service.start(slot)
+
+        def replace(ending: tuple[Callable[[SimulatedReplica], None], int]) -> None:
+            end, which = ending
+            running = [replica for slot in service.slots.values() for replica in slot.replicas.values()]
+            if running:
+                replica = running[which % len(running)]
+                end(replica)
+                back_s = service.events.time_s + 3 * (which % 2)
+                service.events.at(back_s, CONTROLS, start, replica.name.rpartition("#")[0])
+
+        for end, times in ((service.kill, kills), (service.stop, stops)):
+            for at_s, which in times:
+                service.events.at(at_s, CONTROLS, replace, (end, which))
+        check(service, play(service))
+
+    has_one()

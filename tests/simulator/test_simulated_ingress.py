@@ -1,4 +1,4 @@
-"""When an ingress sends what to whom: the rules of the live dispatcher, on timetables."""
+"""How an ingress drives the live core, on timetables; the core's own rules are tested beside it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ import pytest
 from optimizer.placement import initial_placement
 from optimizer.plan import Plan
 from tests.simulator.ingress_scene import IngressScene
-from tests.simulator.tiny_cases import plan, problem, scenario, split, stage
+from tests.simulator.tiny_cases import plan, scenario, split, stage
 
-FIRST, SECOND = "split-cpu-0", "split-cpu-1"
+FIRST = "split-cpu-0"
+TWO_STAGES = plan(stage(1, split(0, 2)), stage(1, split(2, 4)))
 
 
 def one_stage(replicas: int = 1, batch: int = 4) -> Plan:
     return plan(stage(replicas, split(0, 4, batch)))
-
-
-TWO_STAGES = plan(stage(1, split(0, 2)), stage(1, split(2, 4)))
 
 
 def scene(served_by: Plan, arrivals_s: Sequence[float], **options: Any) -> IngressScene:
@@ -33,18 +31,6 @@ def test_what_some_replica_can_start_now_is_sent_at_once_and_the_rest_waits_for_
     made.arrive(6)
     assert made.log == ["1 call 0 to split-cpu-0 for block 0: [0]", "5 call 1 to split-cpu-0 for block 0: [1 2 3 4]"]
     assert (made.ingress.core.num_waiting, made.ingress.core.num_unanswered) == (1, 6)
-
-
-def test_as_many_calls_as_replicas_start_at_once_and_as_many_again_queue_behind_them() -> None:
-    made = scene(one_stage(replicas=2, batch=1), [1, 1, 1, 1, 1])
-    made.arrive(1)
-    assert [call.members[0].payload.input for call in made.calls] == [0, 1, 2, 3]
-
-
-def test_more_calls_per_replica_are_sent_where_the_scenario_says_so() -> None:
-    made = scene(one_stage(batch=1), [1] * 5, calls_per_replica=3)
-    made.arrive(1)
-    assert len(made.calls) == 3
 
 
 def test_the_first_part_of_a_reply_makes_room_for_the_next_call() -> None:
@@ -80,14 +66,6 @@ def test_survivors_go_to_the_stage_that_hosts_their_next_block() -> None:
     assert [call.is_first for call in made.calls] == [True, False, True]
 
 
-def test_calls_to_later_stages_do_not_keep_new_inputs_from_the_first() -> None:
-    made = scene(TWO_STAGES, [1, 2, 2])
-    made.arrive(1)
-    made.go_on(0, 2)
-    made.arrive(2, first=1)
-    assert [line.split("to ")[1] for line in made.log if "call 2" in line] == ["split-cpu-0 for block 0: [1]"]
-
-
 def test_calls_take_the_way_to_the_first_stage_and_answers_the_way_back() -> None:
     made = scene(one_stage(), [1.0], entry_s=0.5, answer_s=0.25)
     made.arrive(3)
@@ -98,11 +76,27 @@ def test_calls_take_the_way_to_the_first_stage_and_answers_the_way_back() -> Non
     assert made.ledger.latency_s[0] == 2.25
 
 
-def test_a_deadline_is_the_arrival_and_the_slo_wherever_an_input_waits() -> None:
+def test_a_deadline_is_the_arrival_and_the_slo_and_the_problems_slack_is_reserved() -> None:
     made = scene(one_stage(), [1, 2], slo_s=10.0)
     made.arrive(2)
     made.answer(0, 3)
     assert [flight.deadline_s for call in made.calls for flight in call.flights] == [11, 12]
+    assert made.calls[1].members[0].reserve_s == 2  # 20 %
+
+
+def test_stages_of_which_nothing_is_known_and_that_wait_have_all_time_reserved() -> None:
+    made = scene(plan(*TWO_STAGES.stages, dispatch="deferred"), [1.0], slo_s=10.0)
+    made.arrive(1)
+    assert made.calls[0].members[0].reserve_s == 10
+
+
+def test_legs_learn_from_the_clock_of_the_simulation_what_their_calls_take() -> None:
+    made = scene(TWO_STAGES, [1.0])
+    made.arrive(3)
+    made.go_on(0, 2)  # 2 s in the first stage
+    made.events.run_until(3.5)
+    made.answer(1, 3)  # 0.5 s in the second
+    assert [leg.expected_s for leg in made.ingress.core.itinerary.legs] == [2, 0.5]
 
 
 def test_who_waits_at_the_ingress_until_the_deadline_is_given_up_and_fills_no_batch() -> None:
@@ -114,13 +108,6 @@ def test_who_waits_at_the_ingress_until_the_deadline_is_given_up_and_fills_no_ba
         "10.5 call 1 to split-cpu-0 for block 0: [3 4]",
     ]
     assert made.drops() == ["deadline", "deadline", "deadline", None, None]
-
-
-def test_a_full_batch_is_one_of_inputs_that_somebody_still_waits_for() -> None:
-    made = scene(one_stage(), [0, 0.5, 10.2, 10.3, 10.8], slo_s=10.0)
-    made.arrive(10.8)  # four came after the first call, but the owner of the first of them has gone at 10.5
-    assert len(made.calls) == 1
-    assert made.ingress.core.num_unanswered == 3
 
 
 def test_a_call_of_which_nothing_comes_is_given_up_a_second_after_its_last_deadline() -> None:
@@ -142,30 +129,6 @@ def test_what_a_stage_drops_is_dropped_for_its_deadline_and_makes_room() -> None
     assert made.ingress.core.itinerary.first.expected_s == 0  # what is dropped tells nothing of how long calls take
 
 
-def test_legs_learn_what_their_calls_take_and_later_ones_are_reserved() -> None:
-    made = scene(TWO_STAGES, [1, 4])
-    made.arrive(1)
-    made.events.run_until(3)
-    made.go_on(0, 2)  # 2 s in the first stage
-    made.events.run_until(3.5)
-    made.answer(1, 3)  # 0.5 s in the second
-    made.arrive(4, first=1)
-    assert [leg.expected_s for leg in made.ingress.core.itinerary.legs] == [2, 0.5]
-    assert [call.reserve_s for call in made.calls] == [0, 0, 0.5]
-
-
-def test_with_an_slo_its_slack_is_reserved_besides() -> None:
-    made = scene(TWO_STAGES, [1.0], slo_s=10.0, problem=problem())
-    made.arrive(1)
-    assert made.calls[0].members[0].reserve_s == 2  # 20 %
-
-
-def test_where_stages_wait_and_a_later_one_is_unknown_all_time_is_reserved() -> None:
-    made = scene(plan(*TWO_STAGES.stages, dispatch="deferred"), [1.0], slo_s=10.0)
-    made.arrive(1)
-    assert made.calls[0].members[0].reserve_s == 10
-
-
 def test_what_was_inside_a_dead_replica_starts_again_in_front_after_a_pause() -> None:
     made = scene(one_stage(), [1, 1, 1, 1, 1, 1])
     made.arrive(1)  # call 0 has input 0, call 1 the next four
@@ -180,13 +143,6 @@ def test_what_was_inside_a_dead_replica_starts_again_in_front_after_a_pause() ->
     assert made.ingress.core.num_unanswered == 3
 
 
-def test_a_dead_replica_makes_room_at_once() -> None:
-    made = scene(one_stage(), [1, 1, 1])
-    made.arrive(1)
-    made.die(0)
-    assert made.log[-1] == "1 call 1 to split-cpu-0 for block 0: [1 2]"
-
-
 def test_a_call_that_finds_no_replica_waits_for_one() -> None:
     made = scene(one_stage(), [1.0], slo_s=10.0)
     made.slots[FIRST].replica = None
@@ -195,28 +151,28 @@ def test_a_call_that_finds_no_replica_waits_for_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("max_queued", "drops"),
+    ("served_by", "arrivals", "options", "calls", "drops"),
     [
-        pytest.param(None, [None] * 6, id="no limit"),
-        pytest.param(4, [None] * 4 + ["overloaded"] * 2, id="four unanswered"),
-        pytest.param(5, [None] * 4 + ["overloaded"] * 2, id="all of a request or none"),
+        (one_stage(batch=1), 5, {"calls_per_replica": 3}, 3, [None] * 5),
+        (one_stage(), 3, {"inputs_per_request": 2, "max_queued": None}, 2, [None] * 6),
+        (one_stage(), 3, {"inputs_per_request": 2, "max_queued": 5}, 1, [None] * 4 + ["overloaded"] * 2),
+        # One input per second is served in 4 s: with 10 % kept, 10 s have room for 5 before one; two more are sent.
+        (
+            plan(stage(1, split(0, 4, 1)), rate_per_s=1.0, latency_s=4.0),
+            9,
+            {"slo_s": 10.0, "admission": True},
+            2,
+            [None] * 7 + ["admission"] * 2,
+        ),
     ],
+    ids=["calls per replica", "no limit", "a limit of whole requests", "admission"],
 )
-def test_beyond_its_limit_of_unanswered_inputs_an_ingress_refuses_requests(
-    max_queued: int | None, drops: list[str | None]
+def test_an_ingress_has_the_scenarios_limits(
+    served_by: Plan, arrivals: int, options: dict[str, Any], calls: int, drops: list[str | None]
 ) -> None:
-    made = scene(one_stage(), [1, 1, 1], inputs_per_request=2, max_queued=max_queued)
-    made.arrive(1)
-    assert made.drops() == drops
-
-
-def test_admission_refuses_what_would_be_late_at_the_plans_rate() -> None:
-    # One input per second is served, a plan's way takes 4 s, so with 10 % kept, in 9 s there is room for 5 before one.
-    served_by = plan(stage(1, split(0, 4, 1)), rate_per_s=1.0, latency_s=4.0)
-    made = scene(served_by, [0.0] * 9, slo_s=10.0, admission=True)
+    made = scene(served_by, [0.0] * arrivals, **options)
     made.arrive(0)
-    assert made.drops() == [None] * 7 + ["admission"] * 2  # two are sent, five wait
-    assert made.ingress.core.num_unanswered == 7
+    assert (len(made.calls), made.drops()) == (calls, drops)
 
 
 def test_without_a_plan_what_waits_and_what_comes_is_refused_until_there_is_one_again() -> None:
@@ -228,10 +184,3 @@ def test_without_a_plan_what_waits_and_what_comes_is_refused_until_there_is_one_
     made.follow(initial_placement(replace(one_stage(replicas=2), epoch=1)))
     made.arrive(3, first=3)
     assert made.log[-1] == "3 call 1 to split-cpu-0 for block 0: [3]"
-
-
-def test_a_new_plan_sends_what_waits_by_its_own_batch_and_replicas() -> None:
-    made = scene(one_stage(), [1, 1, 1])
-    made.arrive(1)
-    made.follow(initial_placement(replace(one_stage(replicas=2), epoch=1)))
-    assert made.log[-1] == "1 call 1 to split-cpu-0 for block 0: [1 2]"

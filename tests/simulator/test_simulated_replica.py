@@ -83,21 +83,19 @@ def test_survivors_wait_on_the_device_for_a_full_batch_where_their_next_split_is
     assert latencies_s(served_by, [0.0], rows, inputs_per_request=4) == [7.5, 2.5, 7.5, 5.0]
 
 
-def test_a_deferred_stage_waits_until_the_slo_less_its_slack_would_be_at_risk() -> None:
-    # Of 20 s, 4 s are slack and 7 s are a full batch's; so it starts at 9 s, and takes 4 s for one input.
-    served_by = plan(stage(1, split(0, 4)), dispatch="deferred")
-    assert latencies_s(served_by, [0.0], slo_s=20.0) == [13]
-
-
-def test_a_deferred_stage_starts_a_full_batch_at_once() -> None:
-    served_by = plan(stage(1, split(0, 4)), dispatch="deferred")
-    assert latencies_s(served_by, [0.0], slo_s=20.0, inputs_per_request=4) == [7] * 4
-
-
-def test_a_deferred_stage_that_was_filled_meanwhile_forgets_when_it_meant_to_start() -> None:
-    # Alone the first would start at 20 - 4 - 5 = 11 s; filled at 6 s, it ends then, and the third starts at 17 s.
-    served_by = plan(stage(1, split(0, 4, 2)), dispatch="deferred")
-    assert latencies_s(served_by, [0, 6, 6], slo_s=20.0) == [11, 5, 15]
+@pytest.mark.parametrize(
+    ("batch", "arrivals_s", "size", "expected_s"),
+    [
+        # Of 20 s, 4 s are slack and 7 s are a full batch's; so it starts at 9 s, and takes 4 s for one input.
+        pytest.param(4, [0.0], 1, [13], id="waits until the SLO less its slack would be at risk"),
+        pytest.param(4, [0.0], 4, [7] * 4, id="starts a full batch at once"),
+        # Alone the first would start at 20 - 4 - 5 = 11 s; filled at 6 s, it ends then, and the third starts at 17 s.
+        pytest.param(2, [0, 6, 6], 1, [11, 5, 15], id="forgets when it meant to start"),
+    ],
+)
+def test_a_deferred_stage(batch: int, arrivals_s: list[float], size: int, expected_s: list[float]) -> None:
+    served_by = plan(stage(1, split(0, 4, batch)), dispatch="deferred")
+    assert latencies_s(served_by, arrivals_s, slo_s=20.0, inputs_per_request=size) == expected_s
 
 
 def test_an_input_that_could_not_be_answered_in_time_is_dropped_unrun() -> None:

@@ -1,12 +1,14 @@
-"""Which replica of a slot takes a call."""
+"""Calls, their inputs, and which replica of a slot takes them."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+from deployments.ingress.core.flights import Flight
+from earlyexit.member import Member
 from simulator.replica import SimulatedReplica
 from simulator.slot import Slot
-from simulator.trip import Trip
+from simulator.trip import Input, Trip, by_trip
 
 BATCH = 4
 
@@ -60,13 +62,6 @@ def test_a_call_that_has_ended_makes_room() -> None:
     assert send(slot, 2) == 0
 
 
-def test_a_slot_without_replicas_has_none_to_choose() -> None:
-    slot = slot_of(1)
-    slot.remove(slot.replicas[0], 5.0)
-    assert slot.choose(0, 1, BATCH) is None
-    assert [replica.until_s for replica in slot.retired] == [5.0]
-
-
 def test_a_replica_that_was_removed_takes_no_more_and_may_end_its_calls() -> None:
     slot = slot_of(2)
     assert send(slot, 1) == 0
@@ -74,6 +69,9 @@ def test_a_replica_that_was_removed_takes_no_more_and_may_end_its_calls() -> Non
     slot.remove(removed, 1.0)
     slot.done(0, removed, 1)
     assert [send(slot, 1), send(slot, 4)] == [1, 1]
+    slot.remove(slot.replicas[1], 5.0)
+    assert slot.choose(0, 1, BATCH) is None
+    assert [replica.until_s for replica in slot.retired] == [1.0, 5.0]
 
 
 def test_each_ingress_counts_its_own_calls_only_and_begins_elsewhere() -> None:
@@ -97,20 +95,42 @@ def test_of_avoided_replicas_only_all_get_work_as_the_live_router_has_it() -> No
     assert [send(slot, 3), send(slot, 1), send(slot, 1)] == [0, 1, 0]
 
 
-def test_a_replica_that_is_avoided_from_its_start_may_end_calls_that_it_got_all_the_same() -> None:
-    slot = Slot("slot", "cpu", 1)
-    slot.avoid({"slot#0"})
-    slot.add(cast(SimulatedReplica, FakeReplica(0)))
-    assert send(slot, 2) == 0
-    slot.done(0, slot.replicas[0], 2)
-    slot.replicas[0].trips.clear()
-    slot.avoid(())
-    assert send(slot, 2) == 0
-
-
 def test_what_a_replica_held_counts_when_it_is_no_longer_avoided() -> None:
     slot = slot_of(2)
     assert send(slot, 3) == 0
     slot.avoid({"slot#0"})
     slot.avoid(())
     assert [send(slot, 1), send(slot, 1)] == [1, 0]
+    alone = Slot("slot", "cpu", 1)  # avoided from its start, it gets calls all the same, and may end them
+    alone.avoid({"slot#0"})
+    alone.add(cast(SimulatedReplica, FakeReplica(0)))
+    assert send(alone, 2) == 0
+    alone.done(0, alone.replicas[0], 2)
+    alone.replicas[0].trips.clear()
+    alone.avoid(())
+    assert send(alone, 2) == 0
+
+
+def member(number: int, origin: object) -> Input:
+    return Member(sample_id="", payload=Flight(number, 0.0, 1.0, 0), origin=origin)
+
+
+def test_members_are_parted_by_trip_in_the_order_in_which_calls_and_members_come() -> None:
+    a, b, c = (cast(Trip, name) for name in ("first", "second", "third"))
+    members = [member(0, b), member(1, a), member(2, b), member(3, c), member(4, a)]
+    parts = [(call, [each.payload.input for each in mine]) for call, mine in by_trip(members)]
+    assert parts == [(b, [0, 2]), (a, [1, 4]), (c, [3])]
+
+
+def test_members_of_one_call_stay_together() -> None:
+    only = cast(Trip, "only")
+    members = [member(0, only), member(1, only)]
+    assert [(trip, list(mine)) for trip, mine in by_trip(members)] == [(only, members)]
+
+
+def test_who_has_not_left_a_replica_is_lost_with_it() -> None:
+    members = [member(number, None) for number in range(3)]
+    trip = Trip(cast(Any, None), [], 0.0, 0, 0.0, False, True)
+    trip.begin(cast(Any, None), members)
+    members[0].origin = None
+    assert [flight.input for flight in trip.left()] == [1, 2]
