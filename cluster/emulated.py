@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from cluster.pace import Pace
 from earlyexit.clock import Clock
-from earlyexit.device import Payload, Runner, Step
+from earlyexit.device import Runner
 from earlyexit.engine import Batch, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.member import Member
+from earlyexit.release import Payload, Step
 from earlyexit.split import Split
 from earlyexit.wire import Answer, Lengths, Seen, Value, WirePiece, values_of
 from profiles.records import ExitRecords

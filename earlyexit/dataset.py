@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.array_files import read_arrays
 from earlyexit.errors import DataError, InputError
-from earlyexit.fitting import fitting
 from earlyexit.image_files import is_images, open_images
-from earlyexit.signature import Column, Encoded
+from earlyexit.signature import Column, Encoded, fitting
 from earlyexit.text_tables import read_table
 
 if TYPE_CHECKING:
@@ -132,6 +130,21 @@ def read_labelled(
         columns={name: _objects(column) for name, column in zip(names, columns, strict=True)},
         labels=tuple(label for _, _, label in rows),
     )
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a file, by name; the one of a .npy file has the name ''. Raises DataError."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {"": loaded}
+            return {name: loaded[name] for name in loaded.files}
+    # Zip, zlib and numpy's reader of array headers each fail in ways of their own, not all of them documented.
+    except Exception as error:
+        raise DataError(f"{path}: no file of arrays: {error}") from error
 
 
 def write_labelled(data: LabelledRows, folder: Path, name: str) -> Path:

@@ -13,26 +13,9 @@ from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.loop import DeviceLoop
 from earlyexit.member import Member
-from earlyexit.release import GoesOn, Inside, Looked, Lost, P, Payload, Release, Step, Told
+from earlyexit.release import GoesOn, Inside, Lost, P, Release, Step
 from earlyexit.split import Split
 from earlyexit.wire import WirePiece
-
-__all__ = [
-    "Deliver",
-    "Device",
-    "DeviceThread",
-    "GoesOn",
-    "Looked",
-    "Lost",
-    "OnBatch",
-    "Payload",
-    "Release",
-    "Runner",
-    "Step",
-    "Told",
-    "ignore_batch",
-    "ignore_death",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from typing import Any, Final, Generic, Literal
 
 from earlyexit.counts import RunSums, SplitCounts, TimesRun
 from earlyexit.errors import PlanError
-from earlyexit.member import Member, P
+from earlyexit.member import Member, P, Queue, by_deadline
 from earlyexit.split import Split
 from earlyexit.times import Times
-from earlyexit.waiting import Queue, by_deadline
 
 Dispatch = Literal["work-conserving", "deferred"]
 

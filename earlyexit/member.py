@@ -1,10 +1,15 @@
-"""One input in the batch engine."""
+"""One input in the batch engine, and who waits with it for a split."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Generic, TypeVar
+
+from earlyexit.counts import SplitCounts
+from earlyexit.split import Split
 
 P = TypeVar("P")
 
@@ -31,3 +36,60 @@ class Member(Generic[P]):
     """Time spent waiting here so far."""
     compute_s: float = 0.0
     """Time spent running here so far."""
+
+
+by_deadline = attrgetter("deadline_s")
+_by_order = attrgetter("deadline_s", "queued_serial")
+
+
+@dataclass(slots=True, eq=False)
+class Queue(Generic[P]):
+    """Members of one kind, probes or plain ones."""
+
+    split: Split
+    probe: bool = False
+    counts: SplitCounts = field(init=False)
+    # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all come in this
+    # order, so that a sorted list is faster than a heap.
+    members: list[Member[P]] = field(default_factory=list)
+    full_at: int = field(init=False)
+    probes: Queue[P] | None = None
+    """Of a queue of plain members: that of the same split's probes, once there was one."""
+
+    def __post_init__(self) -> None:
+        # Probes never wait for others: near full load some plain queue is always full, and none would be run.
+        self.full_at = 1 if self.probe else self.split.batch
+        self.counts = SplitCounts(self.split.batch)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nobody waits, probes included."""
+        return not self.members and (self.probes is None or not self.probes.members)
+
+    def take(self) -> tuple[Member[P], ...]:
+        """The next batch, counted as run from now on."""
+        batch, counts = self.split.batch, self.counts
+        members = tuple(self.members[:batch])
+        del self.members[:batch]
+        counts.batches += 1
+        counts.inputs += len(members)
+        return members
+
+    def drop_before(self, earliest_s: float) -> list[Member[P]]:
+        """Take out, and count, those whose deadline is before the earliest end."""
+        num_late = bisect_left(self.members, earliest_s, key=by_deadline)
+        late = self.members[:num_late]
+        del self.members[:num_late]
+        self.counts.dropped += num_late
+        return late
+
+    def forget(self, origin: object) -> int:
+        """Throw out those of an origin; how many there were."""
+        before = len(self.members)
+        self.members = [member for member in self.members if member.origin is not origin]
+        return before - len(self.members)
+
+    def move_to(self, other: Queue[P]) -> None:
+        """Have everyone wait in another queue."""
+        other.members = sorted(other.members + self.members, key=_by_order)
+        self.members = []

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from earlyexit.model import EarlyExitModel
 from earlyexit.signature import Encoded
-from earlyexit.train import Progress, batches_by_length, no_progress, pack
+from earlyexit.train import Progress, after_every_block, no_progress
 
 
 @torch.inference_mode()
@@ -19,13 +19,7 @@ def exit_outputs(
     """Temperature-scaled outputs (N, C), float32, of every ramp and of the full model's head, by block."""
     exits = [*model.ramp_indices, model.num_blocks - 1]
     outputs = {block: torch.empty(len(encoded), model.task.num_outputs) for block in exits}
-    done = 0
-    for rows in batches_by_length(encoded, batch):
-        values, layout = pack([encoded[row] for row in rows], model.device)
-        for block in range(model.num_blocks):
-            values = model.run_blocks(block, block + 1, values, layout)
-            if block in outputs:
-                outputs[block][rows] = model.exit_outputs(block, values, layout).cpu()
-        done += len(rows)
-        progress("records", done, len(encoded))
+    for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("records", *n)):
+        if block in outputs:
+            outputs[block][rows] = model.exit_outputs(block, hidden, layout).cpu()
     return outputs

@@ -60,6 +60,20 @@ def pack(encoded: Sequence[Encoded], device: torch.device) -> tuple[Tensors, Lay
     return tuple(torch.from_numpy(values).to(device) for values in piece.tensors), Layout(piece.lengths_B, device)
 
 
+def after_every_block(
+    model: EarlyExitModel, encoded: Sequence[Encoded], batch: int, progress: Callable[[int, int], None]
+) -> Iterator[tuple[list[int], int, Tensors, Layout]]:
+    """Positions of a batch's inputs, a block, and what crosses after it; `progress` is told how many are done."""
+    done = 0
+    for rows in batches_by_length(encoded, batch):
+        hidden, layout = pack([encoded[row] for row in rows], model.device)
+        for block in range(model.num_blocks):
+            hidden = model.run_blocks(block, block + 1, hidden, layout)
+            yield rows, block, hidden, layout
+        done += len(rows)
+        progress(done, len(encoded))
+
+
 @torch.inference_mode()
 def pooled_features(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
@@ -73,16 +87,10 @@ def pooled_features(
         (at, pooling): torch.empty(len(encoded), pooled_size(model.boundary(at)[0].shape, pooling))
         for at, pooling in wanted
     }
-    done = 0
-    for rows in batches_by_length(encoded, batch):
-        values, layout = pack([encoded[row] for row in rows], model.device)
-        for block in range(model.num_blocks):
-            values = model.run_blocks(block, block + 1, values, layout)
-            for at, pooling in wanted:
-                if at == block:
-                    features[at, pooling][rows] = pool(values[0], layout, pooling).float().cpu()
-        done += len(rows)
-        progress("features", done, len(encoded))
+    for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("features", *n)):
+        for at, pooling in wanted:
+            if at == block:
+                features[at, pooling][rows] = pool(hidden[0], layout, pooling).float().cpu()
     return {key: feature.clone() for key, feature in features.items()}
 
 

@@ -22,12 +22,13 @@ import torch
 from deployments.stage.build import build_policy, build_segments, warm_up
 from earlyexit.clock import MonotonicClock
 from earlyexit.dataset import read_labelled
-from earlyexit.device import Device, Release, Told
+from earlyexit.device import Device
 from earlyexit.engine import BatchEngine
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner
 from earlyexit.piece import Piece
+from earlyexit.release import Release, Told
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
 from earlyexit.split import Split

@@ -13,11 +13,12 @@ from cluster.devices import find_device
 from cluster.emulated import PacedRunner, RecordedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.clock import Clock
-from earlyexit.device import Device, Lost, Release, Runner
+from earlyexit.device import Device, Runner
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import DataError, PlanError
 from earlyexit.member import Member
 from earlyexit.policies import make_policy
+from earlyexit.release import Lost, Release
 from earlyexit.split import Split
 from earlyexit.store import ModelCard, read_card
 from earlyexit.times import ObservedTimes, Times

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.messages import Chunk, GoingOn, SplitRun, Timing
-from earlyexit.device import GoesOn, Looked, Payload, Release, Told
 from earlyexit.errors import OfframpError
 from earlyexit.member import Member
+from earlyexit.release import GoesOn, Looked, Payload, Release, Told
 from earlyexit.wire import Answer, Seen
 
 

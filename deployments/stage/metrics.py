@@ -11,8 +11,8 @@ from ray.serve.metrics import Counter, Gauge
 
 from deployments.metrics import SECONDS, histogram, tags
 from earlyexit.clock import Clock
-from earlyexit.device import GoesOn, Release, Told
 from earlyexit.engine import Batch
+from earlyexit.release import GoesOn, Release, Told
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)

@@ -20,7 +20,7 @@ from deployments.stage.host import StageHost
 from deployments.stage.metrics import StageMetrics
 from deployments.stage.server import CallServer
 from earlyexit.clock import MonotonicClock
-from earlyexit.device import Release
+from earlyexit.release import Release
 from optimizer.placement import initial_placement
 
 logger = logging.getLogger(f"ray.serve.{__name__}")

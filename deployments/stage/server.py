@@ -16,7 +16,7 @@ from deployments.messages import Address, Chunk, StageCall
 from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import StageHost
 from deployments.stage.sender import Sender
-from earlyexit.device import Release
+from earlyexit.release import Release
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 

@@ -1,4 +1,4 @@
-"""Families of networks that can be cut and left early; `base.py` holds the contract, one file per family beside it."""
+"""Families of networks that can be cut and left early; `base.py` holds the contract, files of families beside it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from earlyexit.named import imported, is_own, listed
 if TYPE_CHECKING:
     from earlyexit.families.base import Family
 
-# Name -> where its Family is. A family is one file beside this one and one line here.
+# Name -> where its Family is. A family is a class in a file beside this one and one line here.
 FAMILIES = {
     "bert": "earlyexit.families.bert:Bert",
-    "distilbert": "earlyexit.families.distilbert:DistilBert",
+    "distilbert": "earlyexit.families.bert:DistilBert",
     "resnet": "earlyexit.families.resnet:ResNet",
-    "roberta": "earlyexit.families.roberta:Roberta",
+    "roberta": "earlyexit.families.bert:Roberta",
 }
 
 

@@ -1,10 +1,10 @@
-"""BERT and MiniLM (a BERT by structure)."""
+"""BERT and its relatives: MiniLM (a BERT by structure), RoBERTa, DistilBERT."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from earlyexit.families.base import Family, JsonDict, Pretrained
 from earlyexit.families.encoder import (
@@ -16,6 +16,7 @@ from earlyexit.families.encoder import (
     final_head,
     label_names,
 )
+from earlyexit.ramps import RampStyle
 
 BLOCK_NAMES = BlockNames(
     query="attention.self.query",
@@ -27,10 +28,95 @@ BLOCK_NAMES = BlockNames(
     down="output.dense",
     feed_forward_norm="output.LayerNorm",
 )
+DISTIL_NAMES = BlockNames(
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    attention_out="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up="ffn.lin1",
+    down="ffn.lin2",
+    feed_forward_norm="output_layer_norm",
+)
 
 
-def encoder_config(hf_config: Any, *, position_offset: int = 0, pairs: bool = False) -> EncoderConfig:
-    """Sizes of a BERT-like `transformers` configuration."""
+class Bert(Family):
+    """BERT and whatever has its structure; relatives say where they differ."""
+
+    name = "bert"
+    block_names: ClassVar[BlockNames] = BLOCK_NAMES
+    block_prefix: ClassVar[str] = "encoder.layer.{}."
+    has_token_types: ClassVar[bool] = True
+    """Whether its checkpoints embed them; where inputs do not tell them apart, the first's goes into the positions."""
+    head_style: ClassVar[RampStyle] = "pooler"
+
+    def build(self, config: JsonDict) -> EncoderBackbone:
+        return EncoderBackbone(EncoderConfig(**config))
+
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
+        classifies = hasattr(hf_model, "classifier")
+        encoder = getattr(hf_model, self.name) if classifies else hf_model
+        weights: dict[str, Tensor] = encoder.state_dict()
+        backbone = EncoderBackbone(self.encoder_config(hf_model.config, pairs=pairs))
+        copy_embeddings(backbone, weights, token_type=self.has_token_types)
+        copy_blocks(backbone, weights, self.block_prefix, self.block_names)
+        if not classifies:
+            return Pretrained(backbone=backbone, head=None, label_names=None)
+        head = final_head(self.head_style, *self.head_layers(hf_model))
+        return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))
+
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
+        """Sizes of a `transformers` configuration; `pairs` as in `from_transformers`."""
+        return _sizes(
+            hf_config, token_types=hf_config.type_vocab_size if pairs and hf_config.type_vocab_size > 1 else 0
+        )
+
+    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
+        """Dense and classifier of a fine-tuned checkpoint."""
+        return hf_model.bert.pooler.dense, hf_model.classifier
+
+
+class Roberta(Bert):
+    """RoBERTa: its positions start behind the padding index, and it tells the texts of a pair apart by separators."""
+
+    name = "roberta"
+
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
+        return _sizes(hf_config, position_offset=hf_config.pad_token_id + 1)
+
+    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
+        return hf_model.classifier.dense, hf_model.classifier.out_proj
+
+
+class DistilBert(Bert):
+    """DistilBERT: half of BERT's blocks, no token types, a ReLU in its head."""
+
+    name = "distilbert"
+    block_names = DISTIL_NAMES
+    block_prefix = "transformer.layer.{}."
+    has_token_types = False
+    head_style = "pooler-relu"
+
+    def build(self, config: JsonDict) -> EncoderBackbone:
+        return super().build({"num_blocks": 6, **config})
+
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
+        return EncoderConfig(
+            vocab_size=hf_config.vocab_size,
+            hidden_size=hf_config.dim,
+            num_blocks=hf_config.n_layers,
+            num_heads=hf_config.n_heads,
+            intermediate_size=hf_config.hidden_dim,
+            max_length=hf_config.max_position_embeddings,
+            activation=hf_config.activation,
+            norm_eps=1e-12,  # the configuration does not name it; DistilBERT's code has this constant
+        )
+
+    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
+        return hf_model.pre_classifier, hf_model.classifier
+
+
+def _sizes(hf_config: Any, *, position_offset: int = 0, token_types: int = 0) -> EncoderConfig:
     return EncoderConfig(
         vocab_size=hf_config.vocab_size,
         hidden_size=hf_config.hidden_size,
@@ -41,26 +127,5 @@ def encoder_config(hf_config: Any, *, position_offset: int = 0, pairs: bool = Fa
         position_offset=position_offset,
         activation=hf_config.hidden_act,
         norm_eps=hf_config.layer_norm_eps,
-        token_types=hf_config.type_vocab_size if pairs and hf_config.type_vocab_size > 1 else 0,
+        token_types=token_types,
     )
-
-
-class Bert(Family):
-    """BERT and whatever has its structure."""
-
-    name = "bert"
-
-    def build(self, config: JsonDict) -> EncoderBackbone:
-        return EncoderBackbone(EncoderConfig(**config))
-
-    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
-        classifies = hasattr(hf_model, "classifier")
-        encoder = hf_model.bert if classifies else hf_model
-        weights: dict[str, Tensor] = encoder.state_dict()
-        backbone = EncoderBackbone(encoder_config(hf_model.config, pairs=pairs))
-        copy_embeddings(backbone, weights, token_type=True)
-        copy_blocks(backbone, weights, "encoder.layer.{}.", BLOCK_NAMES)
-        if not classifies:
-            return Pretrained(backbone=backbone, head=None, label_names=None)
-        head = final_head("pooler", encoder.pooler.dense, hf_model.classifier)
-        return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -34,6 +34,10 @@ class Opinion:
         """How sure the exit is of each, float32 (B,), larger is surer."""
         return self._answer[1]
 
+    def verdict(self, leave_B: Tensor, state_BS: Tensor) -> Verdict:
+        """Who leaves does so with the exit's own answer."""
+        return Verdict(leave_B=leave_B, value_B=self.value_B, score_B=self.score_B, state_BS=state_BS)
+
     @cached_property
     def _answer(self) -> tuple[Tensor, Tensor]:
         return self.task.answer(self.outputs_BC)
@@ -63,7 +67,6 @@ class ExitPolicy(ABC):
     """
 
     name: ClassVar[str]
-    dependent: ClassVar[bool] = False
     foreknows: ClassVar[bool] = False
     """Whether it never reads the outputs. They may then be on the model's device, and not computed yet."""
     labels_only: ClassVar[bool] = False
@@ -115,23 +118,3 @@ class ExitPolicy(ABC):
     def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Answers and scores of inputs that ran the whole model."""
         return opinion.value_B, opinion.score_B
-
-
-class Thresholds:
-    """One number for all ramps, or one per ramp."""
-
-    def __init__(self, values: float | Mapping[int, float]) -> None:
-        self._values = values
-
-    def __getitem__(self, ramp: int) -> float:
-        return self._values[ramp] if isinstance(self._values, Mapping) else self._values
-
-    def __contains__(self, ramp: int) -> bool:
-        return not isinstance(self._values, Mapping) or ramp in self._values
-
-    def check_ramps(self, ramps: Sequence[int]) -> None:
-        """Raise PlanError for active ramps without a threshold."""
-        if isinstance(self._values, Mapping):
-            missing = [ramp for ramp in ramps if ramp not in self._values]
-            if missing:
-                raise PlanError(f"active ramps {missing} have no threshold; thresholds name {sorted(self._values)}")

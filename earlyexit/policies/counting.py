@@ -21,7 +21,6 @@ class PatiencePolicy(ExitPolicy):
     """
 
     name = "patience"
-    dependent = True
     labels_only = True
 
     def __init__(self, patience: int) -> None:
@@ -40,7 +39,7 @@ class PatiencePolicy(ExitPolicy):
         repeated_B = label_B == state_BS[:, 0]
         count_B = torch.where(repeated_B, state_BS[:, 1] + 1, 0)
         state = torch.stack([label_B, count_B], dim=1).to(self.state_dtype)
-        return Verdict(leave_B=count_B >= self.patience, value_B=label_B, score_B=opinion.score_B, state_BS=state)
+        return opinion.verdict(count_B >= self.patience, state)
 
 
 class VotingPolicy(ExitPolicy):
@@ -50,7 +49,6 @@ class VotingPolicy(ExitPolicy):
     """
 
     name = "voting"
-    dependent = True
     labels_only = True
 
     def __init__(self, votes: int) -> None:
@@ -66,4 +64,4 @@ class VotingPolicy(ExitPolicy):
         one_B1 = torch.ones_like(label_B[:, None], dtype=self.state_dtype)
         votes_BC = state_BS.scatter_add(1, label_B[:, None], one_B1)
         leave_B = votes_BC.gather(1, label_B[:, None])[:, 0] >= self.votes
-        return Verdict(leave_B=leave_B, value_B=label_B, score_B=opinion.score_B, state_BS=votes_BC)
+        return opinion.verdict(leave_B, votes_BC)

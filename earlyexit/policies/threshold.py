@@ -8,7 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from earlyexit.policies.base import ExitPolicy, Opinion, Thresholds, Verdict
+from earlyexit.errors import PlanError
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 
 
 class ThresholdPolicy(ExitPolicy):
@@ -17,17 +18,20 @@ class ThresholdPolicy(ExitPolicy):
     larger_is_surer: ClassVar[bool]
 
     def __init__(self, thresholds: float | Mapping[int, float]) -> None:
-        self.thresholds = Thresholds(thresholds)
+        """One number for all ramps, or one per ramp."""
+        self.thresholds = thresholds
 
     @abstractmethod
     def score(self, opinion: Opinion) -> Tensor:
         """How sure a ramp is, (B,), in the policy's own unit."""
 
     def check_ramps(self, ramps: Sequence[int]) -> None:
-        self.thresholds.check_ramps(ramps)
+        missing = [ramp for ramp in ramps if not self.can_decide(ramp)]
+        if isinstance(self.thresholds, Mapping) and missing:
+            raise PlanError(f"active ramps {missing} have no threshold; thresholds name {sorted(self.thresholds)}")
 
     def can_decide(self, ramp: int) -> bool:
-        return ramp in self.thresholds
+        return not isinstance(self.thresholds, Mapping) or ramp in self.thresholds
 
     def can_look(self, ramp: int) -> bool:
         return True
@@ -37,12 +41,11 @@ class ThresholdPolicy(ExitPolicy):
 
     def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:
         """Whether each score passes the ramp's threshold, bool (B,)."""
-        threshold = self.thresholds[ramp]
+        threshold = self.thresholds[ramp] if isinstance(self.thresholds, Mapping) else self.thresholds
         return score_B >= threshold if self.larger_is_surer else score_B <= threshold
 
     def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        leave_B = self.is_sure(ramp, self.score(opinion))
-        return Verdict(leave_B=leave_B, value_B=opinion.value_B, score_B=opinion.score_B, state_BS=state_BS)
+        return opinion.verdict(self.is_sure(ramp, self.score(opinion)), state_BS)
 
 
 class EntropyPolicy(ThresholdPolicy):

@@ -18,24 +18,10 @@ DependentRule = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(ramp, outputs (B, C), state (B, S)) -> who leaves, bool (B,), and the new state (B, S)."""
 
 
-class IndependentExit(ExitPolicy):
-    """A rule that looks at one ramp only: ramps can be switched off without changing what the others decide."""
+class OwnExit(ExitPolicy):
+    """A rule of anybody's; its state, `state_width` float32 zeros at first, travels with every input."""
 
     name = "own"
-
-    def __init__(self, rule: IndependentRule) -> None:
-        self._rule = rule
-
-    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        leave_B = self._rule(ramp, opinion.outputs_BC)
-        return Verdict(leave_B=leave_B, value_B=opinion.value_B, score_B=opinion.score_B, state_BS=state_BS)
-
-
-class DependentExit(ExitPolicy):
-    """A rule that remembers: its state, `state_width` float32 zeros at first, travels with every input."""
-
-    name = "own"
-    dependent = True
     state_dtype: ClassVar[torch.dtype] = torch.float32
 
     def __init__(self, rule: DependentRule, state_width: int) -> None:
@@ -47,28 +33,27 @@ class DependentExit(ExitPolicy):
 
     def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
         leave_B, state_BS = self._rule(ramp, opinion.outputs_BC, state_BS)
-        return Verdict(leave_B=leave_B, value_B=opinion.value_B, score_B=opinion.score_B, state_BS=state_BS)
+        return opinion.verdict(leave_B, state_BS)
 
 
 @overload
-def exit_wrapper(rule: IndependentRule) -> IndependentExit: ...
+def exit_wrapper(rule: IndependentRule) -> OwnExit: ...
 @overload
-def exit_wrapper(*, state_width: int) -> Callable[[DependentRule], DependentExit]: ...
+def exit_wrapper(*, state_width: int) -> Callable[[DependentRule], OwnExit]: ...
 
 
 def exit_wrapper(
-    rule: IndependentRule | None = None, *, state_width: int | None = None
-) -> IndependentExit | Callable[[DependentRule], DependentExit]:
+    rule: IndependentRule | None = None, *, state_width: int = 0
+) -> OwnExit | Callable[[DependentRule], OwnExit]:
     """Make an exit policy of a function; plans name it as `own: "module:name"`.
 
-    `@exit_wrapper` on `rule(ramp, outputs)` gives independent ramps, `@exit_wrapper(state_width=2)` on
-    `rule(ramp, outputs, state)` dependent ones. A rule must judge every row by itself.
+    `@exit_wrapper` on `rule(ramp, outputs)` gives independent ramps, which can be switched off without changing what
+    others decide; `@exit_wrapper(state_width=2)` on `rule(ramp, outputs, state)` dependent ones. A rule must judge
+    every row by itself.
     """
-    if rule is not None:
-        return IndependentExit(rule)
-    assert state_width is not None, "exit_wrapper takes a rule, or the state_width of a dependent one"
-    width = state_width
-    return lambda dependent_rule: DependentExit(dependent_rule, width)
+    if rule is None:
+        return lambda dependent: OwnExit(dependent, state_width)
+    return OwnExit(lambda ramp, outputs_BC, state_BS: (rule(ramp, outputs_BC), state_BS), 0)
 
 
 def own_policy(own: str) -> ExitPolicy:

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.clock import Clock
-from earlyexit.device import Device, Release, Runner, Told
+from earlyexit.device import Device, Runner
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import Member
 from earlyexit.piece import Piece
+from earlyexit.release import Release, Told
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Answer
 from experiments.gpu.plans import Plan

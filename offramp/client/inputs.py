@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from deployments.ingress.api.tensors import packed
 from earlyexit.errors import InputError
-from earlyexit.fitting import fitting
-from earlyexit.signature import DATATYPES
+from earlyexit.signature import DATATYPES, fitting
 
 Array: TypeAlias = npt.NDArray[Any]
 Input: TypeAlias = str | tuple[str, str] | bytes | Path | Array | Mapping[str, Array]

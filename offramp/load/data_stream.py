@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from earlyexit.array_files import read_arrays
-from earlyexit.dataset import LABELS, read_labelled
+from earlyexit.dataset import LABELS, read_arrays, read_labelled
 from earlyexit.errors import DataError
 from earlyexit.image_files import is_images, open_images
 from offramp.client.inputs import Input

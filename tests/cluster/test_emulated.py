@@ -11,10 +11,11 @@ import pytest
 
 from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device, Lost, Release, Step, Told
+from earlyexit.device import Device
 from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.member import Member
+from earlyexit.release import Lost, Release, Step, Told
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Answer, Seen, WirePiece

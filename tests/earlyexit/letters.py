@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from earlyexit.clock import Clock, ManualClock
-from earlyexit.device import Device, GoesOn, Looked, Lost, Release, Step, Told
+from earlyexit.device import Device
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import Member
+from earlyexit.release import GoesOn, Looked, Lost, Release, Step, Told
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from earlyexit.wire import Answer, Lengths, Seen, WirePiece

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from earlyexit.array_files import read_arrays
+from earlyexit.dataset import read_arrays
 from earlyexit.errors import DataError
 
 

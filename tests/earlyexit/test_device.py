@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from earlyexit.clock import MonotonicClock
-from earlyexit.device import Device, DeviceThread, Release, Told
+from earlyexit.device import Device, DeviceThread
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import PlanError
+from earlyexit.release import Release, Told
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
 from tests.earlyexit.letters import (

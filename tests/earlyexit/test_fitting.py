@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from earlyexit.fitting import fitting
+from earlyexit.signature import fitting
 
 
 @pytest.mark.parametrize(

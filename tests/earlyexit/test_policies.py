@@ -182,7 +182,7 @@ def test_recorded_refuses_ramps_that_were_not_recorded() -> None:
 
 
 def test_an_own_rule_becomes_an_independent_policy() -> None:
-    assert not at_ramp_one.dependent
+    assert at_ramp_one.state_width(3) == 0
     assert decide(at_ramp_one, ramp=0).leave_B.tolist() == [False, False, False]
     assert decide(at_ramp_one, ramp=1).leave_B.tolist() == [True, True, True]
 
@@ -193,7 +193,6 @@ def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
         state_BS = state_BS + logits_BC.amax(1, keepdim=True)
         return state_BS[:, 0] >= 10, state_BS
 
-    assert total_logit.dependent
     assert total_logit.initial_state(2, 3, CPU).tolist() == [[0.0], [0.0]]
     assert leaves_at(total_logit, [0, 1, 2]) == 1  # 5, then 5 + 5
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.clock import ManualClock
-from earlyexit.device import Device, Looked, Release, Runner, Told
+from earlyexit.device import Device, Runner
 from earlyexit.engine import Batch, BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.member import Member
@@ -22,7 +22,7 @@ from earlyexit.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
-from earlyexit.release import Step
+from earlyexit.release import Looked, Release, Step, Told
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
 from earlyexit.split import Segment, Split

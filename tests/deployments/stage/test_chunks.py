@@ -8,9 +8,9 @@ import pytest
 from cluster.emulated import EmulatedPiece
 from deployments.messages import Chunk, SplitRun, Timing
 from deployments.stage.chunks import OpenCall, chunks_by_call, split_runs
-from earlyexit.device import GoesOn, Looked, Lost, Told
 from earlyexit.errors import DeadlineError
 from earlyexit.member import Member
+from earlyexit.release import GoesOn, Looked, Lost, Told
 from earlyexit.wire import Answer, Seen
 
 

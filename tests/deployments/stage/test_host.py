@@ -18,9 +18,9 @@ from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import BROKEN_AFTER, NOTHING, StageHost
 from earlyexit.clock import MonotonicClock
 from earlyexit.counts import TimesRun
-from earlyexit.device import Release, Step
 from earlyexit.engine import Batch, Dispatch
 from earlyexit.errors import PlanError, UnprocessableInputError
+from earlyexit.release import Release, Step
 from earlyexit.split import Split
 from earlyexit.wire import WirePiece
 from optimizer.plan import PolicySpec, Stage, early_exit_plan

@@ -12,9 +12,9 @@ from deployments.messages import Address
 from deployments.stage.chunks import OpenCall
 from deployments.stage.host import StageHost
 from deployments.stage.server import CallServer
-from earlyexit.device import GoesOn, Lost, Release, Told
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.member import Member
+from earlyexit.release import GoesOn, Lost, Release, Told
 from earlyexit.wire import Answer
 from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
 

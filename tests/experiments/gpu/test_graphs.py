@@ -8,7 +8,7 @@ import torch
 
 from earlyexit.clock import ManualClock
 from earlyexit.cut import cut_out
-from earlyexit.device import Device, Release, Told
+from earlyexit.device import Device
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.member import Member
@@ -17,6 +17,7 @@ from earlyexit.network import from_wire
 from earlyexit.piece import Piece
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
+from earlyexit.release import Release, Told
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Segment, Split
 from earlyexit.times import ObservedTimes

@@ -11,8 +11,8 @@ from deployments.ingress.transport.transport import LinkTransport
 from deployments.messages import Chunk
 from deployments.stage.host import StageHost
 from deployments.stage.server import CallServer
-from earlyexit.device import Told
 from earlyexit.member import Member
+from earlyexit.release import Told
 from earlyexit.wire import Answer
 from tests.deployments.wire_fakes import LOOPBACK, Asked, FakeHost, FakeReplica, answered, call_of, names, soon, turns
 
