@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from deployments.access import AccessSettings
+from earlyexit.backends import BackendName
 from earlyexit.store import NAME_PATTERN
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
@@ -142,7 +143,7 @@ class ServeSettings(BaseModel):
     """Share of the SLO that plans, and stages which wait for full batches, leave in hand (E3 section 4)."""
     ingress_replicas: int = Field(default=1, ge=1)
     dtype: Literal["float32", "bfloat16"] = "float32"
-    backend: Literal["torch", "onnx"] = "torch"
+    backend: BackendName = "torch"
     threads_per_replica: int = Field(default=1, ge=1)
     """Intra-op threads of a CPU replica; more than its share of cores slows every neighbour."""
     max_queued: int = Field(default=2000, ge=1)

@@ -110,6 +110,12 @@ class OnnxSegments:
         return session
 
 
+def onnx_segments(model: EarlyExitModel, folder: Path, num_threads: int) -> OnnxSegments:
+    """On the model's own device; exports are kept beside the model."""
+    provider = "CUDAExecutionProvider" if model.device.type == "cuda" else "CPUExecutionProvider"
+    return OnnxSegments(model, cache=folder / "onnx", providers=(provider,), num_threads=num_threads)
+
+
 def _load_runtime(providers: Sequence[str]) -> Any:
     if any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
         raise PlanError("ONNX Runtime is not installed: install offramp[onnx] or offramp[gpu]")

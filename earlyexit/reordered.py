@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
+from earlyexit.model import EarlyExitModel
 
 TYPICAL_ROWS = 256
 """What the layout is chosen for; any number of rows can be multiplied with it."""
@@ -57,6 +58,12 @@ def reorder_linears(model: nn.Module) -> None:
                 setattr(parent, name, ReorderedLinear(child))
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()  # a view of the weights' file keeps all of it in memory
+
+
+def torch_segments(model: EarlyExitModel, *_: object) -> EarlyExitModel:
+    """The model itself, its linear layers reordered."""
+    reorder_linears(model)
+    return model
 
 
 def rows_run(rows: int) -> int:

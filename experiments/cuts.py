@@ -18,7 +18,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from deployments.stage.build import build_policy, build_segments
+from deployments.stage.build import build_policy
+from earlyexit.backends import open_segments
 from earlyexit.codecs import find_codec
 from earlyexit.cut import Cut
 from earlyexit.dataset import LabelledRows, read_labelled
@@ -26,7 +27,6 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
-from earlyexit.reordered import reorder_linears
 from earlyexit.signature import Encoded
 from earlyexit.split import Segment
 from earlyexit.store import load_model, read_card
@@ -155,10 +155,8 @@ def _cut_run(folder: Path, backend: Literal["torch", "onnx"], dtype: Literal["fl
     model = load_model(folder, dtype=getattr(torch, dtype))
     calibration = read_calibration(folder)
     policy = build_policy(calibration.policy_spec())
-    segments = build_segments(model, backend, folder, torch.get_num_threads())
-    if segments is None:  # as a replica has it
-        reorder_linears(model)
-    return CutRun(model, policy, tuple(sorted(calibration.thresholds)), segments or model)
+    segments = open_segments(backend, model, folder, torch.get_num_threads())
+    return CutRun(model, policy, tuple(sorted(calibration.thresholds)), segments)
 
 
 if __name__ == "__main__":

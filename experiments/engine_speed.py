@@ -19,7 +19,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from deployments.stage.build import build_policy, build_segments, warm_up
+from deployments.stage.build import build_policy, warm_up
+from earlyexit.backends import open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.dataset import read_labelled
 from earlyexit.device import Device
@@ -141,7 +142,7 @@ def main() -> None:
     encoded = TextTokenizer.load(options.model, model.max_length).encode(texts)
     order = np.random.default_rng(0).permutation(len(encoded))
     sample = [encoded[k] for k in order[: options.inputs]]
-    onnx = build_segments(model, "onnx", options.model, 1) if options.onnx else None
+    onnx = open_segments("onnx", model, options.model, 1) if options.onnx else None
     rates = _rates(sides(model, card, options.batch, onnx), sample, options.rounds)
     medians = {name: median(each) for name, each in rates.items()}
     if options.json:

@@ -12,6 +12,7 @@ import numpy as np
 from cluster.devices import find_device
 from cluster.emulated import PacedRunner, RecordedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
+from earlyexit.backends import open_segments
 from earlyexit.clock import Clock
 from earlyexit.device import Device, Runner
 from earlyexit.engine import BatchEngine
@@ -27,8 +28,6 @@ from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
-    from earlyexit.model import EarlyExitModel
-    from earlyexit.network import SegmentRunner
     from earlyexit.policies.base import ExitPolicy
     from earlyexit.policies.recorded import RecordedAnswers
     from earlyexit.runner import TorchRunner
@@ -124,16 +123,6 @@ def recorded_answers(records: ExitRecords) -> RecordedAnswers:
     )
 
 
-def build_segments(model: EarlyExitModel, backend: str, folder: Path, num_threads: int) -> SegmentRunner | None:
-    """How segments are computed: None for torch, or ONNX Runtime with its cache beside the model."""
-    if backend == "torch":
-        return None
-    from earlyexit.onnx_backend import OnnxSegments
-
-    provider = "CUDAExecutionProvider" if model.device.type == "cuda" else "CPUExecutionProvider"
-    return OnnxSegments(model, cache=folder / "onnx", providers=(provider,), num_threads=num_threads)
-
-
 def warm_up(runner: Runner[Any], splits: Sequence[Split], *, clock: Clock) -> Times:
     """Run every split alone and at its full batch, so that the first request pays for nothing but itself.
 
@@ -182,7 +171,6 @@ def _sizes(split: Split) -> list[int]:
 def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:
     import torch
 
-    from earlyexit.reordered import reorder_linears
     from earlyexit.runner import TorchRunner
     from earlyexit.store import load_model
 
@@ -190,9 +178,7 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
     folder = Path(settings.model)
     torch_device = find_device(device).torch_device
     model = load_model(folder, device=torch_device, dtype=getattr(torch, settings.dtype))
-    segments = build_segments(model, settings.backend, folder, settings.threads_per_replica)
-    if segments is None:
-        reorder_linears(model)
+    segments = open_segments(settings.backend, model, folder, settings.threads_per_replica)
     return TorchRunner(model, build_policy(spec), segments)
 
 

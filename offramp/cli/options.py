@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 import typer
 
+from earlyexit import backends
 from earlyexit.errors import InputError
+from earlyexit.ramps import pooling
 
 
 def above_zero(value: float | None) -> float | None:
@@ -91,11 +93,11 @@ def in_a_folder(name: str, path: Path | None) -> None:
 
 
 DTYPES = ("float32", "bfloat16")
-BACKENDS = ("torch", "onnx")
+BACKENDS = tuple(backends.BACKENDS)
 FRONTS = ("haproxy", "proxy")
 SCORES = ("entropy", "confidence")
 RAMP_STYLES = ("light", "mlp", "pooler")
-POOLINGS = ("mean", "first", "grid")
+POOLINGS = tuple(pooling.POOLINGS)
 ARRIVALS = ("poisson", "constant")
 PARTS = ("train", "val", "test")
 # Those of `optimizer.plan` and `optimizer.decision`, named here too: a shell that completes waits for no planner.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from cluster.devices import find_device
+from earlyexit.backends import BACKENDS, BackendName, open_segments
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError
 from profiles.latency import LatencyProfile
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
     from earlyexit.train import Progress
 
-Backend = Literal["torch", "onnx"]
 Dtype = Literal["float32", "bfloat16"]
 CPU_FACTS = Path("/proc/cpuinfo")
 USUAL_LENGTHS = (16, 32, 64)
@@ -36,7 +36,7 @@ class ProfileJob:
 
     device: str = "cpu"
     """One of the names in `cluster.devices`; which CUDA device answers to it is the machine's matter."""
-    backend: Backend = "torch"
+    backend: BackendName = "torch"
     dtype: Dtype = "float32"
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     lengths: tuple[int, ...] | None = None
@@ -49,9 +49,9 @@ class ProfileJob:
 
     def __post_init__(self) -> None:
         find_device(self.device)
-        for name, value, allowed in (("backend", self.backend, Backend), ("dtype", self.dtype, Dtype)):
-            if value not in get_args(allowed):
-                raise InputError(f"{name} {value!r}; allowed: {', '.join(get_args(allowed))}")
+        for name, value, allowed in (("backend", self.backend, BACKENDS), ("dtype", self.dtype, get_args(Dtype))):
+            if value not in allowed:
+                raise InputError(f"{name} {value!r}; allowed: {', '.join(allowed)}")
         for name, values in (
             ("batch sizes", self.batches),
             ("lengths", USUAL_LENGTHS if self.lengths is None else self.lengths),
@@ -121,8 +121,6 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
     """
     import torch
 
-    from deployments.stage.build import build_segments
-    from earlyexit.reordered import reorder_linears
     from earlyexit.store import load_model
 
     torch_device = find_device(job.device).torch_device
@@ -133,9 +131,7 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
     try:
         model = load_model(folder, device=torch_device, dtype=getattr(torch, job.dtype))
         rng = np.random.default_rng(job.seed)
-        segments = build_segments(model, job.backend, exports or folder, job.threads)
-        if segments is None:
-            reorder_linears(model)
+        segments = open_segments(job.backend, model, exports or folder, job.threads)
         yield Bench(job=job, model=model, splits=LiveSplits(model, rng, segments), rng=rng)
     finally:
         torch.set_num_threads(threads_before)

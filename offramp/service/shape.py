@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cluster.inventory_file import InventoryDocument
+from earlyexit.backends import BackendName
 from earlyexit.source_file import StrictDocument
 from earlyexit.store import NAME_PATTERN
 from optimizer.decision import Strategy
@@ -29,7 +30,7 @@ class ModelDocument(StrictDocument):
     version: str = Field(default="1", pattern=NAME_PATTERN)
     """Of the model; services of other versions have other names."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    backend: Literal["torch", "onnx"] = "torch"
+    backend: BackendName = "torch"
     threads_per_replica: int = Field(default=1, ge=1)
     """Of a CPU replica."""
     latency: dict[str, LatencyDocument] = Field(min_length=1)

@@ -1,0 +1,31 @@
+"""Backends: what computes a model's segments where it is served. Without torch, until one is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from earlyexit.named import imported
+
+if TYPE_CHECKING:
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.network import SegmentRunner
+
+# Name -> what opens it, with the arguments of `open_segments`.
+BACKENDS = {
+    "torch": "earlyexit.reordered:torch_segments",
+    "onnx": "earlyexit.onnx_backend:onnx_segments",
+}
+if TYPE_CHECKING:
+    BackendName = str
+else:  # what reads files refuses other names, and lists these
+    BackendName = Literal[tuple(BACKENDS)]
+
+
+def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
+    """How a model that no longer changes is computed; its own modules may be replaced by equal ones.
+
+    What takes long to make is kept in `folder`. Raises PlanError for a model that the backend cannot run.
+    """
+    segments: SegmentRunner = imported(BACKENDS[backend])(model, folder, num_threads)
+    return segments
