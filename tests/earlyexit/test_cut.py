@@ -1,21 +1,17 @@
 from __future__ import annotations
 
-import random
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import combinations, pairwise
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from earlyexit.checkpoint import random_model
 from earlyexit.cut import cut_out
 from earlyexit.errors import PlanError
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
-from earlyexit.piece import Piece, fuse
+from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
@@ -23,39 +19,29 @@ from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
-from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
-from earlyexit.wire import Answer
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs, wire_of
 
 RAMPS = (0, 1, 2)
 NUM_BLOCKS = 4
-BOUNDS = [(0, *inner, NUM_BLOCKS) for size in range(NUM_BLOCKS) for inner in combinations(range(1, NUM_BLOCKS), size)]
-"""Every way to cut four blocks, uncut first: (0, 4), (0, 1, 4), ... (0, 1, 2, 3, 4)."""
+BOUNDS = every_bounds(NUM_BLOCKS)
 
 
 @pytest.fixture(scope="module")
 def model() -> EarlyExitModel:
     """Four blocks whose exits disagree: each exit's logits are spread around zero over random inputs."""
-    config = {
-        "vocab_size": 100,
-        "hidden_size": 32,
-        "num_blocks": NUM_BLOCKS,
-        "num_heads": 4,
-        "intermediate_size": 64,
-        "max_length": 32,
-    }
-    model = random_model(config, task=LabelTask(("a", "b", "c")), seed=1)
+    model = small()
     rng = np.random.default_rng(0)
     logits = exit_outputs(model, random_inputs(rng, [9] * 64, least=1))
     for block, logits_NC in logits.items():
         head = model.exit_head(block)
         assert isinstance(head.classifier, torch.nn.Linear)
         scale = 1 / logits_NC.std(0)[:, None]
-        with torch.no_grad():
-            head.classifier.bias.sub_(logits_NC.mean(0)).mul_(scale[:, 0])
-            head.classifier.weight.mul_(scale)
-    return model.requires_grad_(False)
+        head.classifier.bias.sub_(logits_NC.mean(0)).mul_(scale[:, 0])
+        head.classifier.weight.mul_(scale)
+    return model
 
 
 def own_independent() -> ExitPolicy:
@@ -99,87 +85,36 @@ POLICIES: dict[str, Callable[[], ExitPolicy]] = {
 each_policy = pytest.mark.parametrize("make_policy", [pytest.param(make, id=name) for name, make in POLICIES.items()])
 
 
-def piece_of(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded], *, prefix: str = "i") -> Piece:
-    return from_wire(model, wire_of(encoded, prefix=prefix), policy)
-
-
-def answers_uncut(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded]) -> dict[str, Answer]:
-    """Every input alone through the whole model."""
-    cut = cut_out(model, 0, NUM_BLOCKS, RAMPS, policy)
-    pieces = piece_of(model, policy, encoded).singles()
-    return {answer.sample_id: answer for piece in pieces for step in cut.run(piece) for answer in step.answers}
-
-
-def answers_cut_up(
-    model: EarlyExitModel,
-    policy: ExitPolicy,
-    encoded: Sequence[Encoded],
-    bounds: Sequence[int],
-    *,
-    seed: int,
-    over_the_wire: bool = False,
-) -> dict[str, Answer]:
-    """Splits run in random order on random handfuls of whoever waits for them."""
-    rng = random.Random(seed)
-    cuts = {
-        first: cut_out(model, first, end, tuple(ramp for ramp in RAMPS if first <= ramp < end), policy)
-        for first, end in pairwise(bounds)
-    }
-    waiting: defaultdict[int, list[Piece]] = defaultdict(list)
-    waiting[0] = piece_of(model, policy, encoded).singles()
-    answers: dict[str, Answer] = {}
-    while blocks := [block for block, pieces in waiting.items() if pieces]:
-        block = rng.choice(blocks)
-        rng.shuffle(waiting[block])
-        size = rng.randint(1, 6)
-        batch, waiting[block] = waiting[block][:size], waiting[block][size:]
-        survivors: Piece | None = None
-        for step in cuts[block].run(fuse(batch)):
-            survivors = step.survivors
-            for answer in step.answers:
-                assert answer.sample_id not in answers
-                answers[answer.sample_id] = answer
-        if survivors is not None:
-            arrived = from_wire(model, survivors.to_wire(), policy) if over_the_wire else survivors
-            waiting[survivors.next_block] += arrived.singles()
-    return answers
-
-
-def assert_equal(answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
-    assert {key: (answer.value, answer.exit) for key, answer in answers.items()} == {
-        key: (answer.value, answer.exit) for key, answer in expected.items()
-    }
-    for key, answer in expected.items():
-        assert answers[key].score == pytest.approx(answer.score, abs=1e-5)
-
-
 @each_policy
 def test_the_small_model_puts_the_policies_to_work(
     make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
-    answers = answers_uncut(model, make_policy(), encoded).values()
+    answers = answers_alone(model, make_policy(), encoded).values()
     assert len({answer.exit for answer in answers}) >= 3
     assert len({answer.value for answer in answers}) >= 2
 
 
-@pytest.mark.parametrize("bounds", [pytest.param(bounds, id="-".join(map(str, bounds))) for bounds in BOUNDS])
 @each_policy
-def test_cuts_and_batch_mates_change_no_answer(
-    bounds: tuple[int, ...], make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    policy = make_policy()
-    expected = answers_uncut(model, policy, encoded)
-    for seed in range(2):
-        assert_equal(answers_cut_up(model, policy, encoded, bounds, seed=seed), expected)
-
-
-@each_policy
-def test_the_wire_changes_no_answer(
+def test_cuts_batch_mates_and_the_wire_change_no_answer(
     make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
-    answers = answers_cut_up(model, policy, encoded, (0, 1, 2, 3, 4), seed=5, over_the_wire=True)
-    assert_equal(answers, answers_uncut(model, policy, encoded))
+    expected = answers_alone(model, policy, encoded)
+    for seed, bounds in enumerate(BOUNDS):
+        answers = answers_in_cuts(model, policy, encoded, bounds, seed=seed, over_the_wire=seed % 2 > 0)
+        assert_same(answers, expected)
+
+
+@pytest.mark.slow
+@each_policy
+def test_many_orders_of_the_same_splits_change_no_answer(
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
+) -> None:
+    policy = make_policy()
+    expected = answers_alone(model, policy, encoded)
+    for seed in range(10, 20):
+        for bounds in BOUNDS:
+            assert_same(answers_in_cuts(model, policy, encoded, bounds, seed=seed), expected)
 
 
 def test_inputs_that_left_are_gone_from_what_goes_on(model: EarlyExitModel, encoded: list[Encoded]) -> None:
@@ -266,30 +201,27 @@ def test_an_active_ramp_without_a_threshold_is_refused(model: EarlyExitModel) ->
         cut_out(model, 0, 4, (0, 1), EntropyPolicy({0: 0.4}))
 
 
-@pytest.mark.parametrize(("threshold", "block"), [(0.0, 0), (1.1, 1)], ids=["ramp", "full model"])
-@pytest.mark.parametrize("number", [np.nan, np.inf])
-def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
-    threshold: float, block: int, number: float
-) -> None:
-    config = {"vocab_size": 100, "hidden_size": 32, "num_blocks": 2, "num_heads": 4, "intermediate_size": 64}
-    model = random_model(config, task=RegressionTask(1.0)).requires_grad_(False)
+def numbers_with(number: float, *, block: int) -> EarlyExitModel:
+    """Of two blocks; the exit after one of them answers `number` whatever it is asked."""
+    model = small(RegressionTask(1.0), num_blocks=2)
     head = model.exit_head(block)
     assert isinstance(head.classifier, torch.nn.Linear)
     head.classifier.bias[0] = number
-    policy = ConfidencePolicy(threshold)
-    piece = piece_of(model, policy, random_inputs(np.random.default_rng(0), [5, 3], least=1))
+    return model
+
+
+@pytest.mark.parametrize(("threshold", "block"), [(0.0, 0), (1.1, 1)], ids=["ramp", "full model"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_an_answer_that_is_not_finite_is_refused_however_sure_its_exit_is(
+    threshold: float, block: int, number: float, encoded: list[Encoded]
+) -> None:
+    model, policy = numbers_with(number, block=block), ConfidencePolicy(threshold)
     with pytest.raises(ArithmeticError, match=f"the exit after block {block} gave answers that are not finite"):
-        list(cut_out(model, 0, 2, (0,), policy).run(piece))
+        list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:2])))
 
 
-def test_a_ramp_whose_answer_is_not_finite_costs_a_probe_its_record_and_not_its_answer() -> None:
-    config = {"vocab_size": 100, "hidden_size": 32, "num_blocks": 2, "num_heads": 4, "intermediate_size": 64}
-    model = random_model(config, task=RegressionTask(1.0)).requires_grad_(False)
-    head = model.exit_head(0)
-    assert isinstance(head.classifier, torch.nn.Linear)
-    head.classifier.bias[0] = np.nan
-    policy = ConfidencePolicy(0.0)
-    piece = piece_of(model, policy, random_inputs(np.random.default_rng(0), [5, 3], least=1))
-    steps = list(cut_out(model, 0, 2, (), policy).for_probes().run(piece))
+def test_a_ramp_whose_answer_is_not_finite_costs_a_probe_its_record_and_not_its_answer(encoded: list[Encoded]) -> None:
+    model, policy = numbers_with(np.nan, block=0), ConfidencePolicy(0.0)
+    steps = list(cut_out(model, 0, 2, (), policy).for_probes().run(piece_of(model, policy, encoded[:2])))
     assert [each.block for step in steps for each in step.seen] == [1, 1]
     assert [len(step.answers) for step in steps] == [0, 2]

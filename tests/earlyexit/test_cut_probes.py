@@ -5,12 +5,10 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import pytest
 import torch
 
-from earlyexit.cut import cut_out
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
@@ -18,21 +16,11 @@ from earlyexit.policies.counting import PatiencePolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy, ThresholdPolicy
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer, Seen
-from tests.earlyexit.test_cut import (
-    BOUNDS,
-    NUM_BLOCKS,
-    RAMPS,
-    answers_cut_up,
-    answers_uncut,
-    assert_equal,
-    each_policy,
-    model,
-    piece_of,
-)
+from tests.earlyexit.cuts import answers_alone, assert_same, cuts_of, piece_of
+from tests.earlyexit.test_cut import BOUNDS, NUM_BLOCKS, RAMPS, each_policy, model
 
 __all__ = ["model"]
 """The fixture: four blocks whose exits disagree."""
-each_cut = pytest.mark.parametrize("bounds", [pytest.param(bounds, id="-".join(map(str, bounds))) for bounds in BOUNDS])
 
 
 @dataclass
@@ -59,14 +47,13 @@ def probe(
     rng = random.Random(1)
     probed = Probed()
     waiting = piece_of(model, policy, encoded).singles()
-    for first, end in pairwise(bounds):
-        cut = cut_out(model, first, end, tuple(ramp for ramp in ramps if first <= ramp < end), policy).for_probes()
+    for cut in cuts_of(model, policy, bounds, ramps).values():
         rng.shuffle(waiting)
         survivors: list[Piece] = []
         while waiting:
             size = rng.randint(1, 6)
             batch, waiting = fuse(waiting[:size]), waiting[size:]
-            for step in cut.run(batch):
+            for step in cut.for_probes().run(batch):
                 inside = step.survivors
                 assert (inside is None) == (step.seen[0].block == NUM_BLOCKS - 1 if step.seen else False)
                 assert inside is None or inside.sample_ids == batch.sample_ids
@@ -80,25 +67,25 @@ def probe(
     return probed
 
 
-@each_cut
 @each_policy
 def test_a_probe_s_first_answer_is_that_of_any_other_input(
-    bounds: tuple[int, ...], make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
+    make_policy: Callable[[], ExitPolicy], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = make_policy()
-    plain = answers_cut_up(model, policy, encoded, bounds, seed=3)
-    assert_equal(probe(model, policy, encoded, bounds).first_answers, plain)
+    plain = answers_alone(model, policy, encoded)
+    for bounds in BOUNDS:
+        assert_same(probe(model, policy, encoded, bounds).first_answers, plain)
 
 
-@each_cut
 @pytest.mark.parametrize("active", [(), (1,), (0, 2)], ids=["none active", "one active", "two active"])
 def test_ramps_that_are_not_active_look_and_decide_nothing(
-    bounds: tuple[int, ...], active: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]
+    active: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = EntropyPolicy(dict.fromkeys(active, 0.8))
-    probed = probe(model, policy, encoded, bounds, active)
-    assert {answer.exit for answer in probed.first_answers.values()} == {*active, NUM_BLOCKS - 1}
-    assert set(probed.seen) == {(f"i{k}", block) for k in range(24) for block in range(NUM_BLOCKS)}
+    for bounds in BOUNDS:
+        probed = probe(model, policy, encoded, bounds, active)
+        assert {answer.exit for answer in probed.first_answers.values()} == {*active, NUM_BLOCKS - 1}
+        assert set(probed.seen) == {(f"i{k}", block) for k in range(24) for block in range(NUM_BLOCKS)}
 
 
 @each_policy
@@ -116,7 +103,7 @@ def test_what_is_seen_is_what_the_policy_compares_with_its_threshold(
 ) -> None:
     policy = make(0.7)
     probed = probe(model, policy, encoded, (0, 2, NUM_BLOCKS))
-    for sample_id, answer in answers_uncut(model, policy, encoded).items():
+    for sample_id, answer in answers_alone(model, policy, encoded).items():
         sure = [
             ramp for ramp in RAMPS if policy.is_sure(ramp, torch.tensor([probed.seen[sample_id, ramp].score])).item()
         ]

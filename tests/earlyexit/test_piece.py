@@ -1,59 +1,165 @@
+"""Pieces whose tensors have a row per token, or a row per input, side by side."""
+
 from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
 
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import from_wire
 from earlyexit.piece import Piece, fuse
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.signature import Encoded
+from earlyexit.wire import Array, entering, stacked, values_of
+
+all_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
 
-def piece_of(lengths: dict[str, int], *, next_block: int = 1) -> Piece:
-    """Input k's tokens hold 10 * k, 10 * k + 1, ...; its state holds k."""
-    values = [[10.0 * k + token] for k, length in enumerate(lengths.values()) for token in range(length)]
+def mixed(lengths: Sequence[int], *, dtype: torch.dtype = torch.float32, state: int = 1, next_block: int = 2) -> Piece:
+    """Token t of input k is k + t / 100 everywhere; the per-input tensors and the state hold k."""
+    per_token = torch.tensor([k + token / 100 for k, length in enumerate(lengths) for token in range(length)])
+    per_input = torch.arange(len(lengths))
     return Piece(
-        sample_ids=tuple(lengths),
+        sample_ids=tuple(f"i{k}" for k in range(len(lengths))),
         next_block=next_block,
-        lengths_B=np.array(list(lengths.values()), dtype=np.int32),
-        tensors=(torch.tensor(values),),
-        state_BS=torch.arange(len(lengths), dtype=torch.int32)[:, None],
+        lengths_B=np.array(lengths, dtype=np.int32),
+        tensors=(
+            per_token[:, None].repeat(1, 3).to(dtype),
+            per_input[:, None, None, None].repeat(1, 2, 2, 2).to(torch.uint8),
+            (100 * per_token).to(torch.int32),
+            per_input[:, None].to(dtype),
+        ),
+        state_BS=per_input[:, None].repeat(1, state).to(torch.int32),
     )
 
 
-def as_dict(piece: Piece) -> dict[str, tuple[list[float], list[int]]]:
-    """Every input's tokens and state."""
-    tokens = torch.split(piece.tensors[0][:, 0], piece.lengths_B.tolist())
-    return {
-        name: (own.tolist(), state)
-        for name, own, state in zip(piece.sample_ids, tokens, piece.state_BS.tolist(), strict=True)
-    }
+def rows_of(piece: Piece, k: int) -> list[Tensor]:
+    """Input k's rows of every tensor, and its state: the second and fourth tensor are per input."""
+    first, end = int(piece.lengths_B[:k].sum()), int(piece.lengths_B[: k + 1].sum())
+    whole, single = slice(first, end), slice(k, k + 1)
+    tokens, picture, ids, number = piece.tensors
+    return [tokens[whole], picture[single], ids[whole], number[single], piece.state_BS[single]]
 
 
-def test_select_takes_inputs_with_their_tokens_and_states_in_the_given_order() -> None:
-    piece = piece_of({"a": 2, "b": 3, "c": 1})
-    assert as_dict(piece.select([2, 0])) == {"c": ([20.0], [2]), "a": ([0.0, 1.0], [0])}
+def assert_holds(piece: Piece, expected: Piece, chosen: Sequence[int]) -> None:
+    """The piece is made of the chosen inputs of another, in that order."""
+    assert piece.sample_ids == tuple(expected.sample_ids[k] for k in chosen)
+    assert len(piece) == len(chosen)
+    assert piece.next_block == expected.next_block
+    assert piece.lengths_B.tolist() == [expected.lengths_B[k] for k in chosen]
+    for at, k in enumerate(chosen):
+        for found, wanted in zip(rows_of(piece, at), rows_of(expected, k), strict=True):
+            assert found.dtype == wanted.dtype
+            assert found.equal(wanted)
+    assert [len(values) for values in piece.tensors] == [piece.lengths_B.sum(), len(piece)] * 2
 
 
-def test_singles_hold_one_input_each_and_share_the_memory() -> None:
-    piece = piece_of({"a": 2, "b": 3})
-    first, second = piece.singles()
-    assert as_dict(first) == {"a": ([0.0, 1.0], [0])}
-    assert as_dict(second) == {"b": ([10.0, 11.0, 12.0], [1])}
-    assert second.tensors[0].data_ptr() == piece.tensors[0][2:].data_ptr()
+@given(all_lengths, st.integers(0, 2), st.randoms())
+@example([1, 1, 1, 1], 0, Random(0))
+@example([2, 2, 2, 2], 2, Random(0))
+def test_any_inputs_are_selected_with_their_rows_of_every_tensor(
+    lengths: list[int], state: int, random: Random
+) -> None:
+    piece = mixed(lengths, state=state)
+    chosen = [k for k in range(len(lengths)) if random.random() < 0.6] or [0]
+    random.shuffle(chosen)
+    assert_holds(piece.select(chosen), piece, chosen)
 
 
-def test_fusing_singles_gives_the_piece_back() -> None:
-    piece = piece_of({"a": 2, "b": 3, "c": 1})
-    fused = fuse(piece.singles())
-    assert as_dict(fused) == as_dict(piece)
-    assert fused.next_block == 1
-    assert len(fused) == 3
+@given(all_lengths, st.integers(0, 2))
+@example([2, 2, 2], 0)
+@example([2, 2, 2], 2)
+def test_singles_hold_their_rows_and_fuse_to_the_piece(lengths: list[int], state: int) -> None:
+    piece = mixed(lengths, state=state)
+    singles = piece.singles()
+    for k, single in enumerate(singles):
+        assert_holds(single, piece, [k])
+    order = list(reversed(range(len(lengths))))
+    assert_holds(fuse([singles[k] for k in order]), piece, order)
 
 
-def test_fusing_one_piece_copies_nothing() -> None:
-    piece = piece_of({"a": 2})
+@given(all_lengths, st.integers(0, 6))
+def test_two_parts_fuse_to_the_whole(lengths: list[int], at: int) -> None:
+    piece = mixed(lengths)
+    everyone = list(range(len(lengths)))
+    parts = [piece.select(part) for part in (everyone[:at], everyone[at:]) if part]
+    assert_holds(fuse(parts), piece, everyone)
+
+
+def test_singles_are_views_and_fusing_one_piece_copies_nothing() -> None:
+    piece = mixed([2, 3])
+    _, second = piece.singles()
+    assert [values.data_ptr() for values in second.tensors] == [
+        values[rows:].data_ptr() for values, rows in zip(piece.tensors, (2, 1, 2, 1), strict=True)
+    ]
     assert fuse([piece]) is piece
 
 
 def test_pieces_that_wait_for_different_blocks_cannot_be_fused() -> None:
     with pytest.raises(AssertionError):
-        fuse([piece_of({"a": 1}, next_block=1), piece_of({"b": 1}, next_block=2)])
+        fuse([mixed([1], next_block=1), mixed([1], next_block=2)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("lengths", [[1], [1, 1, 1], [4, 4], [3, 1, 2]], ids=str)
+def test_every_tensor_survives_the_wire(lengths: list[int], dtype: torch.dtype, small_model: EarlyExitModel) -> None:
+    piece = mixed(lengths, dtype=dtype)
+    wire = piece.to_wire()
+    assert [values.dtype.name for values in wire.tensors] == [
+        name if name != "bfloat16" else "uint16"
+        for name in (str(values.dtype).removeprefix("torch.") for values in piece.tensors)
+    ]
+    assert_holds(from_wire(small_model, wire, ConfidencePolicy(0.5)), piece, range(len(lengths)))
+
+
+def test_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:
+    piece = Piece(
+        sample_ids=("a", "b", "c"),
+        next_block=1,
+        lengths_B=np.array([2, 1, 2], dtype=np.int32),
+        tensors=(),
+        state_BS=torch.zeros(3, 0),
+    )
+    fused = fuse([piece.singles()[2], piece.select([1, 0])])
+    assert (fused.sample_ids, fused.tensors, fused.lengths_B.tolist()) == (("c", "b", "a"), (), [2, 1, 2])
+
+
+def test_inputs_enter_one_after_the_other_tensor_by_tensor() -> None:
+    encoded = [
+        Encoded(length, (np.arange(length, dtype=np.int32), np.full((1, 2, 2), length, dtype=np.uint8)))
+        for length in (3, 1)
+    ]
+    wire = entering(("x", "y"), encoded)
+    assert (wire.sample_ids, wire.next_block, wire.lengths_B.tolist()) == (("x", "y"), 0, [3, 1])
+    assert wire.tensors[0].tolist() == [0, 1, 2, 0]
+    assert wire.tensors[1].tolist() == [[[3, 3], [3, 3]], [[1, 1], [1, 1]]]
+    assert wire.state_BS is None
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(np.array([2, 0, 1]), id="labels"),
+        pytest.param(np.array([0.5, -1.0], dtype=np.float32), id="numbers"),
+        pytest.param(np.arange(12, dtype=np.float32).reshape(2, 3, 2), id="arrays"),
+    ],
+)
+def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
+    values = values_of(array)
+    assert {type(value) for value in values} == {Array if array.ndim > 1 else type(array.tolist()[0])}
+    assert stacked(values).tolist() == array.tolist()
+
+
+def test_an_answer_of_many_numbers_travels_with_its_type_and_shape() -> None:
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::2]
+    back = Array.of(array).numpy()
+    assert back.dtype == array.dtype
+    assert back.tolist() == [[0, 2], [3, 5]]
+    assert not back.flags.writeable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,26 +16,22 @@ from earlyexit.families.base import Pretrained
 from earlyexit.families.own import check_alone
 from earlyexit.model import EarlyExitModel
 from earlyexit.named import NamedSpec
-from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.onnx_backend import OnnxSegments
-from earlyexit.piece import Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.record import exit_outputs
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
-from earlyexit.split import Segment, Split
+from earlyexit.split import Split
 from earlyexit.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import TrainOptions, train_jointly, train_ramps
-from earlyexit.wire import Answer
 from tests.earlyexit.convolutions import PIXELS, SHAPES, build, pictures
-from tests.earlyexit.tokens import wire_of
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 
 NAME = "tests.earlyexit.convolutions:build"
 CODEC = {"name": "image", "height": 8, "width": 8}
 RAMPS = (0, 1, 2)
 QUICK = TrainOptions(epochs=100, batch=32, learning_rate=2e-2)
-BOUNDS = [(0, *inner, 4) for size in range(4) for inner in combinations(range(1, 4), size)]
 
 
 def fresh_model() -> EarlyExitModel:
@@ -68,43 +63,6 @@ def encoded() -> list[Encoded]:
     return pictures(20, seed=1)[0]
 
 
-def piece_of(model: EarlyExitModel, encoded: Sequence[Encoded], policy: ConfidencePolicy) -> Piece:
-    return from_wire(model, wire_of(encoded), policy)
-
-
-def answers_of(
-    model: EarlyExitModel,
-    encoded: Sequence[Encoded],
-    bounds: Sequence[int],
-    policy: ConfidencePolicy,
-    segments: SegmentRunner | None = None,
-    *,
-    batch: int = 3,
-) -> dict[str, Answer]:
-    """Everybody's, split by split, in batches of whoever is there, over the wire between two splits."""
-    waiting = piece_of(model, encoded, policy).singles()
-    answers: dict[str, Answer] = {}
-    for first, end in pairwise(bounds):
-        cut = cut_out(
-            model, first, end, tuple(ramp for ramp in model.ramp_indices if first <= ramp < end), policy, segments
-        )
-        survivors: list[Piece] = []
-        for start in range(0, len(waiting), batch):
-            *_, last = steps = list(cut.run(fuse(waiting[start : start + batch])))
-            answers |= {answer.sample_id: answer for step in steps for answer in step.answers}
-            if last.survivors is not None:
-                survivors += from_wire(model, last.survivors.to_wire(), policy).singles()
-        waiting = survivors
-    return answers
-
-
-def assert_same(answers: dict[str, Answer], expected: dict[str, Answer]) -> None:
-    assert set(answers) == set(expected)
-    for name, answer in answers.items():
-        assert answer.score == pytest.approx(expected[name].score, abs=1e-4)
-        assert replace(answer, score=0.0) == replace(expected[name], score=0.0)
-
-
 def between_scores(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolicy:
     """Half of the pictures are surer than this at every ramp, and none is near it."""
     thresholds = {}
@@ -121,14 +79,14 @@ def test_what_crosses_is_known_by_trying(model: EarlyExitModel) -> None:
     assert model.max_length == 1
 
 
-@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 def test_every_cut_answers_as_the_uncut_network_answers_a_picture_alone(
-    bounds: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded]
+    model: EarlyExitModel, encoded: list[Encoded]
 ) -> None:
     policy = between_scores(model, encoded)
-    expected = answers_of(model, encoded, (0, 4), policy, batch=1)
+    expected = answers_alone(model, policy, encoded)
     assert len({answer.exit for answer in expected.values()}) > 2
-    assert_same(answers_of(model, encoded, bounds, policy), expected)
+    for seed, bounds in enumerate(every_bounds(4)):
+        assert_same(answers_in_cuts(model, policy, encoded, bounds, seed=seed), expected, within=1e-4)
 
 
 def test_ramps_are_trained_on_every_shape(model: EarlyExitModel) -> None:
@@ -187,24 +145,24 @@ def test_warm_up_pieces_run_from_every_block(first: int, model: EarlyExitModel) 
     assert len(step.answers) == 3
 
 
-@pytest.mark.parametrize("bounds", [(0, 4), (0, 2, 4), (0, 1, 2, 3, 4)], ids=str)
-def test_onnx_runtime_answers_as_torch(
-    bounds: tuple[int, ...], model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path
-) -> None:
+def test_onnx_runtime_answers_as_torch(model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path) -> None:
     segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
     policy = between_scores(model, encoded)
-    assert_same(answers_of(model, encoded, bounds, policy, segments), answers_of(model, encoded, bounds, policy))
+    answers = answers_in_cuts(model, policy, encoded, (0, 2, 4), segments=segments)
+    assert_same(answers, answers_alone(model, policy, encoded), within=1e-4)
 
 
 def test_onnx_runtime_gives_every_tensor_that_crosses(
     model: EarlyExitModel, encoded: list[Encoded], onnx_cache: Path
 ) -> None:
     segments = OnnxSegments(model, cache=onnx_cache, num_threads=1)
-    segment, piece = Segment(first=0, end=2, ramp=1), piece_of(model, encoded[:5], ConfidencePolicy(2.0))
+    (first,), second = (Split(first=block, end=block + 1, batch=8, ramps=(block,)).segments() for block in (0, 1))
+    piece = piece_of(model, ConfidencePolicy(2.0), encoded[:5])
     with torch.inference_mode():
-        expected = model.run(segment, piece)
+        between = replace(piece, next_block=1, tensors=model.run(first, piece)[0])
+        expected = model.run(second[0], between)
     assert len(expected[0]) == 2
-    torch.testing.assert_close(segments.run(segment, piece), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(segments.run(second[0], between), expected, atol=1e-4, rtol=0)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from earlyexit.record import exit_outputs
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
 from earlyexit.split import Split
-from tests.earlyexit.test_tensor_family import answers_of, with_ramps
+from tests.earlyexit.cuts import answers_alone
+from tests.earlyexit.test_tensor_family import with_ramps
 
 
 class Centred(nn.Module):
@@ -98,6 +99,6 @@ def test_a_type_that_cannot_cross_is_refused() -> None:
 
 def test_numbers_enter_a_network_in_its_own_precision() -> None:
     model = model_of(rows_of_three(nn.Linear(3, 3), nn.Tanh())).to(torch.bfloat16)
-    answers = answers_of(model, of_numbers(4), (0, 2), ConfidencePolicy(2.0))
+    answers = answers_alone(model, ConfidencePolicy(2.0), of_numbers(4))
     assert {answer.exit for answer in answers.values()} == {1}
     assert exit_outputs(model, of_numbers(4))[1].shape == (4, 2)

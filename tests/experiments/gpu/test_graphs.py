@@ -24,9 +24,9 @@ from earlyexit.times import ObservedTimes
 from experiments.gpu.graphs import CapturedSegment, GraphSegments, Shape, StaticSegment, shapes_up_to, static_inputs
 from tests.answers import label_of
 from tests.earlyexit.convolutions import pictures
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same
 from tests.earlyexit.models import small
-from tests.earlyexit.test_tensor_family import answers_of as family_answers
-from tests.earlyexit.test_tensor_family import assert_same, between_scores, fresh_model
+from tests.earlyexit.test_tensor_family import between_scores, fresh_model
 from tests.earlyexit.tokens import random_inputs, wire_of
 
 LENGTH = 5
@@ -255,7 +255,5 @@ def test_captured_segments_of_a_network_of_many_shapes_answer_as_it_does(
     policy = between_scores(model, encoded)
     segments = GraphSegments(model, shapes_up_to(4, 1), None if capture is None else capture(model))
     segments.prepare({segment for block in range(4) for segment in single(block).segments()})
-    bounds = (0, 1, 2, 3, 4)
-    assert_same(
-        family_answers(model, encoded, bounds, policy, segments), family_answers(model, encoded, bounds, policy)
-    )
+    answers = answers_in_cuts(model, policy, encoded, (0, 1, 2, 3, 4), segments=segments)
+    assert_same(answers, answers_alone(model, policy, encoded), within=1e-4)

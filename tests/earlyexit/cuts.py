@@ -1,0 +1,93 @@
+"""A network's answers however it is cut, and as it gives them uncut to every input alone."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+import pytest
+
+from earlyexit.cut import Cut, cut_out
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import SegmentRunner, from_wire
+from earlyexit.piece import Piece, fuse
+from earlyexit.policies.base import ExitPolicy
+from earlyexit.signature import Encoded
+from earlyexit.wire import Answer
+from tests.earlyexit.tokens import wire_of
+
+
+def every_bounds(num_blocks: int) -> list[tuple[int, ...]]:
+    """Every way to cut so many blocks, uncut first: (0, 4), (0, 1, 4), ... (0, 1, 2, 3, 4)."""
+    inner = (each for size in range(num_blocks) for each in combinations(range(1, num_blocks), size))
+    return [(0, *each, num_blocks) for each in inner]
+
+
+def piece_of(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded]) -> Piece:
+    """Inputs i0, i1, ... before block 0."""
+    return from_wire(model, wire_of(encoded), policy)
+
+
+def cuts_of(
+    model: EarlyExitModel,
+    policy: ExitPolicy,
+    bounds: Sequence[int],
+    ramps: Sequence[int] | None = None,
+    segments: SegmentRunner | None = None,
+) -> dict[int, Cut]:
+    """The splits between the bounds, by their first block; all ramps active unless they are named."""
+    active = model.ramp_indices if ramps is None else ramps
+    return {
+        first: cut_out(model, first, end, tuple(ramp for ramp in active if first <= ramp < end), policy, segments)
+        for first, end in pairwise(bounds)
+    }
+
+
+def answers_alone(model: EarlyExitModel, policy: ExitPolicy, encoded: Sequence[Encoded]) -> dict[str, Answer]:
+    """Every input alone through the whole network."""
+    (cut,) = cuts_of(model, policy, (0, model.num_blocks)).values()
+    pieces = piece_of(model, policy, encoded).singles()
+    return {answer.sample_id: answer for piece in pieces for step in cut.run(piece) for answer in step.answers}
+
+
+def answers_in_cuts(
+    model: EarlyExitModel,
+    policy: ExitPolicy,
+    encoded: Sequence[Encoded],
+    bounds: Sequence[int],
+    *,
+    seed: int = 0,
+    over_the_wire: bool = True,
+    segments: SegmentRunner | None = None,
+) -> dict[str, Answer]:
+    """Splits run in random order on random handfuls of whoever waits for them."""
+    rng = random.Random(seed)
+    cuts = cuts_of(model, policy, bounds, segments=segments)
+    waiting: defaultdict[int, list[Piece]] = defaultdict(list)
+    waiting[0] = piece_of(model, policy, encoded).singles()
+    answers: dict[str, Answer] = {}
+    while blocks := [block for block, pieces in waiting.items() if pieces]:
+        block = rng.choice(blocks)
+        rng.shuffle(waiting[block])
+        size = rng.randint(1, 6)
+        batch, waiting[block] = waiting[block][:size], waiting[block][size:]
+        survivors: Piece | None = None
+        for step in cuts[block].run(fuse(batch)):
+            survivors = step.survivors
+            assert not answers.keys() & {answer.sample_id for answer in step.answers}
+            answers |= {answer.sample_id: answer for answer in step.answers}
+        if survivors is not None:
+            arrived = from_wire(model, survivors.to_wire(), policy) if over_the_wire else survivors
+            waiting[survivors.next_block] += arrived.singles()
+    return answers
+
+
+def assert_same(answers: dict[str, Answer], expected: dict[str, Answer], *, within: float = 1e-5) -> None:
+    """Answers and exits are equal, scores nearly."""
+    assert answers.keys() == expected.keys()
+    for name, answer in answers.items():
+        assert answer.score == pytest.approx(expected[name].score, abs=within)
+        assert replace(answer, score=0.0) == replace(expected[name], score=0.0)
