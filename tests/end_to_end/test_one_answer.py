@@ -33,9 +33,8 @@ from earlyexit.wire import Answer
 from offramp import Client
 from offramp.client.client import Prediction
 from offramp.load.run import LoadConfig, run_load
+from tests.deployments.ingress.api.faces import FakeBackend, FakeContext
 from tests.deployments.ingress.api.signatures import IMAGE, tensors
-from tests.deployments.ingress.api.test_http import FakeBackend
-from tests.deployments.ingress.rpc.test_rpc_calls import FakeContext
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise
 from tests.offramp.cli.test_cli import run
 

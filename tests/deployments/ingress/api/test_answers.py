@@ -6,17 +6,15 @@ from collections.abc import Sequence
 
 from deployments.ingress.api.answers import predict_response, v2_response
 from deployments.ingress.api.bodies import V2Reply
+from deployments.ingress.rpc.conversion import infer_response
 from earlyexit.wire import Answer
+from tests.deployments.ingress.api.requests import packed
 from tests.deployments.ingress.api.signatures import TASK
 
 ANSWERS = (
     Answer(sample_id="#1.0", value=0, score=0.75, exit=2),
     Answer(sample_id="#2.0", value=1, score=0.5, exit=11),
 )
-
-
-def packed(*texts: bytes) -> bytes:
-    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
 
 
 # /predict, out
@@ -81,3 +79,18 @@ def test_a_v2_answer_may_mix_json_and_bytes() -> None:
     assert label["data"] == ["bill", "café"]
     assert "data" not in leaves
     assert body[json_length:] == struct.pack("<2i", 2, 11)
+
+
+def test_the_answer_to_an_rpc_is_tensors_of_bytes() -> None:
+    response = infer_response(ANSWERS, TASK, reply_of("exit", "label", "score", reply_id="r7"), "intents", "1")
+    assert (response.id, response.model_name, response.model_version) == ("r7", "intents", "1")
+    assert [(each.name, each.datatype, list(each.shape)) for each in response.outputs] == [
+        ("exit", "INT32", [2]),
+        ("label", "BYTES", [2]),
+        ("score", "FP32", [2]),
+    ]
+    assert list(response.raw_output_contents) == [
+        struct.pack("<ii", 2, 11),
+        packed(b"bill", "café".encode()),
+        struct.pack("<ff", 0.75, 0.5),
+    ]

@@ -1,44 +1,21 @@
+"""What only REST has: routes, `/predict`, bodies, methods, the description, route prefixes."""
+
 from __future__ import annotations
 
 import asyncio
 import gzip
 import json
-import logging
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.http import build_app
-from deployments.ingress.dashboard.feed import Viewer
-from deployments.ingress.versions.choice import Chosen
-from deployments.ingress.versions.http import version_paths
-from deployments.ingress.versions.tally import Tally
-from earlyexit.clock import ManualClock
-from earlyexit.errors import (
-    AdmissionError,
-    ControllerUnavailableError,
-    DeadlineError,
-    ExecutionError,
-    InputError,
-    OverloadedError,
-    StageUnavailableError,
-    UnprocessableInputError,
-)
-from earlyexit.store import ModelCard
-from earlyexit.wire import Answer
-from tests.deployments.ingress.api.signatures import Described
-from tests.deployments.ingress.versions.version_fakes import FakeDesk, FakeServed
-from tests.model_cards import a_card
+from earlyexit.errors import ControllerUnavailableError, DeadlineError, StageUnavailableError
+from tests.deployments.ingress.api.faces import MAX_BODY_BYTES, V2_BODY, V2_INFER, FakeBackend, client_of
 
-CARD = a_card()
-MAX_BODY_BYTES = 2000
-V2_INFER = "/v2/models/intents/infer"
-V2_BODY: dict[str, Any] = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["pay"]}]}
 ROUTES = [
     ("POST", "/predict"),
     ("POST", "/v2/models/{model}/infer"),
@@ -83,55 +60,6 @@ MEDIA_TYPES = {
 """Of what is not JSON."""
 
 
-@dataclass
-class FakeBackend(Described):
-    """Answers label 0 for texts of even length and 1 for the others, unless it is told to fail."""
-
-    card: ModelCard = CARD
-    version: str = "1"
-    versions: FakeDesk = field(default_factory=FakeDesk)
-    chosen: Chosen | None = None
-    max_body_bytes: int = MAX_BODY_BYTES
-    ready: bool = True
-    failure: Exception | None = None
-    requests: list[InferRequest] = field(default_factory=list)
-    counted: list[tuple[str, int]] = field(default_factory=list)
-
-    async def infer(self, request: InferRequest) -> list[Answer]:
-        self.requests.append(request)
-        if self.failure is not None:
-            raise self.failure
-        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.rows]
-
-    def choose(self, request_id: str) -> Chosen | None:
-        return self.chosen
-
-    def is_ready(self) -> bool:
-        return self.ready
-
-    async def stats(self) -> dict[str, Any]:
-        if self.failure is not None:
-            raise self.failure
-        return {"unanswered": 0}
-
-    async def plan(self) -> dict[str, Any]:
-        if self.failure is not None:
-            raise self.failure
-        return {"epoch": 3}
-
-    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
-        return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
-
-    def watch(self) -> Viewer:
-        """One that has nothing to see."""
-        viewer = Viewer(0.0, lambda _: None)
-        viewer.end()
-        return viewer
-
-    def count_request(self, route: str, status: int) -> None:
-        self.counted.append((route, status))
-
-
 @pytest.fixture
 def backend() -> FakeBackend:
     return FakeBackend()
@@ -139,9 +67,7 @@ def backend() -> FakeBackend:
 
 @pytest.fixture
 async def client(backend: FakeBackend) -> AsyncIterator[httpx.AsyncClient]:
-    paths = version_paths(backend.versions, backend.versions, CARD.name, MAX_BODY_BYTES)
-    transport = httpx.ASGITransport(build_app(backend, more=paths))
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+    async with client_of(backend) as client:
         yield client
 
 
@@ -164,11 +90,11 @@ async def test_the_plan_and_its_history_are_the_backends(client: httpx.AsyncClie
     assert (await client.get("/plan/history?limit=2")).json() == [{"epoch": 5}, {"epoch": 4}]
 
 
-@pytest.mark.parametrize("limit", ["0", "1001", "-1", "many", "", "9" * 5000], ids=lambda limit: limit[:5])
-async def test_a_limit_that_is_no_number_of_plans_is_refused(client: httpx.AsyncClient, limit: str) -> None:
-    response = await client.get("/plan/history", params={"limit": limit})
-    assert response.status_code == 400
-    assert "a number from 1 to 1000 is needed" in response.json()["error"]["message"]
+async def test_a_limit_that_is_no_number_of_plans_is_refused(client: httpx.AsyncClient) -> None:
+    for limit in ("0", "1001", "-1", "many", "", "9" * 5000):
+        response = await client.get("/plan/history", params={"limit": limit})
+        assert response.status_code == 400, limit[:5]
+        assert "a number from 1 to 1000 is needed" in response.json()["error"]["message"]
 
 
 async def test_without_its_controller_a_service_says_503_to_who_asks_for_the_plan(
@@ -183,30 +109,22 @@ async def test_without_its_controller_a_service_says_503_to_who_asks_for_the_pla
 # Answers
 
 
-@pytest.mark.parametrize(("method", "route"), ROUTES)
-async def test_every_route_answers_and_is_counted(
-    client: httpx.AsyncClient, backend: FakeBackend, method: str, route: str
-) -> None:
-    response = await call(client, method, route)
-    assert response.status_code == 200
-    assert backend.counted == [(route, 200)]
-    assert response.headers["content-type"].startswith(MEDIA_TYPES.get(route, "application/json"))
+async def test_every_route_answers_and_is_counted(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    for method, route in ROUTES:
+        backend.counted.clear()
+        response = await call(client, method, route)
+        assert (response.status_code, backend.counted) == (200, [(route, 200)]), f"{method} {route}"
+        assert response.headers["content-type"].startswith(MEDIA_TYPES.get(route, "application/json"))
+    assert "openapi.json" in (await client.get("/docs")).text
 
 
-async def test_a_text_gets_its_answer(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-    response = await client.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": "r-1"})
-    assert response.json() == {"label": "card", "score": 0.75, "exit": 1, "request_id": "r-1"}
-    assert [request.rows for request in backend.requests] == [("pay",)]
-
-
-async def test_a_list_gets_a_list(client: httpx.AsyncClient) -> None:
-    response = await client.post("/predict", json={"inputs": ["pay", "bill"]})
-    assert [output["label"] for output in response.json()["outputs"]] == ["card", "bill"]
-
-
-async def test_a_request_without_an_id_gets_one_of_its_own(client: httpx.AsyncClient) -> None:
-    first, second = [await client.post("/predict", json={"inputs": "pay"}) for _ in range(2)]
-    assert len({first.json()["request_id"], second.json()["request_id"], ""}) == 3
+async def test_a_text_gets_an_answer_and_a_list_a_list(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    client.headers["x-request-id"] = "r-1"
+    one = {"label": "card", "score": 0.75, "exit": 1}
+    assert (await client.post("/predict", json={"inputs": "pay"})).json() == one | {"request_id": "r-1"}
+    several = (await client.post("/predict", json={"inputs": ["pay", "bill"]})).json()
+    assert several == {"outputs": [one, one | {"label": "bill"}], "request_id": "r-1"}
+    assert [request.rows for request in backend.requests] == [("pay",), ("pay", "bill")]
 
 
 async def test_the_request_ids_header_is_left_to_serve_which_sends_it_back_itself(client: httpx.AsyncClient) -> None:
@@ -240,39 +158,6 @@ async def test_v2_takes_and_gives_tensors_in_bytes(client: httpx.AsyncClient, ba
     assert backend.requests[0].rows == ("pay",)
 
 
-async def test_the_server_names_its_models_and_extensions(client: httpx.AsyncClient) -> None:
-    server = (await client.get("/v2")).json()
-    assert (server["name"], server["models"]) == ("offramp", ["intents"])
-    assert server["extensions"] == ["binary_tensor_data", "parameters", "model_repository"]
-
-
-@pytest.mark.parametrize("path", ["/v2/models/intents", "/v2/models/intents/versions/1"])
-async def test_the_model_names_its_tensors(client: httpx.AsyncClient, path: str) -> None:
-    assert (await client.get(path)).json() == {
-        "name": "intents",
-        "versions": ["1"],
-        "platform": "offramp",
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-        "outputs": [
-            {"name": "label", "datatype": "BYTES", "shape": [-1]},
-            {"name": "score", "datatype": "FP32", "shape": [-1]},
-            {"name": "exit", "datatype": "INT32", "shape": [-1]},
-        ],
-    }
-
-
-@pytest.mark.parametrize(
-    "path", ["/v2/health/ready", "/v2/models/intents/ready", "/v2/models/intents/versions/1/ready"]
-)
-async def test_before_its_stages_are_warm_a_service_is_live_but_not_ready(
-    client: httpx.AsyncClient, backend: FakeBackend, path: str
-) -> None:
-    backend.ready = False
-    assert (await client.get("/v2/health/live")).status_code == 200
-    response = await client.get(path)
-    assert (response.status_code, response.json()) == (503, {"ready": False})
-
-
 # Refusals
 
 
@@ -297,21 +182,12 @@ async def test_a_bad_predict_body_is_a_400_that_says_why(client: httpx.AsyncClie
     assert (backend.requests, backend.counted) == ([], [("/predict", 400)])
 
 
-async def test_a_bad_v2_body_is_a_400_in_the_protocols_form(client: httpx.AsyncClient) -> None:
-    response = await client.post(V2_INFER, content=b"{")
-    status, message = v2_error(response)
-    assert (status, message[:30]) == (400, "the body is not valid JSON: EO")
-
-
-@pytest.mark.parametrize("size", [MAX_BODY_BYTES, MAX_BODY_BYTES + 1], ids=["just-fits", "one-byte-more"])
-async def test_a_body_above_the_limit_is_a_413(client: httpx.AsyncClient, size: int) -> None:
+async def test_a_body_above_the_limit_is_a_413(client: httpx.AsyncClient) -> None:
     frame = b'{"inputs": ""}'
-    body = frame[:-2] + b"x" * (size - len(frame)) + frame[-2:]
-    response = await client.post("/predict", content=body)
-    if size == MAX_BODY_BYTES:
-        assert response.status_code == 200
-    else:
-        assert predict_error(response) == (413, "payload_too_large", "the body is larger than 2000 bytes")
+    just_fits = frame[:-2] + b"x" * (MAX_BODY_BYTES - len(frame)) + frame[-2:]
+    assert (await client.post("/predict", content=just_fits)).status_code == 200
+    refused = await client.post("/predict", content=just_fits + b" ")
+    assert predict_error(refused) == (413, "payload_too_large", "the body is larger than 2000 bytes")
 
 
 async def test_an_endless_body_is_refused_without_being_read_to_its_end(client: httpx.AsyncClient) -> None:
@@ -328,62 +204,44 @@ async def test_an_endless_body_is_refused_without_being_read_to_its_end(client: 
     assert parts_taken <= 30
 
 
-@pytest.mark.parametrize("path", ["/predict", V2_INFER])
-async def test_a_compressed_body_is_refused_by_name(client: httpx.AsyncClient, path: str) -> None:
-    body = gzip.compress(b'{"inputs": "pay"}')
-    response = await client.post(path, content=body, headers={"content-encoding": "gzip"})
-    assert response.status_code == 400
-    assert "content-encoding 'gzip'; only plain bodies are taken" in response.text
+async def test_what_headers_say_of_the_body_must_make_sense(client: httpx.AsyncClient) -> None:
+    for path in ("/predict", V2_INFER):
+        body = gzip.compress(b'{"inputs": "pay"}')
+        response = await client.post(path, content=body, headers={"content-encoding": "gzip"})
+        assert (response.status_code, "content-encoding 'gzip'; only plain" in response.text) == (400, True)
+    for length in ("-1", "ten", "1.5", "٣", "9" * 30):
+        headers: Any = {"inference-header-content-length": length.encode()}  # bytes are taken too
+        status, message = v2_error(await client.post(V2_INFER, json=V2_BODY, headers=headers))
+        assert (status, message.startswith("Inference-Header-Content-Length is ")) == (400, True)
 
 
-@pytest.mark.parametrize(
-    "length", ["-1", "ten", "1.5", "٣", "9" * 30], ids=["negative", "word", "float", "arabic", "huge"]
-)
-async def test_a_senseless_header_length_is_a_400(client: httpx.AsyncClient, length: str) -> None:
-    headers = {"inference-header-content-length": length.encode()}
-    response = await client.post(V2_INFER, json=V2_BODY, headers=headers)  # type: ignore[arg-type] # bytes are taken
-    status, message = v2_error(response)
-    assert status == 400
-    assert message.startswith("Inference-Header-Content-Length is ")
+async def test_what_is_not_served_is_a_404_that_says_what_is(client: httpx.AsyncClient) -> None:
+    said = predict_error(await client.get("/nothing"))
+    assert said == (404, "unknown_path", "GET /nothing: there is no such path; see /openapi.json")
+    for path in ("/v2/nothing", "/v2/models/intents/", "/v2/models/intents/infer/", "/v2/"):
+        assert v2_error(await client.get(path)) == (404, f"GET {path}: there is no such path; see /openapi.json")
+    for path in ("/v2/models/other", "/v2/models/other/ready"):
+        assert v2_error(await client.get(path)) == (404, "unknown model 'other'; served is 'intents'")
+    unreadable = "unknown model '\\x00\ufffd'; served is 'intents'"
+    assert v2_error(await client.get("/v2/models/%00%ff")) == (404, unreadable)
+    unknown = "unknown version 'v1' of 'intents'; served is '1'"
+    assert v2_error(await client.get("/v2/models/intents/versions/v1")) == (404, unknown)
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "message"),
-    [
-        pytest.param("GET", "/v2/models/other", "unknown model 'other'; served is 'intents'", id="metadata"),
-        pytest.param("GET", "/v2/models/other/ready", "unknown model 'other'; served is 'intents'", id="ready"),
-        pytest.param("POST", "/v2/models/other/infer", "unknown model 'other'; served is 'intents'", id="infer"),
-        pytest.param(
-            "POST",
-            "/v2/models/intents/versions/2/infer",
-            "unknown version '2' of 'intents'; served is '1'",
-            id="version",
-        ),
-        pytest.param(
-            "GET",
-            "/v2/models/intents/versions/v1",
-            "unknown version 'v1' of 'intents'; served is '1'",
-            id="version-name",
-        ),
-        pytest.param(
-            "GET", "/v2/models/%00%ff", "unknown model '\\x00\ufffd'; served is 'intents'", id="no-name-at-all"
-        ),
-    ],
-)
-async def test_an_unknown_model_or_version_is_a_404_that_names_the_known_one(
-    client: httpx.AsyncClient, method: str, path: str, message: str
+async def test_errors_outside_of_the_protocol_have_a_kind_and_the_requests_id(
+    client: httpx.AsyncClient, backend: FakeBackend
 ) -> None:
-    assert v2_error(await client.request(method, path, json=V2_BODY)) == (404, message)
-
-
-async def test_an_unknown_path_is_a_404_that_points_to_the_description(client: httpx.AsyncClient) -> None:
-    expected = (404, "unknown_path", "GET /nothing: there is no such path; see /openapi.json")
-    assert predict_error(await client.get("/nothing")) == expected
-
-
-@pytest.mark.parametrize("path", ["/v2/nothing", "/v2/models/intents/", "/v2/models/intents/infer/", "/v2/"])
-async def test_an_unknown_v2_path_is_a_404_in_the_protocols_form(client: httpx.AsyncClient, path: str) -> None:
-    assert v2_error(await client.get(path)) == (404, f"GET {path}: there is no such path; see /openapi.json")
+    errors = [
+        (StageUnavailableError("gone", retry_after_s=2.5), (503, "stage_unavailable", "gone"), "3"),
+        (DeadlineError("late"), (504, "deadline", "late"), None),
+        (RuntimeError("boom"), (500, "internal", None), None),
+    ]
+    for failure, said, retry_after in errors:
+        backend.failure = failure
+        for response in (await client.post("/predict", json={"inputs": "pay"}), await client.get("/stats")):
+            status, kind, message = predict_error(response)
+            assert (status, kind, said[2] and message) == said
+            assert response.headers.get("retry-after") == retry_after
 
 
 async def test_a_wrong_method_is_a_405_that_names_the_right_one(client: httpx.AsyncClient) -> None:
@@ -393,87 +251,37 @@ async def test_a_wrong_method_is_a_405_that_names_the_right_one(client: httpx.As
     assert response.headers["allow"] == "POST"
 
 
-# Failures
+class Scope:
+    """One ASGI request to `/predict` without its server."""
 
+    def __init__(self, **headers: str) -> None:
+        self.sent: list[Any] = []
+        self.received: list[dict[str, Any]] = []
+        self.scope = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "root_path": ""}
+        self.scope["headers"] = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
 
-@pytest.mark.parametrize(
-    ("failure", "status", "kind"),
-    [
-        pytest.param(InputError("300 inputs; at most 256"), 400, "input", id="limit"),
-        pytest.param(UnprocessableInputError("too long"), 422, "unprocessable_input", id="too-long"),
-        pytest.param(OverloadedError("full", retry_after_s=3.0), 503, "overloaded", id="overloaded"),
-        pytest.param(AdmissionError("late", retry_after_s=3.0), 503, "admission", id="admission"),
-        pytest.param(StageUnavailableError("gone", retry_after_s=1.0), 503, "stage_unavailable", id="unavailable"),
-        pytest.param(DeadlineError("no answer within 1 s"), 504, "deadline", id="deadline"),
-        pytest.param(ExecutionError("the model failed"), 500, "execution", id="execution"),
-    ],
-)
-async def test_an_error_behind_the_routes_has_its_status_and_kind(
-    client: httpx.AsyncClient, backend: FakeBackend, failure: Exception, status: int, kind: str
-) -> None:
-    backend.failure = failure
-    response = await client.post("/predict", json={"inputs": "pay"})
-    assert predict_error(response) == (status, kind, str(failure))
-    assert backend.counted == [("/predict", status)]
-    assert v2_error(await client.post(V2_INFER, json=V2_BODY)) == (status, str(failure))
+    async def run(self, backend: FakeBackend) -> None:
+        await asyncio.wait_for(build_app(backend)(self.scope, self._receive, self._send), timeout=5)
 
+    async def _receive(self) -> dict[str, Any]:
+        self.received.append({"type": "http.disconnect"})
+        return self.received[-1]
 
-@pytest.mark.parametrize(("retry_after_s", "header"), [(0.01, "1"), (1.0, "1"), (1.2, "2"), (2.5, "3"), (30.0, "30")])
-async def test_retry_after_is_in_whole_seconds_and_never_too_soon(
-    client: httpx.AsyncClient, backend: FakeBackend, retry_after_s: float, header: str
-) -> None:
-    backend.failure = OverloadedError("full", retry_after_s=retry_after_s)
-    response = await client.post("/predict", json={"inputs": "pay"})
-    assert response.headers["retry-after"] == header
-
-
-async def test_only_errors_worth_a_second_try_carry_retry_after(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    backend.failure = DeadlineError("late")
-    assert "retry-after" not in (await client.post("/predict", json={"inputs": "pay"})).headers
-
-
-@pytest.mark.parametrize(("method", "route"), [("POST", "/predict"), ("POST", V2_INFER), ("GET", "/stats")])
-async def test_an_unexpected_exception_is_logged_and_a_json_500_without_internals(
-    client: httpx.AsyncClient, backend: FakeBackend, caplog: pytest.LogCaptureFixture, method: str, route: str
-) -> None:
-    backend.failure = RuntimeError("secret/path.py: boom")
-    client.headers["x-request-id"] = "r-1"
-    with caplog.at_level(logging.ERROR, logger="deployments.ingress.api.endpoint"):
-        response = await call(client, method, route)
-    assert response.status_code == 500
-    assert "boom" not in response.text
-    if route == V2_INFER:
-        assert "the server failed on this request" in v2_error(response)[1]
-    else:
-        assert predict_error(response)[1] == "internal"
-    assert backend.counted == [(route.replace("intents", "{model}"), 500)]
-    [record] = caplog.records
-    assert record.getMessage() == f"request r-1: {method} {route}"
-    assert record.exc_info is not None
-    assert record.exc_info[1] is backend.failure
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
 
 
 async def test_a_caller_that_goes_away_while_it_sends_is_no_failure(backend: FakeBackend) -> None:
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/predict",
-        "headers": [],
-        "query_string": b"",
-        "root_path": "",
-    }
-    await asyncio.wait_for(build_app(backend)(scope, receive, send), timeout=5)
+    await Scope().run(backend)
     assert (backend.counted, backend.requests) == ([("/predict", 499)], [])
+
+
+async def test_a_body_that_says_it_is_too_large_is_refused_unread(backend: FakeBackend) -> None:
+    for length in (str(MAX_BODY_BYTES + 1), "9" * 5000):
+        asked = Scope(content_length=length)
+        await asked.run(backend)
+        assert (asked.received, asked.sent[0]["status"]) == ([], 413)
+    assert backend.counted == [("/predict", 413)] * 2
 
 
 # The description
@@ -506,9 +314,6 @@ async def test_the_description_is_whole(document: dict[str, Any]) -> None:
         node: Any = document
         for key in reference.removeprefix("#/").split("/"):
             node = node[key]
-
-
-async def test_every_operation_has_a_summary_answers_and_its_paths_parameters(document: dict[str, Any]) -> None:
     for path, item in document["paths"].items():
         declared = [parameter["name"] for parameter in item.get("parameters", [])]
         assert declared == re.findall(r"{(\w+)}", path)
@@ -527,116 +332,26 @@ async def test_errors_are_described_in_the_form_that_they_have(document: dict[st
         assert content["schema"]["$ref"].endswith(f"/{schema}")
 
 
-# Other versions
-
-
-async def test_a_chosen_version_answers_by_its_own_labels_and_says_which_it_is(
-    client: httpx.AsyncClient, backend: FakeBackend
-) -> None:
-    other = FakeServed(version="2", label=1, card=a_card(("a", "b")))
-    backend.chosen = Chosen(other, backend, Tally(), ManualClock())
-    predicted = (await client.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": "r-1"})).json()
-    assert predicted == {"label": "b", "score": 0.75, "exit": 1, "request_id": "r-1"}
-    answer = (await client.post(V2_INFER, json=V2_BODY)).json()
-    assert (answer["model_version"], answer["outputs"][0]["data"]) == ("2", ["b"])
-    assert backend.requests == []
-
-
-async def test_a_version_in_the_path_is_never_chosen_otherwise(client: httpx.AsyncClient, backend: FakeBackend) -> None:
-    backend.chosen = Chosen(FakeServed(version="2"), backend, Tally(), ManualClock())
-    answer = (await client.post("/v2/models/intents/versions/1/infer", json=V2_BODY)).json()
-    assert (answer["model_version"], len(backend.requests)) == ("1", 1)
-
-
-@pytest.mark.parametrize(
-    ("method", "below", "route"),
-    [
-        ("POST", "/infer", "/v2/models/{model}/versions/{version}/infer"),
-        ("GET", "", "/v2/models/{model}/versions/{version}"),
-        ("GET", "/ready", "/v2/models/{model}/versions/{version}/ready"),
-        ("POST", "/predict", "/predict"),
-        ("GET", "/plan", "/plan"),
-    ],
-)
-async def test_below_a_route_prefix_paths_are_relative_or_the_versions_own(
-    backend: FakeBackend, method: str, below: str, route: str
-) -> None:
-    prefix = "/v2/models/intents/versions/7"
-    backend.version = "7"
-    transport = httpx.ASGITransport(build_app(backend), root_path=prefix)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        body = {"inputs": "pay"} if below == "/predict" else V2_BODY
-        response = await client.request(method, prefix + below, json=body if method == "POST" else None)
-    assert response.status_code == 200
-    assert backend.counted == [(route, 200)]
-
-
-async def test_below_a_route_prefix_an_unknown_path_is_still_unknown(backend: FakeBackend) -> None:
-    transport = httpx.ASGITransport(build_app(backend), root_path="/other")
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        response = await client.get("/other/nothing")
-    assert (response.status_code, response.json()["error"]["kind"]) == (404, "unknown_path")
-
-
-async def test_a_page_to_read_the_description_points_to_it(client: httpx.AsyncClient) -> None:
-    assert "openapi.json" in (await client.get("/docs")).text
-
-
-@pytest.mark.parametrize(
-    ("failure", "num_records"),
-    [
-        pytest.param(AdmissionError("late", retry_after_s=1.0), 0, id="admission"),
-        pytest.param(StageUnavailableError("gone", retry_after_s=1.0), 1, id="stage-unavailable"),
-    ],
-)
-async def test_refusals_that_come_by_the_thousand_are_counted_and_not_logged(
-    client: httpx.AsyncClient,
-    backend: FakeBackend,
-    caplog: pytest.LogCaptureFixture,
-    failure: Exception,
-    num_records: int,
-) -> None:
-    backend.failure = failure
-    with caplog.at_level(logging.WARNING, logger="ray.serve.deployments.ingress.api.endpoint"):
-        await client.post("/predict", json={"inputs": "pay"})
-    assert len(caplog.records) == num_records
-    assert backend.counted == [("/predict", 503)]
-
-
 # What is refused unread
 
 
-@pytest.mark.parametrize("length", [str(MAX_BODY_BYTES + 1), "9" * 5000], ids=["one-more", "huge"])
-async def test_a_body_that_says_it_is_too_large_is_refused_unread(backend: FakeBackend, length: str) -> None:
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        raise AssertionError("it was read")
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    headers = [(b"content-length", length.encode())]
-    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers, "query_string": b""}
-    await asyncio.wait_for(build_app(backend)(scope | {"root_path": ""}, receive, send), timeout=5)
-    assert sent[0]["status"] == 413
-    assert backend.counted == [("/predict", 413)]
+# Below a route prefix
 
 
-async def test_what_an_unexpected_error_says_is_not_in_the_log(
-    client: httpx.AsyncClient, backend: FakeBackend, caplog: pytest.LogCaptureFixture
-) -> None:
-    backend.failure = ValueError("the caller's own text")
-    await client.post("/predict", json={"inputs": "pay"})
-    assert "the caller's own text" not in caplog.text
-    assert "ValueError (its message is left out: it may quote the request)" in caplog.text
-
-
-async def test_what_the_model_says_of_an_input_goes_to_its_caller_and_not_into_the_log(
-    client: httpx.AsyncClient, backend: FakeBackend, caplog: pytest.LogCaptureFixture
-) -> None:
-    backend.failure = ExecutionError("the model failed on this input: KeyError: 'my name'")
-    response = await client.post("/predict", json={"inputs": "pay"}, headers={"x-request-id": "r-1"})
-    assert predict_error(response)[2] == "the model failed on this input: KeyError: 'my name'"
-    [record] = caplog.records
-    assert record.getMessage() == "request r-1: execution: the model failed on this input: KeyError"
+async def test_below_a_route_prefix_paths_are_relative_or_the_versions_own(backend: FakeBackend) -> None:
+    backend.version = "7"
+    prefix = "/v2/models/intents/versions/7"
+    below = {
+        "/infer": "/v2/models/{model}/versions/{version}/infer",
+        "": "/v2/models/{model}/versions/{version}",
+        "/ready": "/v2/models/{model}/versions/{version}/ready",
+        "/predict": "/predict",
+        "/plan": "/plan",
+    }
+    async with client_of(backend, root_path=prefix) as client:
+        for path, route in below.items():
+            body = {"/infer": V2_BODY, "/predict": {"inputs": "pay"}}.get(path)
+            response = await client.request("GET" if body is None else "POST", prefix + path, json=body)
+            assert (response.status_code, backend.counted[-1]) == (200, (route, 200))
+    async with client_of(backend, root_path="/other") as client:
+        assert predict_error(await client.get("/other/nothing"))[:2] == (404, "unknown_path")

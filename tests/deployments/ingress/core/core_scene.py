@@ -9,23 +9,32 @@ from typing import Any
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
+from earlyexit.engine import Dispatch
 from earlyexit.errors import ExecutionError, OfframpError
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
 
-SLOTS = ("split-cpu-0", "split-cpu-1")
-NAMES = dict(zip(SLOTS, ("first", "second"), strict=True))
+ALL_SLOTS = ("split-cpu-0", "split-cpu-1", "split-cpu-2")
+NAMES = dict(zip(ALL_SLOTS, ("first", "second", "third"), strict=True))
+SLOTS = ALL_SLOTS[:2]
 BATCH = 4
 
 
-def plan(*, epoch: int = 1, replicas: int = 1, cut: int = 2) -> PlacedPlan:
+def plan(
+    *,
+    epoch: int = 1,
+    replicas: int = 1,
+    cut: int = 2,
+    slots: tuple[str, ...] = SLOTS,
+    dispatch: Dispatch = "work-conserving",
+) -> PlacedPlan:
     """Four blocks in two stages."""
     stages = (
         Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=cut, batch=BATCH),)),
         Stage(device="cpu", replicas=1, splits=(Split(first=cut, end=4, batch=BATCH),)),
     )
-    return PlacedPlan(plan=Plan(stages=stages, epoch=epoch), slots=SLOTS)
+    return PlacedPlan(plan=Plan(stages=stages, epoch=epoch, dispatch=dispatch), slots=slots)
 
 
 class CoreScene:
@@ -38,7 +47,7 @@ class CoreScene:
         self.flights: dict[str, Flight[str]] = {}
         self.outcomes: dict[str, str] = {}
         given = Rules(**{"calls_per_replica": 2, "max_attempts": 3} | rules)
-        ways = dict.fromkeys(SLOTS)
+        ways = dict.fromkeys(ALL_SLOTS)
         self.core: IngressCore[str, None] = IngressCore("i", placed or plan(), ways, given, random.Random(0))
 
     def submit(self, letters: str, *, deadline_s: float = 10.0) -> None:

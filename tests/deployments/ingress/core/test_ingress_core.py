@@ -8,8 +8,24 @@ import string
 import pytest
 
 from deployments.ingress.core.ingress_core import HANG_S, RETRY_PAUSE_S
-from earlyexit.errors import AdmissionError, DeadlineError, InputError, OverloadedError, StageUnavailableError
-from tests.deployments.ingress.core.core_scene import CoreScene, plan
+from earlyexit.errors import (
+    AdmissionError,
+    DeadlineError,
+    InputError,
+    OverloadedError,
+    PlanError,
+    StageUnavailableError,
+)
+from earlyexit.split import Split
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, Stage
+from tests.deployments.ingress.core.core_scene import ALL_SLOTS, SLOTS, CoreScene, plan
+
+
+def whole_model(num_blocks: int) -> PlacedPlan:
+    stage = Stage(device="cpu", replicas=1, splits=(Split(first=0, end=num_blocks, batch=1),))
+    return PlacedPlan(plan=Plan(stages=(stage,), epoch=2), slots=SLOTS[:1])
+
 
 # Out and back
 
@@ -42,6 +58,22 @@ def test_a_call_that_queues_behind_another_is_full_and_the_first_part_of_a_reply
     assert scene.log[3:] == ["0 answer b is b after block 3", "0 send 2: f to first for block 0"]
 
 
+def test_no_more_calls_are_unheard_of_than_allowed_and_none_holds_more_than_a_batch() -> None:
+    scene = CoreScene(calls_per_replica=2)
+    scene.submit("abcdefghijklm")
+    assert [words.split()[3] for words in scene.log] == ["abcd", "efgh"]
+    scene.answer(0, "a")
+    scene.answer(0, "b")  # the first part of a reply alone tells that its batch has run
+    assert scene.log[3:] == ["0 send 2: ijkl to first for block 0", "0 answer b is b after block 3"]
+    scene.go_on(1, "e")
+    scene.answer(2, "i")
+    assert scene.log[5:] == [
+        "0 send 3: (e) to second for block 2",  # calls to later stages do not count
+        "0 answer i is i after block 3",
+        "0 send 4: m to first for block 0",
+    ]
+
+
 def test_a_plan_sends_what_waits_and_what_goes_on_by_itself() -> None:
     scene = CoreScene(calls_per_replica=1)
     scene.submit("abcde")
@@ -52,6 +84,88 @@ def test_a_plan_sends_what_waits_and_what_goes_on_by_itself() -> None:
     assert scene.core.oldest_epoch == 1
     scene.answer(0, "bcd")
     assert scene.core.oldest_epoch == 2
+
+
+def test_calls_that_are_unheard_of_count_against_the_slot_that_has_them() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("a")
+    scene.follow(plan(epoch=2, replicas=2))
+    scene.submit("bcdefg")
+    scene.follow(plan(epoch=3, slots=(ALL_SLOTS[2], ALL_SLOTS[0])))
+    assert [words.split(" ", 3)[3] for words in scene.log] == [
+        "a to first for block 0",
+        "bcde to first for block 0",  # by the second of two replicas
+        "fg to third for block 0",
+    ]
+    scene.fail(0)
+    scene.until(1.0)
+    scene.answer(2, "f")
+    assert scene.log[-1] == "1 send 3: a to third for block 0"  # again, by the newest plan
+
+
+@pytest.mark.parametrize(
+    ("placed", "message"),
+    [
+        pytest.param(plan(epoch=2, slots=(SLOTS[0], "split-cpu-9")), "needs slots .'split-cpu-9'.", id="slot"),
+        pytest.param(whole_model(num_blocks=5), "a plan of 5 blocks cannot follow one of 4", id="blocks"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_changes_nothing(placed: PlacedPlan, message: str) -> None:
+    scene = CoreScene()
+    with pytest.raises(PlanError, match=message):
+        scene.follow(placed)
+    scene.follow(plan(epoch=0, cut=3))  # older than the present: ignored
+    scene.submit("a")
+    scene.go_on(0, "a")
+    assert (scene.core.placed, scene.log[1]) == (plan(), "0 send 1: (a) to second for block 2")
+
+
+def test_exits_are_those_of_inputs_that_the_present_plan_sent() -> None:
+    scene = CoreScene()
+    scene.submit("ab")
+    scene.answer(0, "a", block=1)
+    assert scene.core.counts.exits == {1: 1}
+    scene.follow(plan())  # the same again
+    assert scene.core.counts.exits == {1: 1}
+    scene.follow(plan(epoch=2))
+    scene.submit("c")
+    scene.answer(0, "b", block=1)
+    scene.answer(1, "c", block=2)
+    assert (scene.core.counts.exits, scene.core.counts.answered) == ({2: 1}, 3)
+
+
+# What is left of a deadline for the stages after one
+
+
+def to_the_end(scene: CoreScene, letter: str, *, stage_s: float) -> None:
+    """Through both stages, in `stage_s` each."""
+    scene.submit(letter)
+    scene.now_s += stage_s
+    scene.go_on(len(scene.calls) - 1, letter)
+    scene.now_s += stage_s
+    scene.answer(len(scene.calls) - 1, letter)
+
+
+def test_what_later_stages_took_is_expected_of_them_and_what_they_lost_says_nothing() -> None:
+    scene = CoreScene()
+    to_the_end(scene, "a", stage_s=2.0)
+    scene.submit("b")
+    scene.go_on(2, "b")
+    scene.now_s += 1.0
+    scene.lose(3, "b")
+    scene.submit("c")
+    assert [call.reserve_s for call in scene.calls] == [0.0, 0.0, 2.0, 0.0, 2.0]
+    scene.answer(4, "c")
+    scene.follow(plan(epoch=2, cut=3))
+    scene.submit("d")
+    assert scene.calls[5].reserve_s == 1.0  # of block 3 alone
+
+
+def test_a_stage_that_waits_for_a_full_batch_leaves_slack_and_all_while_later_ones_are_unknown() -> None:
+    scene = CoreScene(plan(dispatch="deferred"), slo_s=10.0, slack=0.25, admits=False)
+    to_the_end(scene, "a", stage_s=1.0)
+    scene.submit("b", deadline_s=13.0)
+    assert [call.reserve_s for call in scene.calls] == [10.0, 2.5, 1.0 + 2.5]
 
 
 # What a call does not have is passed over
@@ -121,6 +235,41 @@ def test_an_input_under_which_stages_keep_failing_is_told_so() -> None:
     assert scene.core.wake_s == 10.0
 
 
+def test_a_fresh_input_outlives_an_exhausted_batch_mate() -> None:
+    scene = CoreScene(max_attempts=2, calls_per_replica=1)
+    scene.submit("a")
+    scene.submit("b")
+    scene.fail(0)
+    scene.until(1.0)
+    scene.fail(1)
+    scene.until(2.0)
+    assert scene.log[1:] == [
+        "0 send 1: b to first for block 0",
+        "0.05 again 1 of first",
+        "1 send 2: a to first for block 0",
+        "1.05 again 1 of first",
+    ]
+    scene.fail(2)
+    assert scene.log[-2:] == [
+        "2 drop a: split-cpu-0 failed 2 times under this input",
+        "2 send 3: b to first for block 0",
+    ]
+
+
+def test_inputs_given_up_while_they_wait_are_never_sent_and_make_room() -> None:
+    scene = CoreScene(max_queued=3, calls_per_replica=1)
+    scene.submit("a")
+    scene.submit("bc")
+    scene.give_up("b")
+    scene.submit("d")
+    scene.answer(0, "a")
+    assert scene.log[1:] == [
+        "0 drop b: abandoned",
+        "0 answer a is a after block 3",
+        "0 send 1: cd to first for block 0",
+    ]
+
+
 def test_inputs_given_up_during_the_pause_do_not_start_again() -> None:
     scene = CoreScene()
     scene.submit("a")
@@ -182,6 +331,21 @@ def test_too_many_inputs_are_refused_whole() -> None:
         scene.submit("cdef")
     scene.submit("c")
     assert (scene.core.num_unanswered, scene.core.counts.drops) == (3, {"overloaded": 2})
+
+
+def test_refused_callers_are_told_how_long_the_queue_takes() -> None:
+    waits_s = []
+    for seconds in (0.0, 1.0):
+        scene = CoreScene(max_queued=40)
+        scene.submit("AB")
+        scene.answer(0, "A")
+        scene.now_s = seconds
+        scene.answer(0, "B")  # 2 answers in the first second, or none known yet
+        scene.submit(string.printable[:36])
+        with pytest.raises(OverloadedError) as caught:
+            scene.submit("vwxyz")
+        waits_s.append(caught.value.retry_after_s)
+    assert waits_s == [1.0, 18.0]
 
 
 def test_what_cannot_be_in_time_is_refused() -> None:

@@ -30,9 +30,8 @@ from earlyexit.split import Split
 from earlyexit.store import ModelCard
 from optimizer.placement import PlacedPlan, initial_placement, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
-from tests.deployments.ingress.api.signatures import Described
+from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.ingress.dashboard.dashboard_scene import ingress, ran, replica
-from tests.deployments.ingress.versions.version_fakes import FakeDesk
 from tests.model_cards import a_card
 
 NUM_BLOCKS = 12
@@ -57,7 +56,7 @@ def plan(epoch: int) -> PlacedPlan:
 
 
 @dataclass
-class FakeService(Described):
+class FakeService(FakeBackend):
     """What the page needs of an ingress and of everybody else; its fields may be changed while it is looked at."""
 
     has_controller: bool = True
@@ -72,14 +71,7 @@ class FakeService(Described):
     name: str = "a"
     agreement: float | None = None
     card: ModelCard = CARD
-    version: str = "1"
-    versions: FakeDesk = field(default_factory=FakeDesk)
-    max_body_bytes: int = 1000
     num_looks: int = 0
-    counted: list[tuple[str, int]] = field(default_factory=list)
-
-    def choose(self, request_id: str) -> None:
-        """Nobody else."""
 
     def __post_init__(self) -> None:
         self._clock = MonotonicClock()
@@ -187,23 +179,11 @@ class FakeService(Described):
     def watch(self) -> Viewer:
         return self.feed.join()
 
-    async def infer(self, request: Any) -> Any:
-        raise NotImplementedError("the page asks for no answers")
-
-    def is_ready(self) -> bool:
-        return True
-
-    async def stats(self) -> dict[str, Any]:
-        return {}
-
     async def plan(self) -> dict[str, Any]:
         return await self.describe()
 
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         return await self.history(limit)
-
-    def count_request(self, route: str, status: int) -> None:
-        self.counted.append((route, status))
 
 
 @contextmanager

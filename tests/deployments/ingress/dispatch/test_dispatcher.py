@@ -1,3 +1,5 @@
+"""What a dispatcher adds to the core: calls, one timer, owners and metrics; what the core decides is tested there."""
+
 from __future__ import annotations
 
 import random
@@ -6,12 +8,15 @@ import string
 import numpy as np
 import pytest
 
-from deployments.ingress.core.ingress_core import RETRY_PAUSE_S
+from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, SUSPENDED_RETRY_S
 from earlyexit.errors import DeadlineError, ExecutionError, OverloadedError, StageUnavailableError
 from earlyexit.signature import Encoded
-from tests.deployments.ingress.dispatch.dispatcher_scene import BATCH, PLAN, Scene, StageCallLog, turns
+from earlyexit.split import Split
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, Stage
+from tests.deployments.ingress.dispatch.dispatcher_scene import BATCH, PLAN, SLOTS, Scene, StageCallLog, turns
 
-# Out
+FIRST, SECOND, THIRD = SLOTS
 
 
 async def test_requests_that_arrive_in_the_same_turn_of_the_loop_leave_in_one_call() -> None:
@@ -33,66 +38,6 @@ async def test_a_call_says_what_it_carries() -> None:
     assert call.batch == BATCH
 
 
-async def test_a_call_carries_no_more_than_a_batch() -> None:
-    scene = Scene()
-    await scene.sent("abcdefgh")
-    assert scene.stages[0].names == ["abcd", "efgh"]
-
-
-async def test_a_call_that_queues_behind_another_is_sent_only_when_it_is_full() -> None:
-    scene = Scene(calls_per_replica=2)
-    for name in "abcd":
-        await scene.sent(name)
-    assert scene.stages[0].names == ["a"]
-    await scene.sent("e")
-    assert scene.stages[0].names == ["a", "bcde"]
-
-
-async def test_no_more_calls_are_unheard_of_than_allowed_and_what_waits_fills_the_next() -> None:
-    scene = Scene(calls_per_replica=2)
-    await scene.sent("abcdefghijklm")
-    assert scene.stages[0].names == ["abcd", "efgh"]
-    scene.stages[0].calls[0].answer("a")
-    await turns()
-    assert scene.stages[0].names == ["abcd", "efgh", "ijkl"]  # one part of its reply is enough: its batch has run
-    scene.stages[0].calls[1].answer("e")
-    scene.stages[0].calls[2].answer("i")
-    await turns()
-    assert scene.stages[0].names == ["abcd", "efgh", "ijkl", "m"]
-
-
-async def test_calls_to_later_stages_do_not_count_against_the_first() -> None:
-    scene = Scene(calls_per_replica=1)
-    first = await scene.sent("a")
-    first.send_on("a", next_block=2)
-    first.end()
-    await scene.sent("b")
-    assert (scene.stages[0].names, scene.stages[1].names) == (["a", "b"], ["a"])
-
-
-async def test_too_many_inputs_are_refused_whole() -> None:
-    scene = Scene(max_queued=3)
-    await scene.sent("ab")
-    with pytest.raises(OverloadedError) as caught:
-        scene.submit("cd")
-    assert caught.value.retry_after_s == 1.0
-    assert (scene.core.num_unanswered, scene.outcomes) == (2, [])
-
-
-async def test_refused_callers_are_told_how_long_the_queue_takes() -> None:
-    scene = Scene(max_queued=40)
-    call = await scene.sent("ab")
-    call.answer("a")
-    await turns()
-    scene.clock.advance(1.0)
-    call.answer("b")
-    await turns()  # 2 answers in the first second
-    scene.submit("x" * 40)
-    with pytest.raises(OverloadedError) as caught:
-        scene.submit("y")
-    assert caught.value.retry_after_s == 20.0
-
-
 async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_on() -> None:
     scene = Scene(calls_per_replica=2)
     scene.submit("abc")
@@ -111,9 +56,6 @@ def test_what_is_refused_before_it_is_submitted_counts_like_other_refusals() -> 
         scene.dispatcher.refuse(OverloadedError("too many", retry_after_s=1.0), 3)
     counts = scene.core.counts
     assert (counts.arrived, counts.drops, scene.metrics.drops) == (3, {"overloaded": 3}, [("overloaded", 3)])
-
-
-# Back
 
 
 async def test_an_answer_settles_at_once_while_survivors_go_on() -> None:
@@ -140,30 +82,6 @@ async def test_an_answer_settles_at_once_while_survivors_go_on() -> None:
     assert (scene.core.num_unanswered, scene.alarms.pauses_s) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("next_block", "stage_index"), [pytest.param(2, 1, id="first-of-stage-1"), pytest.param(4, 2, id="a-stage-over")]
-)
-async def test_survivors_go_to_the_stage_that_hosts_their_next_block(next_block: int, stage_index: int) -> None:
-    scene = Scene()
-    first = await scene.sent("a")
-    first.send_on("a", next_block=next_block)
-    await turns()
-    assert scene.stages[stage_index].names == ["a"]
-
-
-async def test_survivors_go_on_before_their_call_has_ended() -> None:
-    scene = Scene()
-    first = await scene.sent("ab")
-    first.send_on("a", next_block=2)
-    await turns()
-    scene.stages[1].calls[0].answer("a")
-    await turns()
-    assert scene.answered == "a"
-    first.send_on("b", next_block=2)
-    await turns()
-    assert scene.stages[1].names == ["a", "b"]
-
-
 async def test_a_lost_input_gets_its_error_and_its_batch_mates_their_answers() -> None:
     scene = Scene()
     call = await scene.sent("abc")
@@ -188,9 +106,6 @@ async def test_a_hop_is_the_time_that_a_call_spent_outside_its_stage() -> None:
     assert scene.metrics.hops == [("split-cpu-0", 0.25), ("split-cpu-0", 1.25)]  # 0.25 s in the queue, 0.5 s computing
 
 
-# Again
-
-
 async def test_after_a_failure_midway_only_unsettled_inputs_start_again_from_block_0() -> None:
     scene = Scene()
     first = await scene.sent("abcd")
@@ -210,33 +125,6 @@ async def test_after_a_failure_midway_only_unsettled_inputs_start_again_from_blo
     assert (scene.alarms.pauses_s, scene.metrics.retries) == ([RETRY_PAUSE_S], [("split-cpu-0", 2)])
 
 
-async def test_inputs_that_start_again_go_before_those_that_wait_in_their_old_order() -> None:
-    scene = Scene(calls_per_replica=1)
-    scene.submit("dcbaz")
-    await turns()
-    scene.stages[0].calls[0].answer("c")
-    scene.stages[0].calls[0].fail()
-    await turns()
-    scene.submit("y")
-    await turns()
-    scene.stages[0].calls[1].answer("z")
-    await turns()
-    assert scene.stages[0].names == ["dcba", "z", "dbay"]
-
-
-async def test_survivors_of_a_stage_that_fails_start_again_from_the_first() -> None:
-    scene = Scene()
-    first = await scene.sent("ab")
-    first.answer("a")
-    first.send_on("b", next_block=2)
-    first.end()
-    await turns()
-    scene.stages[1].calls[0].fail()
-    await turns()
-    assert scene.stages[0].names == ["ab", "b"]
-    assert scene.metrics.retries == [("split-cpu-1", 1)]
-
-
 async def test_inputs_that_a_reply_leaves_out_start_again() -> None:
     scene = Scene()
     first = await scene.sent("ab")
@@ -244,23 +132,6 @@ async def test_inputs_that_a_reply_leaves_out_start_again() -> None:
     first.end()
     await turns()
     assert scene.stages[0].names == ["ab", "a"]
-
-
-async def test_a_late_answer_of_an_earlier_attempt_is_not_given_a_second_time() -> None:
-    scene = Scene()
-    first = await scene.sent("ab")
-    first.send_on("a", next_block=2)
-    first.fail()
-    await turns()  # b starts again; a is in stage 1
-    stage_1 = scene.stages[1].calls[0]
-    again = scene.stages[0].calls[1]
-    again.answer("b")
-    stage_1.answer("a")
-    stage_1.answer("a")
-    stage_1.end()
-    again.end()
-    await turns()
-    assert sorted(scene.answered) == ["a", "b"]
 
 
 async def test_an_input_under_which_stages_keep_failing_is_given_up_with_an_error() -> None:
@@ -277,21 +148,6 @@ async def test_an_input_under_which_stages_keep_failing_is_given_up_with_an_erro
     assert (scene.core.num_unanswered, scene.metrics.retries) == (0, [("split-cpu-0", 1)] * 2)
 
 
-async def test_a_fresh_input_outlives_an_exhausted_batch_mate() -> None:
-    scene = Scene(max_attempts=2, calls_per_replica=1)
-    await scene.sent("a")
-    scene.submit("b")
-    scene.stages[0].calls[0].fail()
-    await turns()
-    assert scene.stages[0].calls[1].sample_ids == ("a#i.1.1", "b#i.2.0")
-    scene.stages[0].calls[1].fail()
-    await turns()
-    assert scene.stages[0].calls[2].sample_ids == ("b#i.2.1",)
-    scene.stages[0].calls[2].answer("b")
-    await turns()
-    assert (scene.errors, scene.answered) == ([("a", "stage_unavailable")], "b")
-
-
 async def test_other_inputs_leave_while_a_failed_batch_pauses() -> None:
     scene = Scene()
     scene.alarms.hold()
@@ -306,35 +162,6 @@ async def test_other_inputs_leave_while_a_failed_batch_pauses() -> None:
     assert scene.stages[0].names == ["a", "b", "a"]
 
 
-# Given up
-
-
-async def test_given_up_inputs_that_wait_are_never_sent() -> None:
-    scene = Scene()
-    flights = scene.submit("abc")
-    scene.dispatcher.give_up([flights[0], flights[2]], "abandoned")
-    await turns()
-    assert scene.stages[0].names == ["b"]
-
-
-async def test_given_up_inputs_in_a_full_house_make_room_for_others() -> None:
-    scene = Scene(max_queued=3, calls_per_replica=1)
-    await scene.sent("a")
-    scene.dispatcher.give_up(scene.submit("bc"), "abandoned")
-    scene.submit("de")
-    assert scene.core.num_unanswered == 3
-
-
-async def test_survivors_that_nobody_waits_for_are_not_sent_on() -> None:
-    scene = Scene()
-    flights = scene.submit("ab")
-    await turns()
-    scene.dispatcher.give_up(flights, "abandoned")
-    scene.stages[0].calls[0].send_on("ab", next_block=2)
-    await turns()
-    assert scene.stages[1].calls == []
-
-
 async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_left() -> None:
     scene = Scene()
     flights = scene.submit("ab")
@@ -343,16 +170,6 @@ async def test_a_given_up_survivor_travels_with_its_batch_mates_without_time_lef
     scene.stages[0].calls[0].send_on("ab", next_block=2)
     await turns()
     assert scene.stages[1].calls[0].call.remaining_s == (-1.0, 10.0)
-
-
-async def test_answers_for_given_up_inputs_reach_nobody() -> None:
-    scene = Scene()
-    flights = scene.submit("ab")
-    await turns()
-    scene.dispatcher.give_up(flights[:1], "abandoned")
-    scene.stages[0].calls[0].answer("ab")
-    await turns()
-    assert scene.answered == "b"
 
 
 @pytest.mark.parametrize("during_the_pause", [False, True], ids=["before-the-failure", "during-the-pause"])
@@ -371,41 +188,112 @@ async def test_given_up_inputs_do_not_start_again(during_the_pause: bool) -> Non
     assert (scene.stages[0].names, scene.metrics.retries, scene.outcomes) == (["a"], [], [])
 
 
-# Whatever happens
+def two_stages(epoch: int, *, cut: int = 3, slots: tuple[str, str] = (THIRD, FIRST), replicas: int = 1) -> PlacedPlan:
+    """Blocks 0 to `cut` at batch 3 in one slot, the rest at batch 5 in another."""
+    stages = (
+        Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=cut, batch=3),)),
+        Stage(device="cpu", replicas=1, splits=(Split(first=cut, end=6, batch=5),)),
+    )
+    return PlacedPlan(plan=Plan(stages=stages, epoch=epoch), slots=slots)
 
 
-@pytest.mark.parametrize("seed", range(8))
-async def test_every_input_is_answered_exactly_once_however_stages_behave(seed: int) -> None:
+async def test_survivors_go_to_the_slot_that_hosts_their_next_block_now() -> None:
+    scene = Scene()
+    first = await scene.sent("ab")
+    scene.dispatcher.follow(two_stages(8))
+    first.send_on("a", next_block=2)  # inside the new first stage, where no split starts
+    first.send_on("b", next_block=4)
+    await turns()
+    assert [stage.names for stage in scene.stages] == [["ab", "b"], [], ["a"]]
+    inside, after = scene.stages[2].calls[0], scene.stages[0].calls[1]
+    assert [call.call.assignment.epoch for call in (first, inside, after)] == [7, 8, 8]
+    assert (inside.batch, after.batch) == (3, 5)
+
+
+async def test_an_older_plan_is_ignored_and_the_same_epoch_may_avoid_other_replicas() -> None:
+    scene = Scene()
+    scene.dispatcher.follow(two_stages(6))
+    await scene.sent("a")
+    placed = PlacedPlan(plan=PLAN, slots=SLOTS, avoided={"r1": FIRST})
+    scene.dispatcher.follow(placed)
+    scene.stages[0].calls[0].answer("a")
+    await scene.sent("b")
+    assert [call.avoided for call in scene.stages[0].calls] == [frozenset(), frozenset({"r1"})]
+    assert scene.core.placed == placed
+
+
+async def test_without_a_plan_what_waits_and_what_arrives_is_told_why() -> None:
+    scene = Scene(calls_per_replica=1)
+    first = await scene.sent("a")
+    scene.submit("b")
+    scene.dispatcher.suspend("three accelerators are gone")
+    assert scene.errors == [("b", "stage_unavailable")]
+    with pytest.raises(StageUnavailableError, match="no plan to serve by: three accelerators are gone") as caught:
+        scene.dispatcher.check(1, 10.0)
+    assert caught.value.retry_after_s == SUSPENDED_RETRY_S
+    with pytest.raises(StageUnavailableError):
+        scene.submit("c")
+    first.answer("a")  # what is under way may still get there
+    await turns()
+    assert (scene.answered, scene.metrics.drops) == ("a", [("stage_unavailable", 1)] * 3)
+
+
+async def test_every_input_is_counted_once_for_what_became_of_it() -> None:
+    scene = Scene(max_queued=5, slo_s=2.0)
+    scene.dispatcher.give_up(scene.submit("g"), "deadline")
+    call = await scene.sent("abcd")
+    with pytest.raises(Exception, match="at most 5"):
+        scene.submit("ef")
+    scene.clock.advance(1.0)
+    call.answer("a")
+    await turns()
+    scene.clock.advance(2.0)
+    call.answer("ab")  # a for the second time
+    call.lose("c", StageUnavailableError("lost", retry_after_s=1.0))
+    call.lose("c", StageUnavailableError("lost", retry_after_s=1.0))
+    await turns()
+    report = scene.report(1000.0)
+    assert (report.arrived, report.answered, report.in_slo, report.unanswered, report.waiting) == (7, 2, 1, 1, 0)
+    assert report.drops == {"deadline": 1, "overloaded": 2, "stage_unavailable": 1}
+    assert report.latencies == {0: 1, 22: 1}  # 1.05 ** 22 = 2.93 s
+    assert (report.name, report.at_s, report.epoch, report.oldest_epoch, report.probes) == ("i", 1000.0, 7, 7, None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_input_is_answered_exactly_once_however_stages_and_plans_behave(seed: int) -> None:
     rng = random.Random(seed)
     scene = Scene(max_attempts=100)
     names = string.ascii_letters
-    for start in range(0, len(names), 2):
+    for epoch, start in enumerate(range(0, len(names), 2)):
         scene.submit(names[start : start + 2])
-        await reply_to_all(scene, rng)
+        await turns()
+        reply_to_all(scene, rng)
+        if rng.random() < 0.5:
+            slots = rng.sample(SLOTS, 2)
+            scene.dispatcher.follow(two_stages(8 + epoch, cut=rng.randint(1, 5), slots=(slots[0], slots[1])))
+        await turns()
     while scene.core.num_unanswered:
-        await reply_to_all(scene, rng)
-    assert sorted(scene.answered) == sorted(names)
-    assert scene.errors == []
+        reply_to_all(scene, rng)
+        await turns()
+    report = scene.report(0.0)
+    assert (sorted(scene.answered), scene.errors) == (sorted(names), [])
+    assert (report.oldest_epoch, report.answered) == (report.epoch, len(names))
 
 
-async def reply_to_all(scene: Scene, rng: random.Random) -> None:
-    await turns()
-    for stage_index, stage in enumerate(scene.stages):
+def reply_to_all(scene: Scene, rng: random.Random) -> None:
+    for stage in scene.stages:
         calls, stage.calls = stage.calls, []
-        assert all(len(call.names) <= BATCH for call in calls)
         for call in calls:
-            reply_at_random(call, stage_index, rng)
-    await turns()
+            reply_at_random(call, rng)
 
 
-def reply_at_random(call: StageCallLog, stage_index: int, rng: random.Random) -> None:
-    """Some answers, some survivors, and now and then too few of them, or a failure."""
-    num_settled = rng.randint(0, len(call.names)) if rng.random() < 0.4 else len(call.names)
-    for name in rng.sample(call.names, num_settled):
-        if stage_index == 2 or rng.random() < 0.5:
+def reply_at_random(call: StageCallLog, rng: random.Random) -> None:
+    """Answers, survivors to any block, and now and then a failure."""
+    for name in rng.sample(call.names, rng.randint(0, len(call.names))):
+        if rng.random() < 0.6:
             call.answer(name)
         else:
-            call.send_on(name, next_block=(2, 4)[stage_index])
+            call.send_on(name, next_block=rng.randint(1, 5))
     if rng.random() < 0.3:
         call.fail()
     else:

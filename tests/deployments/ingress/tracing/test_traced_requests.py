@@ -11,7 +11,7 @@ import pytest
 
 from deployments.ingress.rpc.messages import message_class
 from earlyexit.store import read_card
-from tests.deployments.ingress.rpc.test_rpc_calls import FakeContext, infer_bytes
+from tests.deployments.ingress.api.faces import FakeContext, infer_bytes
 from tests.deployments.ingress.tracing.traced_service import BLOCK_S, settings_of, traced_service
 from tests.deployments.wire_fakes import FakeReplica, soon
 from tests.otlp_receiver import Received, Receiver

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from deployments.ingress.api.http import build_app
 from deployments.ingress.api.service import InferService
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
-from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.dispatch.departure import Query
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.rpc.calls import Rpcs
@@ -37,14 +36,13 @@ from deployments.stage.server import CallServer
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs import find_codec
 from earlyexit.split import Split
-from earlyexit.store import ModelCard, read_card
+from earlyexit.store import read_card
 from earlyexit.wire import Answer
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
-from tests.deployments.ingress.api.signatures import Described
-from tests.deployments.ingress.versions.version_fakes import FakeDesk
+from tests.deployments.ingress.api.faces import FakeBackend
 from tests.deployments.stage.small_model import save_small_model
 
 DEVICE = "emulated:V100"
@@ -96,39 +94,14 @@ class NoMetrics:
     def retried(self, slot: str, num_inputs: int) -> None: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class Backend(Described):
-    """What the routes need, and no more."""
+@dataclass(kw_only=True)
+class Backend(FakeBackend):
+    """Answers by a service."""
 
-    card: ModelCard
     service: InferService
-    version: str = "1"
-    versions: FakeDesk = field(default_factory=FakeDesk)
-    max_body_bytes: int = 100_000
-    max_timeout_s: float = 60.0
-
-    def choose(self, request_id: str) -> None:
-        """Nobody else."""
 
     async def infer(self, request: InferRequest) -> list[Answer]:
         return await self.service.infer(request)
-
-    def is_ready(self) -> bool:
-        return True
-
-    async def stats(self) -> dict[str, Any]:
-        return {}
-
-    async def plan(self) -> dict[str, Any]:
-        return {}
-
-    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
-        return []
-
-    def watch(self) -> Viewer:
-        raise AssertionError("nobody looks at the live page here")
-
-    def count_request(self, route: str, status: int) -> None: ...
 
 
 class Stopwatch:

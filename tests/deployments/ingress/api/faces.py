@@ -1,0 +1,217 @@
+"""An ingress that is not there, and both ways to ask it: REST, and gRPC as Serve hands it on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import httpx
+
+from deployments.access import AccessSettings
+from deployments.ingress.access.gate import Gate
+from deployments.ingress.access.key_ring import KeyRing
+from deployments.ingress.access.rates import Limit, RateLimits
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.http import build_app
+from deployments.ingress.api.served import Chooser
+from deployments.ingress.dashboard.feed import Viewer
+from deployments.ingress.rpc.calls import Rpcs
+from deployments.ingress.rpc.messages import message_class
+from deployments.ingress.versions.http import version_paths
+from earlyexit.clock import ManualClock
+from earlyexit.store import ModelCard
+from earlyexit.wire import Answer
+from tests.deployments.ingress.api.signatures import Described
+from tests.deployments.ingress.versions.version_fakes import FakeDesk
+from tests.model_cards import a_card
+
+MAX_BODY_BYTES = 2000
+V2_INFER = "/v2/models/intents/infer"
+V2_BODY: dict[str, Any] = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["pay"]}]}
+KEY, OTHER_KEY = "alice-0123456789", "bob-012345678901"
+BEARER = {"authorization": f"Bearer {KEY}"}
+
+
+@dataclass
+class FakeBackend(Described):
+    """Answers label 0 for texts of even length and 1 for the others, unless it is told to fail."""
+
+    card: ModelCard = field(default_factory=a_card)
+    version: str = "1"
+    versions: FakeDesk = field(default_factory=FakeDesk)
+    chosen: Chooser | None = None
+    max_body_bytes: int = MAX_BODY_BYTES
+    max_timeout_s: float = 60.0
+    ready: bool = True
+    failure: BaseException | None = None
+    requests: list[InferRequest] = field(default_factory=list)
+    counted: list[tuple[str, int]] = field(default_factory=list)
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        self.requests.append(request)
+        self._fail()
+        return [Answer(sample_id="", value=len(text) % 2, score=0.75, exit=1) for text in request.rows]
+
+    def choose(self, request_id: str) -> Chooser | None:
+        return self.chosen
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    async def stats(self) -> dict[str, Any]:
+        self._fail()
+        return {"unanswered": 0}
+
+    async def plan(self) -> dict[str, Any]:
+        self._fail()
+        return {"epoch": 3}
+
+    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
+        return [{"epoch": epoch} for epoch in range(5, 0, -1)][:limit]
+
+    def watch(self) -> Viewer:
+        """One that has nothing to see."""
+        viewer = Viewer(0.0, lambda _: None)
+        viewer.end()
+        return viewer
+
+    def count_request(self, route: str, status: int) -> None:
+        self.counted.append((route, status))
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+@dataclass
+class FakeContext:
+    """What Serve would send behind the answer of an RPC."""
+
+    metadata: list[tuple[str, Any]] = field(default_factory=list)
+    code: grpc.StatusCode = grpc.StatusCode.OK
+    details: str = ""
+    trailing: list[tuple[str, str]] = field(default_factory=list)
+
+    def invocation_metadata(self) -> list[tuple[str, Any]]:
+        return self.metadata
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None:
+        self.trailing = trailing_metadata
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None:
+        self.details = details
+
+
+def gate(
+    limit: Limit | None = None, *, keys: bool = True, clock: ManualClock | None = None, of: str = "requests"
+) -> Gate:
+    """For the keys of alice and bob."""
+    ring = KeyRing(AccessSettings(keys_env="KEYS"), {"KEYS": f"alice:{KEY},bob:{OTHER_KEY}"})
+    return Gate(
+        ring=ring if keys else None,
+        limits=None if limit is None else RateLimits(limit, of),
+        clock=clock or ManualClock(),
+        counts_inputs=of == "inputs",
+    )
+
+
+def client_of(backend: FakeBackend, gate: Gate | None = None, *, root_path: str = "", **options: Any) -> Any:
+    """An `httpx.AsyncClient` of the whole application, the routes of versions too."""
+    paths = version_paths(backend.versions, backend.versions, backend.card.name, backend.max_body_bytes)
+    app = build_app(backend, gate, more=paths, **options)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, root_path=root_path), base_url="http://test")
+
+
+def infer_bytes(*texts: str, model: str = "intents", version: str = "", timeout: int | None = None) -> bytes:
+    message = message_class("ModelInferRequest")(model_name=model, model_version=version, id="7")
+    message.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
+    message.inputs[0].contents.bytes_contents.extend(text.encode() for text in texts)
+    if timeout is not None:
+        message.parameters["timeout"].int64_param = timeout
+    return bytes(message.SerializeToString())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a caller learns of a request to the v2 protocol, and what the ingress counted."""
+
+    status: int
+    """HTTP's, as it is counted."""
+    code: str
+    """gRPC's name of it; of REST, empty."""
+    message: str = ""
+    labels: tuple[str, ...] = ()
+    version: str = ""
+    retry_after: str | None = None
+
+
+Ask = Callable[..., Awaitable[Said]]
+"""`ask(backend, *texts, gate=None, model="intents", version="", **headers)`."""
+
+
+async def by_rest(
+    backend: FakeBackend,
+    *texts: str,
+    gate: Gate | None = None,
+    model: str = "intents",
+    version: str = "",
+    **headers: str,
+) -> Said:
+    path = f"/v2/models/{model}/versions/{version}/infer" if version else f"/v2/models/{model}/infer"
+    body = {"inputs": [{"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}]}
+    async with client_of(backend, gate) as client:
+        response = await client.post(path, json=body, headers=_dashed(headers))
+    said = response.json()
+    assert backend.counted[-1][1] == response.status_code
+    outputs = said.get("outputs", [{"data": []}])
+    return Said(
+        status=response.status_code,
+        code="",
+        message=said.get("error", ""),
+        labels=tuple(outputs[0]["data"]),
+        version=said.get("model_version", ""),
+        retry_after=response.headers.get("retry-after"),
+    )
+
+
+async def by_grpc(
+    backend: FakeBackend,
+    *texts: str,
+    gate: Gate | None = None,
+    model: str = "intents",
+    version: str = "",
+    **headers: str,
+) -> Said:
+    context = FakeContext(metadata=list(_dashed(headers).items()))
+    request = infer_bytes(*texts, model=model, version=version)
+    response = await Rpcs(backend, gate).call("ModelInfer", request, context)
+    raw = list(response.raw_output_contents)[:1]
+    return Said(
+        status=backend.counted[-1][1],
+        code=context.code.name,
+        message=context.details,
+        labels=tuple(_texts(raw[0])) if raw else (),
+        version=response.model_version,
+        retry_after=dict(context.trailing).get("retry-after"),
+    )
+
+
+FACES: dict[str, Ask] = {"REST": by_rest, "gRPC": by_grpc}
+
+
+def _dashed(headers: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+def _texts(data: bytes) -> Sequence[str]:
+    found = []
+    while data:
+        end = 4 + int.from_bytes(data[:4], "little")
+        found.append(data[4:end].decode())
+        data = data[end:]
+    return found

@@ -1,0 +1,220 @@
+"""REST and gRPC, asked the same: what either says of a request, the other says too."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import pytest
+
+from deployments.ingress.access.rates import Limit
+from deployments.ingress.rpc.calls import Rpcs
+from deployments.ingress.rpc.messages import message_class
+from deployments.ingress.versions.choice import Chosen
+from deployments.ingress.versions.tally import Tally
+from earlyexit.clock import ManualClock
+from earlyexit.errors import (
+    AdmissionError,
+    ControllerUnavailableError,
+    DeadlineError,
+    ExecutionError,
+    InputError,
+    OfframpError,
+    OverloadedError,
+    StageUnavailableError,
+    UnprocessableInputError,
+)
+from tests.deployments.ingress.api.faces import FACES, KEY, Ask, FakeBackend, FakeContext, client_of, gate
+from tests.deployments.ingress.versions.version_fakes import FakeServed
+from tests.model_cards import a_card
+
+
+@pytest.fixture(params=list(FACES.values()), ids=list(FACES))
+def ask(request: pytest.FixtureRequest) -> Ask:
+    face: Ask = request.param
+    return face
+
+
+@pytest.fixture
+def backend() -> FakeBackend:
+    return FakeBackend()
+
+
+async def test_texts_are_answered_in_their_order_and_counted(ask: Ask, backend: FakeBackend) -> None:
+    said = await ask(backend, "pay", "bill")
+    assert (said.status, said.labels, said.version) == (200, ("card", "bill"), "1")
+    assert ([request.rows for request in backend.requests], len(backend.counted)) == ([("pay", "bill")], 1)
+
+
+FAILURES: list[tuple[OfframpError, int, grpc.StatusCode, str | None]] = [
+    (InputError("300 inputs; at most 256"), 400, grpc.StatusCode.INVALID_ARGUMENT, None),
+    (UnprocessableInputError("too long"), 422, grpc.StatusCode.INVALID_ARGUMENT, None),
+    (OverloadedError("full", retry_after_s=0.01), 503, grpc.StatusCode.UNAVAILABLE, "1"),
+    (AdmissionError("late", retry_after_s=1.0), 503, grpc.StatusCode.UNAVAILABLE, "1"),
+    (StageUnavailableError("gone", retry_after_s=1.2), 503, grpc.StatusCode.UNAVAILABLE, "2"),
+    (ControllerUnavailableError("gone", retry_after_s=30.0), 503, grpc.StatusCode.UNAVAILABLE, "30"),
+    (DeadlineError("no answer within 1 s"), 504, grpc.StatusCode.DEADLINE_EXCEEDED, None),
+    (ExecutionError("the model failed"), 500, grpc.StatusCode.INTERNAL, None),
+]
+
+
+async def test_an_error_has_its_status_its_words_and_the_whole_seconds_after_which_to_come_back(
+    ask: Ask, backend: FakeBackend
+) -> None:
+    for failure, status, code, retry_after in FAILURES:
+        backend.failure = failure
+        said = await ask(backend, "pay")
+        assert (said.status, said.message, said.retry_after) == (status, str(failure), retry_after), failure.kind
+        assert said.code in ("", code.name)
+
+
+async def test_an_unknown_model_or_version_is_not_found_and_the_known_one_is_named(
+    ask: Ask, backend: FakeBackend
+) -> None:
+    model = await ask(backend, "pay", model="other")
+    version = await ask(backend, "pay", version="2")
+    assert model.message == "unknown model 'other'; served is 'intents'"
+    assert version.message == "unknown version '2' of 'intents'; served is '1'"
+    for said in (model, version):
+        assert (said.status, said.code in ("", "NOT_FOUND")) == (404, True)
+    assert backend.requests == []
+
+
+async def test_a_request_keeps_its_callers_id_or_gets_one_of_its_own(ask: Ask, backend: FakeBackend) -> None:
+    await ask(backend, "pay", x_request_id="r-1")
+    await ask(backend, "pay")
+    await ask(backend, "pay")
+    given, *made = [request.request_id for request in backend.requests]
+    assert (given, len({*made, "", given})) == ("r-1", 4)
+
+
+async def test_a_chosen_version_answers_by_its_own_labels_what_names_none(ask: Ask, backend: FakeBackend) -> None:
+    other = FakeServed(version="2", label=1, card=a_card(("a", "b")))
+    backend.chosen = Chosen(other, backend, Tally(), ManualClock())
+    said = await ask(backend, "pay")
+    assert (said.version, said.labels, backend.requests) == ("2", ("b",), [])
+    named = await ask(backend, "pay", version="1")
+    assert (named.version, len(backend.requests)) == ("1", 1)
+
+
+async def test_an_unexpected_exception_is_logged_and_told_without_its_words(
+    ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.failure = RuntimeError("secret/path.py: boom")
+    said = await ask(backend, "pay", x_request_id="r-1")
+    assert (said.status, said.code in ("", "INTERNAL")) == (500, True)
+    assert "the server failed on this request" in said.message
+    assert "boom" not in said.message + caplog.text
+    assert "RuntimeError (its message is left out: it may quote the request)" in caplog.text
+    [record] = caplog.records
+    assert record.getMessage().startswith("request r-1: ")
+    assert record.exc_info is not None
+    assert record.exc_info[1] is backend.failure
+
+
+async def test_what_the_model_says_of_an_input_goes_to_its_caller_and_not_into_the_log(
+    ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.failure = ExecutionError("the model failed on this input: KeyError: 'my name'")
+    said = await ask(backend, "pay", x_request_id="r-1")
+    assert said.message == "the model failed on this input: KeyError: 'my name'"
+    [record] = caplog.records
+    assert record.getMessage() == "request r-1: execution: the model failed on this input: KeyError"
+
+
+async def test_refusals_that_come_by_the_thousand_are_counted_and_not_logged(
+    ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged = {}
+    for failure in (AdmissionError("late", retry_after_s=1.0), StageUnavailableError("gone", retry_after_s=1.0)):
+        backend.failure = failure
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            await ask(backend, "pay")
+        logged[failure.kind] = len(caplog.records)
+    assert logged == {"admission": 0, "stage_unavailable": 1}
+    assert [status for _, status in backend.counted] == [503, 503]
+
+
+async def test_what_is_too_large_is_refused_unread(ask: Ask, backend: FakeBackend) -> None:
+    said = await ask(backend, "x" * 2001)
+    assert (said.status, said.code in ("", "RESOURCE_EXHAUSTED")) == (413, True)
+    assert said.message.endswith(" is larger than 2000 bytes")
+
+
+async def test_without_a_known_key_nobody_is_answered_and_nothing_is_quoted(ask: Ask, backend: FakeBackend) -> None:
+    without = await ask(backend, "pay", gate=gate())
+    wrong = await ask(backend, "pay", gate=gate(), authorization="Bearer wrong-0123456789")
+    assert without.message == "no API key was sent; send the header `Authorization: Bearer <key>`"
+    assert wrong.message == "the API key is not known here; send the header `Authorization: Bearer <key>`"
+    for said in (without, wrong):
+        assert (said.status, said.code in ("", "UNAUTHENTICATED")) == (401, True)
+    assert backend.requests == []
+    assert (await ask(backend, "pay", gate=gate(), authorization=f"Bearer {KEY}")).status == 200
+
+
+async def test_inputs_beyond_the_rate_are_refused_with_the_time_to_wait(
+    ask: Ask, backend: FakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited = gate(Limit(rate_per_s=1.0, burst=4.0), of="inputs")
+    asked = [("pay",) * 3, ("pay",), ("pay",)]
+    said = [await ask(backend, *texts, gate=limited, authorization=f"Bearer {KEY}") for texts in asked]
+    assert [each.status for each in said] == [200, 200, 429]
+    assert (said[2].code in ("", "RESOURCE_EXHAUSTED"), said[2].retry_after) == (True, "1")
+    assert caplog.records == []
+
+
+async def test_both_say_the_same_of_a_model_and_of_the_server(backend: FakeBackend) -> None:
+    async with client_of(backend) as client:
+        model, server = (await client.get("/v2/models/intents")).json(), (await client.get("/v2")).json()
+    rpcs, request = Rpcs(backend), message_class("ModelMetadataRequest")(name="intents")
+    told = await rpcs.call("ModelMetadata", request.SerializeToString(), FakeContext())
+    tensors = {
+        side: [
+            {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in getattr(told, side)
+        ]
+        for side in ("inputs", "outputs")
+    }
+    assert model == {
+        "name": "intents",
+        "versions": ["1"],
+        "platform": "offramp",
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [
+            {"name": "label", "datatype": "BYTES", "shape": [-1]},
+            {"name": "score", "datatype": "FP32", "shape": [-1]},
+            {"name": "exit", "datatype": "INT32", "shape": [-1]},
+        ],
+    }
+    assert {"name": told.name, "versions": list(told.versions), "platform": told.platform} | tensors == model
+    said = await rpcs.call("ServerMetadata", b"", FakeContext())
+    assert server["extensions"] == list(said.extensions) == ["binary_tensor_data", "parameters", "model_repository"]
+    assert (server["name"], said.name, server["models"], said.version) == (
+        "offramp",
+        "offramp",
+        ["intents"],
+        server["version"],
+    )
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_before_its_stages_are_warm_a_service_is_live_but_not_ready(ready: bool) -> None:
+    backend = FakeBackend(ready=ready)
+    async with client_of(backend) as client:
+        assert (await client.get("/v2/health/live")).json() == {"live": True}
+        for path in ("/v2/health/ready", "/v2/models/intents/ready", "/v2/models/intents/versions/1/ready"):
+            response = await client.get(path)
+            assert (response.status_code, response.json()) == (200 if ready else 503, {"ready": ready})
+    rpcs = Rpcs(backend)
+    assert (await rpcs.call("ServerLive", b"", FakeContext())).live
+    assert (await rpcs.call("ServerReady", b"", FakeContext())).ready == ready
+    for named, there in (
+        (("intents", "1"), ready),
+        (("intents", ""), ready),
+        (("other", ""), False),
+        (("intents", "2"), False),
+    ):
+        request = message_class("ModelReadyRequest")(name=named[0], version=named[1])
+        context = FakeContext()
+        response = await rpcs.call("ModelReady", request.SerializeToString(), context)
+        assert (response.ready, context.code) == (there, grpc.StatusCode.OK)
