@@ -163,26 +163,27 @@ async def test_the_first_error_ends_the_request_and_the_rest_is_given_up() -> No
     assert scene.desk.given_up == [("c", "execution")]
 
 
-@pytest.mark.parametrize(
-    ("timeout_s", "deadline_s"), [(None, 108.0), (2.5, 102.5), (60.0, 160.0)], ids=["default", "asked", "longest"]
-)
-async def test_the_deadline_is_the_timeout_from_now(timeout_s: float | None, deadline_s: float) -> None:
-    scene = Scene(ManualClock(100.0))
-    task = await scene.start(ask("pay", timeout_s=timeout_s))
-    scene.desk.outcome(0, answer("a"))
-    await task
-    assert scene.desk.deadlines_s == [deadline_s]
-
-
-@pytest.mark.parametrize(
-    ("timeout_s", "deadline_s"), [(None, 101.5), (1.0, 101.0), (2.0, 101.5)], ids=["default", "sooner", "later"]
-)
-async def test_no_deadline_is_later_than_the_slo(timeout_s: float | None, deadline_s: float) -> None:
-    scene = Scene(ManualClock(100.0), SETTINGS.model_copy(update={"slo_s": 1.5}))
-    task = await scene.start(ask("pay", timeout_s=timeout_s))
-    scene.desk.outcome(0, answer("a"))
-    await task
-    assert (scene.desk.deadlines_s, scene.desk.arrivals_s) == ([deadline_s], [100.0])
+async def test_the_deadline_is_the_timeout_from_now_and_no_later_than_the_slo() -> None:
+    with_slo = SETTINGS.model_copy(update={"slo_s": 1.5})
+    found = {}
+    for settings in (SETTINGS, with_slo):
+        for timeout_s in (None, 1.0, 2.5, 60.0):
+            scene = Scene(ManualClock(100.0), settings)
+            task = await scene.start(ask("pay", timeout_s=timeout_s))
+            scene.desk.outcome(0, answer("a"))
+            await task
+            assert scene.desk.arrivals_s == [100.0]
+            found[settings.slo_s, timeout_s] = scene.desk.deadlines_s
+    assert found == {
+        (None, None): [108.0],
+        (None, 1.0): [101.0],
+        (None, 2.5): [102.5],
+        (None, 60.0): [160.0],
+        (1.5, None): [101.5],
+        (1.5, 1.0): [101.0],
+        (1.5, 2.5): [101.5],
+        (1.5, 60.0): [101.5],
+    }
 
 
 async def test_what_cannot_be_in_time_is_refused_before_it_is_tokenized() -> None:
@@ -193,39 +194,34 @@ async def test_what_cannot_be_in_time_is_refused_before_it_is_tokenized() -> Non
     assert (scene.desk.checked, scene.desk.submitted) == ([(2, 8.0)], [])
 
 
-@pytest.mark.parametrize("timeout_s", [60.001, 1e30, float("inf")])
-async def test_a_timeout_beyond_the_limit_is_refused_with_the_limit(timeout_s: float) -> None:
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (60.001, InputError, "a timeout of 60.001 s; at most 60 s are taken"),
+        (1e30, InputError, r"a timeout of 1e\+30 s; at most 60 s are taken"),
+        (float("inf"), InputError, "a timeout of inf s; at most 60 s are taken"),
+        (["pay"] * 5, InputError, "5 inputs in one request; at most 4 are taken"),
+        (["pay", "pay " * 6], UnprocessableInputError, "input 1 has 6 tokens, the model takes 5"),
+    ],
+    ids=["timeout", "long timeout", "endless", "too many", "too long"],
+)
+async def test_what_is_not_allowed_refuses_its_request_and_says_what_is(
+    request_: float | list[str], error: type[InputError], words: str
+) -> None:
     scene = Scene()
-    with pytest.raises(InputError, match=r"a timeout of .+ s; at most 60 s are taken"):
-        await scene.service.infer(ask("pay", timeout_s=timeout_s))
-    assert scene.desk.submitted == []
-
-
-async def test_too_many_inputs_are_refused_with_the_limit() -> None:
-    scene = Scene()
-    with pytest.raises(InputError, match="5 inputs in one request; at most 4 are taken"):
-        await scene.service.infer(ask(*["pay"] * 5))
-    assert scene.desk.submitted == []
-
-
-async def test_one_text_beyond_the_models_length_refuses_its_request_and_names_it() -> None:
-    scene = Scene()
-    with pytest.raises(UnprocessableInputError, match="input 1 has 6 tokens, the model takes 5"):
-        await scene.service.infer(ask("pay", "pay " * 6))
+    asked = ask(*request_) if isinstance(request_, list) else ask("pay", timeout_s=request_)
+    with pytest.raises(error, match=words):
+        await scene.service.infer(asked)
     assert scene.desk.submitted == []
 
 
 async def test_what_the_network_does_not_take_refuses_its_own_request_alone() -> None:
-    scene, clock = Scene(), ManualClock()
-    floats = TensorSpec(name="hidden", shape=(), per_token=True)
-    service = InferService(word_codec(), scene.desk, SETTINGS, clock, inputs=(floats,))
-    with pytest.raises(UnprocessableInputError, match=r"input 0: .* takes 'hidden' as float32 \[2\]; .* int32 \[2\]"):
-        await service.infer(ask("my bill"))
-    assert scene.desk.submitted == []
-
-
-async def test_what_the_network_takes_is_submitted() -> None:
     scene = Scene()
+    floats = TensorSpec(name="hidden", shape=(), per_token=True)
+    scene.service = InferService(word_codec(), scene.desk, SETTINGS, scene.clock, inputs=(floats,))
+    with pytest.raises(UnprocessableInputError, match=r"input 0: .* takes 'hidden' as float32 \[2\]; .* int32 \[2\]"):
+        await scene.service.infer(ask("my bill"))
+    assert scene.desk.submitted == []
     token_ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True)
     scene.service = InferService(word_codec(), scene.desk, SETTINGS, scene.clock, inputs=(token_ids,))
     task = await scene.start(ask("my bill"))
@@ -250,20 +246,12 @@ async def test_what_the_dispatcher_refuses_is_passed_on() -> None:
 
 async def test_at_the_deadline_the_caller_is_told_and_what_has_no_answer_is_given_up() -> None:
     scene = Scene()
-    task = await scene.start(ask("pay", "my", timeout_s=2.0))
+    task = await scene.start(ask("pay", "my", "bill", timeout_s=2.0))
     scene.desk.outcome(0, DeadlineError("no answer within 2 s"))
+    scene.desk.outcome(2, answer("c"))  # too late
     with pytest.raises(DeadlineError, match="no answer within 2 s"):
         await task
     assert scene.desk.given_up == [("b", "deadline")]
-
-
-async def test_answers_after_the_deadline_are_let_go() -> None:
-    scene = Scene()
-    task = await scene.start(ask("pay", "my", timeout_s=1.0))
-    scene.desk.outcome(0, DeadlineError("no answer within 1 s"))
-    scene.desk.outcome(1, answer("b"))
-    with pytest.raises(DeadlineError):
-        await task
 
 
 async def test_a_caller_that_goes_away_gives_its_inputs_up() -> None:
@@ -277,7 +265,7 @@ async def test_a_caller_that_goes_away_gives_its_inputs_up() -> None:
 
 
 class ThreadNoting(TextCodec):
-    """Notes where it was called."""
+    """Notes whether it was called on the event loop's thread."""
 
     def __init__(self) -> None:
         super().__init__(MAX_LENGTH)
@@ -289,16 +277,13 @@ class ThreadNoting(TextCodec):
         return super().encode(rows, truncate=truncate)
 
 
-@pytest.mark.parametrize(
-    ("num_chars", "on_main_thread"), [(LONG_CHARS, True), (LONG_CHARS + 1, False)], ids=["short", "long"]
-)
-async def test_long_texts_are_tokenized_off_the_event_loop(num_chars: int, on_main_thread: bool) -> None:
-    codec = ThreadNoting()
-    clock = ManualClock()
+async def test_long_texts_are_tokenized_off_the_event_loop() -> None:
+    codec, clock = ThreadNoting(), ManualClock()
     service = InferService(codec, Desk(clock), SETTINGS, clock)
-    with pytest.raises(InputError):
-        await service.infer(ask("pay " * (num_chars // 4) + " " * (num_chars % 4)))
-    assert codec.on_main_thread == [on_main_thread]
+    for num_chars in (LONG_CHARS, LONG_CHARS + 1):
+        with pytest.raises(InputError):
+            await service.infer(ask("pay " * (num_chars // 4) + " " * (num_chars % 4)))
+    assert codec.on_main_thread == [True, False]
 
 
 class Slow(TextCodec):

@@ -14,6 +14,7 @@ from earlyexit.signature import Encoded
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, Stage
+from profiles.stream import StreamShape
 from tests.deployments.ingress.dispatch.dispatcher_scene import BATCH, PLAN, SLOTS, Scene, StageCallLog, turns
 
 FIRST, SECOND, THIRD = SLOTS
@@ -298,3 +299,27 @@ def reply_at_random(call: StageCallLog, rng: random.Random) -> None:
         call.fail()
     else:
         call.end()
+
+
+# Probes
+
+
+async def test_an_answered_probe_goes_on_to_the_end_and_its_caller_has_the_early_answer() -> None:
+    shape = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
+    scene = Scene(shape=shape)
+    first = await scene.sent("ab")
+    first.see("a", 1, score=0.1, label=0)
+    first.answer_early("a", exit_block=1)
+    first.send_on("ab", next_block=2)
+    first.end()
+    await turns()
+    assert (scene.answered, scene.core.num_unanswered) == ("a", 1)
+    scene.clock.advance(3.0)
+    second = scene.stages[1].calls[0]
+    assert (second.names, second.call.probe, second.call.remaining_s) == ("ab", True, (10.0, 10.0))
+    second.see("a", 3, score=0.2, label=0)
+    second.see("a", 5, score=float("nan"), label=1)
+    second.answer("ab", exit_block=5)  # a is a duplicate
+    second.end()
+    await turns()
+    assert (scene.answered, scene.metrics.exits) == ("ab", [1, 5])

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.ingress.tracing.hooks import check_tracing, start_tracing
+from deployments.ingress.tracing.otlp import traces_url
 from deployments.settings import ServeSettings, TracingSettings
 from earlyexit.clock import ManualClock
 from optimizer.plan import stock_plan
@@ -39,9 +40,15 @@ def test_tracing_without_its_extra_is_refused_with_what_to_install() -> None:
     assert "pip install '.[tracing]'" in said.stderr
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("endpoint", "collector:4318"), ("endpoint", "http://"), ("ratio", 1.1), ("headers", {})]
-)
-def test_settings_that_cannot_be_are_refused(field: str, value: object) -> None:
-    with pytest.raises(ValidationError, match=field):
-        TracingSettings.model_validate({field: value})
+def test_settings_that_cannot_be_are_refused() -> None:
+    wrong = [("endpoint", "collector:4318"), ("endpoint", "http://"), ("ratio", 1.1), ("headers", {})]
+    for field, value in wrong:
+        with pytest.raises(ValidationError, match=field):
+            TracingSettings.model_validate({field: value})
+
+
+def test_spans_go_to_the_path_that_an_endpoint_names_or_the_usual_one() -> None:
+    assert traces_url(None) is None  # the SDK's own
+    for endpoint in ("http://collector:4318", "http://collector:4318/"):
+        assert traces_url(endpoint) == "http://collector:4318/v1/traces"
+    assert traces_url("https://host/otlp/traces") == "https://host/otlp/traces"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.orders import Canary
@@ -161,3 +162,26 @@ async def test_comparisons_do_not_pile_up(scene: Scene) -> None:
 
 async def answer_at_once(scene: Scene, request: InferRequest) -> tuple[Served, list[Answer]]:
     return scene.own, await scene.own.infer(request)
+
+
+# Draws
+
+
+def test_a_requests_draws_are_the_first_and_second_word_of_its_ids_hash() -> None:
+    # printf r-1 | b2sum -l 64: 7d99a80e 76bbad0e, little-endian
+    assert draws("r-1") == (0x0EA8997D / 2**32, 0x0EADBB76 / 2**32)
+    for any_id in ("", "ä", "x" * 10_000):
+        assert all(0 <= drawn < 1 for drawn in draws(any_id))
+
+
+def test_the_share_of_many_ids_is_about_the_one_asked_for_and_the_draws_are_not_alike() -> None:
+    drawn = [draws(f"request-{number}") for number in range(10_000)]
+    assert sum(first < 0.1 for first, _ in drawn) == pytest.approx(1000, abs=100)  # 3.3 standard deviations
+    assert sum(first < 0.1 and second < 0.1 for first, second in drawn) == pytest.approx(100, abs=33)
+
+
+def test_a_canary_that_contradicts_itself_is_refused() -> None:
+    wrong = [{"share": 1.1}, {"share": -0.1}, {"compare_share": 2}, {"shares": 0}, {"version": ""}, {"share": "0.1"}]
+    for fields in wrong:
+        with pytest.raises(ValidationError):
+            Canary.model_validate({"version": "2"} | fields)
