@@ -18,8 +18,10 @@ from earlyexit.clock import ManualClock
 from earlyexit.engine import BatchEngine, Dispatch
 from earlyexit.member import Member
 from earlyexit.split import Split
+from experiments.kit import show
 
 SLO_S = 0.1
+RULES: tuple[Dispatch, ...] = ("work-conserving", "deferred")
 BATCH = 16
 NUM_INPUTS = 20_000
 SPLITS = (Split(first=0, end=2, batch=BATCH, ramps=(1,)), Split(first=2, end=6, batch=BATCH))
@@ -95,22 +97,20 @@ def main() -> None:
         times = LinearTimes(fixed_s=fixed_s, per_input_s=per_input_s)
         full_s = times.batch_s(SPLITS[0], BATCH) + STAYS * times.batch_s(SPLITS[1], BATCH)
         capacity_rps = BATCH / full_s
-        print(f"{name}: {capacity_rps:.0f} inputs/s with full batches")
-        print("  load   rule              fill 0   fill 1    p50 ms    p99 ms   dropped   in SLO")
+        rows = []
         for load in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2):
             gaps_s = np.random.default_rng(0).exponential(1 / (load * capacity_rps), NUM_INPUTS)
             arrivals_s = np.cumsum(gaps_s).tolist()
-            for dispatch in ("work-conserving", "deferred"):
-                _print(load, dispatch, simulate(times, dispatch, arrivals_s, seed=1))
+            rows += [(load, *_row(rule, simulate(times, rule, arrivals_s, seed=1))) for rule in RULES]
+        columns = ("load", "rule", "fill 0", "fill 1", "p50 ms", "p99 ms", "dropped", "in SLO")
+        show(f"{name}: {capacity_rps:.0f} inputs/s with full batches", columns, rows)
 
 
-def _print(load: float, dispatch: str, outcome: Outcome) -> None:
+def _row(rule: Dispatch, outcome: Outcome) -> tuple[str, ...]:
     p50_s, p99_s = np.percentile(outcome.latencies_s, [50, 99])
     in_slo = float((outcome.latencies_s <= SLO_S).sum()) / NUM_INPUTS
-    print(
-        f"  {load:4.1f}   {dispatch:<16} {outcome.fills[0]:7.1%} {outcome.fills[2]:8.1%} {p50_s * 1000:9.1f} "
-        f"{p99_s * 1000:9.1f} {outcome.dropped / NUM_INPUTS:9.1%} {in_slo:8.1%}"
-    )
+    shares = (*(f"{outcome.fills[split.first]:.1%}" for split in SPLITS), f"{p50_s * 1000:.1f}", f"{p99_s * 1000:.1f}")
+    return rule, *shares, f"{outcome.dropped / NUM_INPUTS:.1%}", f"{in_slo:.1%}"
 
 
 def _admit(engine: BatchEngine[float], waiting: list[tuple[float, int]], now_s: float) -> None:

@@ -11,22 +11,19 @@ prints no time of its V100; 8 ms at batch 1 is an estimate, TensorRT's takes 1.2
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from experiments.data import RUNS, data_folder
+from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
 from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned
 from optimizer.evaluate import Evaluation
 from optimizer.planner import solve, solve_in
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problem import MinimizeCost, PlanProblem
 from optimizer.problem_file import read_problem
 from optimizer.rescore import joint_reach, rescore
 from optimizer.space import Space
@@ -65,7 +62,8 @@ class Row:
 
     figure: str
     label: str
-    problem: PlanProblem
+    fixed: bool
+    """Whether the rate is, so that costs are compared."""
     decisions: dict[str, Decision]
     joint: Evaluation | None
     """Of the best plan by the joint records."""
@@ -73,10 +71,18 @@ class Row:
     def value(self, name: str) -> float | None:
         """Rate per second, or USD per hour where the rate is fixed."""
         decision = self.decisions[name]
-        if isinstance(decision, NoPlan):
+        return None if isinstance(decision, NoPlan) else self.of(decision.figures)
+
+    def of(self, figures: Evaluation) -> float:
+        """The same of any plan."""
+        return figures.usd_per_hour if self.fixed else figures.rate_per_s
+
+    def times_better(self, one: str, other: str) -> float | None:
+        """How many times better one is than the other; None where either has no plan."""
+        ours, theirs = self.value(one), self.value(other)
+        if ours is None or theirs is None:
             return None
-        fixed = isinstance(self.problem.objective, MinimizeCost)
-        return decision.figures.usd_per_hour if fixed else decision.figures.rate_per_s
+        return theirs / ours if self.fixed else ours / theirs
 
 
 def stretched(problem: PlanProblem, times: float) -> PlanProblem:
@@ -98,9 +104,12 @@ def figure_problems(times: float) -> list[tuple[str, str, PlanProblem]]:
     rows = [("7", f"batch <= {batch}", with_batch_limit(equal, batch)) for batch in BATCHES]
     rows += [("13", f"batch <= {batch}", with_batch_limit(mixed, batch)) for batch in BATCHES]
     for figure, problem in (("14", equal), ("15", mixed)):
-        many = replace(problem, objective=fixed, devices=_plenty(problem))
+        plenty = {name: replace(supply, count=PLENTY) for name, supply in problem.devices.items()}
+        many = replace(problem, objective=fixed, devices=plenty)
         rows += [(figure, f"batch <= {batch}", with_batch_limit(many, batch)) for batch in BATCHES]
-    rows += [("24", f"SLO {slo_s * 1e3:.0f} ms", _with_slo(equal, slo_s)) for slo_s in SLOS_S]
+    rows += [
+        ("24", f"SLO {slo_s * 1e3:.0f} ms", replace(equal, slo=replace(equal.slo, latency_s=slo_s))) for slo_s in SLOS_S
+    ]
     rows += [("25", f"batch <= {batch}", with_batch_limit(equal, batch)) for batch in BATCHES]
     return rows
 
@@ -119,7 +128,8 @@ def solved(figure: str, label: str, problem: PlanProblem, records_file: bool) ->
         decisions = {strategy: solve(problem, strategy) for strategy in STRATEGIES}
     best = decisions["best"]
     joint = _joint(problem, best, list(decisions.values())) if records_file and isinstance(best, Planned) else None
-    return Row(figure=figure, label=label, problem=problem, decisions=decisions, joint=joint)
+    fixed = isinstance(problem.objective, MinimizeCost)
+    return Row(figure=figure, label=label, fixed=fixed, decisions=decisions, joint=joint)
 
 
 def _joint(problem: PlanProblem, best: Planned, others: Sequence[Decision]) -> Evaluation | None:
@@ -131,38 +141,26 @@ def _joint(problem: PlanProblem, best: Planned, others: Sequence[Decision]) -> E
     return None if chosen is None else chosen.joint
 
 
-def _with_slo(problem: PlanProblem, latency_s: float) -> PlanProblem:
-    return replace(problem, slo=Slo(latency_s=latency_s, slack=problem.slo.slack), objective=MaximizeRate())
-
-
-def _plenty(problem: PlanProblem) -> dict[str, Supply]:
-    return {name: replace(supply, count=PLENTY) for name, supply in problem.devices.items()}
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """One figure, as text."""
+def print_figure(rows: Sequence[Row]) -> None:
+    """One figure, as a table."""
     figure, names = rows[0].figure, list(rows[0].decisions)
-    fixed = isinstance(rows[0].problem.objective, MinimizeCost)
-    unit = f"USD/h for {RATE_PER_S:.0f}/s" if fixed else "inputs/s"
+    unit = f"USD/h for {RATE_PER_S:.0f}/s" if rows[0].fixed else "inputs/s"
     ratios = RATIOS_OF_VARIANTS if figure == "25" else RATIOS
-    drawn = Table(title=f"figure {figure}: {unit}", caption=f"E3: {PAPER[figure]}", title_justify="left")
-    for name in ["", *names, *(f"{one} / {other}" for one, other in ratios), "best, joint records"]:
-        drawn.add_column(name, justify="right")
-    for row in rows:
-        better = [_times_better(row.value(one), row.value(other), fixed) for one, other in ratios]
-        joint = None if row.joint is None else (row.joint.usd_per_hour if fixed else row.joint.rate_per_s)
-        drawn.add_row(row.label, *(_number(row.value(name)) for name in names), *better, _number(joint))
-    return drawn
-
-
-def _times_better(one: float | None, other: float | None, fixed: bool) -> str:
-    if one is None or other is None:
-        return "-"
-    return f"{other / one if fixed else one / other:.2f}"
-
-
-def _number(value: float | None) -> str:
-    return "no plan" if value is None else f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
+    show(
+        f"figure {figure}: {unit}",
+        ("", *names, *(f"{one} / {other}" for one, other in ratios), "best, joint records"),
+        [
+            (
+                row.label,
+                *("no plan" if (value := row.value(name)) is None else value for name in names),
+                *(row.times_better(*pair) for pair in ratios),
+                None if row.joint is None else row.of(row.joint),
+            )
+            for row in rows
+        ],
+        caption=f"E3: {PAPER[figure]}",
+    )
+    print()
 
 
 def document(row: Row) -> dict[str, Any]:
@@ -185,29 +183,19 @@ def document(row: Row) -> dict[str, Any]:
     }
 
 
-def run(times: float, report: Callable[[Row], None]) -> list[Row]:
-    """Every row of every figure."""
-    records_file = data_folder() is not None
-    rows = []
-    for figure, label, problem in figure_problems(times):
-        rows.append(solved(figure, label, problem, records_file))
-        report(rows[-1])
-    return rows
-
-
 def main() -> None:
     """Print the tables and write them."""
     parser = ArgumentParser(prog="python -m experiments.e3_plans", description=__doc__)
     parser.add_argument("--slower", type=float, default=1.0, help="stretch all latencies by this")
     arguments = parser.parse_args()
-    rows = run(arguments.slower, lambda row: print(f"figure {row.figure}: {row.label}", flush=True))
-    console = Console(width=200)
+    rows = []
+    for figure, label, problem in figure_problems(arguments.slower):
+        print(f"figure {figure}: {label}", flush=True)
+        rows.append(solved(figure, label, problem, data_folder() is not None))
     for figure in PAPER:
-        console.print(table([row for row in rows if row.figure == figure]), "")
-    RUNS.mkdir(exist_ok=True)
+        print_figure([row for row in rows if row.figure == figure])
     path = RUNS / f"e3_plans-{arguments.slower:g}x.json"
-    path.write_text(json.dumps([document(row) for row in rows], indent=1), encoding="utf-8")
-    print(f"written: {path}")
+    print(f"written: {keep([document(row) for row in rows], path)}")
 
 
 if __name__ == "__main__":

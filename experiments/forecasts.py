@@ -15,10 +15,9 @@ one core; writes runs/forecasts/results.json.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from experiments.drift import (
     twitter_rates,
     wandering,
 )
+from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
 from offramp.jobs.provenance import provenance
 from profiles.forecast import SurvivalHistory, forecast_rate, forecast_survival
@@ -96,11 +96,6 @@ class Errors:
     coverage: float
     """Share of figures inside their intervals, which promise 80 %."""
 
-    @property
-    def ratio(self) -> float:
-        """Against the last value."""
-        return self.forecast / self.last
-
 
 def backtest(seen_WK: FloatArray, true_WK: FloatArray, stride: int = 1) -> Errors:
     """Forecast each window from those before it; `seen_WK` counts inputs that reach each block, `true_WK` shares."""
@@ -132,25 +127,26 @@ def run_workload(workload: Workload, kinds: Kinds, num_probes: float, seed: int)
 
 def survival_table(kinds: Kinds, num_probes: float) -> dict[str, Any]:
     """Every workload, and the drifting ones together."""
-    print(f"\n{num_probes:.0f} inputs a window in the history")
-    print(f"  {'workload':<22} {'last':>8} {'mean':>8} {'forecast':>9} {'of last':>8} {'in 80 %':>8}")
-    rows: dict[str, Any] = {}
-    together = np.zeros(2)
-    for workload in WORKLOADS:
-        found = [run_workload(workload, kinds, num_probes, seed) for seed in SEEDS]
-        row = {
-            name: float(np.mean([getattr(each, name) for each in found]))
-            for name in ("last", "mean", "forecast", "coverage")
-        }
-        row["ratio"] = row["forecast"] / row["last"]
-        together += [row["forecast"], row["last"]] if workload.drifts else [0, 0]
-        rows[workload.name] = row
-        print(
-            f"  {workload.name:<22} {row['last']:8.4f} {row['mean']:8.4f} {row['forecast']:9.4f} {row['ratio']:8.3f} "
-            f"{row['coverage']:8.1%}"
-        )
-    print(f"  drifting workloads together: {together[0] / together[1]:.3f} of the last value's error")
-    return {"workloads": rows, "drifting_ratio": together[0] / together[1]}
+    rows = {
+        workload.name: _mean([asdict(run_workload(workload, kinds, num_probes, seed)) for seed in SEEDS])
+        for workload in WORKLOADS
+    }
+    drifting = [rows[workload.name] for workload in WORKLOADS if workload.drifts]
+    together = sum(row["forecast"] for row in drifting) / sum(row["last"] for row in drifting)
+    _show(f"{num_probes:.0f} inputs a window in the history", rows)
+    print(f"drifting workloads together: {together:.3f} of the last value's error\n")
+    return {"workloads": rows, "drifting_ratio": together}
+
+
+def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of the errors, name by name, and the ratio of two of them."""
+    row = {name: float(np.mean([each[name] for each in found])) for name in found[0]}
+    return {**row, "ratio": row["forecast"] / row["last"]}
+
+
+def _show(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
+    names = list(next(iter(rows.values())))
+    show(title, ("", *names), [(label, *(row[name] for name in names)) for label, row in rows.items()])
 
 
 def figure_21_cuts(kinds: Kinds) -> list[int]:
@@ -166,18 +162,13 @@ def figure_21(kinds: Kinds, num_probes: float) -> dict[str, Any]:
     cannot be foreseen.
     """
     cuts = figure_21_cuts(kinds)
-    print(f"\nfigure 21: inputs of {INPUT_BATCH}, cuts before blocks {cuts}, {num_probes:.0f} inputs a window")
-    print(f"  {'workload':<22} {'last':>8} {'forecast':>9}")
-    rows: dict[str, Any] = {}
+    rows = {}
     for workload in (*WORKLOADS, TWO_SWITCHES):
         found = [forecast_batches(workload, kinds, num_probes, cuts, seed) for seed in range(FIGURE_21_SEEDS)]
-        row = {
-            name: float(np.mean([getattr(each, f"{name}_error") for each in found])) for name in ("forecast", "last")
-        }
-        rows[workload.name] = row
-        print(f"  {workload.name:<22} {row['last']:8.3f} {row['forecast']:9.3f}")
+        rows[workload.name] = _mean([{"last": each.last_error, "forecast": each.forecast_error} for each in found])
+    _show(f"figure 21: inputs of {INPUT_BATCH}, cuts before blocks {cuts}, {num_probes:.0f} inputs a window", rows)
     mean = float(np.mean([rows[workload.name]["forecast"] for workload in WORKLOADS]))
-    print(f"  all but the last: {mean:.3f} inputs")
+    print(f"all but the last: {mean:.3f} inputs\n")
     return {"cuts": cuts, "workloads": rows, "mean_error_inputs": mean}
 
 
@@ -231,8 +222,10 @@ def rate_errors(rates_W: FloatArray, stride: int) -> dict[str, float]:
         for name, guess in guesses.items():
             errors[name].append(abs(float(guess) - rates_W[now]))
         errors["inside"].append(float(found.low_rps_H[0] <= rates_W[now] <= found.high_rps_H[0]))
-    row = {name: float(np.mean(values)) for name, values in errors.items()}
-    return row | {"ratio": row["forecast"] / row["last"], "windows": float(len(errors["last"]))}
+    return {
+        **_mean([{name: float(np.mean(values)) for name, values in errors.items()}]),
+        "windows": float(len(errors["last"])),
+    }
 
 
 def rate_table() -> dict[str, Any]:
@@ -242,13 +235,8 @@ def rate_table() -> dict[str, Any]:
         "Twitter": (twitter_rates(require_data(TWITTER))[design:], 4),
         "Azure Functions": (azure_function_rates(require_data(AZURE)), 1),
     }
-    print(f"\nrates, requests/s\n  {'trace':<18} {'last':>8} {'mean':>8} {'forecast':>9} {'of last':>8} {'in 80 %':>8}")
     rows = {name: rate_errors(rates_W, stride) for name, (rates_W, stride) in traces.items()}
-    for name, row in rows.items():
-        print(
-            f"  {name:<18} {row['last']:8.3f} {row['mean']:8.3f} {row['forecast']:9.3f} {row['ratio']:8.3f} "
-            f"{row['inside']:8.1%}   ({row['windows']:.0f} windows)"
-        )
+    _show("rates, requests/s", rows)
     return rows
 
 
@@ -282,12 +270,10 @@ def main() -> None:
         "rates": rate_table(),
         "seconds_24_ramps_60_windows": seconds_for_24_ramps(),
     }
-    print(f"\n24 ramps from 60 windows: {results['seconds_24_ramps_60_windows']:.2f} s")
-    path = RUNS / "forecasts" / "results.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    print(f"24 ramps from 60 windows: {results['seconds_24_ramps_60_windows']:.2f} s")
     facts = provenance(seeds=SEEDS, entropy=ENTROPY, rate_rps=RATE_RPS, probe_share=PROBE_SHARE, history=HISTORY)
-    path.write_text(json.dumps({"schema_version": 1, "provenance": facts, **results}, indent=2) + "\n")
-    print(f"written to {path}")
+    document = {"schema_version": 1, "provenance": facts, **results}
+    print(f"written: {keep(document, RUNS / 'forecasts' / 'results.json')}")
 
 
 if __name__ == "__main__":

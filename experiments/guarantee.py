@@ -20,7 +20,6 @@ all ramps that saves most there within the budget. Writes runs/guarantee.json. M
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,12 +28,11 @@ from statistics import fmean
 from typing import Literal, get_args
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from earlyexit.dataset import LabelledRows, read_labelled
 from experiments.clinc150 import DATA
 from experiments.data import RUNS, data_folder
+from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
 from offramp.jobs.calibration import CalibrateJob, record_exits
 from offramp.jobs.progress import progress_bars
@@ -249,25 +247,27 @@ def run(asked: Sequence[Case], trials: int, progress: Callable[[str, int, int], 
     return summaries
 
 
-def table(summaries: Sequence[Summary], trials: int) -> Table:
+def _show(summaries: Sequence[Summary], trials: int) -> None:
     """One row per case and way."""
-    found = Table(title=f"confidence {CONFIDENCE:.0%}, {trials} trials each", title_justify="left")
-    for name in ("records", "how", "inputs", "budget", "tested", "empty", "blocks", "oracle", "broken", "worst subset"):
-        found.add_column(name, justify="left" if name in ("records", "how", "tested") else "right")
-    for each in summaries:
-        found.add_row(
-            each.records,
-            each.how,
-            str(each.num_inputs),
-            f"{each.budget:.0%}",
-            each.learnt,
-            f"{each.empty_share:.1%}",
-            f"{each.blocks:.2f} of {each.num_blocks}",
-            f"{each.oracle_blocks:.2f}",
-            f"{each.broken_share:.1%}",
-            f"{each.broken_worst_share:.1%}",
-        )
-    return found
+    show(
+        f"confidence {CONFIDENCE:.0%}, {trials} trials each",
+        ("records", "how", "inputs", "budget", "tested", "empty", "blocks", "oracle", "broken", "worst subset"),
+        [
+            (
+                each.records,
+                each.how,
+                str(each.num_inputs),
+                f"{each.budget:.0%}",
+                each.learnt,
+                f"{each.empty_share:.1%}",
+                f"{each.blocks:.2f} of {each.num_blocks}",
+                f"{each.oracle_blocks:.2f}",
+                f"{each.broken_share:.1%}",
+                f"{each.broken_worst_share:.1%}",
+            )
+            for each in summaries
+        ],
+    )
 
 
 def main() -> None:
@@ -278,11 +278,8 @@ def main() -> None:
     asked = list(cases())
     with progress_bars() as progress:
         summaries = run(asked, trials, progress)
-    Console(width=130).print(table(summaries, trials))
-    RUNS.mkdir(exist_ok=True)
-    path = RUNS / "guarantee.json"
-    path.write_text(json.dumps([asdict(each) for each in summaries], indent=1), encoding="utf-8")
-    print(f"written: {path}")
+    _show(summaries, trials)
+    print(f"written: {keep([asdict(each) for each in summaries], RUNS / 'guarantee.json')}")
 
 
 if __name__ == "__main__":

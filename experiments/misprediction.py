@@ -12,17 +12,14 @@ Minutes: 1 on one core.
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from experiments.data import RUNS
 from experiments.e3_plans import PROBLEMS
+from experiments.kit import keep, show
 from optimizer.decision import Planned, Strategy
 from optimizer.evaluate import evaluate, nested_reach
 from optimizer.planner import solve
@@ -33,6 +30,9 @@ from optimizer.what_if import with_batch_limit
 ERRORS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 BATCHES = (2, 4, 8)
 STRATEGIES: tuple[Strategy, ...] = ("e3", "best")
+
+Simulate = Callable[[Planned], float]
+"""From a plan to its goodput in truth, in inputs per second."""
 
 
 def too_few_leave(share: float, error: float) -> float:
@@ -45,70 +45,66 @@ def too_many_leave(share: float, error: float) -> float:
     return share * (1 - error) if share < 1 else share
 
 
-Predict = Callable[[float, float], float]
-"""From a block's true survival and the error to what is predicted."""
-
-DIRECTIONS: dict[str, Predict] = {
-    "sees too few leave": too_few_leave,
-    "sees too many leave": too_many_leave,
-}
+DIRECTIONS = {"sees too few leave": too_few_leave, "sees too many leave": too_many_leave}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One wrong forecast and what its plan does in truth."""
+class Mistakes:
+    """What one strategy's plans do in truth, wrong in one direction."""
 
-    batch: int
-    strategy: str
+    case: str
+    strategy: Strategy
     direction: str
-    error: float
-    rate_per_s: float
-    latency_s: float
-    keeps_slo: bool
-    share_of_best: float
-    """Goodput over that of the plan that knows the truth."""
-    times_stock: float
+    errors: tuple[float, ...]
+    """From 0 on."""
+    goodput_per_s: tuple[float, ...]
+    """Per error."""
+    stock_per_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.strategy} {self.direction}"
+
+    def at(self, error: float) -> float | None:
+        """Goodput there."""
+        return dict(zip(self.errors, self.goodput_per_s, strict=True)).get(error)
 
 
-def goodput(problem: PlanProblem, planned: Planned) -> tuple[float, float, bool]:
-    """Rate and worst-case latency under the problem's survival, and whether the SLO holds."""
-    figures = evaluate(problem, planned.stages, nested_reach(problem))
-    return figures.rate_per_s, figures.latency_s, figures.latency_s <= problem.slo.latency_s
-
-
-def mistaken(truth: PlanProblem, strategy: Strategy, predict: Predict, error: float) -> Planned:
-    """The plan of who believes a wrong forecast; it predicts what that forecast says."""
-    seen = replace(truth, survival_N=tuple(predict(share, error) for share in truth.survival_N))
-    planned = solve(seen, strategy)
-    assert isinstance(planned, Planned), "other survival asks for no less latency than the truth"
-    return planned
-
-
-def mispredicted(truth: PlanProblem, strategy: Strategy, batch: int) -> list[Outcome]:
-    """All errors of one strategy on one problem."""
-    known, stock = solve(truth, strategy), solve(truth, "stock")
-    assert isinstance(known, Planned), "the true problem has a plan"
-    assert isinstance(stock, Planned), "stock has one too"
-    outcomes = []
+def mispredicted(
+    case: str, truth: PlanProblem, strategy: Strategy, errors: tuple[float, ...], simulate: Simulate
+) -> list[Mistakes]:
+    """All errors of one strategy on one problem, in either direction."""
+    stock = solve(truth, "stock")
+    assert isinstance(stock, Planned), "the problems of this experiment have plans"
+    stock_per_s, found = simulate(stock), []
     for direction, predict in DIRECTIONS.items():
-        for error in ERRORS:
-            planned = mistaken(truth, strategy, predict, error)
-            rate_per_s, latency_s, keeps_slo = goodput(truth, planned)
-            served = rate_per_s if keeps_slo else 0.0
-            outcomes.append(
-                Outcome(
-                    batch=batch,
-                    strategy=strategy,
-                    direction=direction,
-                    error=error,
-                    rate_per_s=rate_per_s,
-                    latency_s=latency_s,
-                    keeps_slo=keeps_slo,
-                    share_of_best=served / known.figures.rate_per_s,
-                    times_stock=served / stock.figures.rate_per_s,
-                )
+        rates = []
+        for error in errors:
+            seen = replace(truth, survival_N=tuple(predict(share, error) for share in truth.survival_N))
+            planned = solve(seen, strategy)
+            assert isinstance(planned, Planned), "other survival asks for no less latency than the truth"
+            rates.append(simulate(planned))
+        found.append(
+            Mistakes(
+                case=case,
+                strategy=strategy,
+                direction=direction,
+                errors=errors,
+                goodput_per_s=tuple(rates),
+                stock_per_s=stock_per_s,
             )
-    return outcomes
+        )
+    return found
+
+
+def by_cost_model(truth: PlanProblem) -> Simulate:
+    """The rate of a plan under the problem's survival; 0 where its worst-case latency breaks the SLO."""
+
+    def simulate(planned: Planned) -> float:
+        figures = evaluate(truth, planned.stages, nested_reach(truth))
+        return figures.rate_per_s if figures.latency_s <= truth.slo.latency_s else 0.0
+
+    return simulate
 
 
 def main() -> None:
@@ -116,24 +112,27 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m experiments.misprediction", description=__doc__)
     parser.add_argument("--problem", type=Path, default=PROBLEMS / "bert_base_16_v100.yaml")
     problem = read_problem(parser.parse_args().problem).problem
-    outcomes = [
-        outcome
-        for batch in BATCHES
-        for strategy in STRATEGIES
-        for outcome in mispredicted(with_batch_limit(problem, batch), strategy, batch)
-    ]
-    table = Table(title="goodput kept, of the plan that knows the truth (over stock)", title_justify="left")
-    for name in ("batch <=", "plan", "forecast", *(f"{error:.0%}" for error in ERRORS)):
-        table.add_column(name, justify="right")
-    for start in range(0, len(outcomes), len(ERRORS)):
-        row = outcomes[start : start + len(ERRORS)]
-        cells = [f"{each.share_of_best:.3f} ({each.times_stock:.2f}x)" for each in row]
-        table.add_row(str(row[0].batch), row[0].strategy, row[0].direction, *cells)
-    Console(width=200).print(table)
-    RUNS.mkdir(exist_ok=True)
-    path = RUNS / "misprediction.json"
-    path.write_text(json.dumps([asdict(each) for each in outcomes], indent=1), encoding="utf-8")
-    print(f"written: {path}")
+    found = []
+    for batch in BATCHES:
+        truth = with_batch_limit(problem, batch)
+        for strategy in STRATEGIES:
+            found += mispredicted(f"batch <= {batch}", truth, strategy, ERRORS, by_cost_model(truth))
+    show(
+        "goodput kept, of the plan that knows the truth (over stock)",
+        ("", "forecast", *(f"{error:.0%}" for error in ERRORS)),
+        [
+            (
+                each.case,
+                each.name,
+                *(
+                    f"{rate / each.goodput_per_s[0]:.3f} ({rate / each.stock_per_s:.2f}x)"
+                    for rate in each.goodput_per_s
+                ),
+            )
+            for each in found
+        ],
+    )
+    print(f"written: {keep([asdict(each) for each in found], RUNS / 'misprediction.json')}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Each problem is planned once to compile and warm up, then timed; one core (`OMP_
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.e3_plans import PROBLEMS
+from experiments.kit import keep, show
 from optimizer.decision import Planned, Strategy
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, Objective, PlanProblem, Slo, Supply
@@ -27,7 +28,6 @@ from optimizer.problem_file import read_problem
 from profiles.catalogue import published_profile
 from profiles.table import LatencyTable
 
-PROBLEMS = Path(__file__).parent / "problems"
 # E3 (SOSP'24), figure 20: seconds of its optimizer.
 E3_S = {"bert_base_16_v100": 0.87, "bert_base_hetero": 2.09, "bert_large_16_v100": 1.53, "bert_large_hetero": 3.63}
 COMMAND_PROBLEM = PROBLEMS / "bert_base_16_v100.yaml"
@@ -57,20 +57,16 @@ def main() -> None:
     options = parser.parse_args()
     rows = [timed(path.stem, read_problem(path).problem, options.rounds) for path in sorted(PROBLEMS.glob("*.yaml"))]
     for name, link in BIG_LINKS.items():
-        rows.append(
-            timed(
-                f"64 blocks, 10,000 of 6 types, {name}",
-                bert_large_problem(BIG_BLOCKS, BIG_CLUSTER, link),
-                options.rounds,
-            )
-        )
+        problem = bert_large_problem(BIG_BLOCKS, BIG_CLUSTER, link)
+        rows.append(timed(f"64 blocks, 10,000 of 6 types, {name}", problem, options.rounds))
     command_s = median(_command_s() for _ in range(options.rounds))
-    report = {"rows": rows, "command_s": command_s, "command_imports": _heavy_imports()}
-    _print(report)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "planner_speed.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"kept in {path}")
+    imports = _heavy_imports()
+    columns = ("problem", "seconds", "e3_seconds", "rate_per_s", "gap")
+    show("", columns, [[row[name] for name in columns] for row in rows])
+    told = ", ".join(imports) or "neither torch nor ray"
+    print(f"offramp plan {COMMAND_PROBLEM.name} --json: {command_s:.2f} s, imports {told}")
+    report = {"rows": rows, "command_s": command_s, "command_imports": imports}
+    print(f"written: {keep(report, options.out / 'planner_speed.json')}")
 
 
 def bert_large_problem(
@@ -134,15 +130,6 @@ def _heavy_imports() -> list[str]:
     command = [sys.executable, "-c", program, "plan", str(COMMAND_PROBLEM), "--json"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return said.splitlines()[-1].removeprefix("imported:").split()
-
-
-def _print(report: dict[str, Any]) -> None:
-    print(f"{'problem':<42}{'seconds':>10}{'E3':>8}{'rate/s':>12}{'gap':>8}")
-    for row in report["rows"]:
-        e3_s = f"{row['e3_seconds']:.2f}" if row["e3_seconds"] else "-"
-        print(f"{row['problem']:<42}{row['seconds']:>10.3f}{e3_s:>8}{row['rate_per_s']:>12.5g}{row['gap']:>8.2%}")
-    imports = ", ".join(report["command_imports"]) or "neither torch nor ray"
-    print(f"offramp plan {COMMAND_PROBLEM.name} --json: {report['command_s']:.2f} s, imports {imports}")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ Plans for wrong survivals, simulated on the true exits: 16 V100 at E3's speed, P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
-from experiments.misprediction import DIRECTIONS, mistaken
+from experiments.misprediction import Mistakes, Simulate, mispredicted
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, exits_at_once
 from experiments.studies.picture import Lines
@@ -18,7 +18,6 @@ from experiments.studies.study import Comparison, Effort, StudyResult, Table, de
 from optimizer.decision import Planned, Strategy
 from optimizer.evaluate import evaluate, nested_reach
 from optimizer.plan import Stage
-from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.what_if import with_batch_limit
 
@@ -32,85 +31,27 @@ STRATEGIES: dict[Effort, tuple[Strategy, ...]] = {"full": ("e3", "best"), "quick
 AT_ONCE = "half leave at once"
 """A case whose exits are made up."""
 
-Simulate = Callable[[Planned], float]
-"""From a plan to its goodput."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mistakes:
-    """One strategy's plans, wrong in one direction."""
-
-    case: str
-    strategy: Strategy
-    direction: str
-    errors: tuple[float, ...]
-    """From 0 on."""
-    goodput_per_s: tuple[float, ...]
-    """Per error."""
-    stock_per_s: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.strategy} {self.direction}"
-
-    @property
-    def lost(self) -> float | None:
-        """% of the goodput of the plan that knows the truth, at an error of `AN_ERROR`."""
-        kept = ratio(self.at(AN_ERROR), self.goodput_per_s[0])
-        return None if kept is None else 100 * (1 - kept)
-
-    def at(self, error: float) -> float | None:
-        """Goodput there."""
-        return dict(zip(self.errors, self.goodput_per_s, strict=True)).get(error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Case:
-    """What is true, and what is tried."""
-
-    name: str
-    truth: PlanProblem
-    inputs: Workload
-    errors: tuple[float, ...]
-    strategies: tuple[Strategy, ...] = ("e3",)
+Case = tuple[str, int, Workload, tuple[float, ...], tuple[Strategy, ...]]
+"""Name, largest batch, inputs, errors and strategies."""
 
 
 def cases(cluster: PlanProblem, inputs: Workload, effort: Effort) -> list[Case]:
     """All errors at the largest batch; then other batches, and exits like those of the paper's model."""
-
-    def case(
-        name: str, batch: int, inputs: Workload, *errors: float, strategies: tuple[Strategy, ...] = ("e3",)
-    ) -> Case:
-        truth = facing(with_batch_limit(cluster, batch), inputs)
-        return Case(name=name, truth=truth, inputs=inputs, errors=errors, strategies=strategies)
-
-    first = case(f"batch {LARGEST_BATCH}", LARGEST_BATCH, inputs, *ERRORS[effort], strategies=STRATEGIES[effort])
+    first: Case = (f"batch {LARGEST_BATCH}", LARGEST_BATCH, inputs, ERRORS[effort], STRATEGIES[effort])
     if effort == "quick":
         return [first]
     return [
         first,
-        *(case(f"batch {batch}", batch, inputs, 0.0, AN_ERROR) for batch in OTHER_BATCHES),
-        case(AT_ONCE, LARGEST_BATCH, exits_at_once(cluster), 0.0, AN_ERROR, 0.5, 1.0),
+        *((f"batch {batch}", batch, inputs, (0.0, AN_ERROR), ("e3",)) for batch in OTHER_BATCHES),
+        (AT_ONCE, LARGEST_BATCH, exits_at_once(cluster), (0.0, AN_ERROR, 0.5, 1.0), ("e3",)),
     ]
 
 
-def mistakes(case: Case, simulate: Simulate) -> list[Mistakes]:
-    """Every strategy in either direction."""
-    stock = solve(case.truth, "stock")
-    assert isinstance(stock, Planned), "the problems of this study have plans"
-    stock_per_s = simulate(stock)
-    return [
-        Mistakes(
-            case=case.name,
-            strategy=strategy,
-            direction=direction,
-            errors=case.errors,
-            goodput_per_s=tuple(simulate(mistaken(case.truth, strategy, predict, error)) for error in case.errors),
-            stock_per_s=stock_per_s,
-        )
-        for strategy in case.strategies
-        for direction, predict in DIRECTIONS.items()
-    ]
+def lost(found: Mistakes) -> float | None:
+    """% of the goodput of the plan that knows the truth, at an error of `AN_ERROR`."""
+    kept = ratio(found.at(AN_ERROR), found.goodput_per_s[0])
+    return None if kept is None else 100 * (1 - kept)
 
 
 def simulator(truth: PlanProblem, inputs: Workload, effort: Effort) -> Simulate:
@@ -126,18 +67,18 @@ def simulator(truth: PlanProblem, inputs: Workload, effort: Effort) -> Simulate:
     return simulate
 
 
-def compare(rows: Sequence[Sequence[Mistakes]]) -> StudyResult:
-    """The mistakes of every case; the first has the picture. What an error costs e3 at most and at least, then all."""
-    found, first = [each for row in rows for each in row], rows[0]
-    of_e3 = [each.lost for each in found if each.strategy == "e3" and each.case != AT_ONCE]
-    lost = [each for each in of_e3 if each is not None]
+def compare(found: Sequence[Mistakes]) -> StudyResult:
+    """The first case has the picture. What an error costs e3 at most and at least, then all."""
+    first = [each for each in found if each.case == found[0].case]
+    of_e3 = [lost(each) for each in found if each.strategy == "e3" and each.case != AT_ONCE]
+    known = [each for each in of_e3 if each is not None]
     words = f"e3: lost at an error of {AN_ERROR:.0%}"
     series = {each.name: each.goodput_per_s for each in first}
     return StudyResult(
         comparisons=(
-            Comparison(f"{words}, most (%)", max(lost, default=None), MOST_LOST),
-            Comparison(f"{words}, least (%)", min(lost, default=None), LEAST_LOST),
-            *(Comparison(f"lost, {each.name}, {each.case} (%)", each.lost) for each in found),
+            Comparison(f"{words}, most (%)", max(known, default=None), MOST_LOST),
+            Comparison(f"{words}, least (%)", min(known, default=None), LEAST_LOST),
+            *(Comparison(f"lost, {each.name}, {each.case} (%)", lost(each)) for each in found),
         ),
         pictures=(
             Lines(
@@ -161,8 +102,13 @@ def compare(rows: Sequence[Sequence[Mistakes]]) -> StudyResult:
 
 def run(effort: Effort) -> StudyResult:
     """BERT-base's recorded exits on E3's 16 V100."""
-    tried = cases(equal_cluster(), sst2(), effort)
-    return compare([mistakes(each, simulator(each.truth, each.inputs, effort)) for each in tried])
+    cluster, found = equal_cluster(), list[Mistakes]()
+    for name, batch, inputs, errors, strategies in cases(cluster, sst2(), effort):
+        truth = facing(with_batch_limit(cluster, batch), inputs)
+        simulate = simulator(truth, inputs, effort)
+        for strategy in strategies:
+            found += mispredicted(name, truth, strategy, errors, simulate)
+    return compare(found)
 
 
 STUDY = declare(__name__, run, needs=(BERT12_SST2,))
