@@ -162,7 +162,8 @@ def compare_studies(older: Side, ours: Side) -> list[str]:
     for name in sorted(before.keys() | now.keys()):
         if name not in TIMED:
             pair = [dict(_figures(side.get(name, {}).get("outcome", {}).get("result", {}))) for side in (before, now)]
-            different += [f"{name}: {key}" for key in pair[0] | pair[1] if pair[0].get(key) != pair[1].get(key)]
+            # What is new, such as a table of figures that there were, changes none.
+            different += [f"{name}: {key}" for key, value in pair[0].items() if pair[1].get(key) != value]
     return different
 
 
