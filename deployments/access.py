@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 KEYS_VARIABLE = "OFFRAMP_API_KEYS"
 
@@ -25,7 +26,7 @@ class AccessSettings(BaseModel):
     """What is counted; of inputs, those of predictions only."""
     burst: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """What may come at once after a pause; None: one second's, at least 1."""
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Origins, like `https://example.org`, whose pages browsers let use the service; `*` for all. None by default."""
 
     @property
@@ -39,13 +40,14 @@ class AccessSettings(BaseModel):
         for origin in origins:
             scheme, _, rest = origin.partition("://")
             if origin != "*" and (scheme not in ("http", "https") or not rest or "/" in rest):
-                raise ValueError(f"{origin!r} is no origin like https://example.org")
+                words = "{origin} is no origin like https://example.org"
+                raise PydanticCustomError("origin", words, {"origin": repr(origin)})
         return origins
 
     @model_validator(mode="after")
     def _is_one_place(self) -> AccessSettings:
         if self.keys_file is not None and self.keys_env is not None:
-            raise ValueError("keys_file and keys_env exclude each other: give one of them")
+            raise PydanticCustomError("keys", "keys_file and keys_env exclude each other: give one of them")
         if self.burst is not None and self.rate_per_s is None:
-            raise ValueError("a burst goes with rate_per_s")
+            raise PydanticCustomError("burst", "a burst goes with rate_per_s")
         return self

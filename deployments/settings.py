@@ -28,10 +28,14 @@ def _problem(given: Any) -> PlanProblem:
     return given if isinstance(given, PlanProblem) else parse_problem(given, where="control.problem").problem
 
 
-class EmulatedSettings(BaseModel):
-    """An accelerator that is not there: its time is a latency profile's, stretched."""
+class Settings(BaseModel):
+    """Base of all parts: plain data, as cluster YAML carries it. Service files take the same fields, strictly."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EmulatedSettings(Settings):
+    """An accelerator that is not there: its time is a latency profile's, stretched."""
 
     batch: list[int] = Field(min_length=1)
     block_s: list[list[float]]
@@ -46,19 +50,10 @@ class EmulatedSettings(BaseModel):
     """For experiments: by the replica's rank in its slot, by how much it is slower than the profile."""
 
 
-class ControlSettings(BaseModel):
-    """What the controller plans with; without it an application keeps its plan."""
+class PlanningSettings(Settings):
+    """How a controller plans, and when; seconds are those of a clock."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    problem: Annotated[PlanProblem, PlainValidator(_problem), PlainSerializer(problem_document)]
-    """A document as of `optimizer.problem_file`, in wall-clock seconds: of emulated accelerators, stretched ones. Its
-    survival is what is expected before anything was seen."""
-    policy: Annotated[PolicySpec, PlainValidator(_policy), PlainSerializer(policy_document)]
-    """The exit policy, as plan files have it, with a threshold for each ramp of the problem."""
     strategy: Strategy = "best"
-    state: str
-    """SQLite file with what the controller remembers; where the controller runs, on a disk that outlives it."""
     period_s: float = Field(default=120.0, gt=0)
     watch_s: float = Field(default=5.0, gt=0)
     """How often observations are collected and held against the forecast."""
@@ -74,20 +69,30 @@ class ControlSettings(BaseModel):
     """Slower than its peers, or its profile, by this: a straggler."""
     rollback_margin: float = Field(default=0.2, gt=0, lt=1)
     """Share of the predicted goodput that a new plan may miss before the old one comes back."""
+
+
+class ControlSettings(PlanningSettings):
+    """What the controller plans with; without it an application keeps its plan."""
+
+    problem: Annotated[PlanProblem, PlainValidator(_problem), PlainSerializer(problem_document)]
+    """A document as of `optimizer.problem_file`, in wall-clock seconds: of emulated accelerators, stretched ones. Its
+    survival is what is expected before anything was seen."""
+    policy: Annotated[PolicySpec, PlainValidator(_policy), PlainSerializer(policy_document)]
+    """The exit policy, as plan files have it, with a threshold for each ramp of the problem."""
+    state: str
+    """SQLite file with what the controller remembers; where the controller runs, on a disk that outlives it."""
     accuracy_budget: float | None = Field(default=None, ge=0, lt=1)
     """Share of answers that may differ from the full model's; None: reported, held against nothing."""
     dashboard_url: str | None = None
     """Where Ray's dashboard takes scale requests; None: port 8265 of the head."""
 
 
-class TracingSettings(BaseModel):
+class TracingSettings(Settings):
     """Traces of requests, sent to an OpenTelemetry collector over OTLP/HTTP.
 
     What is left out is what the SDK's environment variables (OTEL_...) say, in the ingress's process; headers, which
     hold secrets, are said there only.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
     """The collector, such as http://collector:4318; spans go to /v1/traces of it, or to the path that it names."""
@@ -98,23 +103,48 @@ class TracingSettings(BaseModel):
     """None: what OTEL_SERVICE_NAME says, else the application's name."""
 
 
-class RepositorySettings(BaseModel):
+class VersionSettings(Settings):
     """What may be done with versions by HTTP."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     control: Literal["none", "explicit"] = "none"
     """Explicit: whoever reaches the service may load and unload versions, and say which one answers."""
     folder: str | None = None
     """Versions that can be loaded by name: settings of each in `<model>/<version>/settings.json`."""
+
+
+class RepositorySettings(VersionSettings):
+    """The same, and who is asked for applications."""
+
     dashboard_url: str | None = None
     """Where Ray's dashboard takes applications; None: port 8265 of the head."""
 
 
-class ServeSettings(BaseModel):
-    """Boot-time settings of one application; plain data, so that cluster YAML can carry them."""
+class ModelSettings(Settings):
+    """What of a model is served, and how it is computed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    version: str = Field(default="1", pattern=NAME_PATTERN)
+    """What tells this application from others of the same model."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    backend: BackendName = "torch"
+    threads_per_replica: int = Field(default=1, ge=1)
+    """Intra-op threads of a CPU replica; more than its share of cores slows every neighbour."""
+
+
+class IngressSettings(Settings):
+    """What an ingress takes of its clients."""
+
+    max_queued: int = Field(default=2000, ge=1)
+    """Inputs that one ingress holds unanswered before it refuses more with 503."""
+    default_timeout_s: float = Field(default=30.0, gt=0)
+    max_timeout_s: float = Field(default=600.0, gt=0)
+    max_inputs_per_request: int = Field(default=256, ge=1)
+    max_body_bytes: int = Field(default=2_000_000, ge=1)
+    access_log: bool = False
+    """Log every request, as JSON with its id; costs about 5 % of an ingress."""
+
+
+class ServeSettings(IngressSettings, ModelSettings):
+    """Boot-time settings of one application."""
 
     model: str
     """Model folder; every node must be able to read it."""
@@ -124,8 +154,6 @@ class ServeSettings(BaseModel):
     """The Serve application's name."""
     route_prefix: str = Field(default="/", pattern=r"^/(.*[^/])?$")
     """What the service's paths begin with; one application of a cluster has each."""
-    version: str = Field(default="1", pattern=NAME_PATTERN)
-    """Of the model: what tells this application from others of the same model."""
     repository: RepositorySettings = RepositorySettings()
     slots: dict[str, int] = Field(default_factory=dict)
     """Slots per accelerator type; of those that are missing as many as the plan's stages need."""
@@ -142,21 +170,9 @@ class ServeSettings(BaseModel):
     slack: float = Field(default=0.2, ge=0, lt=1)
     """Share of the SLO that plans, and stages which wait for full batches, leave in hand (E3 section 4)."""
     ingress_replicas: int = Field(default=1, ge=1)
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    backend: BackendName = "torch"
-    threads_per_replica: int = Field(default=1, ge=1)
-    """Intra-op threads of a CPU replica; more than its share of cores slows every neighbour."""
-    max_queued: int = Field(default=2000, ge=1)
-    """Inputs that one ingress holds unanswered before it refuses more with 503."""
-    default_timeout_s: float = Field(default=30.0, gt=0)
-    max_timeout_s: float = Field(default=600.0, gt=0)
-    max_inputs_per_request: int = Field(default=256, ge=1)
-    max_body_bytes: int = Field(default=2_000_000, ge=1)
     calls_per_replica: int = Field(default=2, ge=1)
     """Calls per replica of the first stage that nothing has come back from yet. The first takes whatever waits; those
     that queue behind it are sent only when full, so that what arrives meanwhile is not spent on small batches."""
-    access_log: bool = False
-    """Log every request, as JSON with its id; costs about 5 % of an ingress."""
     tracing: TracingSettings | None = None
     """None: requests are not traced, and nothing is spent on it."""
     max_attempts: int = Field(default=8, ge=1)

@@ -47,9 +47,9 @@ def optional_http_address(url: str | None) -> str | None:
     return None if url is None else http_address(url)
 
 
-def choice(name: str, value: str, allowed: tuple[str, ...]) -> Any:
-    """The value of `--name`, one of `allowed`; raises InputError for another."""
-    if value not in allowed:
+def choice(name: str, value: str | None, allowed: tuple[str, ...]) -> Any:
+    """The value of `--name`, one of `allowed` or not given; raises InputError for another."""
+    if value is not None and value not in allowed:
         raise InputError(f"--{name} {value!r}; allowed: {', '.join(allowed)}")
     return value
 
@@ -131,13 +131,3 @@ ApiKeyFile = Annotated[
     Path | None, typer.Option("--api-key-file", help="File with the service's API key; default: $OFFRAMP_API_KEY.")
 ]
 Url = Annotated[str, typer.Option(help="Address of a running service.", callback=http_address)]
-GrpcPort = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="Port of the Open Inference Protocol over gRPC; default: none.")
-]
-
-
-def tracing_options(endpoint: str | None, ratio: float | None) -> dict[str, Any] | None:
-    """What `--otlp-endpoint` and `--trace-ratio` ask for; raises InputError for a ratio of nothing."""
-    if endpoint is None and ratio is not None:
-        raise InputError("--trace-ratio is of the requests whose traces go to --otlp-endpoint, which is missing")
-    return None if endpoint is None else {"endpoint": endpoint, "ratio": ratio}

@@ -16,6 +16,7 @@ from rich.progress import (
     SpinnerColumn,
     Task,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -61,6 +62,17 @@ def progress_count(what: str) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done: bars.update(task, completed=done)
+
+
+@contextmanager
+def progress_share(what: str) -> Iterator[Callable[[float], None]]:
+    """A callback (share that is done) that draws on stderr where that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    left = (TextColumn("left"), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, *left, console=console, transient=True, disable=not sys.stderr.isatty()) as bars:
+        task = bars.add_task(what, total=1.0)
+        yield lambda share: bars.update(task, completed=share)
 
 
 class _Rate(ProgressColumn):

@@ -6,23 +6,23 @@ file speaks of their seconds; what the service is told is in seconds of a clock,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-from pydantic import ValidationError
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 
 from cluster.devices import find_device
 from cluster.inventory import Inventory
-from deployments.access import AccessSettings
-from deployments.settings import ControlSettings, EmulatedSettings, RepositorySettings, ServeSettings, TracingSettings
-from earlyexit.errors import InputError
+from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from offramp.jobs.planning import Solve
+from offramp.service.application import application_settings
 from offramp.service.parts import ServiceParts, read_parts
 from offramp.service.plan import first_plan, plan_slots, service_problem, stretched
-from offramp.service.shape import CONTROL_FIELDS, IngressDocument
-from optimizer.plan import Plan
+from offramp.service.shape import IngressDocument
+from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import PlanProblem
 from profiles.table import LatencyTable
+
+MODEL = "model"
+"""The model's folder, among what all nodes find in one place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,49 +56,19 @@ def _planner() -> Solve:
 
 
 def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:
-    document, scale = parts.document, parts.inventory.time_scale
-    said_elsewhere = {"replicas", "port", "grpc_port", "host", "front", "route_prefix"}
-    ingress = document.ingress.model_dump(exclude=said_elsewhere, exclude_none=True)
-    if document.ingress.replicas is not None:
-        ingress["ingress_replicas"] = document.ingress.replicas
-    return ServeSettings(
-        model=str(parts.model),
-        plan=plan,
-        app=document.name,
-        version=document.model.version,
-        route_prefix=document.ingress.route_prefix or _route_prefix(parts.card.name, document.model.version),
-        repository=RepositorySettings(**document.repository.model_dump()),
+    document, controlled = parts.document, parts.document.planner.control
+    return application_settings(
+        document,
+        plan,
+        parts.base,
         slots=plan_slots(parts, plan),
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
         emulated={name: _emulated(parts, table) for name, table in parts.tables.items() if find_device(name).emulated},
-        control=_control(parts, problem) if document.planner.control else None,
-        tracing=None if document.tracing is None else TracingSettings(**document.tracing.model_dump()),
-        probe_share=document.planner.probe_share if document.planner.control else 0.0,
-        slo_s=document.slo.latency_s * scale,
+        control=_control(parts, problem) if controlled else None,
+        probe_share=document.planner.probe_share if controlled else 0.0,
+        slo_s=document.slo.latency_s * parts.inventory.time_scale,
         slack=document.slo.slack,
-        dtype=document.model.dtype,
-        backend=document.model.backend,
-        threads_per_replica=document.model.threads_per_replica,
-        access=_access(parts),
-        **ingress,
     )
-
-
-def _access(parts: ServiceParts) -> AccessSettings | None:
-    if parts.document.access is None:
-        return None
-    said = parts.document.access.model_dump()
-    if said["keys_file"] is not None:
-        said["keys_file"] = str((parts.base / said["keys_file"]).resolve())
-    try:
-        return AccessSettings(**said)
-    except ValidationError as error:
-        with parts.source.said_at(("access",)):
-            raise InputError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
-
-
-def _route_prefix(model: str, version: str) -> str:
-    return "/" if version == "1" else f"/v2/models/{model}/versions/{version}"
 
 
 def _emulated(parts: ServiceParts, table: LatencyTable) -> EmulatedSettings:
@@ -114,12 +84,33 @@ def _emulated(parts: ServiceParts, table: LatencyTable) -> EmulatedSettings:
 def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
     planner = parts.document.planner
     state = (parts.base / (planner.state or f"{parts.document.name}.sqlite")).resolve()
-    said = {name: getattr(planner, name) for name in CONTROL_FIELDS if getattr(planner, name) is not None}
     return ControlSettings(
         problem=stretched(problem, parts.inventory.time_scale),
         policy=parts.exits.policy,
-        strategy=planner.strategy,
         state=str(state),
         accuracy_budget=parts.exits.budget,
-        **said,
+        **planner.model_dump(include=set(PlanningSettings.model_fields)),
     )
+
+
+def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:
+    """The settings of nodes that find everything in one folder: `model/`; beside it other exit records, state, keys."""
+    model, plan, control, access = Path(settings.model), settings.plan, settings.control, settings.access
+    if plan.policy is not None:
+        plan = replace(plan, policy=_moved(plan.policy, model, folder))
+    if control is not None:
+        state, policy = str(folder / Path(control.state).name), _moved(control.policy, model, folder)
+        control = control.model_copy(update={"state": state, "policy": policy})
+    if access is not None and access.keys_file is not None:
+        access = access.model_copy(update={"keys_file": str(folder / Path(access.keys_file).name)})
+    return settings.model_copy(
+        update={"model": str(folder / MODEL), "plan": plan, "control": control, "access": access}
+    )
+
+
+def _moved(policy: PolicySpec, model: Path, folder: PurePosixPath) -> PolicySpec:
+    if policy.records is None:
+        return policy
+    records = Path(policy.records)
+    inside = folder / MODEL / records.relative_to(model) if records.is_relative_to(model) else folder / records.name
+    return replace(policy, records=str(inside))

@@ -1,16 +1,17 @@
-"""What a service file holds, field by field, as pydantic checks it; `offramp.service.file` says what becomes of it."""
+"""What a service is said by, field by field: settings as files say them, strictly, and what only a file says."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cluster.inventory_file import InventoryDocument
-from earlyexit.backends import BackendName
+from deployments.access import AccessSettings
+from deployments.settings import IngressSettings, ModelSettings, PlanningSettings, TracingSettings, VersionSettings
 from earlyexit.source_file import StrictDocument
 from earlyexit.store import NAME_PATTERN
-from optimizer.decision import Strategy
 from optimizer.problem_shape import (
     BudgetDocument,
     LatencyDocument,
@@ -19,20 +20,28 @@ from optimizer.problem_shape import (
     ThresholdsDocument,
 )
 
-Seconds = Annotated[float, Field(gt=0)]
+
+class PartDocument(StrictDocument):
+    """Base of the parts: null says what leaving a field out says."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
-class ModelDocument(StrictDocument):
-    """What is served, and what is known of it."""
+class ServedModelDocument(PartDocument, ModelSettings):
+    """What is served."""
 
     folder: str
     """As `offramp train` and `offramp calibrate` leave it; relative to the service file's folder."""
-    version: str = Field(default="1", pattern=NAME_PATTERN)
-    """Of the model; services of other versions have other names."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    backend: BackendName = "torch"
-    threads_per_replica: int = Field(default=1, ge=1)
-    """Of a CPU replica."""
+
+
+class ModelDocument(ServedModelDocument):
+    """What is served, and what is known of it."""
+
     latency: dict[str, LatencyDocument] = Field(min_length=1)
     """Per accelerator type of the cluster: a table, a published profile or a profile's file."""
     slower: float = Field(default=1.0, gt=0)
@@ -58,10 +67,9 @@ class AccuracyDocument(StrictDocument):
     """Exit records: survival before anything was seen. None: those of the model's calibration."""
 
 
-class PlannerDocument(StrictDocument):
+class PlannerDocument(PartDocument, PlanningSettings):
     """How plans are made."""
 
-    strategy: Strategy = "best"
     objective: ObjectiveDocument = Field(default_factory=lambda: ObjectiveDocument(maximize="rate"))
     budget: BudgetDocument | None = None
     control: bool = True
@@ -75,39 +83,12 @@ class PlannerDocument(StrictDocument):
     state: str | None = None
     """SQLite file with what the controller remembers; None: the service's name, beside the service file."""
     probe_share: float = Field(default=0.02, ge=0, le=1)
-    period_s: Seconds | None = None
-    watch_s: Seconds | None = None
-    coverage: float | None = Field(default=None, gt=0, lt=1)
-    least_gain: float | None = Field(default=None, ge=0)
-    start_s: float | None = Field(default=None, ge=0)
-    starts_at_once: int | None = Field(default=None, ge=1)
-    straggler_ratio: float | None = Field(default=None, gt=1)
-    rollback_margin: float | None = Field(default=None, gt=0, lt=1)
 
 
-CONTROL_FIELDS = (
-    "period_s",
-    "watch_s",
-    "coverage",
-    "least_gain",
-    "start_s",
-    "starts_at_once",
-    "straggler_ratio",
-    "rollback_margin",
-)
-"""Of the planner; meaning and default are those of `deployments.settings.ControlSettings`, seconds those of a clock."""
-
-
-class IngressDocument(StrictDocument):
+class IngressDocument(PartDocument, IngressSettings):
     """Where requests come in."""
 
-    replicas: int | None = Field(default=None, ge=1)
-    max_queued: int | None = Field(default=None, ge=1)
-    default_timeout_s: Seconds | None = None
-    max_timeout_s: Seconds | None = None
-    max_inputs_per_request: int | None = Field(default=None, ge=1)
-    max_body_bytes: int | None = Field(default=None, ge=1)
-    access_log: bool | None = None
+    replicas: int = Field(default=1, ge=1)
     port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int | None = Field(default=None, ge=1, le=65535)
     """The Open Inference Protocol over gRPC; None: not at all. With `front: proxy` on every interface."""
@@ -118,36 +99,33 @@ class IngressDocument(StrictDocument):
     """What all its paths begin with; None: `/` for version 1, its place below the model's name for others."""
 
 
-class RepositoryDocument(StrictDocument):
-    """Which versions of the model there are, and who decides on them."""
-
-    control: Literal["none", "explicit"] = "none"
-    """Explicit: by HTTP, whoever reaches the service."""
-    folder: str | None = None
-    """As the nodes find it: versions that can be loaded by name."""
+class VersionsDocument(StrictDocument, VersionSettings):
+    """Which versions of the model there are, and who decides on them; the folder is one of the nodes."""
 
 
-class TracingDocument(StrictDocument):
-    """Where traces go; meaning and defaults are those of `deployments.settings.TracingSettings`."""
-
-    endpoint: str | None = Field(default=None, pattern=r"^https?://[^/\s]+")
-    ratio: float | None = Field(default=None, ge=0, le=1)
-    service_name: str | None = None
+class TracingDocument(PartDocument, TracingSettings):
+    """Where traces go."""
 
 
-class AccessDocument(StrictDocument):
-    """Who may use it, and how much; meaning and defaults are those of `deployments.access.AccessSettings`."""
-
-    keys_file: str | None = None
-    """Relative to the service file's folder."""
-    keys_env: str | None = Field(default=None, min_length=1)
-    rate_per_s: float | None = Field(default=None, gt=0)
-    rate_of: Literal["requests", "inputs"] = "requests"
-    burst: float | None = Field(default=None, gt=0)
-    cors_origins: list[str] = Field(default_factory=list)
+class AccessDocument(PartDocument, AccessSettings):
+    """Who may use it, and how much; `keys_file` is relative to the service file's folder."""
 
 
-class ServiceDocument(StrictDocument):
+class ApplicationDocument(StrictDocument):
+    """What `offramp serve` of a model's folder is told, and a service file says as well."""
+
+    schema_version: Literal[1] = 1
+    name: str = Field(default="offramp", pattern=NAME_PATTERN)
+    model: ServedModelDocument
+    ingress: IngressDocument = Field(default_factory=IngressDocument)
+    tracing: TracingDocument | None = None
+    """None: requests are not traced."""
+    access: AccessDocument | None = None
+    """None: open to all who reach it."""
+    repository: VersionsDocument = Field(default_factory=VersionsDocument)
+
+
+class ServiceDocument(ApplicationDocument):
     """A whole service."""
 
     schema_version: Literal[1]
@@ -159,9 +137,3 @@ class ServiceDocument(StrictDocument):
     cluster: str | InventoryDocument
     """Inline, or a file relative to the service file's folder."""
     planner: PlannerDocument = Field(default_factory=PlannerDocument)
-    ingress: IngressDocument = Field(default_factory=IngressDocument)
-    tracing: TracingDocument | None = None
-    """None: requests are not traced."""
-    access: AccessDocument | None = None
-    """None: open to all who reach it."""
-    repository: RepositoryDocument = Field(default_factory=RepositoryDocument)

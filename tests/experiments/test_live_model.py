@@ -11,7 +11,7 @@ from experiments.live.emulation import Emulation, emulated, policy
 from experiments.live.model import TEXT, ensure_model, make_model, recorded, survival_of_problem, thresholds
 from experiments.live.service import SLOTS, control_settings, emulated_settings, seed_plan
 from experiments.models import LABELS
-from offramp.service.plans import resolve_plan
+from offramp.service.application import resolve_plan
 from optimizer.plan import early_exit_plan
 
 

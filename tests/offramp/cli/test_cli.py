@@ -9,11 +9,13 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from earlyexit.errors import InputError
-from offramp.cli.app import main, serve_settings
+from deployments.access import AccessSettings
+from deployments.settings import ServeSettings, TracingSettings
+from offramp.cli.app import main
 from optimizer.plan import stock_plan
 from optimizer.plan_file import write_plan
 
@@ -179,6 +181,7 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
         ("--port", 0),
         ("--port", 70_000),
         ("--metrics-port", -1),
+        ("--max-queued", 0),
         ("--grpc-port", 0),
         ("--timeout-s", 0),
         ("--timeout-s", "nan"),
@@ -190,9 +193,34 @@ def test_serving_refuses_numbers_out_of_range(option: str, value: object, tmp_pa
     assert f"Invalid value for '{option}'" in declined(capsys, "serve", tmp_path, option, value)
 
 
-def test_settings_that_cannot_be_are_an_input_error_that_names_the_field() -> None:
-    with pytest.raises(InputError, match="max_queued: Input should be greater than or equal to 1, not 0"):
-        serve_settings(model="m", plan={}, max_queued=0)
+def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what: started.extend(what))
+    listening = ("--port", 9000, "--host", "0.0.0.0", "--front", "proxy", "--metrics-port", 9002)
+    kind = ("--dtype", "bfloat16", "--backend", "onnx", "--threads", 3, "--ingress-replicas", 2)
+    limits = ("--max-queued", 7, "--max-body-bytes", 8, "--timeout-s", 9)
+    access = ("--api-keys", "/keys", "--rate-limit", 5)
+    tracing = ("--otlp-endpoint", "http://collector:4318", "--trace-ratio", 0.5)
+    assert run("serve", model, "--plan", "stock", "--batch", 4, *listening, *kind, *limits, *access, *tracing) == 0
+    settings, ingress, ports, metrics_port = started
+    assert settings == ServeSettings(
+        model=str(model),
+        plan=stock_plan(3, batch=4),
+        dtype="bfloat16",
+        backend="onnx",
+        threads_per_replica=3,
+        ingress_replicas=2,
+        max_queued=7,
+        max_body_bytes=8,
+        default_timeout_s=9.0,
+        access=AccessSettings(keys_file="/keys", rate_per_s=5.0),
+        tracing=TracingSettings(endpoint="http://collector:4318", ratio=0.5),
+    )
+    assert (ingress.host, ingress.front, ports, metrics_port) == (
+        *("0.0.0.0", "proxy"),
+        {"port": 9000, "grpc_port": None},
+        9002,
+    )
 
 
 def test_a_server_that_is_not_there_is_one_line_and_exit_status_1(dead_url: str, capsys: Captured) -> None:

@@ -13,10 +13,8 @@ import yaml
 
 from deployments.settings import ServeSettings
 from offramp.cli.app import main
-from offramp.cli.report_status import status_tables
-from offramp.cli.service_commands import service_url
-from offramp.service.file import read_service
-from offramp.service.paths import at_folder
+from offramp.cli.service import service_url, status_tables
+from offramp.service.file import at_folder, read_service
 from optimizer.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService
 from tests.offramp.service.service_folders import write_model

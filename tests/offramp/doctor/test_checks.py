@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.ports import Process
-from offramp.cli.report_doctor import doctor_document
+from offramp.cli.doctor import doctor_document
 from offramp.doctor.checks import CHECKS, examine, has_failed
 from offramp.doctor.finding import Finding
 from offramp.doctor.machine import Hardware, Machine, Package, Port, RayState, Software, Target

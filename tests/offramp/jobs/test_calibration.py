@@ -7,7 +7,7 @@ import pytest
 
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError
-from offramp.cli.report_calibration import no_threshold_text
+from offramp.cli.calibrate import no_threshold_text
 from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from earlyexit.errors import InputError, PlanError
 from earlyexit.split import Split
-from offramp.cli.report_plan import no_plan_tables, plan_tables, what_if_table
+from offramp.cli.plan_tables import no_plan_tables, plan_tables, what_if_table
 from offramp.jobs.planning import (
     NoPlanAnswer,
     PlanAnswer,

@@ -9,7 +9,7 @@ import torch
 
 from earlyexit.errors import InputError, PlanError
 from offramp.cli.app import main
-from offramp.cli.report_profile import noise_text
+from offramp.cli.profile import noise_text
 from offramp.jobs.profiling import ProfileJob, profile_figures, profile_model, write_points
 from profiles.latency import LatencyProfile
 

@@ -445,4 +445,5 @@ def test_who_may_use_it_is_said_in_the_file(files: Files) -> None:
 
 def test_access_that_contradicts_itself_is_refused_with_its_line(files: Files) -> None:
     line, words = files.refused(access={"keys_file": "keys", "keys_env": "KEYS"})
-    assert (line, words) == (files.line_of("keys_file:"), "keys_file and keys_env exclude each other: give one of them")
+    assert line == files.line_of("keys_file:")
+    assert words == "access: keys_file and keys_env exclude each other: give one of them"

@@ -1,9 +1,10 @@
-"""The commands that make a model: parses, calls, prints. Registered on the app of `offramp.cli.app`."""
+"""`offramp calibrate`: thresholds of a model, or of anybody's exit records."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,117 +14,28 @@ import typer
 from earlyexit.errors import InputError
 from offramp.cli.options import (
     PARTS,
-    POOLINGS,
-    RAMP_STYLES,
     SCORES,
     AsJson,
-    DataFile,
     LabelColumn,
     OptionalDataFile,
     PairColumn,
     Part,
     Seed,
     TextColumn,
-    above_zero,
     choice,
     completes,
-    integers,
 )
+from offramp.cli.printing import make_table, show
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from earlyexit.dataset import LabelledRows
     from offramp.jobs.calibration import CalibrateJob
     from optimizer.calibration_file import CalibrationCard
-
-HELD_OUT = "held_out"
-
-commands = typer.Typer()
+    from profiles.scores import Score
 
 
-@commands.command()
-def train(
-    data: DataFile,
-    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
-    backbone: Annotated[
-        str, typer.Option(help="Checkpoint folder or hub name, 'minilm' (packaged), or your own module:function.")
-    ] = "minilm",
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Checkpoint folder, hub name, minilm or tokenizer.json; default: the backbone's.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
-    text_column: TextColumn = "text",
-    pair_column: PairColumn = None,
-    label_column: LabelColumn = "label",
-    part: Part = None,
-    task: Annotated[str, typer.Option(help="label, regression, or your own module:function.")] = "label",
-    codec: Annotated[
-        str | None, typer.Option(help="Your own, module:function; default: as the network and the data say.")
-    ] = None,
-    ramp_style: Annotated[
-        str,
-        typer.Option(
-            help="light (pooling and linear), mlp (one hidden layer of 64) or pooler (DeeBERT's).",
-            **completes(RAMP_STYLES),
-        ),
-    ] = "light",
-    pooling: Annotated[
-        str,
-        typer.Option(help="mean (of tokens, or a map), first (token) or grid (of a map).", **completes(POOLINGS)),
-    ] = "mean",
-    ramps: Annotated[
-        str | None, typer.Option(help="Blocks that get a ramp, like 0,2,4; default: all but the last.")
-    ] = None,
-    joint: Annotated[bool, typer.Option("--joint", help="Train the whole model, not only its ramps.")] = False,
-    imitate: Annotated[
-        bool, typer.Option("--imitate", help="Have ramps learn of the full model's outputs, not of the labels.")
-    ] = False,
-    max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
-    hold_out: Annotated[
-        float | None, typer.Option(help="Share of each label's rows to keep from training: held_out in --out.")
-    ] = None,
-    seed: Seed = 0,
-) -> None:
-    """Train a model's ramps (on a frozen backbone, or --joint with it)."""
-    from earlyexit.checkpoint import RampOptions
-    from earlyexit.dataset import read_labelled
-    from offramp.jobs.progress import progress_bars
-    from offramp.jobs.train_job import TrainJob
-    from offramp.jobs.training import head_in_words, resolve_backbone
-    from offramp.jobs.training import train as run_training
-
-    rows = read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)
-    options = RampOptions(
-        style=choice("ramp-style", ramp_style, RAMP_STYLES),
-        pooling=choice("pooling", pooling, POOLINGS),
-        at=None if ramps is None else integers("ramps", ramps),
-    )
-    job = TrainJob(
-        backbone=resolve_backbone(backbone),
-        tokenizer=None if tokenizer is None else resolve_backbone(tokenizer),
-        name=name or out.resolve().name,
-        codec=codec,
-        task=task,
-        ramps=options,
-        joint=joint,
-        imitate=imitate,
-        max_length=max_length,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        seed=seed,
-        source=str(data),
-    )
-    if hold_out is not None:
-        rows = _hold_out(rows, hold_out, seed, out)
-    with progress_bars() as progress:
-        model = run_training(job, rows, out, progress=progress)
-    labels = "" if task != "label" else f" {model.task.num_outputs} labels,"
-    print(f"{len(rows)} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
-    print(f"head of the full model: {head_in_words(model)}")
-
-
-@commands.command()
 def calibrate(
     model: Annotated[Path | None, typer.Argument(help="Model folder, as `offramp train` writes it.")] = None,
     data: OptionalDataFile = None,
@@ -221,20 +133,6 @@ def _calibrate_records(
     return card, {"thresholds": card.thresholds, "tested": card.tested}
 
 
-def _hold_out(rows: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:
-    """The rows to train on; the others are written where calibration and tests find them."""
-    from earlyexit.dataset import write_labelled
-    from offramp.jobs.training import make_folder
-
-    if not 0 < share < 1:
-        raise InputError(f"--hold-out {share:g}; a share between 0 and 1 is needed")
-    learned, held = rows.divide(share, seed)
-    make_folder(out)
-    written = write_labelled(held, out, HELD_OUT)
-    print(f"{len(held)} of {len(rows)} rows held out: {written}")
-    return learned
-
-
 def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
     """The rows, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
     from earlyexit.store import read_card
@@ -245,13 +143,58 @@ def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
 
 
 def _print_calibration(card: CalibrationCard, report: dict[str, Any], *, as_json: bool) -> None:
-    from rich.console import Console
-
-    from offramp.cli.report_calibration import calibration_tables, no_threshold_text
-
     if as_json:
         print(json.dumps(report))
     else:
-        Console().print(*calibration_tables(card.policy, report))
+        show(*calibration_tables(card.policy, report))
     if not card.thresholds:
         print(no_threshold_text(budget=card.budget, confidence=card.confidence), file=sys.stderr)
+
+
+def calibration_tables(policy: Score, report: dict[str, Any]) -> list[Table]:
+    """One table of thresholds and survival by block, one of figures; `report` as `offramp calibrate` builds it."""
+    return [_by_block(policy, report), _figures(report)]
+
+
+def no_threshold_text(*, budget: float, confidence: float) -> str:
+    """What to say of a calibration that accepted nothing."""
+    return (
+        f"no threshold keeps a budget of {budget:.4g} with confidence {confidence:.4g}: no input would leave early; "
+        "a larger budget, more rows or better ramps (train --joint) may help"
+    )
+
+
+def _by_block(policy: Score, report: dict[str, Any]) -> Table:
+    table = make_table("block", f"leave at {policy}", "survival", title="By block")
+    thresholds = report["thresholds"]
+    for block, share in enumerate(report["tested"]["survival"]):
+        table.add_row(str(block), _threshold(policy, thresholds.get(block)), f"{share:.3f}")
+    return table
+
+
+def _threshold(policy: Score, threshold: float | None) -> str:
+    from profiles.scores import SCORES as SCORE_RULES
+
+    if threshold is None:
+        return "-"
+    return "never" if threshold == SCORE_RULES[policy].never else f"{threshold:.4f}"
+
+
+def _figures(report: dict[str, Any]) -> Table:
+    columns = [name for name in ("tested", "test") if name in report]
+    table = make_table("", *({"tested": "calibration", "test": "test"}[name] for name in columns), title="Expected")
+    rows: dict[str, Callable[[dict[str, Any]], str]] = {
+        "inputs": lambda figures: f"{figures['inputs']}",
+        "agreement with the full model": lambda figures: f"{figures['agreement']:.4f}",
+        "with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_agreement")),
+        "accuracy": lambda figures: _share(figures["accuracy"]),
+        "accuracy of the full model": lambda figures: _share(figures["full_accuracy"]),
+        "mean blocks": lambda figures: f"{figures['mean_blocks']:.2f} of {figures['num_blocks']}",
+    }
+    for label, text in rows.items():
+        table.add_row(label, *(text(report[name]) for name in columns))
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,15 +1,21 @@
-"""The commands around versions of a model: parses, calls, prints. Registered on the app of `offramp.cli.app`."""
+"""Versions of a model: `offramp versions`, `canary`, `promote`, `load` and `unload`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from earlyexit.errors import InputError
 from offramp.cli.options import AsJson, above_zero, http_address
+from offramp.cli.printing import make_table, show
+from offramp.cli.service import moved
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 ServiceFile = Annotated[Path, typer.Argument(metavar="SERVICE", help="Service file of the version, YAML or JSON.")]
 Url = Annotated[str, typer.Option(help="The service at the root.", callback=http_address)]
@@ -18,13 +24,9 @@ At = Annotated[str | None, typer.Option(help="Folder where the nodes find model/
 Patience = Annotated[float, typer.Option(callback=above_zero, help="How long to wait until it is done.")]
 LOCAL = "http://127.0.0.1:8000"
 
-commands = typer.Typer()
 
-
-@commands.command()
 def versions(url: Url = LOCAL, as_json: AsJson = False) -> None:
     """List the models and versions of a cluster, and their states."""
-    from offramp.cli.report_versions import index_table
     from offramp.client.client import Client
 
     with Client(url) as client:
@@ -32,10 +34,9 @@ def versions(url: Url = LOCAL, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(rows))
     else:
-        _show(index_table(rows))
+        show(index_table(rows))
 
 
-@commands.command()
 def canary(
     url: Url = LOCAL,
     version: Annotated[str | None, typer.Option(help="The version on trial; default: say how it goes.")] = None,
@@ -63,7 +64,6 @@ def canary(
     _show_sides(seen, as_json=as_json)
 
 
-@commands.command()
 def promote(version: Version, url: Url = LOCAL, as_json: AsJson = False) -> None:
     """Let a version answer all requests that name none."""
     from offramp.client.client import Client
@@ -73,11 +73,9 @@ def promote(version: Version, url: Url = LOCAL, as_json: AsJson = False) -> None
     _show_sides(seen, as_json=as_json)
 
 
-@commands.command()
 def load(service: ServiceFile, url: Url = LOCAL, at: At = None, timeout_s: Patience = 600.0) -> None:
     """Start a service file's version beside the others, and wait until it is ready."""
     from earlyexit.store import read_card
-    from offramp.cli.service_commands import moved
     from offramp.client.client import Client
     from offramp.service.file import read_service
 
@@ -88,7 +86,6 @@ def load(service: ServiceFile, url: Url = LOCAL, at: At = None, timeout_s: Patie
     print(f"version {settings.version} of {model} is ready")
 
 
-@commands.command()
 def unload(
     model: Annotated[str, typer.Argument(help="The model's name.")],
     version: Version,
@@ -104,15 +101,51 @@ def unload(
 
 
 def _show_sides(seen: dict[str, Any], *, as_json: bool) -> None:
-    from offramp.cli.report_versions import side_by_side_table
-
     if as_json:
         print(json.dumps(seen))
     else:
-        _show(side_by_side_table(seen))
+        show(side_by_side_table(seen))
 
 
-def _show(table: Any) -> None:
-    from rich.console import Console
+def index_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """The repository index."""
+    table = make_table("model", "version", "state", "reason")
+    for row in rows:
+        table.add_row(row["name"], row["version"], row["state"], row["reason"])
+    return table
 
-    Console().print(table)
+
+def side_by_side_table(seen: Mapping[str, Any]) -> Table:
+    """Default and canary in two columns."""
+    names = list(seen["versions"])
+    canary = seen["canary"]
+    title = f"{seen['model']}: version {seen['default']}"
+    if canary is not None:
+        title += f", and {canary['version']} for {canary['share']:.1%} of the requests"
+    table = make_table("", *(f"version {name}" for name in names), title=title, caption=_compared(seen["compared"]))
+    sides = [seen["versions"][name] for name in names]
+    table.add_row("requests", *(str(side["requests"]) for side in sides))
+    table.add_row("errors", *(_counts(side["errors"]) for side in sides))
+    table.add_row("p50", *(_ms(side["p50_s"]) for side in sides))
+    table.add_row("p99", *(_ms(side["p99_s"]) for side in sides))
+    table.add_row("left after block", *(_counts(side["exits"]) for side in sides))
+    table.add_row("agreement with its full model", *(_percent(side["agreement"]) for side in sides))
+    return table
+
+
+def _compared(compared: Mapping[str, Any]) -> str | None:
+    if compared["agreement"] is None:
+        return None
+    return f"asked the same {compared['inputs']} inputs, they agree on {compared['agreement']:.2%}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {count}" for name, count in counts.items()) or "-"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f} ms"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.2%}"

@@ -1,12 +1,11 @@
-"""The commands around a service file: parses, calls, prints. Registered on the app of `offramp.cli.app`."""
+"""A service file on a Ray cluster: `offramp render`, `deploy`, `status` and `delete`."""
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -15,14 +14,16 @@ from urllib.parse import urlsplit
 
 import typer
 
+from cluster.devices import EMULATED
 from earlyexit.errors import InputError
 from offramp.cli.options import ApiKeyFile, AsJson, above_zero, http_address, in_a_folder
+from offramp.cli.printing import make_table, show
 from offramp.client.credentials import find_api_key, key_header
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from cluster.render import ProxyLocation
-    from deployments.serve_control import LocalCluster
-    from deployments.settings import ServeSettings
     from offramp.service.deploying import Dashboard, Waiting
     from offramp.service.file import Service
 
@@ -34,13 +35,7 @@ At = Annotated[
 Patience = Annotated[float, typer.Option(callback=above_zero, help="How long to wait until it is done.")]
 DASHBOARD = "http://127.0.0.1:8265"
 
-EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
-"""Arguments of `offramp predict`, by codec."""
 
-commands = typer.Typer()
-
-
-@commands.command()
 def render(
     service: ServiceFile,
     kuberay: Annotated[bool, typer.Option("--kuberay", help="A RayService instead of a Serve config.")] = False,
@@ -54,21 +49,23 @@ def render(
 ) -> None:
     """Write what `serve deploy` takes, KubeRay's manifest, or the settings, for a service file."""
     from cluster.render import to_yaml
+    from offramp.service.file import read_service
 
     in_a_folder("out", out)
     if kuberay and settings:
         raise InputError("--kuberay and --settings are two things: give one of them")
     if settings:
-        text = moved(_read(service), at).settings.model_dump_json(indent=2) + "\n"
+        text = moved(read_service(service), at).settings.model_dump_json(indent=2) + "\n"
+    elif kuberay:
+        text = to_yaml(_manifest(read_service(service), image, claim, at))
     else:
-        text = to_yaml(_manifest(service, image, claim, at) if kuberay else _config(moved(_read(service), at)))
+        text = to_yaml(_config(moved(read_service(service), at)))
     if out is None:
         print(text, end="")
     else:
         out.write_text(text, encoding="utf-8")
 
 
-@commands.command()
 def deploy(
     service: ServiceFile,
     address: Address = DASHBOARD,
@@ -78,8 +75,9 @@ def deploy(
     """Put a service on a running Ray cluster, beside whatever else it serves, and wait until it runs."""
     from deployments.applications import check_devices, claimed, with_application
     from offramp.service.deploying import wait_until_running
+    from offramp.service.file import read_service
 
-    found = moved(_read(service), at)
+    found = moved(read_service(service), at)
     with _dashboard(address) as dashboard:
         serve = dashboard.serve()
         check_devices(found.inventory.counts, dashboard.inventory(), claimed(serve, found.name))
@@ -88,7 +86,6 @@ def deploy(
         print(f"{found.name} runs; offramp status --address {address}")
 
 
-@commands.command()
 def status(
     address: Address = DASHBOARD,
     url: Annotated[
@@ -108,14 +105,9 @@ def status(
     if as_json:
         print(json.dumps(found))
         return
-    from rich.console import Console
-
-    from offramp.cli.report_status import status_tables
-
-    Console().print(*status_tables(found))
+    show(*status_tables(found))
 
 
-@commands.command()
 def delete(
     name: Annotated[str, typer.Argument(help="The application's name.")],
     address: Address = DASHBOARD,
@@ -131,56 +123,9 @@ def delete(
     print(f"{name} is gone")
 
 
-def serve_file(service: Path, *, port: int | None, grpc_port: int | None, metrics_port: int | None) -> None:
-    """Start Ray on this machine with a service file's application, until told to stop."""
-    from deployments.serve_control import LocalCluster
-    from offramp.service.access import with_environment
-
-    found = _read(service)
-    ingress = found.ingress
-    settings = found.settings.model_copy(update={"access": with_environment(found.settings.access)})
-    cluster = LocalCluster(
-        port=port or ingress.port,
-        host=ingress.host,
-        front=ingress.front,
-        grpc_port=grpc_port or ingress.grpc_port,
-        metrics_port=metrics_port,
-    )
-    serve_until_stopped(settings, cluster)
-
-
-def serve_until_stopped(settings: ServeSettings, cluster: LocalCluster) -> None:
-    """Serve on this machine until Ctrl-C or SIGTERM."""
-    from deployments.serve_control import serving
-    from earlyexit.store import read_card
-    from offramp.service.access import exposure_notes
-
-    try:
-        with serving(settings, cluster) as url:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
-            card = read_card(Path(settings.model))
-            print(f"serving {card.name} at {url}   API: {url}/docs")
-            if cluster.grpc_port is not None:
-                print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
-            print(f"try: offramp predict {EXAMPLES.get(card.codec['name'], '--data FILE')} --url {url}", flush=True)
-            keys = settings.access is not None and settings.access.has_keys
-            with_grpc = cluster.grpc_port is not None
-            for note in exposure_notes(cluster.host, cluster.front, has_keys=keys, has_grpc=with_grpc):
-                print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
-            signal.pause()
-    except KeyboardInterrupt:
-        print("stopped")
-
-
-def _read(service: Path) -> Service:
-    from offramp.service.file import read_service
-
-    return read_service(service)
-
-
 def moved(service: Service, at: str | None) -> Service:
     """A service whose nodes find its files in another folder; raises InputError for a relative one."""
-    from offramp.service.paths import at_folder
+    from offramp.service.file import at_folder
 
     if at is None:
         return service
@@ -212,7 +157,7 @@ def _environment(service: Service) -> dict[str, str]:
     return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if asked else {})
 
 
-def _manifest(path: Path, image: str, claim: str, at: str | None) -> dict[str, Any]:
+def _manifest(service: Service, image: str, claim: str, at: str | None) -> dict[str, Any]:
     """On Kubernetes a service listens on every address of its pod, and every pod may be asked."""
     from importlib.metadata import version
 
@@ -220,7 +165,7 @@ def _manifest(path: Path, image: str, claim: str, at: str | None) -> dict[str, A
     from deployments.switches import HAPROXY
 
     mount = at or MOUNT
-    service = moved(_read(path), mount)
+    service = moved(service, mount)
     kubernetes = Kubernetes(
         image=image,
         ray_version=version("ray"),
@@ -270,3 +215,48 @@ def _plan_of(url: str, headers: dict[str, str]) -> dict[str, Any] | None:
         print(f"no plan: {url}/plan: {error}", file=sys.stderr)
         return None
     return found
+
+
+def status_tables(found: Mapping[str, Any]) -> list[Table]:
+    """Applications with their deployments, and the plan in force where a service said it."""
+    tables = [_applications(found["applications"])]
+    plan = found["plan"]
+    stages = _stages(plan)
+    if stages:
+        tables.append(_plan(stages, f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"))
+    return tables
+
+
+def _applications(applications: list[dict[str, Any]]) -> Table:
+    table = make_table(
+        "application", "deployment", "status", "replicas", title=None if applications else "Nothing is served"
+    )
+    for each in applications:
+        table.add_row(each["name"], "", f"{each['status']} {each['message']}".strip(), "")
+        for deployment in each["deployments"]:
+            name = f"{deployment['name']} (emulated)" if deployment["emulated"] else deployment["name"]
+            replicas = f"{deployment['replicas']} of {deployment['wanted']}"
+            table.add_row("", name, deployment["status"], replicas)
+    return table
+
+
+def _stages(plan: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Of a plan document, or of one that stands beside what else its service says."""
+    while isinstance(plan, Mapping) and "stages" not in plan:  # somebody else may listen there
+        plan = plan.get("plan")
+    return list(plan["stages"]) if isinstance(plan, Mapping) else []
+
+
+def _plan(stages: list[dict[str, Any]], title: str) -> Table:
+    table = make_table("stage", "device", "replicas", "blocks", "batch", "ramps", title=title)
+    for index, stage in enumerate(stages):
+        device = f"{stage['device'].removeprefix(EMULATED)} (emulated)" if _emulated(stage) else stage["device"]
+        for position, split in enumerate(stage["splits"]):
+            first = (str(index), device, str(stage["replicas"])) if position == 0 else ("", "", "")
+            blocks = f"{split['first']} to {split['end'] - 1}"
+            table.add_row(*first, blocks, str(split["batch"]), ", ".join(map(str, split["ramps"])) or "-")
+    return table
+
+
+def _emulated(stage: Mapping[str, Any]) -> bool:
+    return bool(stage["device"].startswith(EMULATED))

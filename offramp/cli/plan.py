@@ -1,4 +1,4 @@
-"""The commands around the planner: parses, calls, prints. Registered on the app of `offramp.cli.app`."""
+"""`offramp plan` and `offramp what-if`: plans and what-ifs as tables, times in milliseconds."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from earlyexit.errors import InputError
 from offramp.cli.options import (
-    BACKENDS,
-    DTYPES,
     STRATEGY_NAMES,
     AsJson,
-    Backend,
-    Dtype,
-    ModelFolder,
     ProblemFilePath,
-    Seed,
-    above_zero,
     choice,
     completes,
     from_zero,
@@ -29,6 +22,7 @@ from offramp.cli.options import (
     integers,
     numbers,
 )
+from offramp.cli.printing import show
 
 if TYPE_CHECKING:
     from offramp.jobs.planning import NoPlanAnswer, PlanAnswer
@@ -37,78 +31,7 @@ if TYPE_CHECKING:
 NO_PLAN = 3
 """Exit status where the problem is sound and no plan meets it."""
 
-commands = typer.Typer()
 
-
-@commands.command()
-def profile(
-    model: ModelFolder,
-    out: Annotated[Path, typer.Option(help="Latency profile to write, .json: what a plan problem names.")],
-    device: Annotated[str, typer.Option(help="cpu, cuda, or the accelerator type that cuda is here.")] = "cpu",
-    backend: Backend = "torch",
-    dtype: Dtype = "float32",
-    batches: Annotated[str, typer.Option(help="Batch sizes.")] = "1,2,4,8,16",
-    lengths: Annotated[
-        str | None, typer.Option(help="Tokens per input; default: 16,32,64, or 1 where inputs have none.")
-    ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 7,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU replica.")] = 1,
-    seed: Seed = 0,
-    jsonl: Annotated[Path | None, typer.Option(help="Every measured point, one JSON line each.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure the seconds of every block and ramp of a model on this machine."""
-    from offramp.jobs.profiling import ProfileJob, profile_figures, profile_model, write_points
-    from offramp.jobs.progress import progress_bars
-
-    in_a_folder("out", out)
-    in_a_folder("jsonl", jsonl)
-    if jsonl is not None and jsonl.resolve() == out.resolve():
-        raise InputError(f"--out and --jsonl are both {out}; two files are needed")
-    job = ProfileJob(
-        device=device,
-        backend=choice("backend", backend, BACKENDS),
-        dtype=choice("dtype", dtype, DTYPES),
-        batches=integers("batches", batches),
-        lengths=None if lengths is None else integers("lengths", lengths),
-        repeats=repeats,
-        threads=threads,
-        seed=seed,
-    )
-    with progress_bars() as progress:
-        measured, points = profile_model(model, job, progress=progress)
-    measured.save(out)
-    if jsonl is not None:
-        write_points(points, jsonl)
-    _print_profile(profile_figures(measured), out, as_json=as_json)
-
-
-@commands.command()
-def forecast(
-    series: Annotated[
-        Path,
-        typer.Argument(help="Past windows, oldest first: .json, or .csv with columns inputs, 0, 1, ..."),
-    ],
-    coverage: Annotated[float, typer.Option(help="Chance that a level lies in its interval.")] = 0.8,
-    window_s: Annotated[
-        float | None, typer.Option(callback=above_zero, help="Length of a window; given, the rate is forecast too.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Forecast the next window's survival at every block, with intervals."""
-    from offramp.jobs.forecasting import forecast_document, rate_document, read_series, window_rates
-    from profiles.forecast import forecast_survival
-    from profiles.rates import forecast_rate
-
-    history = read_series(series)
-    found = forecast_document(forecast_survival(history, coverage=coverage))
-    if window_s is not None:
-        rates_W = window_rates(history, window_s)
-        found["rate"] = rate_document(forecast_rate(rates_W, coverage=coverage, window_s=window_s))
-    _print_forecast(found, as_json=as_json)
-
-
-@commands.command()
 def plan(
     problem: ProblemFilePath,
     strategy: Annotated[
@@ -150,7 +73,7 @@ def plan(
         file = replace(file, problem=with_batch_limit(file.problem, batch_limit))
     found = answer(file, wanted, solve, compared=STRATEGIES if compared else ())
     if isinstance(found, NoPlanAnswer):
-        _print_no_plan(found, as_json=as_json)
+        _print(found, as_json=as_json)
         raise typer.Exit(NO_PLAN)
     if out is not None:
         from optimizer.plan_file import write_plan
@@ -160,10 +83,22 @@ def plan(
         from offramp.cli.plan_picture import draw_plan
 
         draw_plan(found.planned, plot)
-    _print_plan(found, as_json=as_json)
+    _print(found, as_json=as_json)
 
 
-@commands.command(name="what-if")
+def _print(found: PlanAnswer | NoPlanAnswer, *, as_json: bool) -> None:
+    from offramp.cli.plan_tables import no_plan_tables, plan_tables
+    from offramp.jobs.planning import NoPlanAnswer, answer_document
+
+    if as_json:
+        print(json.dumps(answer_document(found)))
+    elif isinstance(found, NoPlanAnswer):
+        print(found.message, file=sys.stderr)
+        show(*no_plan_tables(found))
+    else:
+        show(*plan_tables(found))
+
+
 def what_if(
     problem: ProblemFilePath,
     slo_ms: Annotated[str | None, typer.Option(help="SLOs in ms, like 25,50,100.")] = None,
@@ -174,6 +109,7 @@ def what_if(
     as_json: AsJson = False,
 ) -> None:
     """Plan a problem again and again with one number changed; give exactly one of the options."""
+    from offramp.cli.plan_tables import what_if_table
     from offramp.jobs.planning import what_if as planned
     from offramp.jobs.planning import what_if_document
     from optimizer.planner import solve
@@ -186,11 +122,7 @@ def what_if(
         for value, decisions in rows:
             print(json.dumps(what_if_document(axis, value, decisions)), flush=True)
         return
-    from rich.console import Console
-
-    from offramp.cli.report_plan import what_if_table
-
-    Console().print(what_if_table(asked, axis, list(rows)))
+    show(what_if_table(asked, axis, list(rows)))
 
 
 def _axis(
@@ -218,56 +150,3 @@ def _axis(
             if not device or not counts:
                 raise InputError(f"--count {value!r}; a device and its numbers are needed, like V100=4,8,16")
             return Axis(name="count", values=integers("count", counts), device=device)
-
-
-def _print_profile(figures: dict[str, Any], out: Path, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(figures))
-        return
-    from rich.console import Console
-
-    from offramp.cli.report_profile import noise_text, profile_table
-
-    Console().print(profile_table(figures))
-    print(noise_text(figures))
-    print(f"latency profile: {out}")
-
-
-def _print_forecast(found: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(found))
-        return
-    from rich.console import Console
-
-    from offramp.cli.report_forecast import forecast_table, rate_text
-
-    Console().print(forecast_table(found))
-    if "rate" in found:
-        print(rate_text(found["rate"], found["coverage"]))
-
-
-def _print_plan(found: PlanAnswer, *, as_json: bool) -> None:
-    from offramp.jobs.planning import answer_document
-
-    if as_json:
-        print(json.dumps(answer_document(found)))
-        return
-    from rich.console import Console
-
-    from offramp.cli.report_plan import plan_tables
-
-    Console().print(*plan_tables(found))
-
-
-def _print_no_plan(found: NoPlanAnswer, *, as_json: bool) -> None:
-    from offramp.jobs.planning import answer_document
-
-    if as_json:
-        print(json.dumps(answer_document(found)))
-        return
-    from rich.console import Console
-
-    from offramp.cli.report_plan import no_plan_tables
-
-    print(found.message, file=sys.stderr)
-    Console().print(*no_plan_tables(found))

@@ -1,4 +1,4 @@
-"""`offramp predict`: parses, calls, prints. Registered on the app of `offramp.cli.app`."""
+"""`offramp predict`: inputs of arguments, a file or a pipe, and their answers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,6 @@ IMAGES = {"image": "BYTES"}
 """The inputs of a model of images, and their datatype."""
 FORMATS = ("jsonl", "csv")
 
-commands = typer.Typer()
-
 
 class _Service(NamedTuple):
     url: str
@@ -45,7 +43,6 @@ class _Service(NamedTuple):
     api_key: str | None
 
 
-@commands.command()
 def predict(
     texts: Annotated[
         list[str] | None,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.table import Column, Table
 
+from offramp.cli.printing import make_table, milliseconds
 from offramp.jobs.planning import NoPlanAnswer, PlanAnswer
 from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
 from optimizer.explain import Comparison
@@ -40,7 +39,7 @@ def plan_tables(answer: PlanAnswer) -> list[Table]:
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """What the other strategies reach, and how many times better the best plan is."""
-    table = Table("strategy", "rate /s", "latency ms", "USD/h", "best is better by", title="Other strategies")
+    table = make_table("strategy", "rate /s", "latency ms", "USD/h", "best is better by", title="Other strategies")
     for each in comparisons:
         times = "-" if each.times_better is None else f"{each.times_better:.2f} x"
         table.add_row(each.strategy, *_decision_cells(each.decision), times)
@@ -61,7 +60,7 @@ def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, 
     unit = "USD/h" if cheapest else "/s"
     others = [strategy for strategy in STRATEGIES if strategy != "best"]
     names = (title, "best /s", "latency ms", "USD/h", *(f"{each} {unit}" for each in others))
-    table = Table(*names, title="What if", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = make_table(*names, title="What if", narrow=True)
     for value, decisions in rows:
         shown = value * 1e3 if axis.name == "slo_s" else value
         best = _decision_cells(decisions["best"])
@@ -70,12 +69,11 @@ def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, 
 
 
 def _stages(answer: PlanAnswer) -> Table:
-    table = Table(
+    table = make_table(
         Column("stage", no_wrap=True),
         *("blocks", "batch", "ramps", "T ms", "wait ms", "fill", "rate /s", "hop ms"),
         title=f"Plan ({answer.planned.strategy})",
-        box=box.SIMPLE_HEAD,  # narrow: nine columns in 80 characters
-        padding=(0, 1, 0, 0),
+        narrow=True,
     )
     planned = answer.planned
     shown: set[int] = set()
@@ -89,21 +87,21 @@ def _stages(answer: PlanAnswer) -> Table:
             f"{split.first}-{split.end - 1}",
             str(split.batch),
             _ranges(split.ramps) or "-",
-            _milliseconds(each.seconds),
-            _milliseconds(each.wait_s),
+            milliseconds(each.seconds),
+            milliseconds(each.wait_s),
             f"{each.fill:.0%}",
-            *((_rate(bounds.rate_per_s), _milliseconds(bounds.hop_s) if bounds.hop_s else "-") if own else ("", "")),
+            *((_rate(bounds.rate_per_s), milliseconds(bounds.hop_s) if bounds.hop_s else "-") if own else ("", "")),
         )
     return table
 
 
 def _figures(answer: PlanAnswer) -> Table:
     planned, figures, limit_s = answer.planned, answer.planned.figures, answer.problem.slo.limit_s
-    table = Table("", "value", title="Predicted")
+    table = make_table("", "value", title="Predicted")
     table.add_row("rate", f"{_rate(figures.rate_per_s)}/s")
     if isinstance(answer.problem.objective, MinimizeCost):
         table.add_row("rate asked for", f"{_rate(figures.served_per_s)}/s")
-    table.add_row("worst-case latency", f"{_milliseconds(figures.latency_s)} ms of {_milliseconds(limit_s)} ms allowed")
+    table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {milliseconds(limit_s)} ms allowed")
     table.add_row("cost", f"{figures.usd_per_hour:.2f} USD/h")
     for index, bind in enumerate(answer.explanation.binds):
         table.add_row("" if index else "binds", bind.text)
@@ -115,10 +113,10 @@ def _figures(answer: PlanAnswer) -> Table:
 def _joint(rescoring: Rescoring) -> Table:
     """Both views of the plan that was chosen, side by side."""
     shown = rescoring.chosen or rescoring.candidates[0]
-    table = Table("", "nested", "joint", title="By the exit records")
+    table = make_table("", "nested", "joint", title="By the exit records")
     pairs = (
         ("rate /s", _rate(shown.nested.rate_per_s), _rate(shown.joint.rate_per_s)),
-        ("latency ms", _milliseconds(shown.nested.latency_s), _milliseconds(shown.joint.latency_s)),
+        ("latency ms", milliseconds(shown.nested.latency_s), milliseconds(shown.joint.latency_s)),
     )
     for cells in pairs:
         table.add_row(*cells)
@@ -134,7 +132,7 @@ def _decision_cells(decision: Decision) -> tuple[str, str, str]:
     if isinstance(decision, NoPlan):
         return "no plan", f"{decision.binding} binds", "-"
     figures = decision.figures
-    return _rate(figures.rate_per_s), _milliseconds(figures.latency_s), f"{figures.usd_per_hour:.2f}"
+    return _rate(figures.rate_per_s), milliseconds(figures.latency_s), f"{figures.usd_per_hour:.2f}"
 
 
 def _sought(decision: Decision, *, cheapest: bool) -> str:
@@ -152,7 +150,3 @@ def _ranges(ramps: Sequence[int]) -> str:
     starts = [ramp for ramp in ramps if ramp - 1 not in ramps]
     ends = [ramp for ramp in ramps if ramp + 1 not in ramps]
     return ", ".join(f"{start}" if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.2f}" if math.isfinite(seconds) else "endless"

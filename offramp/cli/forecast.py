@@ -1,11 +1,47 @@
-"""A forecast as a table."""
+"""`offramp forecast`: what the next window will show."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich import box
-from rich.table import Table
+import typer
+
+from offramp.cli.options import AsJson, above_zero
+from offramp.cli.printing import make_table, show
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def forecast(
+    series: Annotated[
+        Path,
+        typer.Argument(help="Past windows, oldest first: .json, or .csv with columns inputs, 0, 1, ..."),
+    ],
+    coverage: Annotated[float, typer.Option(help="Chance that a level lies in its interval.")] = 0.8,
+    window_s: Annotated[
+        float | None, typer.Option(callback=above_zero, help="Length of a window; given, the rate is forecast too.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forecast the next window's survival at every block, with intervals."""
+    from offramp.jobs.forecasting import forecast_document, rate_document, read_series, window_rates
+    from profiles.forecast import forecast_survival
+    from profiles.rates import forecast_rate
+
+    history = read_series(series)
+    found = forecast_document(forecast_survival(history, coverage=coverage))
+    if window_s is not None:
+        rates_W = window_rates(history, window_s)
+        found["rate"] = rate_document(forecast_rate(rates_W, coverage=coverage, window_s=window_s))
+    if as_json:
+        print(json.dumps(found))
+        return
+    show(forecast_table(found))
+    if "rate" in found:
+        print(rate_text(found["rate"], found["coverage"]))
 
 
 def forecast_table(forecast: dict[str, Any]) -> Table:
@@ -16,7 +52,7 @@ def forecast_table(forecast: dict[str, Any]) -> Table:
     interval = f"{forecast['coverage']:.0%} interval"
     names = ("block", "survival", interval, "go on at ramp", interval, "method")
     caption = interval_text(forecast["inputs_to_come"])
-    table = Table(*names, title="Next window", caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = make_table(*names, title="Next window", caption=caption, narrow=True)
     low, high = forecast["survival_low"], forecast["survival_high"]
     for block, share in enumerate(forecast["survival"]):
         ramp = forecast["ramps"][block - 1] if block else None

@@ -1,0 +1,177 @@
+"""`offramp serve`: a model's folder, or a service file, on this machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from earlyexit.errors import InputError
+from offramp.cli.options import (
+    BACKENDS,
+    BUILT_IN_PLANS,
+    DEVICE_NAMES,
+    DTYPES,
+    FRONTS,
+    above_zero,
+    choice,
+    completes,
+    optional_http_address,
+)
+
+if TYPE_CHECKING:
+    from deployments.settings import ServeSettings
+    from offramp.service.shape import ApplicationDocument, IngressDocument
+
+EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
+"""Arguments of `offramp predict`, by codec."""
+BESIDE_A_FILE = {"model", "port", "grpc_port", "metrics_port"}
+
+Model = Annotated[Path, typer.Argument(help="Model folder, or a service file, which says all but the ports itself.")]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        help="Plan file, or built in: stock, early-exit, serial; default: serial.", **completes(BUILT_IN_PLANS)
+    ),
+]
+Batch = Annotated[int | None, typer.Option(min=1, help="Batch size of a built-in plan; default: 32.")]
+Replicas = Annotated[int | None, typer.Option(min=1, help="Replicas of a built-in plan; default: 1.")]
+PlanDevice = Annotated[
+    str | None, typer.Option(help="Device of a built-in plan; default: cpu.", **completes(DEVICE_NAMES))
+]
+Port = Annotated[int | None, typer.Option(min=1, max=65535, help="Default: 8000.")]
+Host = Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")]
+Front = Annotated[
+    str | None, typer.Option(help="haproxy (fast, the default) or proxy (Serve's own).", **completes(FRONTS))
+]
+IngressReplicas = Annotated[int | None, typer.Option(min=1, help="Default: 1.")]
+Dtype = Annotated[str | None, typer.Option(help="float32 (default) or bfloat16.", **completes(DTYPES))]
+Backend = Annotated[str | None, typer.Option(help="torch (default) or onnx.", **completes(BACKENDS))]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a CPU replica; default: 1.")]
+MaxQueued = Annotated[int | None, typer.Option(min=1, help="Unanswered inputs per ingress before 503; default: 2000.")]
+MaxBodyBytes = Annotated[int | None, typer.Option(min=1, help="Of a request, before 413; default: 2000000.")]
+TimeoutS = Annotated[
+    float | None, typer.Option(callback=above_zero, help="Timeout of requests that name none; default: 30.")
+]
+GrpcPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Port of the Open Inference Protocol over gRPC; default: none.")
+]
+MetricsPort = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Port of the Prometheus metrics; default: a free one.")
+]
+OtlpEndpoint = Annotated[
+    str | None, typer.Option(callback=optional_http_address, help="OpenTelemetry collector, for traces.")
+]
+TraceRatio = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Share of requests that are traced; default: 0.01.")
+]
+ApiKeys = Annotated[
+    Path | None, typer.Option(help="File of API keys, name:key or key per line; default: $OFFRAMP_API_KEYS.")
+]
+RateLimit = Annotated[
+    float | None, typer.Option(callback=above_zero, help="Requests per second that one key, or all, may send.")
+]
+
+
+def serve(
+    context: typer.Context,
+    model: Model,
+    plan: Plan = None,
+    batch: Batch = None,
+    replicas: Replicas = None,
+    device: PlanDevice = None,
+    port: Port = None,
+    host: Host = None,
+    front: Front = None,
+    ingress_replicas: IngressReplicas = None,
+    dtype: Dtype = None,
+    backend: Backend = None,
+    threads: Threads = None,
+    max_queued: MaxQueued = None,
+    max_body_bytes: MaxBodyBytes = None,
+    timeout_s: TimeoutS = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    otlp_endpoint: OtlpEndpoint = None,
+    trace_ratio: TraceRatio = None,
+    api_keys: ApiKeys = None,
+    rate_limit: RateLimit = None,
+) -> None:
+    """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
+    ports = {"port": port, "grpc_port": grpc_port}
+    if model.is_file():
+        _refuse_beside_a_file(context)
+        from offramp.service.file import read_service
+
+        found = read_service(model)
+        _serve_until_stopped(found.settings, found.ingress, ports, metrics_port)
+        return
+    from offramp.service.application import application_settings, resolve_plan
+
+    chosen = resolve_plan(plan or "serial", model, batch=batch, replicas=replicas, device=device)
+    kind = {"dtype": choice("dtype", dtype, DTYPES), "backend": choice("backend", backend, BACKENDS)}
+    ingress = {"host": host, "front": choice("front", front, FRONTS), "replicas": ingress_replicas}
+    limits = {"max_queued": max_queued, "max_body_bytes": max_body_bytes, "default_timeout_s": timeout_s}
+    access = {"keys_file": None if api_keys is None else str(api_keys), "rate_per_s": rate_limit}
+    document = _document(
+        model=kind | {"folder": str(model), "threads_per_replica": threads},
+        ingress=ingress | limits,
+        tracing=tracing_options(otlp_endpoint, trace_ratio),
+        access=access if any(value is not None for value in access.values()) else None,
+    )
+    _serve_until_stopped(application_settings(document, chosen), document.ingress, ports, metrics_port)
+
+
+def _refuse_beside_a_file(context: typer.Context) -> None:
+    given = {name for name, value in context.params.items() if value is not None}
+    refused = sorted(f"--{name.replace('_', '-')}" for name in given - BESIDE_A_FILE)
+    if refused:
+        raise InputError(
+            f"{' and '.join(refused)}: the service file says it; only --port, --grpc-port, --metrics-port go with one"
+        )
+
+
+def tracing_options(endpoint: str | None, ratio: float | None) -> dict[str, Any] | None:
+    """What `--otlp-endpoint` and `--trace-ratio` ask for; raises InputError for a ratio of nothing."""
+    if endpoint is None and ratio is not None:
+        raise InputError("--trace-ratio is of the requests whose traces go to --otlp-endpoint, which is missing")
+    return None if endpoint is None else {"endpoint": endpoint, "ratio": ratio}
+
+
+def _document(**parts: Any) -> ApplicationDocument:
+    """The options as a service file would say them; raises InputError that names the field."""
+    from earlyexit.source_file import Source
+    from offramp.service.shape import ApplicationDocument
+
+    return Source(document=parts, where="serve", raises=InputError).parse(ApplicationDocument, called="the options")
+
+
+def _serve_until_stopped(
+    settings: ServeSettings, ingress: IngressDocument, ports: dict[str, int | None], metrics_port: int | None
+) -> None:
+    """Serve on this machine until Ctrl-C or SIGTERM; ports that are given take the place of the ingress's own."""
+    from deployments.serve_control import LocalCluster, serving
+    from earlyexit.store import read_card
+    from offramp.service.application import exposure_notes, with_environment
+
+    settings = with_environment(settings)
+    listening = ingress.model_dump(include={"port", "host", "front", "grpc_port"})
+    given = {name: port for name, port in ports.items() if port is not None}
+    cluster = LocalCluster(**listening | given, metrics_port=metrics_port)
+    try:
+        with serving(settings, cluster) as url:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # after Ray's own; both signals end cleanly
+            card = read_card(Path(settings.model))
+            print(f"serving {card.name} at {url}   API: {url}/docs")
+            if cluster.grpc_port is not None:
+                print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
+            print(f"try: offramp predict {EXAMPLES.get(card.codec['name'], '--data FILE')} --url {url}", flush=True)
+            keys, with_grpc = settings.access is not None and settings.access.has_keys, cluster.grpc_port is not None
+            for note in exposure_notes(cluster.host, cluster.front, has_keys=keys, has_grpc=with_grpc):
+                print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
+            signal.pause()
+    except KeyboardInterrupt:
+        print("stopped")

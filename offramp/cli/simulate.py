@@ -1,0 +1,203 @@
+"""`offramp simulate`: arrivals played against a plan; printed as tables, times in milliseconds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from earlyexit.errors import InputError
+from offramp.cli.options import STRATEGY_NAMES, AsJson, ProblemFilePath, Seed, choice, completes
+from offramp.cli.plan import NO_PLAN
+from offramp.cli.printing import make_table, milliseconds, show
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from offramp.jobs.simulating import Simulated, SimulateJob
+    from simulator.outcome import Figures
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C: 128 and the signal's number, as shells have it."""
+MOST_INGRESSES = 1000
+
+Arrivals = Annotated[
+    str, typer.Option(help="poisson:9000, uniform:, gamma:9000,cv=2, mmpp:1000,peak=5000,..., or trace:FILE.")
+]
+PlanFile = Annotated[
+    Path | None, typer.Option(help="Plan file, or what `offramp plan --json` printed; default: the planner's.")
+]
+StrategyName = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the planner's plan: best, stock, early-exit, e3, serial; default: best.", **completes(STRATEGY_NAMES)
+    ),
+]
+Records = Annotated[
+    Path | None,
+    typer.Option(help="Exit records, .npz, .csv or .tsv; default: inputs that leave as the survival says."),
+]
+Thresholds = Annotated[
+    str | None,
+    typer.Option(
+        help="With records: leave at this score, at 0=0.4,3=0.2 by ramp, or by a calibration.json; "
+        "default: the plan's policy."
+    ),
+]
+Admission = Annotated[bool, typer.Option("--admission/--no-admission", help="Refuse at once what would be late.")]
+
+
+def simulate(
+    problem: ProblemFilePath,
+    arrivals: Arrivals,
+    plan: PlanFile = None,
+    strategy: StrategyName = None,
+    duration: Annotated[float, typer.Option(help="Seconds in which requests arrive.")] = 60.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds of them, from the start, that are not counted.")] = 1.0,
+    records: Records = None,
+    thresholds: Thresholds = None,
+    inputs_per_request: Annotated[int, typer.Option(min=1)] = 1,
+    ingresses: Annotated[int, typer.Option(min=1, max=MOST_INGRESSES)] = 1,
+    admission: Admission = True,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Play arrivals against a plan: goodput, latency, drops, fill, utilisation and cost.
+
+    Exit status 3: no plan meets the problem. 130: interrupted; what was simulated by then is printed.
+    """
+    if plan is not None and strategy is not None:
+        raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
+    from offramp.jobs.simulated_plan import thresholds_option
+    from offramp.jobs.simulating import SimulateJob
+    from optimizer.decision import STRATEGIES
+
+    job = SimulateJob(
+        problem=problem,
+        plan=plan,
+        strategy=choice("strategy", strategy or "best", STRATEGIES),
+        arrivals=arrivals,
+        duration_s=duration,
+        warm_up_s=warm_up,
+        records=records,
+        thresholds=None if thresholds is None else thresholds_option(thresholds),
+        inputs_per_request=inputs_per_request,
+        num_ingresses=ingresses,
+        admission=admission,
+        seed=seed,
+    )
+    try:
+        _simulate(job, as_json=as_json)
+    except KeyboardInterrupt:
+        print("interrupted before there was anything to print", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _simulate(job: SimulateJob, *, as_json: bool) -> None:
+    from offramp.jobs.planning import NoPlanAnswer
+    from offramp.jobs.progress import progress_share
+    from offramp.jobs.simulating import prepare, run
+
+    simulation = prepare(job)
+    if isinstance(simulation, NoPlanAnswer):
+        print(simulation.message, file=sys.stderr)
+        raise typer.Exit(NO_PLAN)
+    with progress_share("simulate") as progress:
+        simulated = run(simulation, progress)
+    if simulated is None:
+        raise KeyboardInterrupt
+    _print(simulated, as_json=as_json)
+    if simulated.figures.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _print(simulated: Simulated, *, as_json: bool) -> None:
+    if as_json:
+        from offramp.jobs.simulating import simulated_document
+
+        print(json.dumps(simulated_document(simulated)))
+        return
+    show(*simulate_tables(simulated))
+    for note in simulated.notes:
+        print(note)
+
+
+def simulate_tables(simulated: Simulated) -> list[Table]:
+    """The plan's splits, what it does and was to do, and where inputs left."""
+    return [_splits(simulated), _figures(simulated), _exits(simulated)]
+
+
+def _splits(simulated: Simulated) -> Table:
+    plan, figures = simulated.simulation.played.plan, simulated.figures
+    table = make_table(
+        *("stage", "busy", "blocks", "batch", "batches", "fill", "T ms", "planned T ms"),
+        title=f"Plan ({simulated.simulation.played.words})",
+        narrow=True,
+    )
+    ran = {(each.first, each.end): each for each in figures.splits}
+    planned = {(each.split.first, each.split.end): each for each in simulated.simulation.predicted.splits}
+    for index, (stage, slot) in enumerate(zip(plan.stages, figures.slots, strict=True)):
+        for split in stage.splits:
+            own = (f"{index}: {stage.replicas} x {stage.device}", f"{slot.utilisation:.0%}")
+            key = (split.first, split.end)
+            did = ("0", "-", "-")
+            if key in ran:
+                did = (f"{ran[key].batches}", f"{ran[key].fill:.0%}", milliseconds(ran[key].busy_s / ran[key].batches))
+            table.add_row(
+                *(own if split is stage.splits[0] else ("", "")),
+                f"{split.first}-{split.end - 1}",
+                str(split.batch),
+                *did,
+                milliseconds(planned[key].seconds),
+            )
+    return table
+
+
+def _figures(simulated: Simulated) -> Table:
+    figures = simulated.figures
+    title = f"Simulated, {figures.seconds:g} s, {figures.inputs} inputs"
+    table = make_table("", "planned", "simulated", title=f"{title}, INTERRUPTED" if figures.interrupted else title)
+    for row in _rows(simulated):
+        table.add_row(*row)
+    return table
+
+
+def _rows(simulated: Simulated) -> Iterator[tuple[str, str, str]]:
+    figures, predicted = simulated.figures, simulated.simulation.predicted
+    slo_s = simulated.simulation.scenario.slo_s
+    yield "offered", "", f"{figures.offered_per_s:.1f} inputs/s"
+    within = f"within {milliseconds(slo_s)} ms"
+    yield "goodput", f"{predicted.rate_per_s:.1f}/s at most", f"{figures.goodput_per_s:.1f}/s {within}"
+    if simulated.simulation.job.inputs_per_request > 1:
+        yield "goodput, whole requests", "", f"{figures.request_goodput_per_s:.1f} inputs/s {within}"
+    yield "in time", "", f"{figures.in_slo_share:.2%} of inputs"
+    worst = f"{milliseconds(predicted.latency_s)} ms at {predicted.served_per_s:.1f}/s"
+    for name, latency_s in (("p50", figures.p50_s), ("p95", figures.p95_s), ("p99", figures.p99_s)):
+        shown = "-" if latency_s is None else f"{milliseconds(latency_s)} ms"
+        yield f"latency {name}", worst if name == "p99" else "", shown
+    if not figures.drops:
+        yield "dropped", "", "none"
+    for reason, number in figures.drops.items():
+        yield f"dropped: {reason}", "", _of(number, figures)
+    yield "utilisation", "", f"{figures.utilisation:.1%}"
+    yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{figures.usd_per_hour:.2f} USD/h"
+
+
+def _exits(simulated: Simulated) -> Table:
+    from offramp.jobs.simulating import predicted_exits
+
+    figures, planned = simulated.figures, predicted_exits(simulated.simulation)
+    table = make_table("after block", "planned", "simulated", "answers", title="Answers by exit")
+    for block in sorted({*planned, *figures.exits}):
+        answers = figures.exits.get(block, 0)
+        share = f"{answers / figures.answered:.2%}" if figures.answered else "-"
+        table.add_row(str(block), f"{planned.get(block, 0.0):.2%}", share, str(answers))
+    return table
+
+
+def _of(number: int, figures: Figures) -> str:
+    return f"{number} ({number / figures.inputs:.2%})" if figures.inputs else f"{number}"

@@ -1,0 +1,130 @@
+"""`offramp train`: a model with ramps, from a checkpoint and labelled rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from earlyexit.errors import InputError
+from offramp.cli.options import (
+    POOLINGS,
+    RAMP_STYLES,
+    DataFile,
+    LabelColumn,
+    PairColumn,
+    Part,
+    Seed,
+    TextColumn,
+    above_zero,
+    choice,
+    completes,
+    integers,
+)
+
+if TYPE_CHECKING:
+    from earlyexit.dataset import LabelledRows
+
+HELD_OUT = "held_out"
+
+
+Backbone = Annotated[
+    str, typer.Option(help="Checkpoint folder or hub name, 'minilm' (packaged), or your own module:function.")
+]
+Tokenizer = Annotated[
+    str | None, typer.Option(help="Checkpoint folder, hub name, minilm or tokenizer.json; default: the backbone's.")
+]
+Codec = Annotated[str | None, typer.Option(help="Your own, module:function; default: as the network and the data say.")]
+RampStyle = Annotated[
+    str,
+    typer.Option(
+        help="light (pooling and linear), mlp (one hidden layer of 64) or pooler (DeeBERT's).", **completes(RAMP_STYLES)
+    ),
+]
+PoolingOption = Annotated[
+    str, typer.Option(help="mean (of tokens, or a map), first (token) or grid (of a map).", **completes(POOLINGS))
+]
+Ramps = Annotated[str | None, typer.Option(help="Blocks that get a ramp, like 0,2,4; default: all but the last.")]
+Joint = Annotated[bool, typer.Option("--joint", help="Train the whole model, not only its ramps.")]
+Imitate = Annotated[
+    bool, typer.Option("--imitate", help="Have ramps learn of the full model's outputs, not of the labels.")
+]
+HoldOut = Annotated[
+    float | None, typer.Option(help="Share of each label's rows to keep from training: held_out in --out.")
+]
+
+
+def train(
+    data: DataFile,
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    backbone: Backbone = "minilm",
+    tokenizer: Tokenizer = None,
+    name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
+    text_column: TextColumn = "text",
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = "label",
+    part: Part = None,
+    task: Annotated[str, typer.Option(help="label, regression, or your own module:function.")] = "label",
+    codec: Codec = None,
+    ramp_style: RampStyle = "light",
+    pooling: PoolingOption = "mean",
+    ramps: Ramps = None,
+    joint: Joint = False,
+    imitate: Imitate = False,
+    max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
+    hold_out: HoldOut = None,
+    seed: Seed = 0,
+) -> None:
+    """Train a model's ramps (on a frozen backbone, or --joint with it)."""
+    from earlyexit.checkpoint import RampOptions
+    from earlyexit.dataset import read_labelled
+    from offramp.jobs.progress import progress_bars
+    from offramp.jobs.train_job import TrainJob
+    from offramp.jobs.training import head_in_words, resolve_backbone
+    from offramp.jobs.training import train as run_training
+
+    rows = read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)
+    options = RampOptions(
+        style=choice("ramp-style", ramp_style, RAMP_STYLES),
+        pooling=choice("pooling", pooling, POOLINGS),
+        at=None if ramps is None else integers("ramps", ramps),
+    )
+    job = TrainJob(
+        backbone=resolve_backbone(backbone),
+        tokenizer=None if tokenizer is None else resolve_backbone(tokenizer),
+        name=name or out.resolve().name,
+        codec=codec,
+        task=task,
+        ramps=options,
+        joint=joint,
+        imitate=imitate,
+        max_length=max_length,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        seed=seed,
+        source=str(data),
+    )
+    if hold_out is not None:
+        rows = _hold_out(rows, hold_out, seed, out)
+    with progress_bars() as progress:
+        model = run_training(job, rows, out, progress=progress)
+    labels = "" if task != "label" else f" {model.task.num_outputs} labels,"
+    print(f"{len(rows)} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
+    print(f"head of the full model: {head_in_words(model)}")
+
+
+def _hold_out(rows: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:
+    """The rows to train on; the others are written where calibration and tests find them."""
+    from earlyexit.dataset import write_labelled
+    from offramp.jobs.training import make_folder
+
+    if not 0 < share < 1:
+        raise InputError(f"--hold-out {share:g}; a share between 0 and 1 is needed")
+    learned, held = rows.divide(share, seed)
+    make_folder(out)
+    written = write_labelled(held, out, HELD_OUT)
+    print(f"{len(held)} of {len(rows)} rows held out: {written}")
+    return learned
