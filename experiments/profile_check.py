@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 from earlyexit.clock import MonotonicClock
 from earlyexit.split import Split
 from experiments.data import RUNS
+from experiments.kit import keep, show
 from offramp.cli.options import integers
 from offramp.jobs.profiling import ProfileJob, open_bench
 from offramp.jobs.progress import progress_bars
@@ -154,36 +155,28 @@ def measure(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, tuple[Checke
 
 
 def _write(profile: LatencyProfile, length: int, checked: Sequence[Checked], figures: dict[str, Any]) -> Path:
-    RUNS.mkdir(exist_ok=True)
-    path = RUNS / f"profile-check-{profile.model}-{profile.device}-{profile.backend}-{length}.json"
-    splits = [
-        {
-            "first": each.split.first,
-            "end": each.split.end,
-            "batch": each.split.batch,
-            "ramps": list(each.split.ramps),
-            "measured_s": each.measured_s,
-            "predicted_s": each.predicted_s,
-        }
-        for each in checked
-    ]
+    name = f"profile-check-{profile.model}-{profile.device}-{profile.backend}-{length}.json"
+    splits = [asdict(each.split) | {"measured_s": each.measured_s, "predicted_s": each.predicted_s} for each in checked]
     document = {"provenance": dict(profile.provenance), "length": length, "figures": figures, "splits": splits}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return path
+    return keep(document, RUNS / name)
 
 
 def _print(profile: LatencyProfile, length: int, figures: dict[str, dict[str, Any]], path: Path) -> None:
     facts = profile.provenance
-    print(
+    title = (
         f"{profile.model}, {profile.backend} {profile.dtype} on {facts['device_name']}, {facts['threads']} threads, "
         f"{length} tokens, medians of {facts['repeats']} rounds"
     )
-    print("splits        number   |error| median     p90   worst     bias   worst at")
-    for name, row in figures.items():
-        print(
-            f"{name:<12} {row['splits']:7} {row['median']:15.1%} {row['p90']:8.1%} {row['worst']:7.1%}"
-            f" {row['bias']:+8.1%}   {row['worst_split']}"
+    rows = [
+        (
+            name,
+            str(row["splits"]),
+            *(f"{row[key]:.1%}" for key in ("median", "p90", "worst", "bias")),
+            row["worst_split"],
         )
+        for name, row in figures.items()
+    ]
+    show(title, ("splits", "number", "|error| median", "p90", "worst", "bias", "worst at"), rows)
     print(f"the profile: {facts['outliers']} outliers in {facts['timings']} timings, spread {facts['spread']:.1%}")
     print(f"written: {path}")
 

@@ -13,6 +13,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from profiles.table import LatencyTable
 from simulator.decisions import nested
 from simulator.formulas import batch_latency_s, fixed_service_wait_s, tandem_latency_s
 from simulator.goodput import poisson_arrivals
+from simulator.outcome import Outcome
 from simulator.scenario import Scenario
 from simulator.simulate import simulate
 
@@ -62,49 +64,54 @@ class Row:
         return self.simulated / self.expected - 1
 
 
-def serving(seconds_NB: Sequence[Sequence[float]], replicas: Sequence[int], link: Link = FAST) -> PlanProblem:
+def problem_of(table: LatencyTable, survival_N: tuple[float, ...], count: int, **options: Any) -> PlanProblem:
+    """On so many accelerators of one type; no ramps and a fast link unless the options say otherwise."""
+    given: dict[str, Any] = {"ramps": (), "link": FAST} | options
+    return PlanProblem(
+        num_blocks=len(survival_N),
+        survival_N=survival_N,
+        latency={DEVICE: table},
+        devices={DEVICE: Supply(count=count)},
+        bytes_per_sample_N=(1.0,) * len(survival_N),
+        slo=Slo(latency_s=1e9),
+        objective=MaximizeRate(),
+        **given,
+    )
+
+
+def serving(seconds_NB: Sequence[Sequence[float]], replicas: Sequence[int]) -> PlanProblem:
     """A model of one block per row, without ramps; its seconds by batch size from 1 on."""
     block_s_NB = np.array(seconds_NB)
     num_blocks, most = block_s_NB.shape
-    return PlanProblem(
-        num_blocks=num_blocks,
-        ramps=(),
-        survival_N=(1.0,) * num_blocks,
-        latency={
-            DEVICE: LatencyTable(
-                batches=tuple(range(1, most + 1)), block_s_NB=block_s_NB, ramp_s_EB=np.zeros((0, most))
-            )
-        },
-        devices={DEVICE: Supply(count=sum(replicas))},
-        link=link,
-        bytes_per_sample_N=(1.0,) * num_blocks,
-        slo=Slo(latency_s=1e9),
-        objective=MaximizeRate(),
-    )
+    table = LatencyTable(batches=tuple(range(1, most + 1)), block_s_NB=block_s_NB, ramp_s_EB=np.zeros((0, most)))
+    return problem_of(table, (1.0,) * num_blocks, sum(replicas))
 
 
 def mean_latency_s(seconds_NB: Sequence[Sequence[float]], rate_per_s: float, num_requests: int) -> float:
     """Of one replica per block, under Poisson arrivals, without an SLO; the first hundredth of the time is left out."""
     problem = serving(seconds_NB, [1] * len(seconds_NB))
-    batch = len(seconds_NB[0])
-    stages = [
-        Stage(device=DEVICE, replicas=1, splits=(Split(first=block, end=block + 1, batch=batch),))
-        for block in range(problem.num_blocks)
-    ]
+    splits = [Split(first=block, end=block + 1, batch=len(seconds_NB[0])) for block in range(problem.num_blocks)]
+    plan = Plan(stages=tuple(Stage(device=DEVICE, replicas=1, splits=(split,)) for split in splits))
     duration_s = num_requests / rate_per_s
-    figures = simulate(
-        Scenario(
-            problem=problem,
-            plan=Plan(stages=tuple(stages)),
-            decisions=nested(problem.survival_N, (), np.random.default_rng(0), num_rows=1),
-            rows_N=np.zeros(1, dtype=np.int64),
-            arrivals_s=poisson_arrivals(rate_per_s, duration_s, seed=0),
-            duration_s=duration_s,
-            warm_up_s=duration_s / 100,
-        )
-    ).figures()
+    figures = played(problem, plan, rate_per_s, duration_s, num_rows=1, warm_up_s=duration_s / 100).figures()
     assert figures.mean_s is not None
     return figures.mean_s
+
+
+def played(
+    problem: PlanProblem, plan: Plan, rate_per_s: float, duration_s: float, *, num_rows: int, **options: Any
+) -> Outcome:
+    """The plan under Poisson arrivals of made-up inputs."""
+    scenario = Scenario(
+        problem=problem,
+        plan=plan,
+        decisions=nested(problem.survival_N, problem.ramps, np.random.default_rng(0), num_rows=num_rows),
+        rows_N=np.random.default_rng(1).permutation(num_rows),
+        arrivals_s=poisson_arrivals(rate_per_s, duration_s, seed=0),
+        duration_s=duration_s,
+        **options,
+    )
+    return simulate(scenario)
 
 
 def fixed_service(num_requests: int) -> Iterator[Row]:
@@ -139,24 +146,10 @@ def batch_service(num_requests: int) -> Iterator[Row]:
 
 def exit_problem(link: Link = FAST) -> PlanProblem:
     """Six blocks, ramps after the second and the fourth, where 40 % and then half of the rest leave."""
-    sizes = np.array([1, 2, 4, 8])
-    return PlanProblem(
-        num_blocks=6,
-        ramps=(1, 3),
-        survival_N=(1.0, 1.0, 0.6, 0.6, 0.3, 0.3),
-        latency={
-            DEVICE: LatencyTable(
-                batches=(1, 2, 4, 8),
-                block_s_NB=np.tile(0.002 + 0.0005 * sizes, (6, 1)),
-                ramp_s_EB=np.full((2, 4), 0.0005),
-            )
-        },
-        devices={DEVICE: Supply(count=40)},
-        link=link,
-        bytes_per_sample_N=(1.0,) * 6,
-        slo=Slo(latency_s=1e9),
-        objective=MaximizeRate(),
-    )
+    batches = np.array([1, 2, 4, 8])
+    block_s_NB = np.tile(0.002 + 0.0005 * batches, (6, 1))
+    table = LatencyTable(batches=(1, 2, 4, 8), block_s_NB=block_s_NB, ramp_s_EB=np.full((2, 4), 0.0005))
+    return problem_of(table, (1.0, 1.0, 0.6, 0.6, 0.3, 0.3), 40, ramps=(1, 3), link=link)
 
 
 def exit_split(first: int, end: int, batch: int = 8) -> Split:
@@ -188,17 +181,9 @@ PLANS = {
 def saturated_per_s(problem: PlanProblem, stages: tuple[Stage, ...], rate_per_s: float, num_requests: int) -> float:
     """Answers per second in the second half of the time, at that rate of arrivals."""
     duration_s = num_requests / rate_per_s
-    outcome = simulate(
-        Scenario(
-            problem=problem,
-            plan=Plan(stages=stages, policy=PolicySpec(thresholds=0.5)),
-            decisions=nested(problem.survival_N, problem.ramps, np.random.default_rng(0), num_rows=1000),
-            rows_N=np.random.default_rng(1).permutation(1000),
-            arrivals_s=poisson_arrivals(rate_per_s, duration_s, seed=0),
-            duration_s=duration_s,
-            max_queued=INSIDE * sum(stage.replicas * stage.splits[0].batch for stage in stages),
-        )
-    )
+    plan = Plan(stages=stages, policy=PolicySpec(thresholds=0.5))
+    most = INSIDE * sum(stage.replicas * stage.splits[0].batch for stage in stages)
+    outcome = played(problem, plan, rate_per_s, duration_s, num_rows=1000, max_queued=most)
     answered_s_N = outcome.arrived_s_R + outcome.latency_s_N
     return float(((answered_s_N > duration_s / 2) & (answered_s_N <= duration_s)).sum()) / (duration_s / 2)
 

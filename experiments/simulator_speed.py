@@ -9,13 +9,12 @@ of the highest rate, under Poisson arrivals at a share of it, seed 0. Sides: *pl
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, product
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from earlyexit.split import Split
+from experiments.kit import keep
 from experiments.studies.sides import NUM_ROWS, equal_cluster, plan_of
 from optimizer.evaluate import Evaluation, evaluate
 from optimizer.plan import Stage
@@ -102,21 +102,12 @@ def three_stages(problem: PlanProblem) -> tuple[tuple[Stage, ...], Evaluation]:
 def _balanced(problem: PlanProblem, bounds: tuple[int, ...], batch: int) -> tuple[Stage, ...]:
     """All ramps active, one batch; replicas by the work of every stage, the rest for the last."""
     supply = problem.devices[DEVICE]
-    alone = [
-        Stage(
-            device=DEVICE,
-            replicas=1,
-            splits=(
-                Split(
-                    first=first,
-                    end=end,
-                    batch=batch,
-                    ramps=tuple(ramp for ramp in problem.ramps if first <= ramp < end),
-                ),
-            ),
-        )
-        for first, end in pairwise(bounds)
+    ramps_of = [tuple(ramp for ramp in problem.ramps if first <= ramp < end) for first, end in pairwise(bounds)]
+    splits = [
+        Split(first=first, end=end, batch=batch, ramps=ramps)
+        for (first, end), ramps in zip(pairwise(bounds), ramps_of, strict=True)
     ]
+    alone = [Stage(device=DEVICE, replicas=1, splits=(split,)) for split in splits]
     works_s = [each.work_s for each in evaluate(problem, alone).stages]
     replicas = [max(1, round(supply.count * work_s / sum(works_s))) for work_s in works_s]
     replicas[-1] = supply.count - sum(replicas[:-1])
@@ -191,9 +182,7 @@ def main() -> None:
         for side in options.sides:
             found.append(pool.submit(measured, size, side).result())
             print(_line(found[-1]), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"size": asdict(size), "sides": [asdict(each) for each in found]}, indent=2))
-    print(f"kept in {options.out}")
+    print(f"kept in {keep({'size': size, 'sides': found}, options.out)}")
 
 
 def _line(speed: Speed) -> str:

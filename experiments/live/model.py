@@ -1,15 +1,12 @@
 """A model folder that emulated services serve: its decisions are recorded, so its weights are random and tiny.
 
-    python -m experiments.live.model [OUT]
-
 Twelve blocks with a ramp after all but the last, exit records and a calibration card. The records are those of
 `experiments.recorded_exits`; where that data is absent, made-up ones with the survival of
-`experiments/problems/bert_base_16_v100.yaml`. Seconds.
+`experiments/problems/bert_base_16_v100.yaml`.
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
 from pathlib import Path
 
 import numpy as np
@@ -29,19 +26,6 @@ TEXT = "so it goes"
 """What every request says: recorded decisions go by the id that comes with it."""
 UNSURE = 0.65
 """Entropy in nats of a ramp that does not know; two classes reach 0.693."""
-
-
-def main() -> None:
-    """Make the folder and say what is in it."""
-    parser = ArgumentParser(prog="python -m experiments.live.model", description=__doc__)
-    parser.add_argument("out", type=Path, nargs="?", default=FOLDER)
-    folder = parser.parse_args().out
-    records = make_model(folder)
-    outcome = records.outcome(thresholds(records))
-    print(
-        f"{folder}: {len(records)} inputs, {(records.provenance or {}).get('data')}; at an entropy of {ENTROPY:g} "
-        f"{outcome.mean_blocks:.2f} of {records.num_blocks} blocks, agreement {outcome.agreement:.1%}"
-    )
 
 
 def ensure_model(folder: Path = FOLDER) -> ExitRecords:
@@ -113,7 +97,3 @@ def made_up(survival: tuple[float, ...], *, num_inputs: int, rng: np.random.Gene
         truth_N=labels_N,
         provenance={"data": "made up from a survival"},
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -9,25 +9,31 @@ are the same. Writes runs/scale.json. Minutes: 10 on one core.
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import asdict
-
-from rich.console import Console
-from rich.table import Table
 
 from experiments.data import RUNS
-from experiments.scale.clusters import LOAD, Row, Size, ingresses_for, problem_of, simulated
-from experiments.scale.ingress_cost import RoutingCost, dispatch_costs, routing_costs
+from experiments.kit import keep, show
+from experiments.scale.clusters import LOAD, Row, Size, ingresses_for, planned_for, problem_of, simulated
+from experiments.scale.ingress_cost import dispatch_costs, routing_costs
 from offramp.jobs.provenance import provenance
-from optimizer.decision import Planned
-from optimizer.planner import solve
 
 ACCELERATORS = (400, 1000, 4000, 10_000)
 CELL = 100
 """Accelerators of a cell."""
 QUICK = (400,)
+COLUMNS = (
+    "accelerators",
+    "cells",
+    "ingresses",
+    "planning s",
+    "gap",
+    "offered/s",
+    "goodput",
+    "p50 ms",
+    "p99 ms",
+    "fill",
+)
 
 
 def main() -> None:
@@ -36,31 +42,34 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the smallest cluster only")
     quick = parser.parse_args().quick
     routing, dispatch = routing_costs(), dispatch_costs()
-    _print_costs(routing, dispatch)
+    choices = [(f"{each.replicas:,}", each.ranked_s * 1e6, each.kept_s * 1e6) for each in routing]
+    show("a choice of a replica, microseconds", ("replicas", "all ranked", "kept by load (an ingress)"), choices)
+    costs = [(batch, seconds * 1e6, f"{1 / seconds:,.0f}") for batch, seconds in dispatch.items()]
+    title = "the dispatcher, without HTTP, tokenizer and network"
+    show(title, ("inputs a call", "microseconds per input", "inputs/s a core"), costs)
     rows = []
     for size in sizes(QUICK if quick else ACCELERATORS):
         rows.append(simulated(size))
         print(f"{rows[-1].size}: {rows[-1].wall_s:.0f} s", flush=True)
-    Console(width=160).print(_table(rows))
-    RUNS.mkdir(exist_ok=True)
-    path = RUNS / "scale.json"
+    show(
+        "BERT-large, V100 at E3's speed, e3 plans at 85 % of their rate",
+        (*COLUMNS, "simulated in s"),
+        map(_cells, rows),
+    )
     document = {
         "provenance": provenance(seed=0),
-        "routing": [asdict(each) for each in routing],
+        "routing": routing,
         "dispatch_s_per_input": dispatch,
-        "rows": [asdict(row) for row in rows],
+        "rows": rows,
     }
-    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
-    print(f"written: {path}")
+    print(f"written: {keep(document, RUNS / 'scale.json')}")
 
 
 def sizes(accelerators: Sequence[int]) -> list[Size]:
     """Every cluster behind one ingress (which no process could be), behind as many as it needs, and in cells."""
     found = []
     for count in accelerators:
-        planned = solve(problem_of(count), "e3")
-        assert isinstance(planned, Planned), planned
-        rate_per_s, cells = planned.figures.rate_per_s, count // CELL
+        rate_per_s, cells = planned_for(problem_of(count)).figures.rate_per_s, count // CELL
         found += [
             Size(accelerators=count, ingresses=1, cells=1),
             Size(accelerators=count, ingresses=ingresses_for(LOAD * rate_per_s, cells=1), cells=1),
@@ -69,47 +78,21 @@ def sizes(accelerators: Sequence[int]) -> list[Size]:
     return found
 
 
-def _print_costs(routing: Sequence[RoutingCost], dispatch: dict[int, float]) -> None:
-    print("a choice of a replica, microseconds: all ranked, kept by load (an ingress)")
-    for each in routing:
-        print(f"  {each.replicas:>6} replicas {each.ranked_s * 1e6:>9.1f} {each.kept_s * 1e6:>8.1f}")
-    print("the dispatcher, microseconds per input, without HTTP, tokenizer and network")
-    for batch, seconds in dispatch.items():
-        print(f"  {batch:>3} inputs a call {seconds * 1e6:>8.1f}   ({1 / seconds:,.0f} inputs/s a core)")
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table(title="BERT-large, V100 at E3's speed, e3 plans at 85 % of their rate")
-    for name in (
-        "accelerators",
-        "cells",
-        "ingresses",
-        "planning s",
-        "gap",
-        "offered/s",
-        "goodput",
-        "p50 ms",
-        "p99 ms",
-        "fill",
-        "simulated in s",
-    ):
-        table.add_column(name, justify="right")
-    for row in rows:
-        figures, size = row.figures, row.size
-        table.add_row(
-            f"{size.accelerators:,}",
-            str(size.cells),
-            str(size.ingresses),
-            f"{row.plan_s:.2f}",
-            f"{row.gap:.2%}",
-            f"{row.rate_per_s:,.0f}",
-            f"{figures.in_slo_share:.2%}",
-            f"{(figures.p50_s or 0) * 1e3:.1f}",
-            f"{(figures.p99_s or 0) * 1e3:.1f}",
-            " ".join(f"{split.fill:.2f}" for split in figures.splits),
-            f"{row.wall_s:.0f}",
-        )
-    return table
+def _cells(row: Row) -> tuple[str, ...]:
+    figures, size = row.figures, row.size
+    return (
+        f"{size.accelerators:,}",
+        str(size.cells),
+        str(size.ingresses),
+        f"{row.plan_s:.2f}",
+        f"{row.gap:.2%}",
+        f"{row.rate_per_s:,.0f}",
+        f"{figures.in_slo_share:.2%}",
+        f"{(figures.p50_s or 0) * 1e3:.1f}",
+        f"{(figures.p99_s or 0) * 1e3:.1f}",
+        " ".join(f"{split.fill:.2f}" for split in figures.splits),
+        f"{row.wall_s:.0f}",
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,67 @@
+"""The records, mixes, models and settings of services on emulated accelerators."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deployments.slots import first_replicas
+from earlyexit.errors import DataError
 from earlyexit.store import read_card
 from earlyexit.tokenizer import TextTokenizer
 from experiments.live.emulation import Emulation, emulated, policy
-from experiments.live.model import TEXT, ensure_model, make_model, recorded, survival_of_problem, thresholds
+from experiments.live.mixes import MANY, easy_and_hard, mix, mixed_records
+from experiments.live.model import TEXT, ensure_model, made_up, make_model, recorded, survival_of_problem, thresholds
 from experiments.live.service import SLOTS, control_settings, emulated_settings, seed_plan
 from experiments.models import LABELS
 from offramp.service.application import resolve_plan
 from optimizer.plan import early_exit_plan
+from profiles.records import ExitRecords
+
+# Of four blocks; at the threshold 10 % leave after block 0, 50 % after block 1, 20 % after block 2.
+SURVIVAL = (1.0, 0.9, 0.4, 0.2)
+
+
+def of_four_blocks(num_inputs: int = 100) -> ExitRecords:
+    return made_up(SURVIVAL, num_inputs=num_inputs, rng=np.random.default_rng(0))
+
+
+def test_made_up_records_have_the_survival_that_was_asked_for() -> None:
+    found = of_four_blocks()
+    assert found.nested_survival(thresholds(found)) == pytest.approx(SURVIVAL)
+    assert found.outcome(thresholds(found)).agreement == 1
+    # Sure ones have entropies spread evenly from 0.05 to 0.4: at 0.3 about 25 in 35 of the 60 % leave before block 2.
+    many = of_four_blocks(1000)
+    assert many.outcome(thresholds(many, 0.3)).survival[2] == pytest.approx(1 - 0.6 * 25 / 35, abs=0.05)
+
+
+@pytest.mark.parametrize("easy_share", [0.8, 0.2])
+def test_a_mix_has_its_share_of_inputs_that_leave_in_the_first_half(easy_share: float) -> None:
+    found = of_four_blocks()
+    easy, hard = easy_and_hard(found, thresholds(found))
+    assert (len(easy), len(hard)) == (60, 40), "after blocks 0 and 1 leave 60 of 100"
+    ids = {found.sample_ids[row] for row in easy}
+    keys, again, other = (mix(found, thresholds(found), easy_share, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert len(keys) == MANY
+    assert sum(key in ids for key in keys) / MANY == pytest.approx(easy_share, abs=0.02)
+    assert keys == again != other
+
+
+def test_who_knows_a_mix_knows_its_survival() -> None:
+    found = of_four_blocks()
+    known = mixed_records(found, thresholds(found), 0.2)
+    assert len(known) == MANY
+    # A fifth is easy, and none of those reaches block 2; of the hard 40, half reach block 3.
+    assert known.outcome(thresholds(found)).survival == pytest.approx((1, 1 - 0.2 / 6, 0.8, 0.4), abs=0.002)
+    assert set(known.sample_ids) == set(found.sample_ids)
+
+
+def test_records_of_one_kind_make_no_mix() -> None:
+    found = made_up((1.0, 0.0, 0.0, 0.0), num_inputs=10, rng=np.random.default_rng(0))
+    with pytest.raises(DataError, match="10 easy and 0 hard"):
+        easy_and_hard(found, thresholds(found))
 
 
 @pytest.fixture
