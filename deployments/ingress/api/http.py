@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -101,54 +101,31 @@ class Routes:
         return await self._face.answer(asked, names_version="version" in request.path_params)
 
     async def v2_model(self, request: Request) -> Response:
-        """Model metadata."""
         self._check_model(request)
         return json_response(await self._face.model_metadata())
 
     async def v2_server(self, request: Request) -> Response:
-        """Server metadata."""
         return json_response(self._face.server_metadata() | {"models": [self._backend.card.name]})
 
-    async def live(self, request: Request) -> Response:
-        """The process answers."""
-        return json_response({"live": True})
-
     async def ready(self, request: Request) -> Response:
-        """Every stage has run warm."""
         is_ready = self._backend.is_ready()
         return json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
     async def model_ready(self, request: Request) -> Response:
-        """The same for a named model."""
         self._check_model(request)
         return await self.ready(request)
 
-    async def stats(self, request: Request) -> Response:
-        """What stages and ingress have done."""
-        return json_response(await self._backend.stats())
-
-    async def plan(self, request: Request) -> Response:
-        """The plan in force, and why."""
-        return json_response(await self._backend.plan())
-
     async def plan_history(self, request: Request) -> Response:
-        """The plans so far, newest first."""
         return json_response(await self._backend.plan_history(_limit(request)))
 
     async def events(self, request: Request) -> Response:
-        """The live page's stream."""
         return pages.watch(request, self._backend.watch)
 
     async def openapi(self, request: Request) -> Response:
-        """The API's description."""
         model, version = self._backend.card.name, self._backend.version
         return json_response(
             openapi_document(self._backend.signature, keys=self._has_keys, model=model, version=version)
         )
-
-    async def docs(self, request: Request) -> Response:
-        """The same, to read and try."""
-        return HTMLResponse(SWAGGER_PAGE)
 
     def _check_model(self, request: Request) -> None:
         self._face.check_model(request.path_params["model"], request.path_params.get("version"))
@@ -186,20 +163,20 @@ def build_app(
             route(model + "/infer", routes.v2_infer, "POST"),
             route(version + "/infer", routes.v2_infer, "POST"),
             route("/v2", routes.v2_server),
-            route("/v2/health/live", routes.live),
+            route("/v2/health/live", told(_live)),
             route("/v2/health/ready", routes.ready),
             route(model, routes.v2_model),
             route(model + "/ready", routes.model_ready),
             route(version, routes.v2_model),
             route(version + "/ready", routes.model_ready),
-            route("/stats", routes.stats),
-            route("/plan", routes.plan),
+            route("/stats", told(backend.stats)),
+            route("/plan", told(backend.plan)),
             route("/plan/history", routes.plan_history),
             route("/dashboard", pages.page),
             route("/dashboard/events", routes.events),
             route("/dashboard/{asset}", pages.asset),
             route("/openapi.json", routes.openapi),
-            route("/docs", routes.docs),
+            route("/docs", _docs),
             *(Route(path, endpoint(backend, path, handlers)) for path, handlers in more),
         ],
         redirect_slashes=False,
@@ -219,6 +196,23 @@ class FromTheRoot:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request that matches nothing below the prefix."""
         await self._router({**scope, "root_path": ""}, receive, send)
+
+
+def told(ask: Callable[[], Awaitable[object]]) -> Handler:
+    """Answers with what an ingress says, as JSON."""
+
+    async def answer(_: Request) -> Response:
+        return json_response(await ask())
+
+    return answer
+
+
+async def _live() -> object:
+    return {"live": True}
+
+
+async def _docs(_: Request) -> Response:
+    return HTMLResponse(SWAGGER_PAGE)
 
 
 def _content_type(request: Request) -> str:

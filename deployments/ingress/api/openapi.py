@@ -84,7 +84,9 @@ SCHEMES = {
     "key": {"type": "http", "scheme": "bearer", "description": "An API key."},
     "page": {"type": "http", "scheme": "basic", "description": "For GET: any user name, the key as the password."},
 }
-OBJECT = {"type": "object"}
+JSON = "application/json"
+OBJECT, TEXT = {"type": "object"}, {"type": "string"}
+STREAM = "The live page's stream of events, newest state once a second"
 FILES = ("text/css", "text/javascript", "text/html", "image/svg+xml")
 
 
@@ -103,26 +105,24 @@ def openapi_document(
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
         "paths": {
-            "/predict": {
-                "post": _predict(signature.codec.content_types),
-            },
+            "/predict": {"post": _predict(signature.codec.content_types)},
             **_model_paths("/v2/models/{model}", [named]),
             **_model_paths("/v2/models/{model}/versions/{version}", [named, _parameter("version", versions)]),
-            "/v2": {"get": _plain("Server metadata", _reference(V2Server), v2=True)},
+            "/v2": {"get": _get("Server metadata", _reference(V2Server), v2=True)},
             "/v2/health/live": {"get": _health("Whether the process answers", Live)},
             "/v2/health/ready": {"get": _health("Whether every stage is warm", Ready)},
             **_version_paths(named),
-            "/stats": {"get": _plain("What stages and ingress have done since their start")},
-            "/plan": {"get": _plain("The plan in force, and why", errors=("503",))},
+            "/stats": {"get": _get("What stages and ingress have done since their start")},
+            "/plan": {"get": _get("The plan in force, and why", errors=("503",))},
             "/plan/history": {
-                "get": _plain("The plans so far, newest first", {"type": "array", "items": OBJECT}, ("400", "503"))
+                "get": _get("The plans so far, newest first", {"type": "array", "items": OBJECT}, ("400", "503"))
                 | {"parameters": [LIMIT]}
             },
-            "/dashboard": {"get": _page("The live page")},
-            "/dashboard/events": {"get": _stream("The live page's stream of events, newest state once a second")},
+            "/dashboard": {"get": _get("The live page", TEXT, kinds=("text/html",))},
+            "/dashboard/events": {"get": _get(STREAM, TEXT, ("503",), kinds=("text/event-stream",))},
             "/dashboard/{asset}": {"parameters": [_parameter("asset", None)], "get": _file("A file of the live page")},
-            "/openapi.json": {"get": _plain("This description")},
-            "/docs": {"get": _page("This description, to read and try")},
+            "/openapi.json": {"get": _get("This description")},
+            "/docs": {"get": _get("This description, to read and try", TEXT, kinds=("text/html",))},
         },
         "components": {"schemas": schemas["$defs"], "securitySchemes": SCHEMES},
         "security": [{"key": []}, {"page": []}] if keys else [],
@@ -171,11 +171,11 @@ def _model_paths(path: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
     infer["requestBody"]["content"]["application/octet-stream"] = {}
     infer["responses"]["200"]["content"]["application/octet-stream"] = {}
     infer["parameters"].append(JSON_LENGTH)
-    ready = _plain("Whether the model is ready", _reference(Ready), ("404",), v2=True)
+    ready = _get("Whether the model is ready", _reference(Ready), ("404",), v2=True)
     ready["responses"]["503"] = _response("It is not.", _reference(Ready))
     return {
         f"{path}/infer": {"parameters": parameters, "post": infer},
-        path: {"parameters": parameters, "get": _plain("Model metadata", _reference(V2Model), ("404",), v2=True)},
+        path: {"parameters": parameters, "get": _get("Model metadata", _reference(V2Model), ("404",), v2=True)},
         f"{path}/ready": {"parameters": parameters, "get": ready},
     }
 
@@ -186,23 +186,19 @@ def _parameter(name: str, allowed: list[str] | None) -> dict[str, Any]:
 
 
 def _version_paths(named: dict[str, Any]) -> dict[str, Any]:
-    compared = "Default version and canary, side by side"
-    model, any_model = [named], [_parameter("model", None)]
-    seen = {"get": _plain(compared, OBJECT, ("404",), v2=True)}
+    of_any, of_ours = {"parameters": [_parameter("model", None)]}, {"parameters": [named]}
+    end = _get("Let the default version answer all", OBJECT, ("403", "404", "503"), v2=True)
     return {
         "/v2/repository/index": {"post": _order("Every version on the cluster, and its state", IndexBody)},
-        "/v2/repository/models/{model}/load": {"parameters": any_model, "post": _order("Load a version", LoadBody)},
-        "/v2/repository/models/{model}/unload": {"parameters": any_model, "post": _order("Unload a version", LoadBody)},
-        "/v2/models/{model}/canary": {
-            "parameters": model,
-            **seen,
+        "/v2/repository/models/{model}/load": of_any | {"post": _order("Load a version", LoadBody)},
+        "/v2/repository/models/{model}/unload": of_any | {"post": _order("Unload a version", LoadBody)},
+        "/v2/models/{model}/canary": of_ours
+        | {
+            "get": _get("Default version and canary, side by side", OBJECT, ("404",), v2=True),
             "put": _order("Let a version answer a share", Canary),
-            "delete": _plain("Let the default version answer all", OBJECT, ("403", "404", "503"), v2=True),
+            "delete": end,
         },
-        "/v2/models/{model}/default": {
-            "parameters": model,
-            "put": _order("Let a version be the default", DefaultVersion),
-        },
+        "/v2/models/{model}/default": of_ours | {"put": _order("Let a version be the default", DefaultVersion)},
     }
 
 
@@ -214,38 +210,29 @@ def _operation(summary: str, body: type[BaseModel], answer: dict[str, Any], *, v
     return {
         "summary": summary,
         "parameters": [REQUEST_ID],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": _reference(body)}}},
+        "requestBody": {"required": True, "content": {JSON: {"schema": _reference(body)}}},
         "responses": {"200": _response("Answers", answer), **_errors(ERRORS, v2=v2)},
     }
 
 
-def _plain(
-    summary: str, answer: dict[str, Any] = OBJECT, errors: Iterable[str] = (), *, v2: bool = False
+def _get(
+    summary: str,
+    schema: dict[str, Any] = OBJECT,
+    errors: Iterable[str] = (),
+    *,
+    v2: bool = False,
+    kinds: Iterable[str] = (JSON,),
 ) -> dict[str, Any]:
     """A GET behind the keys; `errors`: what it may answer beside what all may."""
-    return {
-        "summary": summary,
-        "responses": {"200": _response(summary, answer), **_errors((*EVERYWHERE, *errors), v2=v2)},
-    }
-
-
-def _page(summary: str) -> dict[str, Any]:
-    page = {"description": summary, "content": {"text/html": {"schema": {"type": "string"}}}}
-    return {"summary": summary, "responses": {"200": page, **_errors(EVERYWHERE, v2=False)}}
+    found = {"description": summary, "content": {kind: {"schema": schema} for kind in kinds}}
+    return {"summary": summary, "responses": {"200": found, **_errors((*EVERYWHERE, *errors), v2=v2)}}
 
 
 def _file(summary: str) -> dict[str, Any]:
-    """Text of some kind; there are no others of that name."""
-    content = {kind: {"schema": {"type": "string"}} for kind in FILES}
-    found = {"200": {"description": summary, "content": content}, "304": {"description": "As it was."}}
-    return {"summary": summary, "responses": found | _errors((*EVERYWHERE, "404"), v2=False)}
-
-
-def _stream(summary: str) -> dict[str, Any]:
-    """Server-sent events."""
-    content = {"text/event-stream": {"schema": {"type": "string"}}}
-    found = {"200": {"description": summary, "content": content}}
-    return {"summary": summary, "responses": found | _errors((*EVERYWHERE, "503"), v2=False)}
+    """Text of some kind, which a browser keeps."""
+    operation = _get(summary, TEXT, ("404",), kinds=FILES)
+    operation["responses"]["304"] = {"description": "As it was."}
+    return operation
 
 
 def _health(summary: str, answer: type[BaseModel]) -> dict[str, Any]:
@@ -263,7 +250,7 @@ def _errors(statuses: Iterable[str], *, v2: bool) -> dict[str, Any]:
 
 
 def _response(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+    return {"description": description, "content": {JSON: {"schema": schema}}}
 
 
 def _reference(body: type[BaseModel]) -> dict[str, Any]:

@@ -16,78 +16,57 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 PACKAGE = "inference"
 MAP = "map of "
 REPEATED = "repeated "
-FIELDS: dict[str, dict[int, tuple[str, str]]] = {
-    "ServerLiveRequest": {},
-    "ServerLiveResponse": {1: ("live", "bool")},
-    "ServerReadyRequest": {},
-    "ServerReadyResponse": {1: ("ready", "bool")},
-    "ModelReadyRequest": {1: ("name", "string"), 2: ("version", "string")},
-    "ModelReadyResponse": {1: ("ready", "bool")},
-    "ServerMetadataRequest": {},
-    "ServerMetadataResponse": {
-        1: ("name", "string"),
-        2: ("version", "string"),
-        3: ("extensions", "repeated string"),
-    },
-    "ModelMetadataRequest": {1: ("name", "string"), 2: ("version", "string")},
-    "TensorMetadata": {1: ("name", "string"), 2: ("datatype", "string"), 3: ("shape", "repeated int64")},
-    "ModelMetadataResponse": {
-        1: ("name", "string"),
-        2: ("versions", "repeated string"),
-        3: ("platform", "string"),
-        4: ("inputs", "repeated TensorMetadata"),
-        5: ("outputs", "repeated TensorMetadata"),
-    },
-    "InferParameter": {
-        1: ("bool_param", "bool"),
-        2: ("int64_param", "int64"),
-        3: ("string_param", "string"),
-        4: ("double_param", "double"),
-        5: ("uint64_param", "uint64"),
-    },
-    "InferTensorContents": {
-        1: ("bool_contents", "repeated bool"),
-        2: ("int_contents", "repeated int32"),
-        3: ("int64_contents", "repeated int64"),
-        4: ("uint_contents", "repeated uint32"),
-        5: ("uint64_contents", "repeated uint64"),
-        6: ("fp32_contents", "repeated float"),
-        7: ("fp64_contents", "repeated double"),
-        8: ("bytes_contents", "repeated bytes"),
-    },
-    "InferInputTensor": {
-        1: ("name", "string"),
-        2: ("datatype", "string"),
-        3: ("shape", "repeated int64"),
-        4: ("parameters", "map of InferParameter"),
-        5: ("contents", "InferTensorContents"),
-    },
-    "InferRequestedOutputTensor": {1: ("name", "string"), 2: ("parameters", "map of InferParameter")},
-    "ModelInferRequest": {
-        1: ("model_name", "string"),
-        2: ("model_version", "string"),
-        3: ("id", "string"),
-        4: ("parameters", "map of InferParameter"),
-        5: ("inputs", "repeated InferInputTensor"),
-        6: ("outputs", "repeated InferRequestedOutputTensor"),
-        7: ("raw_input_contents", "repeated bytes"),
-    },
-    "InferOutputTensor": {
-        1: ("name", "string"),
-        2: ("datatype", "string"),
-        3: ("shape", "repeated int64"),
-        4: ("parameters", "map of InferParameter"),
-        5: ("contents", "InferTensorContents"),
-    },
-    "ModelInferResponse": {
-        1: ("model_name", "string"),
-        2: ("model_version", "string"),
-        3: ("id", "string"),
-        4: ("parameters", "map of InferParameter"),
-        5: ("outputs", "repeated InferOutputTensor"),
-        6: ("raw_output_contents", "repeated bytes"),
-    },
+MESSAGES = {
+    "ServerLiveRequest": "",
+    "ServerLiveResponse": "live bool",
+    "ServerReadyRequest": "",
+    "ServerReadyResponse": "ready bool",
+    "ModelReadyRequest": "name string, version string",
+    "ModelReadyResponse": "ready bool",
+    "ServerMetadataRequest": "",
+    "ServerMetadataResponse": "name string, version string, extensions repeated string",
+    "ModelMetadataRequest": "name string, version string",
+    "TensorMetadata": "name string, datatype string, shape repeated int64",
+    "ModelMetadataResponse": (
+        "name string, versions repeated string, platform string, inputs repeated TensorMetadata, "
+        "outputs repeated TensorMetadata"
+    ),
+    "InferParameter": (
+        "bool_param bool, int64_param int64, string_param string, double_param double, uint64_param uint64"
+    ),
+    "InferTensorContents": (
+        "bool_contents repeated bool, int_contents repeated int32, int64_contents repeated int64, "
+        "uint_contents repeated uint32, uint64_contents repeated uint64, fp32_contents repeated float, "
+        "fp64_contents repeated double, bytes_contents repeated bytes"
+    ),
+    "InferInputTensor": (
+        "name string, datatype string, shape repeated int64, parameters map of InferParameter, "
+        "contents InferTensorContents"
+    ),
+    "InferRequestedOutputTensor": "name string, parameters map of InferParameter",
+    "ModelInferRequest": (
+        "model_name string, model_version string, id string, parameters map of InferParameter, "
+        "inputs repeated InferInputTensor, outputs repeated InferRequestedOutputTensor, "
+        "raw_input_contents repeated bytes"
+    ),
+    "InferOutputTensor": (
+        "name string, datatype string, shape repeated int64, parameters map of InferParameter, "
+        "contents InferTensorContents"
+    ),
+    "ModelInferResponse": (
+        "model_name string, model_version string, id string, parameters map of InferParameter, "
+        "outputs repeated InferOutputTensor, raw_output_contents repeated bytes"
+    ),
 }
+"""By name, their fields: each field's number is its place."""
+FIELDS: dict[str, dict[int, tuple[str, str]]] = {
+    message: {
+        number: (field, kind)
+        for number, (field, _, kind) in enumerate((each.partition(" ") for each in fields.split(", ") if each), 1)
+    }
+    for message, fields in MESSAGES.items()
+}
+"""By number, their names and kinds."""
 ONE_OF = {"InferParameter": "parameter_choice"}
 """Messages of which only one field is set."""
 

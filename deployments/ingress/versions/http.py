@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -54,42 +54,38 @@ class VersionRoutes:
         self._max_body_bytes = max_body_bytes
 
     async def index(self, request: Request) -> Response:
-        """Every model and version of the cluster, and its state."""
         body = validated(_INDEX, await read_body(request, self._max_body_bytes) or b"{}")
         rows = await self._repository.index(ready_only=body.ready)
         return json_response([asdict(row) for row in rows])
 
     async def load(self, request: Request) -> Response:
         """Begin to load a version; the index says when it is ready."""
-        body = validated(_LOAD, await read_body(request, self._max_body_bytes) or b"{}")
-        await self._repository.load(request.path_params["model"], body.parameters)
-        return json_response({})
+        return await self._order(request, self._repository.load)
 
     async def unload(self, request: Request) -> Response:
         """Begin to unload a version; once it is gone the index says so."""
+        return await self._order(request, self._repository.unload)
+
+    async def _order(self, request: Request, carry_out: Callable[[str, LoadParameters], Awaitable[None]]) -> Response:
         body = validated(_LOAD, await read_body(request, self._max_body_bytes) or b"{}")
-        await self._repository.unload(request.path_params["model"], body.parameters)
+        await carry_out(request.path_params["model"], body.parameters)
         return json_response({})
 
     async def side_by_side(self, request: Request) -> Response:
-        """Default and canary, and what was counted of each."""
         self._check_model(request)
         return json_response(await self._versions.side_by_side())
 
     async def set_canary(self, request: Request) -> Response:
-        """Let a version answer a share of the requests that name none."""
         self._check_model(request)
         await self._versions.set_canary(validated(_CANARY, await read_body(request, self._max_body_bytes)))
         return await self.side_by_side(request)
 
     async def end_canary(self, request: Request) -> Response:
-        """Let the default version answer them all."""
         self._check_model(request)
         await self._versions.end_canary()
         return await self.side_by_side(request)
 
     async def set_default(self, request: Request) -> Response:
-        """Let another version be the default."""
         self._check_model(request)
         body = validated(_DEFAULT, await read_body(request, self._max_body_bytes))
         await self._versions.set_default(body.version)

@@ -19,68 +19,6 @@ LISTED = "listed/"
 TRAFFIC = "traffic/"
 
 
-class Store(Protocol):
-    """What versions know of one another."""
-
-    async def traffic(self, model: str) -> Traffic: ...
-
-    async def put_traffic(self, model: str, traffic: Traffic) -> None: ...
-
-    async def listed(self) -> list[Listed]: ...
-
-    async def put_listed(self, listed: Listed) -> None: ...
-
-    async def statuses(self) -> Mapping[str, AppStatus]: ...
-
-
-class RayStore:
-    """In Ray's GCS; its calls block, so each has a thread for its millisecond."""
-
-    async def traffic(self, model: str) -> Traffic:
-        """What was put last; nothing special where nothing was."""
-        value = await asyncio.to_thread(_get, TRAFFIC + model)
-        return Traffic() if value is None else Traffic.model_validate_json(value)
-
-    async def put_traffic(self, model: str, traffic: Traffic) -> None:
-        await asyncio.to_thread(_put, TRAFFIC + model, traffic.model_dump_json())
-
-    async def listed(self) -> list[Listed]:
-        return await asyncio.to_thread(_listed)
-
-    async def put_listed(self, listed: Listed) -> None:
-        await asyncio.to_thread(_put, LISTED + listed.app, listed.model_dump_json())
-
-    async def statuses(self) -> Mapping[str, AppStatus]:
-        return await asyncio.to_thread(_statuses)
-
-
-def _get(key: str) -> bytes | None:
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    value: bytes | None = _internal_kv_get(key, namespace=NAMESPACE)
-    return value
-
-
-def _put(key: str, value: str) -> None:
-    from ray.experimental.internal_kv import _internal_kv_put
-
-    _internal_kv_put(key, value, namespace=NAMESPACE)
-
-
-def _listed() -> list[Listed]:
-    from ray.experimental.internal_kv import _internal_kv_list
-
-    values = (_get(key.decode()) for key in _internal_kv_list(LISTED, namespace=NAMESPACE))
-    return [Listed.model_validate_json(value) for value in values if value is not None]
-
-
-def _statuses() -> dict[str, AppStatus]:
-    from ray import serve
-
-    applications = serve.status().applications
-    return {name: AppStatus(status=each.status.value, message=each.message) for name, each in applications.items()}
-
-
 STATES = {
     "RUNNING": "READY",
     "NOT_STARTED": "LOADING",
@@ -134,3 +72,61 @@ def _row(listed: Listed, status: AppStatus) -> IndexRow:
     state = STATES.get(status.status, "UNAVAILABLE")
     reason = "" if state == "READY" else ": ".join(filter(None, (f"{listed.app} is {status.status}", status.message)))
     return IndexRow(name=listed.model, version=listed.version, state=state, reason=reason)
+
+
+class Store(Protocol):
+    """What versions know of one another."""
+
+    async def traffic(self, model: str) -> Traffic: ...
+
+    async def put_traffic(self, model: str, traffic: Traffic) -> None: ...
+
+    async def listed(self) -> list[Listed]: ...
+
+    async def put_listed(self, listed: Listed) -> None: ...
+
+    async def statuses(self) -> Mapping[str, AppStatus]: ...
+
+
+class RayStore:
+    """In Ray's GCS; its calls block, so each has a thread for its millisecond."""
+
+    async def traffic(self, model: str) -> Traffic:
+        """What was put last; nothing special where nothing was."""
+        value = await asyncio.to_thread(_get, TRAFFIC + model)
+        return Traffic() if value is None else Traffic.model_validate_json(value)
+
+    async def put_traffic(self, model: str, traffic: Traffic) -> None:
+        await asyncio.to_thread(_put, TRAFFIC + model, traffic)
+
+    async def listed(self) -> list[Listed]:
+        return await asyncio.to_thread(_listed)
+
+    async def put_listed(self, listed: Listed) -> None:
+        await asyncio.to_thread(_put, LISTED + listed.app, listed)
+
+    async def statuses(self) -> Mapping[str, AppStatus]:
+        from ray import serve
+
+        found = (await asyncio.to_thread(serve.status)).applications
+        return {name: AppStatus(status=each.status.value, message=each.message) for name, each in found.items()}
+
+
+def _get(key: str) -> bytes | None:
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    value: bytes | None = _internal_kv_get(key, namespace=NAMESPACE)
+    return value
+
+
+def _put(key: str, value: BaseModel) -> None:
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(key, value.model_dump_json(), namespace=NAMESPACE)
+
+
+def _listed() -> list[Listed]:
+    from ray.experimental.internal_kv import _internal_kv_list
+
+    values = (_get(key.decode()) for key in _internal_kv_list(LISTED, namespace=NAMESPACE))
+    return [Listed.model_validate_json(value) for value in values if value is not None]

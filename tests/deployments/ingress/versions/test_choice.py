@@ -181,7 +181,14 @@ def test_the_share_of_many_ids_is_about_the_one_asked_for_and_the_draws_are_not_
 
 
 def test_a_canary_that_contradicts_itself_is_refused() -> None:
-    wrong = [{"share": 1.1}, {"share": -0.1}, {"compare_share": 2}, {"shares": 0}, {"version": ""}, {"share": "0.1"}]
+    wrong: list[dict[str, object]] = [
+        {"share": 1.1},
+        {"share": -0.1},
+        {"compare_share": 2},
+        {"shares": 0},
+        {"version": ""},
+        {"share": "0.1"},
+    ]
     for fields in wrong:
         with pytest.raises(ValidationError):
             Canary.model_validate({"version": "2"} | fields)
