@@ -16,14 +16,7 @@ from earlyexit.errors import PlanError
         ("emulated:cpu", "cpu", {"num_cpus": 0, "resources": {"emulated:cpu": 1}}),
         ("emulated:edge-box", "cpu", {"num_cpus": 0, "resources": {"emulated:edge-box": 1}}),
     ],
-    ids=[
-        "cpu",
-        "any GPU",
-        "a GPU type",
-        "an emulated GPU",
-        "an emulated CPU",
-        "an emulated one with a name of its own",
-    ],
+    ids=["cpu", "any GPU", "a GPU type", "an emulated GPU", "an emulated CPU", "a name of its own"],
 )
 def test_a_device_tells_what_torch_and_ray_call_it(name: str, torch_device: str, options: dict[str, object]) -> None:
     device = find_device(name)
@@ -38,16 +31,8 @@ def test_an_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
         find_device(name)
 
 
-def test_every_gpu_type_is_a_device_of_its_own() -> None:
-    assert len({find_device(name).name for name in RAY_ACCELERATORS}) == len(RAY_ACCELERATORS)
-
-
-def test_only_emulated_devices_are_emulated() -> None:
+def test_every_gpu_type_is_a_device_of_its_own_and_only_emulated_ones_are_emulated() -> None:
     names = ("cpu", "cuda", *RAY_ACCELERATORS)
+    assert [find_device(name).name for name in names] == list(names)
     assert [name for name in names if find_device(name).emulated] == []
     assert all(find_device(EMULATED + name).emulated for name in names if name != "cuda")
-
-
-def test_an_emulated_device_needs_no_cpu_and_no_gpu_of_ray() -> None:
-    options = find_device("emulated:A6000").actor_options
-    assert (options["num_cpus"], "num_gpus" in options, "accelerator_type" in options) == (0, False, False)

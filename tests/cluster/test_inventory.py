@@ -25,20 +25,18 @@ def inventory(**counts: int) -> Inventory:
     return Inventory(devices={name: Accelerators(count=count) for name, count in counts.items()}, link=LINK)
 
 
-def test_accelerators_of_all_live_nodes_are_counted_by_the_type_that_ray_told() -> None:
-    assert from_nodes([v100(4.0), v100(2.0)]).counts == {"V100": 6, "cpu": 16}
-
-
-def test_a_dead_node_counts_for_nothing() -> None:
-    assert from_nodes([node({"CPU": 8.0}, alive=False), node({"CPU": 2.0})]).counts == {"cpu": 2}
-
-
-def test_a_gpu_of_an_unknown_type_is_cuda() -> None:
-    assert from_nodes([node({"CPU": 1.0, "GPU": 2.0})]).counts == {"cuda": 2, "cpu": 1}
-
-
-def test_emulated_accelerators_are_what_nodes_say_they_have() -> None:
-    assert from_nodes([node({"emulated:V100": 6.0}), node({"emulated:V100": 1.0})]).counts == {"emulated:V100": 7}
+@pytest.mark.parametrize(
+    ("nodes", "counts"),
+    [
+        ([v100(4.0), v100(2.0)], {"V100": 6, "cpu": 16}),
+        ([node({"CPU": 8.0}, alive=False), node({"CPU": 2.0})], {"cpu": 2}),
+        ([node({"CPU": 1.0, "GPU": 2.0})], {"cuda": 2, "cpu": 1}),
+        ([node({"emulated:V100": 6.0}), node({"emulated:V100": 1.0})], {"emulated:V100": 7}),
+    ],
+    ids=["by the type that Ray told", "of live nodes", "of an unknown type", "emulated"],
+)
+def test_accelerators_of_all_nodes_are_counted(nodes: list[dict[str, Any]], counts: dict[str, int]) -> None:
+    assert from_nodes(nodes).counts == counts
 
 
 def test_labels_of_a_type_are_those_that_all_its_nodes_have_alike() -> None:
@@ -47,12 +45,8 @@ def test_labels_of_a_type_are_those_that_all_its_nodes_have_alike() -> None:
     )
     assert found.devices["V100"].labels == {"tier": "fast"}
     assert found.devices["cpu"].labels == {}
-
-
-def test_a_nodes_own_id_is_no_label_of_its_type() -> None:
-    assert from_nodes([node({"CPU": 1.0}, {"ray.io/node-id": "a", "tier": "slow"})]).devices["cpu"].labels == {
-        "tier": "slow"
-    }
+    itself = node({"CPU": 1.0}, {"ray.io/node-id": "a", "tier": "slow"})
+    assert from_nodes([itself]).devices["cpu"].labels == {"tier": "slow"}
 
 
 def test_a_live_clusters_prices_and_link_are_the_catalogues() -> None:
@@ -93,13 +87,9 @@ def test_e3s_two_clusters_cost_what_e3_says() -> None:
     assert (6 * price["V100"] + 8 * price["P100"] + 15 * price["K80"]) / 3600 == pytest.approx(0.013, abs=0.0005)
 
 
-def test_an_emulated_accelerator_costs_and_holds_what_it_emulates() -> None:
+def test_an_emulated_accelerator_is_known_as_what_it_emulates_and_an_unlisted_one_not_at_all() -> None:
     assert known_device("emulated:K80") == known_device("K80")
-
-
-def test_of_an_unlisted_accelerator_nothing_is_known() -> None:
-    assert known_device("cpu").usd_per_hour is None
-    assert known_device("cpu").memory_bytes is None
+    assert (known_device("cpu").usd_per_hour, known_device("cpu").memory_bytes) == (None, None)
 
 
 def test_every_figure_of_the_catalogue_names_a_source_that_it_has() -> None:

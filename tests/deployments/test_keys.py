@@ -48,31 +48,22 @@ def test_a_malformed_line_is_told_by_its_number_and_not_quoted(text: str, messag
     assert "secret" not in str(refusal.value)
 
 
-def test_keys_come_from_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+def test_keys_come_from_a_file_that_not_everybody_may_read(tmp_path: Path) -> None:
     path = tmp_path / "keys"
+    access = AccessSettings(keys_file=str(path))
+    with pytest.raises(InputError, match="keys: No such file or directory"):
+        read_keys(access)
     path.write_text(f"alice:{ALICE}\n")
     path.chmod(0o640)
-    keys = read_keys(AccessSettings(keys_file=str(path)))
+    keys = read_keys(access)
     assert keys is not None
     assert keys.owner(ALICE) == "alice"
-
-
-def test_a_file_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    path.write_text(f"alice:{ALICE}\n")
+    path.write_bytes(b"alice:\xff")
+    with pytest.raises(InputError, match="keys: not UTF-8 at byte 6"):
+        read_keys(access)
     path.chmod(0o644)
     with pytest.raises(InputError, match=f"{path}: everybody on this machine may read it; try: chmod 600 {path}"):
-        read_keys(AccessSettings(keys_file=str(path)))
-
-
-def test_a_file_that_is_missing_or_no_text_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "keys"
-    with pytest.raises(InputError, match="keys: No such file or directory"):
-        read_keys(AccessSettings(keys_file=str(path)))
-    path.write_bytes(b"alice:\xff")
-    path.chmod(0o600)
-    with pytest.raises(InputError, match="keys: not UTF-8 at byte 6"):
-        read_keys(AccessSettings(keys_file=str(path)))
+        read_keys(access)
 
 
 def test_keys_come_from_a_variable_separated_by_commas_or_lines() -> None:
