@@ -167,6 +167,7 @@ LIGHT: dict[str, tuple[str, set[str]]] = {
         {"torch", "ray"},
     ),
     "a simulation": ("simulator.simulate", {"torch", "ray", "offramp"}),
+    "emulated accelerators": ("cluster.emulated", {"torch", "ray", "scipy"}),
     "the replica": ("earlyexit.device, earlyexit.model", {"transformers", "ray"}),
 }
 

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,6 @@ from profiles.scores import Score
 from profiles.table import LatencyTable
 from tests.answers import label_of
 
-ROOT = Path(__file__).parents[2]
 RAMPS = (0, 1, 2)
 HALF = {0: 0.5, 1: 0.5, 2: 0.5}
 WHOLE = Split(first=0, end=4, batch=4, ramps=RAMPS)
@@ -34,6 +30,10 @@ TABLE = LatencyTable(
     block_s_NB=np.array([[1, 2, 3], [10, 20, 30], [100, 200, 300], [1000, 2000, 3000]], dtype=np.float64),
     ramp_s_EB=np.array([[0.1, 0.2, 0.3]] * 3),
 )
+
+
+EVERYWHERE = [("a", "bcd", 1), ("b", "cd", 2), ("c", "d", 3), ("d", "", None)]
+"""What is told where a leaves at the first ramp, b at the second, c at the third and d nowhere."""
 
 
 def make_records(score: Score = "confidence") -> ExitRecords:
@@ -83,6 +83,13 @@ def answer(sample_id: str, label: int, exit: int, score: float = 1.0) -> Answer:
     return Answer(sample_id=sample_id, value=label, score=score, exit=exit)
 
 
+def ran(
+    runner: RecordedRunner, ids: Sequence[str], split: Split = WHOLE, *, probe: bool = False
+) -> list[tuple[str, str, int | None]]:
+    """See `told`."""
+    return told(list(runner.run(batch_of(ids, split, probe=probe))))
+
+
 def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | None]]:
     """Per step who left, who is inside, and what block they wait for."""
     return [
@@ -97,7 +104,7 @@ def told(steps: Sequence[Step[EmulatedPiece]]) -> list[tuple[str, str, int | Non
 
 def test_inputs_leave_at_the_first_active_ramp_that_was_sure_of_them_when_recorded() -> None:
     steps = list(recorded(HALF).run(batch_of("abcd")))
-    assert told(steps) == [("a", "bcd", 1), ("b", "cd", 2), ("c", "d", 3), ("d", "", None)]
+    assert told(steps) == EVERYWHERE
     assert [said for step in steps for said in step.answers] == [
         answer("a", 0, 0),
         answer("b", 11, 1),
@@ -106,19 +113,12 @@ def test_inputs_leave_at_the_first_active_ramp_that_was_sure_of_them_when_record
     ]
 
 
-def test_inactive_ramps_let_nobody_leave() -> None:
-    steps = list(recorded(HALF).run(batch_of("abcd", Split(first=0, end=4, batch=4, ramps=(1,)))))
-    assert told(steps) == [("ab", "cd", 2), ("cd", "", None)]
-
-
-def test_survivors_wait_for_the_splits_end() -> None:
+def test_inactive_ramps_let_nobody_leave_and_survivors_wait_for_the_splits_end() -> None:
     runner = recorded(HALF)
-    assert told(list(runner.run(batch_of("abcd", Split(first=0, end=3, batch=4, ramps=(0,)))))) == [
-        ("a", "bcd", 1),
-        ("", "bcd", 3),
-    ]
-    assert told(list(runner.run(batch_of("cd", Split(first=1, end=2, batch=4, ramps=(1,)))))) == [("", "cd", 2)]
-    assert told(list(runner.run(batch_of("bd", Split(first=1, end=2, batch=4, ramps=(1,)))))) == [("b", "d", 2)]
+    assert ran(runner, "abcd", Split(first=0, end=4, batch=4, ramps=(1,))) == [("ab", "cd", 2), ("cd", "", None)]
+    assert ran(runner, "abcd", Split(first=0, end=3, batch=4, ramps=(0,))) == [("a", "bcd", 1), ("", "bcd", 3)]
+    assert ran(runner, "cd", Split(first=1, end=2, batch=4, ramps=(1,))) == [("", "cd", 2)]
+    assert ran(runner, "bd", Split(first=1, end=2, batch=4, ramps=(1,))) == [("b", "d", 2)]
 
 
 def test_survivors_keep_their_lengths() -> None:
@@ -128,21 +128,20 @@ def test_survivors_keep_their_lengths() -> None:
 
 
 def test_of_entropies_small_ones_are_sure() -> None:
-    steps = list(recorded(0.5, "entropy").run(batch_of("abcd")))
-    assert told(steps) == [("a", "bcd", 1), ("b", "cd", 2), ("c", "d", 3), ("d", "", None)]
+    assert ran(recorded(0.5, "entropy"), "abcd") == EVERYWHERE
 
 
 @pytest.mark.parametrize("thresholds", [None, {}, {3: 0.5}], ids=["no policy", "none", "of a ramp without records"])
 def test_at_ramps_without_a_threshold_nobody_leaves(thresholds: Mapping[int, float] | None) -> None:
-    assert told(list(recorded(thresholds).run(batch_of("abcd")))) == [("abcd", "", None)]
+    assert ran(recorded(thresholds), "abcd") == [("abcd", "", None)]
 
 
 def test_thresholds_change_from_the_next_batch_on() -> None:
     runner = recorded(HALF)
     running = runner.run(batch_of("abcd"))
     runner.follow({0: 2.0, 1: 0.5})
-    assert told(list(running)) == [("a", "bcd", 1), ("b", "cd", 2), ("c", "d", 3), ("d", "", None)]
-    assert told(list(runner.run(batch_of("abcd")))) == [("ab", "cd", 2), ("cd", "", None)]
+    assert told(list(running)) == EVERYWHERE
+    assert ran(runner, "abcd") == [("ab", "cd", 2), ("cd", "", None)]
 
 
 def test_one_record_can_be_asked_many_times() -> None:
@@ -183,11 +182,8 @@ def test_probes_are_seen_by_every_ramp_and_answered_early_without_leaving() -> N
 
 
 def test_probes_that_do_not_reach_the_models_end_go_on() -> None:
-    runner = recorded(HALF)
-    assert told(list(runner.run(batch_of("ad", Split(first=0, end=2, batch=4, ramps=(0,)), probe=True)))) == [
-        ("a", "ad", 1),
-        ("", "ad", 2),
-    ]
+    split = Split(first=0, end=2, batch=4, ramps=(0,))
+    assert ran(recorded(HALF), "ad", split, probe=True) == [("a", "ad", 1), ("", "ad", 2)]
 
 
 def seen(sample_id: str, block: int, score: float, label: int) -> Seen:
@@ -252,7 +248,7 @@ def test_pieces_for_warming_are_of_recorded_inputs() -> None:
     runner = recorded(HALF)
     piece = runner.warm_up_pieces(Split(first=1, end=4, batch=3), 3)
     assert (piece.next_block, len(set(piece.sample_ids)), len(piece)) == (1, 3, 3)
-    assert told(list(runner.run(batch_of(piece.sample_ids, Split(first=1, end=4, batch=3)))))[-1][1] == ""
+    assert ran(runner, piece.sample_ids, Split(first=1, end=4, batch=3))[-1][1] == ""
 
 
 class Stage:
@@ -394,8 +390,3 @@ def test_a_paced_device_answers_with_the_engine() -> None:
     # First batch: a leaves at 2.2, c#1 stays until 2.2 + 10.1. Second: b leaves with two in blocks 0 and 1. Then both c
     # fill the second split: 200.2 more.
     assert log == [("a", 2.2), ("b", 12.3 + 2.2 + 20.2), ("c#1", 34.7 + 200.2), ("c#2", 34.7 + 200.2)]
-
-
-def test_emulation_loads_no_torch() -> None:
-    code = "import sys, cluster.emulated; assert not {'torch', 'ray', 'scipy'} & set(sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -122,13 +123,6 @@ def test_what_was_committed_survives_a_killed_process(tmp_path: Path) -> None:
     assert opened(tmp_path).get("epoch") == 7
 
 
-def test_another_applications_file_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path, "shop").close()
-    for refuse in (History.open, History.check):
-        with pytest.raises(DataError, match="belongs to application 'shop', not 'app'; give each a file of its own"):
-            refuse(tmp_path / "control.db", "app")
-
-
 def test_what_was_gained_is_the_last_plans_of_an_epoch(tmp_path: Path) -> None:
     history = opened(tmp_path)
     for _ in range(2):  # an application with other settings begins at 0 again
@@ -137,24 +131,26 @@ def test_what_was_gained_is_the_last_plans_of_an_epoch(tmp_path: Path) -> None:
     assert [each.gained for each in history.plans(9)] == [{"goodput_rps": 40.0}, None]
 
 
-def test_another_versions_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        ("UPDATE file SET value = 'shop' WHERE key = 'app'", "belongs to application 'shop', not 'app'; give each"),
+        ("UPDATE file SET value = '2' WHERE key = 'schema_version'", "has schema 2, this version reads 1; move"),
+        ("DROP TABLE file", "a database of something else"),
+    ],
+    ids=["another application's", "another version's", "something else's"],
+)
+def test_a_file_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, spoil: str, words: str) -> None:
+    path = tmp_path / "control.db"
     opened(tmp_path).close()
-    with sqlite3.connect(tmp_path / "control.db") as connection:
-        connection.execute("UPDATE file SET value = '2' WHERE key = 'schema_version'")
-    connection.close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(spoil)
+        connection.commit()
+    before = path.read_bytes()
     for refuse in (History.open, History.check):
-        with pytest.raises(DataError, match="has schema 2, this version reads 1; move the file away"):
-            refuse(tmp_path / "control.db", "app")
-
-
-def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "control.db") as connection:
-        connection.execute("CREATE TABLE books (title TEXT)")
-    connection.close()
-    before = (tmp_path / "control.db").read_bytes()
-    with pytest.raises(DataError, match="a database of something else"):
-        opened(tmp_path)
-    assert (tmp_path / "control.db").read_bytes() == before
+        with pytest.raises(DataError, match=words):
+            refuse(path, "app")
+    assert path.read_bytes() == before
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:

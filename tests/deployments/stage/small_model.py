@@ -1,12 +1,17 @@
-"""A model of four blocks, small enough to be made anew by every test file."""
+"""A model of four blocks, small enough to be made anew by every test file, and exit records as if of it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from earlyexit.checkpoint import random_model
 from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
+from profiles.records import ExitRecords
+from profiles.scores import Score
 
 SIZES = {
     "vocab_size": 20,
@@ -21,3 +26,16 @@ SIZES = {
 def save_small_model(folder: Path) -> None:
     """With ramps after 0, 1 and 2, and two labels."""
     save_model(random_model(SIZES, task=LabelTask(("yes", "no")), seed=1), folder)
+
+
+def save_records(folder: Path, score: Score, scores_NR: Sequence[Sequence[float]]) -> None:
+    """Of inputs a, b, ...; the answer is always the first label."""
+    num = len(scores_NR)
+    ExitRecords.of_answers(
+        np.zeros((num, 4), dtype=np.int64),
+        score=score,
+        num_blocks=4,
+        ramps=(0, 1, 2),
+        sample_ids=tuple("abcdefgh"[:num]),
+        scores_NR=np.array(scores_NR, dtype=np.float32),
+    ).save(folder / "records.npz")

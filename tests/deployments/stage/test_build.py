@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cluster.emulated import PacedRunner, RecordedRunner
@@ -28,9 +27,8 @@ from earlyexit.split import Split
 from earlyexit.store import read_card
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
-from profiles.records import ExitRecords
 from tests.deployments.control.control_fakes import problem
-from tests.deployments.stage.small_model import save_small_model
+from tests.deployments.stage.small_model import save_records, save_small_model
 
 ROOT = Path(__file__).parents[3]
 V100, A100 = "emulated:V100", "emulated:A100"
@@ -49,15 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of four blocks with ramps after 0, 1 and 2, and exit records of two inputs."""
     folder = tmp_path_factory.mktemp("model")
     save_small_model(folder)
-    records = ExitRecords.of_answers(
-        np.column_stack([np.zeros((2, 3), dtype=np.int64), np.zeros(2, dtype=np.int64)]),
-        score="entropy",
-        num_blocks=4,
-        ramps=RAMPS,
-        sample_ids=("a", "b"),
-        scores_NR=np.array([[0.1, 0.1, 0.1], [0.9, 0.9, 0.1]], dtype=np.float32),
-    )
-    records.save(folder / "records.npz")
+    save_records(folder, "entropy", [[0.1, 0.1, 0.1], [0.9, 0.9, 0.1]])
     return folder
 
 

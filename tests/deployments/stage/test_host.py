@@ -26,7 +26,7 @@ from earlyexit.wire import WirePiece
 from optimizer.plan import PolicySpec, Stage, early_exit_plan
 from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
-from tests.deployments.stage.small_model import save_small_model
+from tests.deployments.stage.small_model import save_records, save_small_model
 
 V100 = "emulated:V100"
 RAMPS = (0, 1, 2)
@@ -39,15 +39,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> ServeSettings:
     """Of an emulated device that takes no time; ramp 0 is sure of a, ramp 1 of b, ramp 2 of c and none of d."""
     folder = tmp_path_factory.mktemp("model")
     save_small_model(folder)
-    records = ExitRecords.of_answers(
-        np.column_stack([np.zeros((4, 3), dtype=np.int64), np.zeros(4, dtype=np.int64)]),
-        score="confidence",
-        num_blocks=4,
-        ramps=RAMPS,
-        sample_ids=("a", "b", "c", "d"),
-        scores_NR=np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32),
-    )
-    records.save(folder / "records.npz")
+    save_records(folder, "confidence", [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]])
     plan = early_exit_plan(4, RAMPS, policy_of(folder, 0.5), batch=4, device=V100)
     emulated = {V100: {"batch": [1, 4], "block_s": [[0.0, 0.0]] * 4, "ramp_s": [[0.0, 0.0]] * 3}}
     return ServeSettings.model_validate({"model": str(folder), "plan": plan_document(plan), "emulated": emulated})
