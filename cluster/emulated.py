@@ -1,29 +1,23 @@
-"""Accelerators that are not there: decisions from exit records, time from a latency profile. Loads no torch."""
+"""Accelerators that are not there: what leaves where is decided from exit records. Loads no torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.pace import Pace
-from earlyexit.clock import Clock
 from earlyexit.device import Runner
-from earlyexit.engine import Batch, Dispatch
+from earlyexit.engine import Batch
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.member import Member
-from earlyexit.release import Payload, Step
+from earlyexit.release import Step
 from earlyexit.split import Split
 from earlyexit.wire import Answer, Lengths, Seen, Value, WirePiece, values_of
 from profiles.records import ExitRecords
-from profiles.table import LatencyTable
 
-P = TypeVar("P", bound=Payload)
-Sleep = Callable[[float], None]
 IntArray = npt.NDArray[np.int64]
 WARM_UP_LENGTH = 16
 STAYS = -1
@@ -121,7 +115,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
         At a ramp without a threshold, of a plan that another has replaced, nobody leaves. Raises
         UnprocessableInputError for ids without records.
         """
-        rows_B = self._rows(batch.members)
+        rows_B = np.array([self._row(member.sample_id) for member in batch.members], dtype=np.int64)
         inside = _together(batch.members)
         exits = self._exits(batch.split.ramps, rows_B)
         if batch.probe:
@@ -133,7 +127,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
         active = [ramp for ramp in ramps if ramp in self._thresholds]
         if not active:
             return [STAYS] * len(rows_B)
-        sure_BA = self._sure_NR[rows_B[:, None], self._columns(active)]
+        sure_BA = self._sure_NR[rows_B[:, None], [self._column_of[ramp] for ramp in active]]
         exits_B = np.where(sure_BA.any(1), np.array(active)[sure_BA.argmax(1)], STAYS)
         exits: list[int] = exits_B.tolist()
         return exits
@@ -204,12 +198,6 @@ class RecordedRunner(Runner[EmulatedPiece]):
             survivors=None,
         )
 
-    def _columns(self, ramps: Sequence[int]) -> list[int]:
-        return [self._column_of[ramp] for ramp in ramps]
-
-    def _rows(self, members: Sequence[Member[EmulatedPiece]]) -> IntArray:
-        return np.array([self._row(member.sample_id) for member in members], dtype=np.int64)
-
     def _row(self, sample_id: str) -> int:
         known = sample_id.rpartition("#")[0] or sample_id
         row = self._row_of.get(known)
@@ -220,75 +208,3 @@ class RecordedRunner(Runner[EmulatedPiece]):
 
 def _full_model(answer: Answer) -> Seen:
     return Seen(sample_id=answer.sample_id, block=answer.exit, score=math.nan, value=answer.value)
-
-
-class PacedRunner(Runner[P]):
-    """Another runner's steps, each not before the time that the emulated accelerator would have needed for it.
-
-    Blocks count at the number of inputs really inside them, ramps where they are evaluated. A batch starts, for the
-    emulated accelerator, as soon as the accelerator and the batch's last input were there: what this process needs
-    between two batches costs it nothing.
-    """
-
-    def __init__(
-        self,
-        inner: Runner[P],
-        table: LatencyTable,
-        ramps: tuple[int, ...],
-        *,
-        time_scale: float,
-        slowness: float = 1.0,
-        clock: Clock,
-        sleep: Sleep,
-    ) -> None:
-        self.inner = inner
-        self.pace = Pace(table, ramps, time_scale * slowness)
-        self.dispatch: Dispatch = "work-conserving"
-        """Of the engine it runs for; a deferred batch that is not full was waited with, and starts when chosen."""
-        self._ramps = ramps
-        self._clock = clock
-        self._sleep = sleep
-        self._free_s = -math.inf
-        self._stayed: tuple[str, ...] = ()
-
-    def from_wire(self, wire: WirePiece) -> P:
-        return self.inner.from_wire(wire)
-
-    def follow(self, policy: Any) -> None:
-        self.inner.follow(policy)
-
-    def prepare(self, splits: Sequence[Split]) -> None:
-        """Raises PlanError for batches above the profile's, too."""
-        for split in splits:
-            self.pace.check_batch(split.batch)
-        self.inner.prepare(splits)
-
-    def warm_up_pieces(self, split: Split, size: int) -> P:
-        return self.inner.warm_up_pieces(split, size)
-
-    def run(self, batch: Batch[P]) -> Iterator[Step[P]]:
-        self.pace.check_batch(len(batch.members))
-        evaluated = self._ramps if batch.probe else batch.split.ramps
-        at_block, inside, due_s = batch.split.first, len(batch.members), self._start_s(batch)
-        for step in self.inner.run(batch):
-            end = step.answers[-1].exit + 1 if step.survivors is None else step.survivors.next_block
-            due_s += self.pace.seconds(at_block, end, inside, evaluated)
-            self._free_s = due_s
-            self._stayed = () if step.survivors is None else step.survivors.sample_ids
-            self._sleep_until(due_s)
-            yield step
-            at_block, inside = end, len(self._stayed)
-
-    def _start_s(self, batch: Batch[P]) -> float:
-        if self.dispatch == "deferred" and len(batch.members) < batch.split.batch:
-            return max(self._free_s, batch.started_s)
-        # Who stayed on the device from the batch before was here when that ended, whenever it was queued again.
-        stayed = set(self._stayed)
-        return max(
-            [self._free_s, *[member.queued_since_s for member in batch.members if member.sample_id not in stayed]]
-        )
-
-    def _sleep_until(self, due_s: float) -> None:
-        left_s = due_s - self._clock.now_s()
-        if left_s > 0:
-            self._sleep(left_s)

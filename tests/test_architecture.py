@@ -167,7 +167,7 @@ LIGHT: dict[str, tuple[str, set[str]]] = {
         {"torch", "ray"},
     ),
     "a simulation": ("simulator.simulate", {"torch", "ray", "offramp"}),
-    "emulated accelerators": ("cluster.emulated", {"torch", "ray", "scipy"}),
+    "emulated accelerators": ("cluster.emulated, cluster.pace", {"torch", "ray", "scipy"}),
     "the replica": ("earlyexit.device, earlyexit.model", {"transformers", "ray"}),
 }
 

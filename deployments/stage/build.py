@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cluster.devices import find_device
-from cluster.emulated import PacedRunner, RecordedRunner
+from cluster.emulated import RecordedRunner
+from cluster.pace import PacedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.backends import open_segments
 from earlyexit.clock import Clock

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.emulated import EmulatedPiece, PacedRunner, RecordedRunner
+from cluster.emulated import EmulatedPiece, RecordedRunner
+from cluster.pace import PacedRunner
 from deployments.messages import Assignment, Chunk, StageCall
 from deployments.settings import ServeSettings
 from deployments.stage.build import build_runner, starting_policy

@@ -1,0 +1,61 @@
+"""Exit records of four inputs, a runner of them, and batches for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cluster.emulated import EmulatedPiece, RecordedRunner
+from earlyexit.engine import Batch
+from earlyexit.member import Member
+from earlyexit.split import Split
+from profiles.records import ExitRecords
+from profiles.scores import Score
+
+RAMPS = (0, 1, 2)
+HALF = {0: 0.5, 1: 0.5, 2: 0.5}
+WHOLE = Split(first=0, end=4, batch=4, ramps=RAMPS)
+
+
+def make_records(score: Score = "confidence") -> ExitRecords:
+    """Four inputs of a model of four blocks: a is sure from ramp 0 on, b from ramp 1, c from ramp 2, d never.
+
+    What ramp r says of them is 10 * r, 10 * r + 1, ...; the full model says 100, 101, ...
+    """
+    sure = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]], dtype=np.float32)
+    rows, columns = np.indices((4, 3))
+    return ExitRecords.of_answers(
+        np.column_stack([10 * columns + rows, np.arange(100, 104)]),
+        score=score,
+        num_blocks=4,
+        ramps=RAMPS,
+        sample_ids=("a", "b", "c", "d"),
+        scores_NR=(sure if score == "confidence" else 1 - sure).astype(np.float32),
+    )
+
+
+def recorded(thresholds: Mapping[int, float] | float | None, score: Score = "confidence") -> RecordedRunner:
+    runner = RecordedRunner(make_records(score), num_blocks=4)
+    runner.follow(thresholds)
+    return runner
+
+
+def piece_of(ids: Sequence[str], next_block: int = 0) -> EmulatedPiece:
+    lengths_B = np.arange(1, len(ids) + 1, dtype=np.int32)
+    return EmulatedPiece(sample_ids=tuple(ids), next_block=next_block, lengths_B=lengths_B)
+
+
+def batch_of(
+    ids: Sequence[str],
+    split: Split = WHOLE,
+    *,
+    probe: bool = False,
+    queued_s: float = 0.0,
+    started_s: float = 0.0,
+) -> Batch[EmulatedPiece]:
+    members = tuple(
+        Member(sample_id=single.sample_ids[0], payload=single, probe=probe, queued_since_s=queued_s)
+        for single in piece_of(ids, split.first).singles()
+    )
+    return Batch(split=split, members=members, started_s=started_s, probe=probe)

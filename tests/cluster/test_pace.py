@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cluster.emulated import EmulatedPiece
+from cluster.pace import PacedRunner
+from earlyexit.clock import ManualClock
+from earlyexit.device import Device
+from earlyexit.engine import Batch, BatchEngine, Dispatch
+from earlyexit.errors import PlanError
+from earlyexit.release import Release, Told
+from earlyexit.split import Split
+from earlyexit.times import ObservedTimes
+from profiles.table import LatencyTable
+from tests.cluster.recorded_batches import HALF, RAMPS, batch_of, recorded
+
+# Row by row: block k takes 10 ** k seconds for one input; twice that for two, three times for four.
+TABLE = LatencyTable(
+    batches=(1, 2, 4),
+    block_s_NB=np.array([[1, 2, 3], [10, 20, 30], [100, 200, 300], [1000, 2000, 3000]], dtype=np.float64),
+    ramp_s_EB=np.array([[0.1, 0.2, 0.3]] * 3),
+)
+
+
+class Stage:
+    """A paced runner of recorded decisions on a manual clock, whose sleep advances it."""
+
+    def __init__(self, *, table: LatencyTable = TABLE, time_scale: float = 1.0, slowness: float = 1.0) -> None:
+        self.clock = ManualClock()
+        self.runner = PacedRunner(
+            recorded(HALF),
+            table,
+            RAMPS,
+            time_scale=time_scale,
+            slowness=slowness,
+            clock=self.clock,
+            sleep=self.clock.advance,
+        )
+
+    def moments(self, batch: Batch[EmulatedPiece]) -> list[tuple[str, object]]:
+        """Who left, and when, to rounding."""
+        return [
+            ("".join(said.sample_id for said in step.answers), pytest.approx(self.clock.now_s()))
+            for step in self.runner.run(batch)
+        ]
+
+
+def test_answers_come_when_the_profile_says_for_those_really_inside() -> None:
+    # Four inside block 0 and ramp 0: 3 + 0.3. Three, between two and four: 25 + 0.25. Two: 200 + 0.2. One: 1000.
+    assert Stage().moments(batch_of("abcd")) == [("a", 3.3), ("b", 28.55), ("c", 228.75), ("d", 1228.75)]
+
+
+def test_only_active_ramps_take_time() -> None:
+    split = Split(first=0, end=4, batch=4, ramps=(2,))
+    assert Stage().moments(batch_of("abcd", split)) == [("abc", 3 + 30 + 300 + 0.3), ("d", 333.3 + 1000)]
+
+
+def test_a_ramp_where_nobody_leaves_takes_time_all_the_same() -> None:
+    assert Stage().moments(batch_of("cd", Split(first=0, end=3, batch=2, ramps=(0, 1)))) == [("", 2 + 20 + 200 + 0.4)]
+
+
+def test_probes_take_the_time_of_every_ramp_with_everyone_inside() -> None:
+    split = Split(first=0, end=4, batch=4, ramps=(1,))
+    assert Stage().moments(batch_of("abcd", split, probe=True)) == [
+        ("", 3.3),
+        ("ab", 33.6),
+        ("", 333.9),
+        ("abcd", 3333.9),
+    ]
+
+
+def test_time_is_stretched_by_the_scale_and_by_slowness() -> None:
+    moments = Stage(time_scale=10, slowness=1.5).moments(batch_of("abcd"))
+    assert moments == [("a", 49.5), ("b", 428.25), ("c", 3431.25), ("d", 18431.25)]
+
+
+def test_below_the_smallest_measured_batch_time_is_constant() -> None:
+    table = LatencyTable(batches=(2, 4), block_s_NB=TABLE.block_s_NB[:, 1:], ramp_s_EB=TABLE.ramp_s_EB[:, 1:])
+    assert Stage(table=table).moments(batch_of("d")) == [("d", 2222 + 0.6)]
+
+
+def test_what_lies_between_two_batches_costs_a_busy_device_nothing() -> None:
+    stage = Stage()
+    split = Split(first=0, end=2, batch=1)
+    stage.moments(batch_of("a", split))
+    stage.clock.advance(0.5)  # Python, between two batches
+    assert stage.moments(batch_of("d", split, queued_s=3.0, started_s=11.5)) == [("", 22.0)]
+
+
+def test_an_idle_device_starts_when_the_last_input_of_the_batch_was_queued() -> None:
+    stage = Stage()
+    split = Split(first=0, end=2, batch=2)
+    stage.clock.advance(100.5)
+    batch = Batch(
+        split=split,
+        members=(
+            *batch_of("a", split, queued_s=90.0).members,
+            *batch_of("d", split, queued_s=100.0).members,
+        ),
+        started_s=100.5,
+    )
+    assert stage.moments(batch) == [("", 122.0)]
+
+
+def test_a_device_that_is_late_does_not_wait() -> None:
+    stage = Stage()
+    stage.clock.advance(50)
+    assert stage.moments(batch_of("d", Split(first=0, end=2, batch=1), started_s=50.0)) == [("", 50.0)]
+    assert stage.moments(batch_of("d", Split(first=0, end=3, batch=1), started_s=50.0)) == [("", 122.0)]
+
+
+def test_who_stays_on_the_device_is_ready_when_the_batch_before_ended() -> None:
+    stage = Stage()
+    stage.moments(batch_of("d", Split(first=0, end=2, batch=1)))
+    stage.clock.advance(0.5)
+    assert stage.moments(batch_of("d", Split(first=2, end=3, batch=1), queued_s=11.5)) == [("", 111.0)]
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "batch", "end_s"),
+    [("work-conserving", 2, 11.0), ("deferred", 2, 61.0), ("deferred", 1, 11.0)],
+    ids=["never", "for more inputs", "not when full"],
+)
+def test_a_deferred_batch_was_waited_with(dispatch: Dispatch, batch: int, end_s: float) -> None:
+    stage = Stage()
+    stage.runner.dispatch = dispatch
+    stage.clock.advance(50)
+    stage.moments(batch_of("d", Split(first=0, end=2, batch=batch), started_s=50.0))
+    assert stage.clock.now_s() == max(50.0, end_s)
+
+
+def test_a_batch_beyond_the_profile_is_refused() -> None:
+    runner = Stage().runner
+    with pytest.raises(PlanError, match="the profile knows no batch of 5: its largest is 4"):
+        runner.prepare([Split(first=0, end=4, batch=5)])
+    with pytest.raises(PlanError, match="the profile knows no batch of 5"):
+        list(runner.run(batch_of("abcda", Split(first=0, end=4, batch=5))))
+
+
+def test_a_split_takes_its_profiles_time_while_nobody_leaves() -> None:
+    split = Split(first=1, end=4, batch=4, ramps=(1, 2))
+    assert Stage().runner.pace.split_s(split, 4) == pytest.approx((30.3, 3330.6))
+    assert Stage().runner.pace.split_s(Split(first=0, end=2, batch=2), 2) == (22, 22)
+
+
+def test_a_paced_device_answers_with_the_engine() -> None:
+    """Two splits on one device: the survivors of the first wait for the second."""
+    stage = Stage()
+    splits = (Split(first=0, end=2, batch=2, ramps=(0, 1)), Split(first=2, end=4, batch=2, ramps=(2,)))
+    log: list[tuple[str, object]] = []
+
+    def deliver(releases: list[Release[EmulatedPiece]]) -> None:
+        for release in releases:
+            assert isinstance(release, Told)
+            log.append((release.answer.sample_id, pytest.approx(stage.clock.now_s())))
+
+    engine: BatchEngine[EmulatedPiece] = BatchEngine(splits, ObservedTimes())
+    device = Device(engine, stage.runner, stage.clock, deliver)
+    engine.submit(0, batch_of(("a", "c#1", "b", "c#2")).members, 0.0)
+    device.run_until_idle()
+    # First batch: a leaves at 2.2, c#1 stays until 2.2 + 10.1. Second: b leaves with two in blocks 0 and 1. Then both c
+    # fill the second split: 200.2 more.
+    assert log == [("a", 2.2), ("b", 12.3 + 2.2 + 20.2), ("c#1", 34.7 + 200.2), ("c#2", 34.7 + 200.2)]
