@@ -28,8 +28,8 @@ demo: $(STAMP)  ## Train, serve, load and report, then end (minutes, CPU); DATA=
 serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
 	$(BIN)/python -m experiments.demo --keep $(if $(DATA),--data $(DATA))
 
-# A file is run by one process, so that what its tests share is made once; so is all that starts Ray (tests/conftest.py).
-TEST := $(BIN)/python -m pytest -q --durations 20 --numprocesses auto --maxprocesses 8 --dist loadgroup --no-loadscope-reorder
+# A file is run by one process, and all that starts Ray too (tests/conftest.py).
+TEST := $(BIN)/python -m pytest -q --durations 20 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)  ## Every test: units on all cores, beside them the service end to end on Ray (minutes)
 	$(TEST) -m 'not gpu and not slow'

@@ -17,7 +17,7 @@ OWN_NAME = r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class DeviceType:
     """One accelerator type."""
 
     name: str
@@ -31,20 +31,20 @@ class Device:
         return self.name.startswith(EMULATED)
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str) -> DeviceType:
     """The accelerator type of that name; raises PlanError with the known names.
 
     Nodes say how many emulated ones they have by a Ray resource of that name. An emulated one may have a name of its
     own: nothing is known of it but what profiles and prices say.
     """
     if name == "cpu":
-        return Device(name=name, torch_device="cpu", actor_options={"num_cpus": 1})
+        return DeviceType(name=name, torch_device="cpu", actor_options={"num_cpus": 1})
     if name == "cuda":
-        return Device(name=name, torch_device="cuda", actor_options={"num_cpus": 1, "num_gpus": 1})
+        return DeviceType(name=name, torch_device="cuda", actor_options={"num_cpus": 1, "num_gpus": 1})
     if name in RAY_ACCELERATORS:
         options = {"num_cpus": 1, "num_gpus": 1, "accelerator_type": name}
-        return Device(name=name, torch_device="cuda", actor_options=options)
+        return DeviceType(name=name, torch_device="cuda", actor_options=options)
     if name.startswith(EMULATED) and name != "emulated:cuda" and re.fullmatch(OWN_NAME, name.removeprefix(EMULATED)):
-        return Device(name=name, torch_device="cpu", actor_options={"num_cpus": 0, "resources": {name: 1}})
+        return DeviceType(name=name, torch_device="cpu", actor_options={"num_cpus": 0, "resources": {name: 1}})
     known = f"cpu, cuda, {', '.join(RAY_ACCELERATORS)}; {EMULATED} before any but cuda, or a name of your own"
     raise PlanError(f"unknown device {name!r}; known: {known}")

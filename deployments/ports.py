@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class RunningProcess:
     """A process that was found running."""
 
     pid: int
@@ -40,7 +40,7 @@ def await_ports(
     wanted: Sequence[Address],
     *,
     is_free: Callable[[Address], bool] | None = None,
-    holders: Callable[[], Mapping[int, Process]] | None = None,
+    holders: Callable[[], Mapping[int, RunningProcess]] | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Come back once all are free; raises OfframpError where one is taken, and not by what will soon end."""
@@ -67,7 +67,7 @@ def is_taken(port: int) -> bool:
     return not _is_free(("0.0.0.0", port))
 
 
-def find_holders() -> dict[int, Process]:
+def find_holders() -> dict[int, RunningProcess]:
     """Who listens, by port, as far as this user may see."""
     import psutil
 
@@ -79,7 +79,7 @@ def find_holders() -> dict[int, Process]:
     return {port: found for port, pid in listening.items() if (found := find_process(pid)) is not None}
 
 
-def find_process(pid: int | None) -> Process | None:
+def find_process(pid: int | None) -> RunningProcess | None:
     """None for one that has ended, or is not ours to see."""
     import psutil
 
@@ -89,7 +89,7 @@ def find_process(pid: int | None) -> Process | None:
         process = psutil.Process(pid)
         parent = process.parent()
         title = None if parent is None or parent.pid <= 1 else _title(parent.cmdline())
-        return Process(pid=pid, name=process.name(), parent=title)
+        return RunningProcess(pid=pid, name=process.name(), parent=title)
     except psutil.Error:
         return None
 

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+ON_RAY = ("_on_ray.py", "_in_chromium.py", "test_running_document.py")
+"""Ends of the names of files whose tests start Ray, or a browser: one after the other, in one process."""
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What one process of several runs: a file, whose tests share what is made once; or all that starts Ray."""
-    for item in items:
-        is_heavy = item.get_closest_marker("ray") or item.get_closest_marker("browser")
-        item.add_marker(pytest.mark.xdist_group("ray" if is_heavy else item.path.stem))
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have one process of several run a whole file, whose tests share what is made once, or all files on Ray."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc] # it ships no types
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "on Ray" if file.endswith(ON_RAY) else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture

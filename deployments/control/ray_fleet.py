@@ -14,8 +14,8 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from deployments.control.fleet import Fleet
-from deployments.dashboard import Dashboard
 from deployments.messages import Assignment
+from deployments.ray_dashboard import RayDashboard
 from deployments.reports import IngressReport, ReplicaReport
 from deployments.slots import has_labels, room
 from earlyexit.errors import OfframpError
@@ -45,7 +45,7 @@ class RayFleet(Fleet):
         self._app = app
         self._slots = slots
         self._devices = devices
-        self._dashboard = Dashboard(dashboard_url)
+        self._dashboard = RayDashboard(dashboard_url)
         self._node_labels = node_labels
         self._handles: dict[str, DeploymentHandle[Any]] = {}
 

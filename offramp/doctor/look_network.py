@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from deployments.ports import Process, find_holders, find_process, is_taken
+from deployments.ports import RunningProcess, find_holders, find_process, is_taken
 from offramp.doctor.machine import Port, RayState
 from offramp.doctor.network import DASHBOARD, METRICS, SERVICE, STATISTICS, VARIABLES
 
@@ -52,7 +52,7 @@ def look_at_ray() -> RayState:
     )
 
 
-def _processes() -> Iterator[tuple[Process, str]]:
+def _processes() -> Iterator[tuple[RunningProcess, str]]:
     """Those of Ray and of HAProxy, with their command lines."""
     for each in psutil.process_iter(["name", "cmdline"]):
         name = each.info["name"] or ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deployments.ports import Process
+from deployments.ports import RunningProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Port:
     number: int
     purpose: str
     taken: bool
-    holder: Process | None = None
+    holder: RunningProcess | None = None
     """None where nobody holds it, or the system does not tell who."""
 
 
@@ -71,9 +71,9 @@ class Port:
 class RayState:
     """What Ray has left here, or runs here."""
 
-    processes: tuple[Process, ...] = ()
+    processes: tuple[RunningProcess, ...] = ()
     """Heads and raylets."""
-    haproxies: tuple[Process, ...] = ()
+    haproxies: tuple[RunningProcess, ...] = ()
     """Those that Serve starts, no others."""
     address: str | None = None
     """What the file that `ray start` leaves says of a cluster."""

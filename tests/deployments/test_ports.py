@@ -5,18 +5,18 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.ports import LINGER_S, LOOK_S, Address, Process, await_ports
+from deployments.ports import LINGER_S, LOOK_S, Address, RunningProcess, await_ports
 from earlyexit.errors import OfframpError
 
-LEFT = Process(pid=7, name="haproxy")
-SERVING = Process(pid=7, name="haproxy", parent="ray::HAProxyManager")
-PYTHON = Process(pid=8, name="python3")
+LEFT = RunningProcess(pid=7, name="haproxy")
+SERVING = RunningProcess(pid=7, name="haproxy", parent="ray::HAProxyManager")
+PYTHON = RunningProcess(pid=8, name="python3")
 
 
 class Ports:
     """Each is free from its second on; pauses let the seconds pass."""
 
-    def __init__(self, free_from_s: dict[int, float], holder: Process | None) -> None:
+    def __init__(self, free_from_s: dict[int, float], holder: RunningProcess | None) -> None:
         self.now_s = 0.0
         self._free_from_s = free_from_s
         self._holder = holder
@@ -29,7 +29,7 @@ class Ports:
     def _is_free(self, address: Address) -> bool:
         return self.now_s >= self._free_from_s.get(address[1], 0.0)
 
-    def _holders(self) -> dict[int, Process]:
+    def _holders(self) -> dict[int, RunningProcess]:
         return {} if self._holder is None else dict.fromkeys(self._free_from_s, self._holder)
 
     def _pause(self, seconds: float) -> None:
@@ -65,7 +65,7 @@ def test_but_not_for_ever() -> None:
     ],
     ids=["another-program", "a-service-that-runs", "unseen"],
 )
-def test_a_port_of_what_will_not_end_is_an_error_at_once(holder: Process | None, words: str) -> None:
+def test_a_port_of_what_will_not_end_is_an_error_at_once(holder: RunningProcess | None, words: str) -> None:
     ports = Ports({8000: 10.0}, holder)
     with pytest.raises(OfframpError, match=words):
         ports.wait_for(8000)
@@ -108,4 +108,4 @@ def no_pause() -> Callable[[float], None]:
     ],
 )
 def test_what_was_of_ray_and_has_no_parent_there_is_left_over(name: str, parent: str | None, *, is_left: bool) -> None:
-    assert Process(pid=5, name=name, parent=parent).is_left == is_left
+    assert RunningProcess(pid=5, name=name, parent=parent).is_left == is_left

@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 from cluster.inventory import Inventory, from_nodes
 from cluster.render import application_config
 from deployments.applications import APPLICATIONS, check_devices, claimed, with_application, without_application
-from deployments.dashboard import Dashboard
 from deployments.ingress.api.bodies import validated
 from deployments.ingress.api.orders import LoadParameters
 from deployments.ingress.versions.store import IndexRow, Listed, Store
 from deployments.ingress.versions.versions import Versions
+from deployments.ray_dashboard import RayDashboard
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators
 from deployments.switches import THROUGHPUT
@@ -42,7 +42,7 @@ class RayCluster:
     """The cluster of this replica."""
 
     def __init__(self, dashboard_url: str | None) -> None:
-        self._dashboard = Dashboard(dashboard_url)
+        self._dashboard = RayDashboard(dashboard_url)
 
     async def applications(self) -> dict[str, Any]:
         found: dict[str, Any] = await self._dashboard.ask("GET", APPLICATIONS)

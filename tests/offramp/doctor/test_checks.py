@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.ports import Process
+from deployments.ports import RunningProcess
 from offramp.cli.doctor import doctor_document
 from offramp.doctor.checks import CHECKS, examine, has_failed
 from offramp.doctor.finding import Finding
@@ -35,9 +35,9 @@ SOUND = Machine(
     ray=RayState(auth_mode="disabled"),
     object_store_bytes=GIB // 2,
 )
-HAPROXY = Process(pid=77, name="haproxy", parent="ray::ProxyActor")
-LEFT = Process(pid=77, name="haproxy")
-STRANGER = Process(pid=12, name="nginx")
+HAPROXY = RunningProcess(pid=77, name="haproxy", parent="ray::ProxyActor")
+LEFT = RunningProcess(pid=77, name="haproxy")
+STRANGER = RunningProcess(pid=12, name="nginx")
 
 
 def with_software(**facts: Any) -> Machine:
@@ -52,7 +52,7 @@ def with_ray(**facts: Any) -> Machine:
     return replace(SOUND, ray=replace(SOUND.ray, **facts))
 
 
-def with_port(holder: Process | None, *, number: int = 8000, purpose: str = "service", **ray: Any) -> Machine:
+def with_port(holder: RunningProcess | None, *, number: int = 8000, purpose: str = "service", **ray: Any) -> Machine:
     return replace(with_ray(**ray), ports=(Port(number=number, purpose=purpose, taken=True, holder=holder),))
 
 
@@ -207,7 +207,7 @@ CASES: Mapping[str, tuple[Machine, str, str, str, str]] = {
         "rm -r /tmp/ray",
     ),
     "many sessions, one running": (
-        with_ray(sessions=9, session_bytes=3 * GIB, processes=(Process(pid=1, name="raylet"),)),
+        with_ray(sessions=9, session_bytes=3 * GIB, processes=(RunningProcess(pid=1, name="raylet"),)),
         "ray files",
         "warning",
         "9 sessions",
@@ -264,7 +264,11 @@ def test_what_is_wrong_is_said_with_what_to_do(
         (SOUND, "bfloat16", "not native"),
         (with_hardware(gpus=("H200",), gpus_of_torch=1), "gpu", "1 x H200"),
         (with_hardware(open_files=(-1, -1)), "open files", "inf at once"),
-        (with_ray(processes=(Process(pid=5, name="raylet"),), address="10.0.0.1:6379"), "ray", "at 10.0.0.1:6379"),
+        (
+            with_ray(processes=(RunningProcess(pid=5, name="raylet"),), address="10.0.0.1:6379"),
+            "ray",
+            "at 10.0.0.1:6379",
+        ),
         (with_ray(auth_mode=None), "ray token", "Ray will make one"),
         (with_port(STRANGER, number=8265, purpose="Ray's dashboard"), "ports", "`offramp deploy` goes there"),
         (with_ray(haproxies=(HAPROXY,)), "ports", "free: 8000 (service)"),

@@ -3,13 +3,13 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from deployments.dashboard import Dashboard
+from deployments.ray_dashboard import RayDashboard
 from earlyexit.errors import OfframpError
 
 
-def answering(status: int, content: bytes = b"") -> Dashboard:
+def answering(status: int, content: bytes = b"") -> RayDashboard:
     transport = httpx.MockTransport(lambda request: httpx.Response(status, content=content))
-    return Dashboard("http://ray:8265/", transport)
+    return RayDashboard("http://ray:8265/", transport)
 
 
 async def test_an_answer_is_its_json_or_nothing() -> None:
@@ -27,4 +27,4 @@ async def test_a_dashboard_that_is_not_there_is_named() -> None:
         raise httpx.ConnectError("refused")
 
     with pytest.raises(OfframpError, match="dashboard at http://ray:8265 cannot be reached"):
-        await Dashboard("http://ray:8265/", httpx.MockTransport(gone)).ask("GET", "/x")
+        await RayDashboard("http://ray:8265/", httpx.MockTransport(gone)).ask("GET", "/x")

@@ -12,7 +12,7 @@ DASHBOARD_PORT = 8265
 HTTP_S = 10.0
 
 
-class Dashboard:
+class RayDashboard:
     """Where it is: told, or on the head, which the address of its GCS names."""
 
     def __init__(self, url: str | None, transport: httpx.AsyncBaseTransport | None = None) -> None:
