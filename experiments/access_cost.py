@@ -1,17 +1,14 @@
-"""What keys and rate limits cost an ingress: the HTTP layer alone, in this process, over a backend that costs nothing.
-
-    python -m experiments.access_cost [--requests 20000]
-
-Prints microseconds of processor time per request, medians of rounds that take turns. Seconds: about 30.
-"""
+"""What keys and rate limits cost an ingress: the HTTP layer alone, in this process, over no backend to speak of."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from argparse import ArgumentParser
-from collections.abc import MutableMapping
-from statistics import median
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from starlette.routing import Router
@@ -21,101 +18,52 @@ from deployments.access import AccessSettings
 from deployments.ingress.access.gate import gate_of
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.http import build_app
-from deployments.ingress.api.signature import Signature
-from deployments.ingress.dashboard.feed import Viewer
 from earlyexit.clock import MonotonicClock
 from earlyexit.codecs.text import TextCodec
-from earlyexit.store import ModelCard
-from earlyexit.tasks import find_task
+from earlyexit.tasks.label import LabelTask
 from earlyexit.wire import Answer
+from experiments.turns import Figures, Side
 
 BODY = b'{"inputs": "how long does a cheesecake bake"}'
 KEY = "key-0123456789abcdef"
+OTHERS = ",".join(f"other-{index:016d}" for index in range(99))
 ANSWER = [Answer(sample_id="", value=0, score=0.75, exit=1)]
-CARD = ModelCard(
-    name="nothing",
-    family="bert",
-    backbone={},
-    codec={"name": "text", "max_length": 8},
-    task={"name": "label", "label_names": ["a", "b"]},
-    boundaries=((),),
-    ramp_style="light",
-    pooling="mean",
-    head_style="light",
-    head_pooling="mean",
-    ramps=(),
-    num_blocks=1,
-    provenance={},
-)
+GATES: Mapping[str, tuple[AccessSettings | None, str]] = {
+    "nothing": (None, ""),
+    "1 key": (AccessSettings(keys_env="K"), KEY),
+    "100 keys": (AccessSettings(keys_env="K"), f"{OTHERS},{KEY}"),
+    "1 key and a rate": (AccessSettings(keys_env="K", rate_per_s=1e9, burst=1e9), KEY),
+}
+"""What is on, and the keys."""
 
 
-class NoBackend:
-    """Answers at once."""
+@contextmanager
+def access(options: Namespace) -> Iterator[Mapping[str, Side]]:
+    """A side per gate."""
+    yield {name: partial(cost_us, app(*gate), options.requests) for name, gate in GATES.items()}
 
-    card = CARD
-    task = find_task(CARD.task)
-    signature = Signature(TextCodec(CARD.max_length), task)
-    version = "1"
-    max_body_bytes = 1_000_000
 
-    @property
-    def versions(self) -> NoBackend:
-        """It knows of its own."""
-        return self
+def app(settings: AccessSettings | None, keys: str) -> Router:
+    """An ingress's HTTP layer, over a backend that answers at once."""
 
-    async def names(self) -> list[str]:
-        """Ours alone."""
-        return [self.version]
-
-    def choose(self, request_id: str) -> None:
-        """Nobody else."""
-
-    async def infer(self, request: InferRequest) -> list[Answer]:
-        """Nothing is computed."""
+    async def infer(_: InferRequest) -> list[Answer]:
         return ANSWER
 
-    def is_ready(self) -> bool:
-        """Always."""
-        return True
-
-    async def stats(self) -> dict[str, Any]:
-        """None."""
-        return {}
-
-    async def plan(self) -> dict[str, Any]:
-        """None."""
-        return {}
-
-    async def plan_history(self, limit: int) -> list[dict[str, Any]]:
-        """None."""
-        return []
-
-    def watch(self) -> Viewer:
-        """Nobody looks."""
-        raise NotImplementedError
-
-    def count_request(self, route: str, status: int) -> None:
-        """Not counted."""
+    backend: Any = SimpleNamespace(
+        card=SimpleNamespace(name="nothing", max_length=8),
+        task=LabelTask(("a", "b")),
+        signature=SimpleNamespace(codec=TextCodec(8)),
+        version="1",
+        max_body_bytes=1_000_000,
+        infer=infer,
+        choose=lambda _: None,
+        count_request=lambda *_: None,
+    )
+    return build_app(backend, gate_of(settings, MonotonicClock(), 1, {"K": keys}))
 
 
-def apps() -> dict[str, Router]:
-    """By what is on."""
-    rate = 1e9
-    return {
-        "nothing": app(None, ""),
-        "1 key": app(AccessSettings(keys_env="K"), KEY),
-        "100 keys": app(AccessSettings(keys_env="K"), ",".join([*(f"other-{i:016d}" for i in range(99)), KEY])),
-        "1 key and a rate": app(AccessSettings(keys_env="K", rate_per_s=rate, burst=rate), KEY),
-    }
-
-
-def app(access: AccessSettings | None, keys: str) -> Router:
-    """An ingress's HTTP layer."""
-    return build_app(NoBackend(), gate_of(access, MonotonicClock(), 1, {"K": keys}))
-
-
-async def cost_us(router: Router, num_requests: int) -> float:
-    """Microseconds of processor time per `POST /predict`."""
+def cost_us(router: Router, num_requests: int) -> Figures:
+    """Processor time per `POST /predict`."""
     headers = [
         (b"host", b"127.0.0.1"),
         (b"content-length", str(len(BODY)).encode()),
@@ -131,27 +79,11 @@ async def cost_us(router: Router, num_requests: int) -> float:
     async def send(sent: MutableMapping[str, Any]) -> None:
         assert sent.get("status", 200) == 200
 
+    async def ask() -> None:
+        for _ in range(num_requests):
+            scope: Scope = base | {"headers": headers}
+            await router(scope, receive, send)
+
     began_s = time.process_time()
-    for _ in range(num_requests):
-        scope: Scope = base | {"headers": headers}
-        await router(scope, receive, send)
-    return (time.process_time() - began_s) / num_requests * 1e6
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = ArgumentParser(prog="python -m experiments.access_cost", description=__doc__)
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    found = apps()
-    rounds = [
-        {name: asyncio.run(cost_us(each, options.requests)) for name, each in found.items()}
-        for _ in range(options.rounds)
-    ]
-    for name in found:
-        print(f"{name:18} {median(each[name] for each in rounds):6.1f} us of processor time per request")
-
-
-if __name__ == "__main__":
-    main()
+    asyncio.run(ask())
+    return {"us of processor time per request": (time.process_time() - began_s) / num_requests * 1e6}

@@ -3,9 +3,9 @@
     OFFRAMP_DATA=... python -m experiments.beside REVISION [--rounds 3] [--only engine service simulator]
 
 The older commit is checked out below runs/ and run by this environment's Python; the model, CLINC150 on MiniLM-L6, is
-the one that it trains. The two take turns, so that a machine that drifts hits both. Ratios are of medians, this
-checkout's figure over the older one's; of processor time less is better, of rates more. A machine that does nothing
-else, please. Minutes: about 25 on two cores, 5 of them to train the model, once.
+the one that it trains. The two take turns, so that a machine that drifts hits both. Ratios, this checkout's figure
+over the older one's, are medians of the rounds'; of processor time less is better, of rates more. A machine that does
+nothing else, please. Minutes: about 25 on two cores, 5 of them to train the model, once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import os
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 from earlyexit.dataset import read_labelled
 from experiments.data import RUNS, require_data
-from experiments.peers.client import ROOT, ClientOptions, LoadResult, run_client, write_inputs
+from experiments.peers.client import ROOT, ClientOptions, run_client, write_inputs
 from experiments.peers.compare import per_input
 from experiments.peers.processes import Server, running
+from experiments.turns import Figures, in_turns, tell
 from offramp.client.client import Client
 
 DATA = "clinc150/data_full.json"
@@ -36,9 +36,13 @@ WORKERS = 64
 SLO_S = 0.25
 SIMULATED = 10_000_000
 PORT = 8600
-RUN = "import sys; from offramp.cli.app import main; sys.argv[0] = 'offramp'; main()"
-
-Figures = dict[str, float]
+RUN = """
+import importlib.util, sys
+here = "offramp.cli.app" if importlib.util.find_spec("offramp.cli").submodule_search_locations else "offramp.cli"
+sys.argv[0] = "offramp"
+importlib.import_module(here).main()
+"""
+"""The command line, which was one module before it was a folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +109,10 @@ def service(side: Side, model: Path) -> Figures:
             run_client(ClientOptions.model_validate(told | {"duration_s": 4.0}))
             before = process.cpu_s_by_part()
             result = run_client(ClientOptions.model_validate(told | {"duration_s": 15.0}))
-            figures |= _per_answer(name, before, process.cpu_s_by_part(), result)
-            figures[f"{name}, answers/s"] = result.num_answered / result.duration_s
+            parts_s = per_input(before, process.cpu_s_by_part(), result.num_sent)
+            parts_s["all"] = sum(parts_s.values())
+            figures |= {f"{name}, ms, {part}": 1000 * each_s for part, each_s in parts_s.items()}
+            figures[f"{name}, answers/s"] = result.answered_per_s
     return figures
 
 
@@ -142,26 +148,8 @@ def main() -> None:
     if not (model / "calibration.json").is_file():
         older.command("experiments.clinc150")
     for name in options.only:
-        _report(name, older, ours, model, options.rounds)
-
-
-def _report(name: str, older: Side, ours: Side, model: Path, rounds: int) -> None:
-    found: dict[str, dict[str, list[float]]] = {older.name: defaultdict(list), ours.name: defaultdict(list)}
-    for _ in range(rounds):
-        for side in (older, ours):
-            for figure, value in MEASURES[name](side, model).items():
-                found[side.name][figure].append(value)
-    print(f"{name}: medians of {rounds} rounds{'':<14}{older.name:>14}{ours.name:>16}   ratio")
-    for figure, values in found[older.name].items():
-        before, now = median(values), median(found[ours.name][figure])
-        print(f"  {figure:<42}{before:14.3f}{now:16.3f}{now / before if before else 0.0:8.3f}", flush=True)
-
-
-def _per_answer(name: str, before: Mapping[str, float], after: Mapping[str, float], result: LoadResult) -> Figures:
-    spent_ms = {part: 1000 * each_s for part, each_s in sorted(per_input(before, after, result.num_sent).items())}
-    return {f"{name}, ms, {part}": each for part, each in spent_ms.items()} | {
-        f"{name}, ms, all": sum(spent_ms.values())
-    }
+        sides = {side.name: partial(MEASURES[name], side, model) for side in (older, ours)}
+        tell(f"{name}, {options.rounds} rounds", in_turns(sides, options.rounds, warm_ups=0))
 
 
 if __name__ == "__main__":

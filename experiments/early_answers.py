@@ -26,6 +26,7 @@ from earlyexit.policies.base import Opinion, Verdict
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.split import Split
 from earlyexit.store import read_card
+from experiments.kit import show
 from offramp.client.client import Client
 from offramp.load.report import LoadReport
 from offramp.load.run import LoadConfig, run_load
@@ -67,19 +68,18 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
     report, started_s = _measure(options)
-    first_p99_s = {}
+    rows, first_p99_ms = [], {}
     for slow in (False, True):
-        left_s = _latencies(report, started_s, slow=slow)
-        first_p99_s[slow] = float(np.percentile(left_s[True], 99))
-        print(
-            f"{'slowed windows' if slow else 'other windows':<16} {len(left_s[True])} left in the first stage: "
-            f"p50 {np.median(left_s[True]) * 1000:6.1f} ms, p99 {first_p99_s[slow] * 1000:6.1f} ms; "
-            f"{len(left_s[False])} in the second: p50 {np.median(left_s[False]) * 1000:6.1f} ms"
+        first_ms, second_ms = _latencies_ms(report, started_s, slow=slow)
+        first_p99_ms[slow] = float(np.percentile(first_ms, 99))
+        name = "slowed windows" if slow else "other windows"
+        rows.append(
+            (name, len(first_ms), np.median(first_ms), first_p99_ms[slow], len(second_ms), np.median(second_ms))
         )
-    added_s = first_p99_s[True] - first_p99_s[False]
-    print(
-        f"p99 of answers of the first stage: {added_s * 1000:+.1f} ms, second stage {SLOWED_BY_S * 1000:.0f} ms slower"
-    )
+    columns = ("", "left in the first stage", "p50 ms", "p99 ms", "in the second", "p50 ms")
+    added_ms = first_p99_ms[True] - first_p99_ms[False]
+    caption = f"p99 of answers of the first stage: {added_ms:+.1f} ms, second stage {SLOWED_BY_S * 1000:.0f} ms slower"
+    show("", columns, rows, caption=caption)
 
 
 def _measure(options: Any) -> tuple[LoadReport, float]:
@@ -104,15 +104,15 @@ def _measure(options: Any) -> tuple[LoadReport, float]:
     return report, started_s
 
 
-def _latencies(report: LoadReport, started_s: float, *, slow: bool) -> dict[bool, list[float]]:
-    """Seconds of the inputs of the slowed, or the other, windows; by whether they left in the first stage."""
-    left_s: dict[bool, list[float]] = {True: [], False: []}
+def _latencies_ms(report: LoadReport, started_s: float, *, slow: bool) -> tuple[list[float], list[float]]:
+    """Of the inputs of the slowed, or the other, windows: those that left in the first stage, and in the second."""
+    left_ms: tuple[list[float], list[float]] = [], []
     for record in report.records:
         at_s = started_s + record.scheduled_s
         inside = MARGIN_S < at_s % WINDOW_S < WINDOW_S - MARGIN_S
         if inside and is_slow(at_s) == slow:
-            left_s[record.predictions[0].exit == 0].append(record.latency_s)
-    return left_s
+            left_ms[record.predictions[0].exit > 0].append(1000 * record.latency_s)
+    return left_ms
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import json
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ from earlyexit.store import load_model
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import pack
 from earlyexit.wire import entering
+from experiments.peers.stock import pad, pool_padded
+from experiments.turns import Figures, in_turns, tell
 from offramp.jobs.calibration import read_calibration
 from optimizer.calibration_file import CalibrationCard
 
@@ -65,11 +67,9 @@ def transformers_loop(model: EarlyExitModel, batch: int) -> Side:
     @torch.inference_mode()
     def run(encoded: Sequence[Encoded]) -> None:
         for start in range(0, len(encoded), batch):
-            ids_BT, mask_BT = _padded(encoded[start : start + batch])
+            ids_BT, mask_BT = pad(encoded[start : start + batch])
             hidden_BTD = encoder(input_ids=ids_BT, attention_mask=mask_BT).last_hidden_state
-            weights_BT1 = mask_BT[:, :, None].float()
-            pooled_BD = (hidden_BTD * weights_BT1).sum(1) / weights_BT1.sum(1)
-            model.head.classify(pooled_BD).argmax(-1).tolist()
+            model.head.classify(pool_padded(hidden_BTD, mask_BT, "mean")).argmax(-1).tolist()
 
     return run
 
@@ -111,8 +111,8 @@ def sides(model: EarlyExitModel, card: CalibrationCard, batch: int, onnx: Segmen
     serial = _cut_at([0, 1, last], ramps, batch)
     every = _cut_at([0, *(ramp + 1 for ramp in ramps), last], ramps, batch)
     named = {
-        "transformers, plain loop": transformers_loop(model, batch),
         "plain loop": plain_loop(model, batch),
+        "transformers, plain loop": transformers_loop(model, batch),
         "engine, stock": engine(model, stock, card),
         "engine, early-exit (shrinking batches)": engine(model, shrinking, card),
         "engine, split after block 0": engine(model, serial, card),
@@ -143,30 +143,21 @@ def main() -> None:
     order = np.random.default_rng(0).permutation(len(encoded))
     sample = [encoded[k] for k in order[: options.inputs]]
     onnx = open_segments("onnx", model, options.model, 1) if options.onnx else None
-    rates = _rates(sides(model, card, options.batch, onnx), sample, options.rounds)
-    medians = {name: median(each) for name, each in rates.items()}
-    if options.json:
-        print(json.dumps({"batch": options.batch, "inputs": len(sample), "samples_per_s": rates}))
-        return
-    print(f"{len(sample)} inputs, batch {options.batch}, one thread, {options.rounds} rounds, samples/s (median)")
-    for name, rate in medians.items():
-        spread = f"{min(rates[name]):.0f}-{max(rates[name]):.0f}"
-        print(
-            f"{name:<42} {rate:7.0f}  ({spread:>9})  {rate / medians['plain loop']:5.2f} x plain loop"
-            f"  {rate / medians['engine, stock']:5.2f} x engine stock"
-        )
-
-
-def _rates(named: dict[str, Side], sample: Sequence[Encoded], rounds: int) -> dict[str, list[float]]:
-    rates: dict[str, list[float]] = {name: [] for name in named}
+    named = sides(model, card, options.batch, onnx)
     for side in named.values():
         side(sample[:128])
-    for _ in range(rounds):
-        for name, side in named.items():
-            started_s = time.perf_counter()
-            side(sample)
-            rates[name].append(len(sample) / (time.perf_counter() - started_s))
-    return rates
+    found = in_turns({name: partial(_rate, side, sample) for name, side in named.items()}, options.rounds, warm_ups=0)
+    if options.json:
+        rates = {name: figures["samples/s"] for name, figures in found.items()}
+        print(json.dumps({"batch": options.batch, "inputs": len(sample), "samples_per_s": rates}))
+        return
+    tell(f"{len(sample)} inputs, batch {options.batch}, one thread, {options.rounds} rounds", found)
+
+
+def _rate(side: Side, sample: Sequence[Encoded]) -> Figures:
+    started_s = time.perf_counter()
+    side(sample)
+    return {"samples/s": len(sample) / (time.perf_counter() - started_s)}
 
 
 def _cut_at(bounds: Sequence[int], ramps: Sequence[int], batch: int) -> list[Split]:
@@ -174,15 +165,6 @@ def _cut_at(bounds: Sequence[int], ramps: Sequence[int], batch: int) -> list[Spl
         Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
         for first, end in pairwise(bounds)
     ]
-
-
-def _padded(encoded: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor]:
-    ids_BT = torch.zeros(len(encoded), max(each.length for each in encoded), dtype=torch.long)
-    mask_BT = torch.zeros_like(ids_BT)
-    for row, each in enumerate(encoded):
-        ids_BT[row, : each.length] = torch.from_numpy(each.tensors[0])
-        mask_BT[row, : each.length] = 1
-    return ids_BT, mask_BT
 
 
 if __name__ == "__main__":

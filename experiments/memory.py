@@ -21,6 +21,7 @@ import psutil
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
 from experiments.chaos import two_stages
+from experiments.kit import show
 from offramp.client.client import Client
 from offramp.jobs.calibration import read_calibration
 from offramp.load.run import LoadConfig, run_load
@@ -35,8 +36,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
-    for module in IMPORTS:
-        print(f"import {module:<24} {_import_s(module):6.3f} s")
+    show("importing, seconds", ("module", "median of 5"), ((module, _import_s(module)) for module in IMPORTS))
     plan = two_stages(read_calibration(options.model), replicas=1)
     settings = ServeSettings(model=str(options.model.resolve()), plan=plan)
     with serving(settings, LocalCluster(port=options.port)) as url:
@@ -45,14 +45,11 @@ def main() -> None:
         texts = ("how much money do i have", "what is the meaning of life and who said so first")
         asyncio.run(run_load(LoadConfig(url=url, inputs=texts, num_requests=200, concurrency=8, slo_s=1.0)))
         stats = httpx.get(f"{url}/stats").json()
-        _print("ingress", stats["ingress_pid"])
-        for index, stage in enumerate(stats["stages"]):
-            _print(f"stage {index}", stage[0]["pid"])
-
-
-def _print(name: str, pid: int) -> None:
-    memory = psutil.Process(pid).memory_full_info()
-    print(f"{name:<10} private {memory.uss / MIB:6.0f} MiB   resident {memory.rss / MIB:6.0f} MiB")
+        pids = {"ingress": stats["ingress_pid"]}
+        pids |= {f"stage {index}": stage[0]["pid"] for index, stage in enumerate(stats["stages"])}
+        found = {name: psutil.Process(pid).memory_full_info() for name, pid in pids.items()}
+    rows = [(name, memory.uss / MIB, memory.rss / MIB) for name, memory in found.items()]
+    show("memory, MiB", ("process", "private", "resident"), rows)
 
 
 def _import_s(module: str) -> float:

@@ -1,92 +1,269 @@
-"""What Offramp costs around a model: a model that costs nothing, against a bare FastAPI app on Ray Serve.
+"""What Offramp costs around a model, on a model that costs nothing.
 
-    python -m experiments.overhead [--json]
+    python -m experiments.overhead bare          # beside a bare FastAPI app on Ray Serve (2 minutes)
+    python -m experiments.overhead grpc          # the Open Inference Protocol over HTTP and over gRPC (1 minute)
+    python -m experiments.overhead dashboard     # latency while the live page is looked at (6 minutes)
+    python -m experiments.overhead access        # keys and rates: the HTTP layer alone, no service (30 seconds)
 
-One Serve instance, HAProxy and throughput-optimised, serves both; rounds take turns. Minutes: about 2.
-The client shares the machine's cores with everything else: ratios are what counts.
+Sides take turns; medians of rounds. The clients share the machine's cores with the service: ratios are what counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from argparse import ArgumentParser
+import multiprocessing
+import random
+import time
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from functools import partial
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
+import psutil
+
 from deployments.serve_control import LocalCluster, serving
 from deployments.settings import ServeSettings
+from earlyexit.clock import MonotonicClock
+from experiments.access_cost import access
 from experiments.models import costless_model
+from experiments.peers.client import ClientOptions, run_client, write_inputs
+from experiments.turns import Figures, Side, in_turns, tell
 from offramp.client.client import Client
-from offramp.load.run import LoadConfig, run_load
+from offramp.client.inputs import TensorBody
+from offramp.client.protocol import Outcome, Reply
+from offramp.load.connections import connected
+from offramp.load.generator import Body, Generator, Post
+from offramp.load.report import RequestRecord, summarise
+from offramp.load.workload import LoadConfig
 from optimizer.plan import stock_plan
 
 TEXTS = ("turn on the light", "what is the weather like tomorrow", "book a table for two at eight")
 SLO_S = 0.1
+GRPC_PORT = 9000
+SETTLE_S = 4.0
+"""Until the viewers are there and the producer runs, or has stopped."""
+DONE = Reply(status=200, payload={"label": "", "score": 1.0, "exit": 0})
+Over = Callable[[str], AbstractAsyncContextManager[Post]]
+"""How a service at an address is asked."""
 
 
 def main() -> None:
     """Measure and print."""
-    parser = ArgumentParser(prog="python -m experiments.overhead", description=__doc__)
+    parser = ArgumentParser(
+        prog="python -m experiments.overhead", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bench", choices=tuple(BENCHES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--requests", type=int, default=3000, help="of a closed loop")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of an open loop")
+    parser.add_argument("--rate", type=float, default=200.0, help="of an open loop, requests/s")
+    parser.add_argument("--viewers", type=int, default=3, help="of the live page")
     parser.add_argument("--backend", choices=("torch", "onnx"), default="torch", help="onnx leaves less of the model")
+    parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
+    parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    with BENCHES[options.bench](options) as sides:
+        found = in_turns(sides, options.rounds)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        tell(f"{options.bench}, {options.rounds} rounds", found)
+
+
+@contextmanager
+def costless(options: Namespace, grpc_port: int | None = None, **settings_of: Any) -> Iterator[str]:
+    """The address of a ready service whose model costs nothing."""
     with TemporaryDirectory() as folder:
-        model = costless_model(Path(folder))
-        plan = stock_plan(1, batch=options.batch)
-        settings = ServeSettings(model=str(model), plan=plan, backend=options.backend)
-        with serving(settings, LocalCluster(port=options.port)) as url:
-            _add_bare_app()
+        model = str(costless_model(Path(folder)))
+        settings = ServeSettings(model=model, plan=stock_plan(1, batch=32), backend=options.backend, **settings_of)
+        cluster = LocalCluster(port=options.port, grpc_port=grpc_port, front=options.front)
+        with serving(settings, cluster) as url:
             with Client(url) as client:
                 client.wait_until_ready(timeout_s=60)
-            rounds = [asyncio.run(_round(url, options.requests)) for _ in range(options.rounds + 1)][1:]
-    if options.json:
-        print(json.dumps(rounds))
-        return
-    _print(rounds)
+            yield url
 
 
-def _add_bare_app() -> None:
-    from ray import serve
+@contextmanager
+def bare(options: Namespace) -> Iterator[Mapping[str, Side]]:
+    """One Serve instance, HAProxy and throughput-optimised, serves both."""
+    with costless(options) as url:
+        from ray import serve
 
-    from experiments.peers.bare_fastapi import Bare
+        from experiments.peers.bare_fastapi import Bare
 
-    application = Bare.bind()  # type: ignore[attr-defined] # Serve types its decorator as giving the class
-    serve.run(application, name="bare", route_prefix="/bare")
+        application = Bare.bind()  # type: ignore[attr-defined] # Serve types its decorator as giving the class
+        serve.run(application, name="bare", route_prefix="/bare")
+        yield {
+            "bare FastAPI": partial(closed_loops, f"{url}/bare", options.requests),
+            "offramp": partial(closed_loops, url, options.requests),
+        }
 
 
-async def _round(url: str, requests: int) -> dict[str, Any]:
-    """Both sides, alone (one client) and loaded (32 clients)."""
-    figures: dict[str, Any] = {}
-    for concurrency, count in ((1, max(1, requests // 6)), (32, requests)):
-        for side, at in (("bare", f"{url}/bare"), ("offramp", url)):
-            config = LoadConfig(url=at, inputs=TEXTS, num_requests=count, concurrency=concurrency, slo_s=SLO_S)
-            report = await run_load(config)
-            assert not report.errors, report.errors
-            assert report.latency is not None
-            figures[f"{side}_c{concurrency}_rps"] = report.achieved_rps
-            figures[f"{side}_c{concurrency}_p50_s"] = report.latency.p50_s
-            figures[f"{side}_c{concurrency}_p99_s"] = report.latency.p99_s
+@contextmanager
+def grpc(options: Namespace) -> Iterator[Mapping[str, Side]]:
+    """One service answers both; the ingress's processor time is told."""
+    with costless(options, GRPC_PORT) as url:
+        with Client(url) as client:
+            model = str(client.metadata()["name"])
+        yield {
+            "HTTP": partial(closed_loops, url, options.requests, partial(over_http, model=model), ingress_of(url)),
+            "gRPC": partial(closed_loops, url, options.requests, partial(over_grpc, model=model), ingress_of(url)),
+        }
+
+
+@contextmanager
+def dashboard(options: Namespace) -> Iterator[Mapping[str, Side]]:
+    """An open loop from one process, viewers in another: neither waits for the other."""
+    with costless(options, slo_s=None) as url, TemporaryDirectory() as folder:
+        load = ClientOptions(
+            url=url,
+            inputs=write_inputs(Path(folder) / "inputs.jsonl", TEXTS),
+            rate_per_s=options.rate,
+            duration_s=options.seconds,
+            warmup_s=SETTLE_S,
+            slo_s=SLO_S,
+        )
+        names = {0: "nobody looks", options.viewers: f"{options.viewers} viewers look"}
+        yield {name: partial(looked_at, load, ingress_of(url), viewers) for viewers, name in names.items()}
+
+
+BENCHES: Mapping[str, Callable[[Namespace], AbstractContextManager[Mapping[str, Side]]]] = {
+    "bare": bare,
+    "grpc": grpc,
+    "dashboard": dashboard,
+    "access": access,
+}
+
+
+def closed_loops(url: str, requests: int, over: Over = connected, ingress: psutil.Process | None = None) -> Figures:
+    """Alone (one client) and loaded (32 clients)."""
+    figures: Figures = {}
+    for clients, count in ((1, max(2, requests // 6)), (32, requests)):
+        config = LoadConfig(url=url, inputs=TEXTS, num_requests=count, concurrency=clients, slo_s=SLO_S)
+        busy_s = 0.0 if ingress is None else cpu_s(ingress)
+        records = asyncio.run(_closed_loop(config, over))
+        report = summarise(records, started_at="", seed=0, slo_s=SLO_S, offered_rps=None, labels=None)
+        assert not report.errors, report.errors
+        assert report.latency is not None
+        name = f"{clients} client{'s' if clients > 1 else ''}"
+        figures[f"{name}, requests/s"] = report.achieved_rps
+        figures[f"{name}, p50 ms"] = 1000 * report.latency.p50_s
+        figures[f"{name}, p99 ms"] = 1000 * report.latency.p99_s
+        if ingress is not None:
+            figures[f"{name}, ingress us"] = 1e6 * (cpu_s(ingress) - busy_s) / count
     return figures
 
 
-def _print(rounds: list[dict[str, Any]]) -> None:
-    middle = {name: median(each[name] for each in rounds) for name in rounds[0]}
-    print(f"medians of {len(rounds)} rounds        bare FastAPI     offramp")
-    for concurrency in (1, 32):
-        for figure, unit, scale in (("rps", "requests/s", 1), ("p50_s", "p50 ms", 1000), ("p99_s", "p99 ms", 1000)):
-            bare = middle[f"bare_c{concurrency}_{figure}"] * scale
-            ours = middle[f"offramp_c{concurrency}_{figure}"] * scale
-            print(f"{concurrency:>2} clients, {unit:<12} {bare:14.2f} {ours:11.2f}   {ours / bare:5.2f} x")
-    ratio = median(each["offramp_c32_rps"] / each["bare_c32_rps"] for each in rounds)
-    added_s = median(each["offramp_c1_p50_s"] - each["bare_c1_p50_s"] for each in rounds)
-    print(f"requests/s at 32 clients: {ratio:.2f} x bare; added p50 at 1 client: {added_s * 1000:.2f} ms")
+async def _closed_loop(config: LoadConfig, over: Over) -> list[RequestRecord]:
+    records: list[RequestRecord] = []
+    async with over(config.url) as post:
+        generator = Generator(config=config, post=post, rng=random.Random(0), clock=MonotonicClock())
+        await generator.closed_loop(iter(range(config.num_requests)), records.append)
+    return records
+
+
+class JsonTensors(TensorBody):
+    """A body of the Open Inference Protocol in JSON alone."""
+
+    def content(self, timeout_s: float | None) -> tuple[bytes, dict[str, str]]:  # the server's
+        return json.dumps({"inputs": self.inputs}).encode(), {"Content-Type": "application/json"}
+
+
+@asynccontextmanager
+async def over_http(url: str, *, model: str) -> AsyncIterator[Post]:
+    """The Open Inference Protocol in JSON; what is answered is not read."""
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [TEXTS[1]]}
+    asked = JsonTensors(model=model, inputs=(tensor,), tail=b"")
+    async with connected(url) as post:
+
+        async def ask(request_id: str, body: Body, timeout_s: float) -> Outcome:  # noqa: ARG001 # its contract
+            outcome = await post(request_id, asked, timeout_s)
+            return DONE if isinstance(outcome, Reply) and outcome.status == 200 else outcome
+
+        yield ask
+
+
+@asynccontextmanager
+async def over_grpc(_: str, *, model: str) -> AsyncIterator[Post]:
+    """The same as protocol buffers; what is answered is not read."""
+    import grpc as library
+
+    from deployments.ingress.rpc.messages import message_class
+    from deployments.ingress.rpc.server import SERVICE
+
+    message = message_class("ModelInferRequest")(model_name=model)
+    message.inputs.add(name="text", datatype="BYTES", shape=[1]).contents.bytes_contents.append(TEXTS[1].encode())
+    request = message.SerializeToString()
+    async with library.aio.insecure_channel(f"127.0.0.1:{GRPC_PORT}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+
+        async def ask(request_id: str, body: Body, timeout_s: float) -> Outcome:  # noqa: ARG001 # its contract
+            await call(request, timeout=timeout_s)
+            return DONE
+
+        yield ask
+
+
+def looked_at(load: ClientOptions, ingress: psutil.Process, viewers: int) -> Figures:
+    """The load, with so many viewers."""
+    with looking(load.url, viewers) as got:
+        busy_s, began_s = cpu_s(ingress), time.monotonic()
+        result = run_client(load)
+        share = (cpu_s(ingress) - busy_s) / (time.monotonic() - began_s)
+    assert not result.lost_share, result
+    assert result.p50_s is not None
+    assert result.p99_s is not None
+    return {
+        "p50 ms": 1000 * result.p50_s,
+        "p99 ms": 1000 * result.p99_s,
+        "ingress, cores": share,
+        "states sent": float(got.value),
+    }
+
+
+@contextmanager
+def looking(url: str, viewers: int) -> Iterator[Synchronized[int]]:
+    """So many viewers that read as fast as they can, in a process of their own; how many states they have got."""
+    context = multiprocessing.get_context("spawn")
+    got: Synchronized[int] = context.Value("l", 0)
+    process = context.Process(target=_look_for_ever, args=(url, viewers, got))
+    process.start()
+    try:
+        yield got
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _look_for_ever(url: str, viewers: int, got: Synchronized[int]) -> None:
+    async def look(client: httpx.AsyncClient) -> None:
+        async with client.stream("GET", f"{url}/dashboard/events") as response:
+            async for line in response.aiter_lines():
+                got.value += line.startswith("data: ")
+
+    async def all_of_them() -> None:
+        async with httpx.AsyncClient(timeout=None) as client:
+            await asyncio.gather(asyncio.Event().wait(), *(look(client) for _ in range(viewers)))
+
+    asyncio.run(all_of_them())
+
+
+def ingress_of(url: str) -> psutil.Process:
+    """The process that answers at an address."""
+    return psutil.Process(httpx.get(f"{url}/stats").raise_for_status().json()["ingress_pid"])
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """Processor seconds of a process since it began."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,52 +23,41 @@ from earlyexit.wire import WirePiece
 Kind = Literal["compute", "gather"]
 
 
-class Meter(Protocol):
-    """Adds up a device's seconds by what it does in them."""
+class Meter:
+    """Adds up a device's seconds by what it does in them. A span that the host fills slowly holds its pauses too."""
 
-    def span(self, kind: Kind) -> AbstractContextManager[None]:
-        """What is told to the device inside is of this kind."""
-        ...
-
-    def seconds(self, kind: Kind) -> float:
-        """Of all its spans so far."""
-        ...
-
-
-class CudaMeter:
-    """By events on the stream. A span that the host fills slowly holds its pauses too."""
-
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[], Any], between_s: Callable[[Any, Any], float]) -> None:
+        self._mark = mark
+        self._between_s = between_s
         self._spans: dict[Kind, list[tuple[Any, Any]]] = {"compute": [], "gather": []}
 
     @contextmanager
     def span(self, kind: Kind) -> Iterator[None]:
-        start, end = _timing_event(), _timing_event()
-        start.record()
+        """What is told to the device inside is of this kind."""
+        start = self._mark()
         yield
-        end.record()
-        self._spans[kind].append((start, end))
+        self._spans[kind].append((start, self._mark()))
 
     def seconds(self, kind: Kind) -> float:
-        torch.cuda.synchronize()
-        return float(sum(start.elapsed_time(end) for start, end in self._spans[kind])) / 1000
+        """Of all its spans so far."""
+        return sum(self._between_s(start, end) for start, end in self._spans[kind])
 
 
-class HostMeter:
-    """By the clock: on the CPU the host computes."""
+def meter_of(device: torch.device, clock: Clock) -> Meter:
+    """By events on the stream of a GPU; on the CPU, where the host computes, by the clock."""
+    if device.type != "cuda":
+        return Meter(clock.now_s, lambda start_s, end_s: end_s - start_s)
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._seconds: dict[Kind, float] = {"compute": 0.0, "gather": 0.0}
+    def recorded() -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships no type for it
+        event.record()
+        return event
 
-    @contextmanager
-    def span(self, kind: Kind) -> Iterator[None]:
-        started_s = self._clock.now_s()
-        yield
-        self._seconds[kind] += self._clock.now_s() - started_s
+    def between_s(start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000
 
-    def seconds(self, kind: Kind) -> float:
-        return self._seconds[kind]
+    return Meter(recorded, between_s)
 
 
 class MeteredSegments:
@@ -125,7 +114,3 @@ class MeteredRunner:
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
         return self._inner.warm_up_pieces(split, size)
-
-
-def _timing_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships no type for it

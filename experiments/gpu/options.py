@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from earlyexit.errors import InputError
-from experiments.gpu.decisions import Decisions
-from experiments.gpu.exits import Source
+from experiments.gpu.exits import Decisions, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,13 @@ import json
 import platform
 import subprocess
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from experiments.gpu.bench import LOAD, Outcome, Row
 from experiments.gpu.options import BenchOptions
+from offramp.jobs.provenance import provenance
 
 SCHEMA = 1
 HEADER = (
@@ -41,7 +39,7 @@ def write_result(outcome: Outcome, options: BenchOptions, exits: str, path: Path
     """One JSON file with all that is known of the run."""
     document = {
         "schema_version": SCHEMA,
-        "provenance": provenance(options),
+        "provenance": provenance(seed=options.seed, **_device(options)),
         "exits": exits,
         "rounds": options.rounds,
         "seconds": options.seconds,
@@ -59,26 +57,19 @@ def write_result(outcome: Outcome, options: BenchOptions, exits: str, path: Path
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def provenance(options: BenchOptions) -> dict[str, Any]:
-    """Where, when and on what a result was made."""
+def _device(options: BenchOptions) -> dict[str, object]:
     on_gpu = options.device != "cpu"
     return {
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(options.device) if on_gpu else f"CPU, {platform.machine()}",
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if on_gpu else None,
+        "driver": _driver() if on_gpu else None,
         "cuda": torch.version.cuda,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "commit": _output("git", "-C", str(Path(__file__).resolve().parents[2]), "rev-parse", "HEAD"),
-        "seed": options.seed,
     }
 
 
-def _output(*command: str) -> str | None:
-    """What a program prints first; None where there is no such program, or it cannot say."""
+def _driver() -> str | None:
+    """None where nobody can say."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
         return None
-    return next(iter(done.stdout.splitlines()), None)

@@ -18,10 +18,9 @@ from earlyexit.network import SegmentRunner, arbitrary_tensors
 from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.runner import TorchRunner
-from experiments.gpu.decisions import NEVER, policy_of
-from experiments.gpu.exits import THRESHOLD, Exits
+from experiments.gpu.exits import NEVER, THRESHOLD, Exits, policy_of
 from experiments.gpu.graphs import GraphSegments, shapes_up_to
-from experiments.gpu.meter import CudaMeter, HostMeter, Meter, MeteredRunner, MeteredSegments
+from experiments.gpu.meter import Meter, MeteredRunner, MeteredSegments, meter_of
 from experiments.gpu.options import BenchOptions, ModelSize
 from experiments.gpu.plans import Plan
 from experiments.gpu.side import Side
@@ -53,7 +52,7 @@ class Workbench:
 
     def metered_side(self, plan: Plan) -> tuple[Side, Meter]:
         """The same with a meter; what it costs to read belongs to no rate."""
-        meter: Meter = CudaMeter() if self.model.device.type == "cuda" else HostMeter(self.clock)
+        meter = meter_of(self.model.device, self.clock)
         runner = self._runner(MeteredSegments(self.segments, meter), leaving=True)
         return Side(plan, MeteredRunner(runner, meter), self.clock, self._expected(plan, leaving=True)), meter
 

@@ -17,8 +17,7 @@ from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
 from experiments.gpu.__main__ import main, parse
 from experiments.gpu.costs import measured_sizes
-from experiments.gpu.decisions import NEVER
-from experiments.gpu.exits import find_exits
+from experiments.gpu.exits import NEVER, find_exits
 from experiments.gpu.plans import Plan, early_exit, planned, predicted_per_s, problem_of, serial_every_ramp, stock
 from experiments.gpu.side import Side, poisson_arrivals
 from experiments.gpu.workbench import Workbench, build_workbench
@@ -26,7 +25,7 @@ from profiles.table import LatencyTable
 from tests.answers import label_of
 
 ROOT = Path(__file__).parents[3]
-ABSENT = ("ray", "offramp", "deployments", "numba", "statsmodels", "scipy", "aiohttp", "pandas", "matplotlib", "httpx")
+ABSENT = ("ray", "deployments", "numba", "statsmodels", "scipy", "aiohttp", "pandas", "matplotlib", "httpx")
 """What a bare machine lacks."""
 RAMPS = tuple(range(11))
 QUICK = ["--models", "bert-base", "--batches", "2", "--rounds", "1", "--seconds", "0.01"]

@@ -1,0 +1,45 @@
+"""Sides measured in turns, so that a machine that drifts hits all of them; medians, and ratios to the first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from statistics import median
+
+from experiments.kit import show, spread
+
+Figures = dict[str, float]
+"""What one run gave, by name and unit."""
+Side = Callable[[], Figures]
+Found = Mapping[str, Mapping[str, list[float]]]
+"""Every round's figures, by side."""
+
+
+def in_turns(sides: Mapping[str, Side], rounds: int, *, warm_ups: int = 1) -> Found:
+    """Every side once a round, another one first each time; the first rounds only warm up."""
+    names = list(sides)
+    found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in names}
+    for turn in range(warm_ups + rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            for figure, value in sides[name]().items():
+                if turn >= warm_ups:
+                    found[name][figure].append(value)
+    return found
+
+
+def tell(title: str, found: Found) -> None:
+    """Print medians, and of each further side its ratio to the first: within each round, so that drift cancels out."""
+    base = next(iter(found))
+    rows = [
+        (figure, side, median(figures[figure]), "" if side == base else _ratio(figures[figure], values))
+        for figure, values in found[base].items()
+        for side, figures in found.items()
+        if figure in figures
+    ]
+    show(title, ("figure", "side", "median of rounds", f"x {base}"), rows)
+
+
+def _ratio(values: list[float], base: list[float]) -> str:
+    found = spread(value / other if other else None for value, other in zip(values, base, strict=False))
+    return "-" if found is None else found.told()
