@@ -66,11 +66,11 @@ class Side:
             raise SystemExit(f"{self.name}: {' '.join(arguments)}: {done.stderr[-2000:]}")
         return done
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, **beside: str) -> dict[str, str]:
         """Ours, but its own modules; and the data by its full path."""
         data = str(Path(os.environ.get("OFFRAMP_DATA", "../shared/data")).resolve())
         quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-        return os.environ | quiet | {"PYTHONPATH": str(self.root), "OFFRAMP_DATA": data}
+        return os.environ | quiet | {"PYTHONPATH": str(self.root), "OFFRAMP_DATA": data} | beside
 
 
 def checked_out(revision: str) -> Path:

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from experiments.beside import ROOT, Side, checked_out
+from experiments.beside import Side, checked_out
 from experiments.kit import show
+from experiments.peers.client import ROOT
 from profiles.catalogue import published_profile
 
 WORK = Path("runs/same")
