@@ -18,8 +18,8 @@ from starlette.routing import Router
 
 from deployments.ingress.access.gate import gate_of
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.face import VersionFacts
 from deployments.ingress.api.http import build_app
-from deployments.ingress.api.served import VersionFacts
 from deployments.ingress.api.service import InferService
 from deployments.ingress.api.signature import Signature
 from deployments.ingress.dashboard.feed import Feed, Viewer

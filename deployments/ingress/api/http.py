@@ -29,10 +29,9 @@ from deployments.ingress.api.endpoint import (
     read_body,
     request_id,
 )
-from deployments.ingress.api.face import Backend, Face
+from deployments.ingress.api.face import Backend, Face, Served
 from deployments.ingress.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.ingress.api.parsing import parse_content, parse_predict, parse_v2
-from deployments.ingress.api.served import Served
 from deployments.ingress.dashboard import pages
 from deployments.ingress.dashboard.feed import Viewer
 from earlyexit.errors import InputError

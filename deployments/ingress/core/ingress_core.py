@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, Generic, NoReturn
 
 from deployments.ingress.core.calls import Calls
-from deployments.ingress.core.counts import IngressCounts
 from deployments.ingress.core.flights import (
     Actions,
     Answers,
@@ -30,7 +29,7 @@ from deployments.ingress.core.flights import (
     picked,
 )
 from deployments.ingress.core.itinerary import Itinerary, lay_out
-from deployments.ingress.core.outcomes import Outcomes
+from deployments.ingress.core.outcomes import IngressCounts, Outcomes
 from deployments.ingress.core.probes import ProbeBook
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.core.timetable import Agenda

@@ -8,8 +8,8 @@ from typing import Any
 
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.ingress.core.counts import LATENCY_ENDS_S, latencies_within
 from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
 from deployments.metrics import tags
 
 

@@ -7,7 +7,7 @@ import logging
 from typing import Any, Protocol
 
 from deployments.ingress.api.bodies import InferRequest
-from deployments.ingress.api.served import VersionFacts
+from deployments.ingress.api.face import VersionFacts
 from deployments.ingress.versions.tally import Tally
 from earlyexit.errors import DeadlineError, OfframpError, VersionUnavailableError
 from earlyexit.store import ModelCard

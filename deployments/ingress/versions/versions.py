@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from statistics import fmean
 from typing import Any
 
+from deployments.ingress.api.face import Served, VersionFacts
 from deployments.ingress.api.orders import Canary
-from deployments.ingress.api.served import Served, VersionFacts
 from deployments.ingress.versions.choice import Chosen, Compared, Traffic, VersionChoice
 from deployments.ingress.versions.other import IngressLink, PatientLink, connected
 from deployments.ingress.versions.store import IndexRow, Listed, Store, app_of, index_rows

@@ -14,8 +14,8 @@ from deployments.ingress.access.gate import Gate
 from deployments.ingress.access.key_ring import KeyRing
 from deployments.ingress.access.rates import Limit, RateLimits
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.face import Chooser
 from deployments.ingress.api.http import build_app
-from deployments.ingress.api.served import Chooser
 from deployments.ingress.dashboard.feed import Viewer
 from deployments.ingress.rpc.calls import Rpcs
 from deployments.ingress.rpc.messages import message_class

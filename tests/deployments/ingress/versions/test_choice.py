@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.face import Served
 from deployments.ingress.api.orders import Canary
-from deployments.ingress.api.served import Served
 from deployments.ingress.versions.choice import MOST_COMPARED, Chosen, Compared, Traffic, VersionChoice, draws
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError, UnknownModelError, VersionUnavailableError

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from deployments.ingress.core.counts import bucket_of
+from deployments.ingress.core.outcomes import bucket_of
 from deployments.ingress.versions.tally import (
     Tally,
     VersionTally,

@@ -10,8 +10,8 @@ from typing import Any
 from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.face import VersionFacts
 from deployments.ingress.api.orders import Canary, LoadParameters
-from deployments.ingress.api.served import VersionFacts
 from deployments.ingress.versions.choice import Traffic
 from deployments.ingress.versions.store import AppStatus, IndexRow, Listed
 from deployments.ingress.versions.tally import Tally

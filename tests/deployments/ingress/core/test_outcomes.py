@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from deployments.ingress.core.counts import (
+from deployments.ingress.core.outcomes import (
     LATENCY_ENDS_S,
     LONGEST_RETRY_S,
     AnswerRate,
