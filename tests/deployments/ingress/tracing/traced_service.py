@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenizers import Tokenizer, models
 
 from deployments.ingress.api.bodies import InferRequest
@@ -47,7 +45,6 @@ from tests.deployments.stage.small_model import save_small_model
 
 DEVICE = "emulated:V100"
 BLOCK_S = 0.03
-"""Long beside what Python spends around it, so that five percent of a request mean something."""
 BATCH = 4
 
 
@@ -104,24 +101,6 @@ class Backend(FakeBackend):
         return await self.service.infer(request)
 
 
-class Stopwatch:
-    """What an HTTP server sees of an application: how long every response took, until it was sent."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self.latencies_s: list[float] = []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin_s = time.monotonic()
-
-        async def sent(message: Message) -> None:
-            await send(message)
-            if message["type"] == "http.response.body" and not message.get("more_body", False):
-                self.latencies_s.append(time.monotonic() - begin_s)
-
-        await self._app(scope, receive, sent)
-
-
 @dataclass(slots=True, kw_only=True)
 class Traced:
     """A running service."""
@@ -131,8 +110,6 @@ class Traced:
     boards: dict[str, Board]
     addresses: dict[str, Any]
     tracing: Tracing | None
-    latencies_s: list[float]
-    """Of every request so far."""
 
     async def ask(self, *ids: str, **more: Any) -> httpx.Response:
         """For the answers of these inputs."""
@@ -166,8 +143,8 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
         codec = find_codec({"name": "text", "max_length": 8}, Path(settings.model))
         service = InferService(codec, dispatcher, settings, clock, trace=None if tracing is None else tracing.follow)
         backend = Backend(card=read_card(Path(settings.model)), service=service)
-        watched = Stopwatch(build_app(backend, endpoint=None if tracing is None else tracing.endpoint))
-        transport_to_app = httpx.ASGITransport(app=watched)
+        app = build_app(backend, endpoint=None if tracing is None else tracing.endpoint)
+        transport_to_app = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport_to_app, base_url="http://traced", timeout=20.0) as http:
             yield Traced(
                 http=http,
@@ -175,7 +152,6 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
                 boards=boards,
                 addresses=addresses,
                 tracing=tracing,
-                latencies_s=watched.latencies_s,
             )
         for board in boards.values():
             board.announce({})
