@@ -84,27 +84,30 @@ def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
         open_images(tmp_path / "elsewhere")
 
 
+def one_image(folder: Path, content: bytes, method: int = zipfile.ZIP_STORED, *, says: int | None = None) -> Path:
+    """An archive of `1.png`; its directory `says` how many bytes that has."""
+    with zipfile.ZipFile(folder / "images.zip", "w", method) as file:
+        file.writestr("1.png", content)
+        if says is not None:
+            file.filelist[0].file_size = says
+    return folder / "images.zip"
+
+
 def test_a_broken_member_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "images.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("1.png", b"0123456789")
+    path = one_image(tmp_path, b"0123456789")
     path.write_bytes(path.read_bytes().replace(b"0123456789", b"0123x56789"))
     with open_images(path) as images, pytest.raises(DataError, match=r"'1\.png' cannot be read: Bad CRC"):
         images.read(0)
 
 
 def test_a_member_that_unpacks_to_too_much_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "images.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("1.png", bytes(LARGEST_BYTES + 1))
-    with open_images(tmp_path / "images.zip") as images, pytest.raises(DataError, match="at most 100000000 are taken"):
+    path = one_image(tmp_path, bytes(LARGEST_BYTES + 1), zipfile.ZIP_DEFLATED)
+    with open_images(path) as images, pytest.raises(DataError, match="at most 100000000 are taken"):
         images.read(0)
 
 
 def test_a_member_that_lies_about_its_size_unpacks_to_no_more_than_that(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "images.zip", "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("1.png", bytes(20_000_000))
-        file.filelist[0].file_size = 10  # as the archive's directory says it
-    with open_images(tmp_path / "images.zip") as images:
+    with open_images(one_image(tmp_path, bytes(20_000_000), zipfile.ZIP_DEFLATED, says=10)) as images:
         tracemalloc.start()
         try:
             with pytest.raises(DataError, match=r"'1\.png' cannot be read: Bad CRC"):
@@ -116,9 +119,7 @@ def test_a_member_that_lies_about_its_size_unpacks_to_no_more_than_that(tmp_path
 
 
 def test_a_member_that_ends_too_soon_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "images.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("1.png", b"0123456789")
+    path = one_image(tmp_path, b"0123456789")
     with open_images(path) as images:
         os.truncate(path, path.read_bytes().index(b"56789"))
         with pytest.raises(DataError, match=r"'1\.png' cannot be read"):
@@ -126,9 +127,7 @@ def test_a_member_that_ends_too_soon_is_named(tmp_path: Path) -> None:
 
 
 def test_a_broken_lzma_member_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "images.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as file:
-        file.writestr("1.png", b"0123456789")
+    path = one_image(tmp_path, b"0123456789", zipfile.ZIP_LZMA)
     content = bytearray(path.read_bytes())
     content[content.index(b"1.png") + len("1.png") + 4] = 0xFF  # the filter's settings, after four bytes of version
     path.write_bytes(content)

@@ -2,37 +2,35 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from earlyexit.checkpoint import RampOptions, random_model
+from earlyexit.checkpoint import RampOptions
 from earlyexit.cut import cut_out
+from earlyexit.engine import Batch
 from earlyexit.errors import PlanError
+from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
-from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.split import Segment
-from earlyexit.wire import Answer
-from tests.answers import label_of
+from earlyexit.runner import TorchRunner
+from earlyexit.signature import Encoded
+from earlyexit.split import Segment, Split
+from earlyexit.tasks.label import LabelTask
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, piece_of
+from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs, wire_of
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-SIZES = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_blocks": 4,
-    "num_heads": 4,
-    "intermediate_size": 64,
-    "max_length": 64,
-}
 # One input, one token, equal lengths, mixed lengths up to the longest the model takes.
 BATCHES = ([7], [1], [1, 1], [9, 9, 9], [5, 64, 1, 12, 5, 30])
 # Between the confidences of the random ramps, so that every ramp lets some inputs leave and some pass.
@@ -40,9 +38,9 @@ POLICY = ConfidencePolicy(0.55)
 
 
 def fresh_model(ramps: RampOptions | None = None) -> EarlyExitModel:
-    model = random_model(SIZES, ramps=ramps)
+    model = small(LabelTask(("no", "yes")), seed=0, max_length=64, ramps=ramps)
     model.temperatures_E.copy_(torch.tensor([0.5, 1.0, 2.0, 0.7]))
-    return model.requires_grad_(False)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -61,33 +59,12 @@ def segments(model: EarlyExitModel, cache: Path) -> OnnxSegments:
 
 
 def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int]) -> Piece:
-    wire = wire_of(random_inputs(np.random.default_rng(sum(lengths)), lengths), prefix="s")
-    piece = from_wire(model, wire, POLICY)
+    piece = piece_of(model, POLICY, random_inputs(np.random.default_rng(sum(lengths)), lengths))
     if block == 0:
         return piece
     (step,) = cut_out(model, 0, block, (), POLICY).run(piece)
     assert step.survivors is not None
     return step.survivors
-
-
-def run_chain(
-    model: EarlyExitModel, piece: Piece, ends: Sequence[int], segments: SegmentRunner | None
-) -> list[list[tuple[str, int, int]]]:
-    """Run the whole model, all ramps active, as cuts that end where told; ids, labels and exits, step by step."""
-    steps: list[list[tuple[str, int, int]]] = []
-    inside: Piece | None = piece
-    for first, end in zip([0, *ends], ends, strict=False):
-        if inside is None:
-            break
-        ramps = tuple(ramp for ramp in model.ramp_indices if first <= ramp < end)
-        for step in cut_out(model, first, end, ramps, POLICY, segments).run(inside):
-            steps.append([_facts(answer) for answer in step.answers])
-            inside = step.survivors
-    return steps
-
-
-def _facts(answer: Answer) -> tuple[str, int, int]:
-    return answer.sample_id, label_of(answer), answer.exit
 
 
 def assert_runners_agree(model: EarlyExitModel, segments: OnnxSegments, segment: Segment) -> None:
@@ -102,15 +79,29 @@ def assert_runners_agree(model: EarlyExitModel, segments: OnnxSegments, segment:
             torch.testing.assert_close(onnx_logits_BC, logits_BC, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("first", "end"), [(first, end) for end in range(1, 5) for first in range(end)])
-def test_every_segment_gives_the_hidden_state_and_logits_of_torch(
-    model: EarlyExitModel, segments: OnnxSegments, first: int, end: int
+EXPORTED = [Segment(first=block, end=block + 1, ramp=block if block < 3 else None) for block in range(4)]
+"""Between all ramps: what most tests run."""
+OTHERS = [
+    Segment(first=first, end=end, ramp=end - 1 if end < 4 else None) for end in range(2, 5) for first in range(end - 1)
+]
+
+
+def test_every_block_and_its_exit_give_what_torch_gives(model: EarlyExitModel, segments: OnnxSegments) -> None:
+    for segment in EXPORTED:
+        assert_runners_agree(model, segments, segment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("segment", OTHERS, ids=lambda each: f"{each.first}-{each.end}")
+def test_every_other_segment_gives_what_torch_gives(
+    segment: Segment, model: EarlyExitModel, segments: OnnxSegments
 ) -> None:
-    ramp = end - 1 if end < model.num_blocks else None
-    assert_runners_agree(model, segments, Segment(first=first, end=end, ramp=ramp))
+    assert_runners_agree(model, segments, segment)
 
 
-def test_a_segment_without_an_exit_gives_no_logits(model: EarlyExitModel, segments: OnnxSegments) -> None:
+def test_a_segment_of_several_blocks_without_an_exit_gives_no_logits(
+    model: EarlyExitModel, segments: OnnxSegments
+) -> None:
     assert_runners_agree(model, segments, Segment(first=0, end=2, ramp=None))
 
 
@@ -119,20 +110,16 @@ def test_pooler_ramps_on_the_first_token_give_the_logits_of_torch(tmp_path: Path
     assert_runners_agree(model, OnnxSegments(model, cache=tmp_path), Segment(first=0, end=1, ramp=0))
 
 
-@pytest.mark.parametrize("ends", [(4,), (2, 4), (1, 2, 3, 4)], ids=str)
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_chained_cuts_give_the_labels_and_exits_of_torch(
-    model: EarlyExitModel, segments: OnnxSegments, ends: Sequence[int], lengths: Sequence[int]
+def test_cuts_give_the_labels_and_exits_of_torch(
+    model: EarlyExitModel, segments: OnnxSegments, lengths: Sequence[int]
 ) -> None:
-    piece = piece_before(model, 0, lengths)
-    expected = run_chain(model, piece, ends, None)
-    assert sum(map(len, expected)) == len(lengths)
-    assert run_chain(model, piece, ends, segments) == expected
-
-
-def test_the_chain_is_a_test_of_exits_inside_the_model(model: EarlyExitModel) -> None:
-    steps = run_chain(model, piece_before(model, 0, BATCHES[-1]), (4,), None)
-    assert sum(len(answers) > 0 for answers in steps) > 1
+    encoded = random_inputs(np.random.default_rng(sum(lengths)), lengths)
+    expected = answers_alone(model, POLICY, encoded)
+    if len(lengths) == max(map(len, BATCHES)):
+        assert len({answer.exit for answer in expected.values()}) > 1
+    for bounds in ((0, 4), (0, 2, 4), (0, 1, 2, 3, 4)):
+        assert_same(answers_in_cuts(model, POLICY, encoded, bounds, segments=segments), expected, within=1e-4)
 
 
 def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: OnnxSegments) -> None:
@@ -169,9 +156,48 @@ def test_the_cache_holds_whole_files_only(model: EarlyExitModel, segments: OnnxS
     assert {path.suffix for path in cache.iterdir()} == {".onnx"}
 
 
+def test_sessions_are_made_beside_a_device_that_runs(
+    model: EarlyExitModel, tmp_path: Path, encoded: list[Encoded]
+) -> None:
+    segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
+    split = Split(first=0, end=3, batch=8)
+    runner, by_torch = TorchRunner(model, POLICY, segments), TorchRunner(model, POLICY)
+    piece = runner.from_wire(wire_of(encoded[:4]))
+    expected = hidden_after(by_torch, split, piece)
+    (segment,) = split.segments()
+    preparing = threading.Thread(target=runner.prepare, args=([split],))
+    preparing.start()
+    runs_by_torch = 0
+    while not segments.is_ready(segment) and preparing.is_alive():
+        assert torch.allclose(hidden_after(runner, split, piece), expected, atol=1e-5)
+        runs_by_torch += 1
+    preparing.join()
+    assert segments.is_ready(segment)
+    assert runs_by_torch > 10
+
+
+def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:
+    members = tuple(Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles())
+    *_, last = runner.run(Batch(split=split, members=members, started_s=0.0))
+    assert last.survivors is not None
+    return last.survivors.tensors[0]
+
+
+def test_sessions_of_the_plan_before_the_last_are_closed(model: EarlyExitModel, cache: Path) -> None:
+    segments = OnnxSegments(model, cache=cache, num_threads=1)
+    one, two, *_ = EXPORTED
+    for segment in (one, two):
+        segments.run(segment, piece_before(model, segment.first, [3]))
+    for wanted in ({one}, {two}, {two}):
+        segments.prepare(wanted)
+    assert [segments.is_ready(each) for each in (one, two)] == [True, True]
+    segments.prepare(set())
+    assert [segments.is_ready(each) for each in (one, two)] == [False, True]
+
+
 def test_a_model_in_bfloat16_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="float32 models here, not bfloat16"):
-        OnnxSegments(random_model(SIZES).to(torch.bfloat16), cache=tmp_path)
+        OnnxSegments(small().to(torch.bfloat16), cache=tmp_path)
 
 
 def test_a_provider_that_is_not_there_is_refused(model: EarlyExitModel, tmp_path: Path) -> None:

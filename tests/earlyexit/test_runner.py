@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +14,6 @@ from earlyexit.engine import Batch, BatchEngine
 from earlyexit.errors import PlanError
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
-from earlyexit.onnx_backend import OnnxSegments
-from earlyexit.onnx_export import export
 from earlyexit.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
@@ -207,41 +203,3 @@ def test_probes_are_run_by_torch(small_model: EarlyExitModel, encoded: list[Enco
     runner.prepare([WHOLE])
     assert exits(run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])), probe=True)) == [3, 3]
     assert slow.ran == []
-
-
-def onnx_segments(model: EarlyExitModel, cache: Path) -> OnnxSegments:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    return OnnxSegments(model.requires_grad_(False), cache=cache, num_threads=1)
-
-
-def test_sessions_are_made_beside_a_device_that_runs(
-    tmp_path: Path, small_model: EarlyExitModel, encoded: list[Encoded]
-) -> None:
-    segments = onnx_segments(small_model, tmp_path)
-    split = Split(first=0, end=3, batch=8)
-    runner = TorchRunner(small_model, NOBODY_LEAVES, segments)
-    piece = runner.from_wire(wire_of(encoded[:4]))
-    expected = survivors_of(run(TorchRunner(small_model, NOBODY_LEAVES), split, piece)).tensors[0]
-    (segment,) = split.segments()
-    preparing = threading.Thread(target=runner.prepare, args=([split],))
-    preparing.start()
-    runs_by_torch = 0
-    while not segments.is_ready(segment) and preparing.is_alive():
-        assert torch.allclose(survivors_of(run(runner, split, piece)).tensors[0], expected, atol=1e-5)
-        runs_by_torch += 1
-    preparing.join()
-    assert segments.is_ready(segment)
-    assert runs_by_torch > 10
-
-
-def test_sessions_of_the_plan_before_the_last_are_closed(tmp_path: Path, small_model: EarlyExitModel) -> None:
-    segments = onnx_segments(small_model, tmp_path)
-    one, two = Segment(first=0, end=1, ramp=None), Segment(first=1, end=2, ramp=None)
-    for segment in (one, two):
-        export(small_model, segment, segments.file(segment))
-    for wanted in ({one}, {two}, {two}):
-        segments.prepare(wanted)
-    assert [segments.is_ready(each) for each in (one, two)] == [True, True]
-    segments.prepare(set())
-    assert [segments.is_ready(each) for each in (one, two)] == [False, True]

@@ -9,55 +9,50 @@ from earlyexit.times import ObservedTimes
 SPLIT = Split(first=0, end=2, batch=8)
 
 
-def test_nothing_is_expected_of_a_split_that_never_ran() -> None:
+def learnt(*observed: tuple[int, float, float]) -> ObservedTimes:
+    """From batches of the split: size, seconds until the first answers, seconds in all."""
     times = ObservedTimes()
-    assert (times.batch_s(SPLIT, 8), times.soonest_s(SPLIT)) == (0.0, 0.0)
+    for size, first_s, total_s in observed:
+        times.observe(SPLIT, size, first_s, total_s)
+    return times
 
 
-def test_an_unseen_size_takes_what_the_next_larger_one_took() -> None:
-    times = ObservedTimes()
-    times.observe(SPLIT, 2, 0.1, 1.0)
-    times.observe(SPLIT, 4, 0.1, 3.0)
-    assert [times.batch_s(SPLIT, size) for size in (1, 2, 3, 4)] == [1.0, 1.0, 3.0, 3.0]
+@pytest.mark.parametrize(
+    ("observed", "size", "expected_s"),
+    [
+        pytest.param([], 8, 0.0, id="nothing of a split that never ran"),
+        pytest.param([(2, 0.1, 1.0), (4, 0.1, 3.0)], 1, 1.0, id="smaller: what the next larger took"),
+        pytest.param([(2, 0.1, 1.0), (4, 0.1, 3.0)], 2, 1.0, id="seen"),
+        pytest.param([(2, 0.1, 1.0), (4, 0.1, 3.0)], 3, 3.0, id="between: what the next larger took"),
+        pytest.param([(2, 0.1, 1.0), (4, 0.1, 3.0)], 4, 3.0, id="the largest"),
+        pytest.param([(4, 0.1, 3.0)], 8, 6.0, id="beyond all seen, proportionally"),
+        pytest.param([(4, 0.1, 1.0), (4, 0.1, 2.0)], 4, 1.2, id="a newer one moves it by a fifth"),
+    ],
+)
+def test_a_batch_takes_what_such_batches_took(
+    observed: list[tuple[int, float, float]], size: int, expected_s: float
+) -> None:
+    assert learnt(*observed).batch_s(SPLIT, size) == pytest.approx(expected_s)
 
 
-def test_a_size_beyond_all_seen_takes_proportionally_longer() -> None:
-    times = ObservedTimes()
-    times.observe(SPLIT, 4, 0.1, 3.0)
-    assert times.batch_s(SPLIT, 8) == 6.0
-
-
-def test_a_newer_observation_moves_the_expectation_by_a_fifth() -> None:
-    times = ObservedTimes()
-    times.observe(SPLIT, 4, 0.1, 1.0)
-    times.observe(SPLIT, 4, 0.1, 2.0)
-    assert times.batch_s(SPLIT, 4) == pytest.approx(1.2)
-
-
-def test_the_soonest_answer_follows_every_faster_one() -> None:
-    times = ObservedTimes()
-    times.observe(SPLIT, 4, 0.5, 1.0)
-    times.observe(SPLIT, 8, 0.2, 1.0)
-    assert times.soonest_s(SPLIT) == 0.2
-
-
-def test_a_slow_batch_of_many_does_not_make_the_soonest_answer_later() -> None:
-    times = ObservedTimes()
-    times.observe(SPLIT, 1, 0.25, 1.0)
-    times.observe(SPLIT, 8, 0.75, 1.0)
-    assert times.soonest_s(SPLIT) == 0.25
-
-
-def test_a_slow_batch_of_one_moves_the_soonest_answer_by_a_fifth_of_at_most_its_own_size() -> None:
-    times = ObservedTimes()
-    times.observe(SPLIT, 1, 0.25, 1.0)
-    times.observe(SPLIT, 1, 9.0, 9.0)
-    assert times.soonest_s(SPLIT) == pytest.approx(0.3)  # 0.25 + 0.2 * (0.5 - 0.25)
+@pytest.mark.parametrize(
+    ("observed", "expected_s"),
+    [
+        pytest.param([], 0.0, id="nothing of a split that never ran"),
+        pytest.param([(4, 0.5, 1.0), (8, 0.2, 1.0)], 0.2, id="every faster one is followed"),
+        pytest.param([(1, 0.25, 1.0), (8, 0.75, 1.0)], 0.25, id="a slow batch of many is not"),
+        # 0.25 + 0.2 * (0.5 - 0.25)
+        pytest.param([(1, 0.25, 1.0), (1, 9.0, 9.0)], 0.3, id="a slow one alone, by a fifth of at most its own size"),
+    ],
+)
+def test_the_soonest_answer_is_that_of_the_fastest_batch(
+    observed: list[tuple[int, float, float]], expected_s: float
+) -> None:
+    assert learnt(*observed).soonest_s(SPLIT) == pytest.approx(expected_s)
 
 
 def test_splits_are_learnt_apart() -> None:
-    times = ObservedTimes()
-    times.observe(SPLIT, 1, 0.5, 1.0)
+    times = learnt((1, 0.5, 1.0))
     assert times.batch_s(Split(first=2, end=4, batch=8), 1) == 0.0
 
 

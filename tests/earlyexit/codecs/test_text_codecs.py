@@ -92,39 +92,32 @@ def test_rows_come_of_columns_and_of_json(folder: Path) -> None:
     assert pair.from_json([["a", "b"], ["c", "d"]]) == ([("a", "b"), ("c", "d")], True)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "why"),
-    [
-        (None, "inputs: a text or a list of texts is needed"),
-        ([], "inputs: a text or a list of texts is needed"),
-        ("", "inputs: the text is empty"),
-        (["a", ""], "inputs.1: the text is empty"),
-        (["a", 1], "inputs.1: a text is needed, not int"),
-        ([["a", "b"]], "inputs.0: a text is needed, not list"),
-    ],
-)
-def test_other_json_than_texts_is_refused(folder: Path, inputs: object, why: str) -> None:
-    with pytest.raises(InputError) as refused:
-        text_codec(folder).from_json(inputs)
-    assert str(refused.value) == why
+TEXTS, PAIRS = "inputs: a text or a list of texts is needed", "inputs: a pair of texts, or a list of pairs, is needed"
 
 
 @pytest.mark.parametrize(
-    ("inputs", "why"),
+    ("name", "inputs", "why"),
     [
-        ("a", "inputs: a pair of texts, or a list of pairs, is needed"),
-        ([], "inputs: a pair of texts, or a list of pairs, is needed"),
-        (["a"], "inputs: two texts are needed"),
-        (["a", "b", "c"], "inputs: two texts are needed"),
-        ([["a", "b"], ["a"]], "inputs.1: two texts are needed"),
-        ([["a", None]], "inputs.0: two texts are needed"),
-        ([["a", "b"], "c"], "inputs.1: two texts are needed"),
-        (["a", ""], "inputs: a text of the pair is empty"),
+        ("text", None, TEXTS),
+        ("text", [], TEXTS),
+        ("text", "", "inputs: the text is empty"),
+        ("text", ["a", ""], "inputs.1: the text is empty"),
+        ("text", ["a", 1], "inputs.1: a text is needed, not int"),
+        ("text", [["a", "b"]], "inputs.0: a text is needed, not list"),
+        ("text_pair", "a", PAIRS),
+        ("text_pair", [], PAIRS),
+        ("text_pair", ["a"], "inputs: two texts are needed"),
+        ("text_pair", ["a", "b", "c"], "inputs: two texts are needed"),
+        ("text_pair", [["a", "b"], ["a"]], "inputs.1: two texts are needed"),
+        ("text_pair", [["a", None]], "inputs.0: two texts are needed"),
+        ("text_pair", [["a", "b"], "c"], "inputs.1: two texts are needed"),
+        ("text_pair", ["a", ""], "inputs: a text of the pair is empty"),
     ],
 )
-def test_other_json_than_pairs_is_refused(folder: Path, inputs: object, why: str) -> None:
+def test_other_json_than_texts_or_pairs_is_refused(folder: Path, name: str, inputs: object, why: str) -> None:
+    codec = text_codec(folder) if name == "text" else pair_codec(folder)
     with pytest.raises(InputError) as refused:
-        pair_codec(folder).from_json(inputs)
+        codec.from_json(inputs)
     assert str(refused.value).startswith(why)
 
 
