@@ -23,13 +23,9 @@ from deployments.stage.build import build_policy, warm_up
 from earlyexit.backends import open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.dataset import read_labelled
-from earlyexit.device import Device
-from earlyexit.engine import BatchEngine
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner
-from earlyexit.piece import Piece
-from earlyexit.release import Release, Told
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
 from earlyexit.split import Split
@@ -37,6 +33,8 @@ from earlyexit.store import load_model
 from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import pack
 from earlyexit.wire import entering
+from experiments.gpu.plans import Plan
+from experiments.gpu.side import Side as OneDevice
 from experiments.peers.stock import pad, pool_padded
 from experiments.turns import Figures, in_turns, tell
 from offramp.jobs.calibration import read_calibration
@@ -78,26 +76,15 @@ def engine(
     model: EarlyExitModel, splits: Sequence[Split], card: CalibrationCard, segments: SegmentRunner | None = None
 ) -> Side:
     """A device that has all inputs queued; every answer must come out."""
-    policy = build_policy(card.policy_spec())
-    answered: list[str] = []
-
-    def deliver(releases: list[Release[Piece]]) -> None:
-        for release in releases:
-            assert isinstance(release, Told), release
-            answered.append(release.answer.sample_id)
-
-    clock = MonotonicClock()
-    runner = TorchRunner(model, policy, segments)
+    runner, clock = TorchRunner(model, build_policy(card.policy_spec()), segments), MonotonicClock()
     runner.prepare(splits)
-    device = Device(BatchEngine(splits, warm_up(runner, splits, clock=clock)), runner, clock, deliver)
+    times = warm_up(runner, splits, clock=clock)
+    device = OneDevice(Plan(name="engine", splits=tuple(splits)), runner, clock, expected=None, times=times)
 
     def run(encoded: Sequence[Encoded]) -> None:
-        answered.clear()
-        singles = runner.from_wire(entering([str(k) for k in range(len(encoded))], encoded)).singles()
-        members = [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
-        device.engine.submit(0, members, clock.now_s())
-        device.run_until_idle()
-        assert len(answered) == len(encoded)
+        wire = entering([str(k) for k in range(len(encoded))], encoded)
+        singles = runner.from_wire(wire).singles()
+        device.saturate([Member(sample_id=single.sample_ids[0], payload=single) for single in singles])
 
     return run
 

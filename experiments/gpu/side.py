@@ -14,7 +14,7 @@ from earlyexit.engine import Batch, BatchEngine
 from earlyexit.member import Member
 from earlyexit.piece import Piece
 from earlyexit.release import Release, Told
-from earlyexit.times import ObservedTimes
+from earlyexit.times import ObservedTimes, Times
 from earlyexit.wire import Answer
 from experiments.gpu.plans import Plan
 
@@ -40,14 +40,19 @@ class Side:
     """A device under one plan. Every input must be answered, once, as the records have it."""
 
     def __init__(
-        self, plan: Plan, runner: Runner[Piece], clock: Clock, expected: Mapping[str, tuple[int, int]] | None
+        self,
+        plan: Plan,
+        runner: Runner[Piece],
+        clock: Clock,
+        expected: Mapping[str, tuple[int, int]] | None,
+        times: Times | None = None,
     ) -> None:
-        """`expected`: every known input's exit and label; None where nobody may leave early."""
+        """`expected`: every known input's exit and label; None where that is not checked."""
         self.plan = plan
         self.log = Log()
         self._clock = clock
         self._expected = expected
-        engine: BatchEngine[Piece] = BatchEngine(plan.splits, ObservedTimes())
+        engine: BatchEngine[Piece] = BatchEngine(plan.splits, ObservedTimes() if times is None else times)
         self._device = Device(engine, runner, clock, self._deliver, self._count)
 
     def saturate(self, members: Sequence[Member[Piece]]) -> float:

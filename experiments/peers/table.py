@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -11,6 +11,18 @@ from experiments.peers.workloads import FOLDER
 
 OURS = ("offramp", "early-exit", "stock")
 MIB = 2**20
+SIDES = (
+    "side",
+    "goodput, inputs/s",
+    "(range)",
+    "x best peer",
+    "x own early-exit",
+    "of compute limit",
+    "p50 / p99 at light load, ms",
+    "MiB",
+    "accuracy",
+    "as recorded",
+)
 
 
 def main() -> None:
@@ -55,79 +67,52 @@ def _head(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _sides(result: Mapping[str, Any]) -> Iterator[str]:
-    peer = best_peer(result)
-    yield (
-        "| side | goodput, inputs/s | (range) | x best peer | x own early-exit | of compute limit "
-        "| p50 / p99 at light load, ms | MiB | accuracy | as recorded |"
-    )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    peer, inputs = best_peer(result), result["inputs_per_request"]
+    yield _row(SIDES)
+    yield f"|{'---|' * len(SIDES)}"
     for side, spread in result["goodput"]["goodput_per_s"].items():
-        inputs = result["inputs_per_request"]
-        cells = [
-            f"**{side}**" if side == "offramp" else side,
-            _number(_median(spread) * inputs),
-            "-" if spread is None else f"{spread['low'] * inputs:.0f}-{spread['high'] * inputs:.0f}",
-            _times(ratio(result, side, peer)),
-            _times(ratio(result, side, "early-exit")),
-            _percent(_of_limit(result, side)),
-            _light(result, side),
-            _memory(result, side),
-            _percent(_answered(result, side, "accuracy")),
-            _percent(_answered(result, side, "as_recorded")),
-        ]
-        yield f"| {' | '.join(cells)} |"
+        limit, answered = result["limit_per_s"].get(side), result.get("answers", {}).get(side, {})
+        latency = result.get("light_load", {}).get("latency", {}).get(side, {})
+        light = [each and each["median"] * 1e3 for each in map(latency.get, ("p50_s", "p99_s"))]
+        held, per_s = result["memory_bytes"].get(side), _median(spread) * inputs
+        yield _row(
+            (
+                f"**{side}**" if side == "offramp" else side,
+                _told(per_s, ".0f"),
+                "-" if spread is None else f"{spread['low'] * inputs:.0f}-{spread['high'] * inputs:.0f}",
+                _told(ratio(result, side, peer), ".2f"),
+                _told(ratio(result, side, "early-exit"), ".2f"),
+                _told(None if limit is None or spread is None else per_s / limit, ".1%", ""),
+                " / ".join(_told(each, ".1f") for each in light),
+                _told(held and held / MIB, ".0f", ""),
+                _told(answered.get("accuracy"), ".1%", ""),
+                _told(answered.get("as_recorded"), ".1%", ""),
+            )
+        )
 
 
 def _costs(result: Mapping[str, Any]) -> Iterator[str]:
-    costs = result.get("costs", {})
-    parts = sorted({part for side, of_side in costs.items() if side != "steps_s" for part in of_side})
-    yield f"| processor time per input, us | {' | '.join(parts)} |"
+    costs = dict(result.get("costs", {}))
+    steps = ", ".join(f"{name} {seconds * 1e6:.0f}" for name, seconds in costs.pop("steps_s", {}).items())
+    parts = sorted({part for of_side in costs.values() for part in of_side})
+    yield _row(("processor time per input, us", *parts))
     yield f"|---|{'---|' * len(parts)}"
     for side, of_side in costs.items():
-        if side != "steps_s":
-            cells = [f"{of_side[part] * 1e6:.0f}" if part in of_side else "" for part in parts]
-            yield f"| {side} | {' | '.join(cells)} |"
-    steps = ", ".join(f"{name} {seconds * 1e6:.0f}" for name, seconds in costs.get("steps_s", {}).items())
+        yield _row((side, *(_told(of_side.get(part, 0.0) * 1e6 or None, ".0f", "") for part in parts)))
     yield ""
     yield f"Of the ingress, each step alone, us per request: {steps}."
 
 
-def _of_limit(result: Mapping[str, Any], side: str) -> float | None:
-    limit = result["limit_per_s"].get(side)
-    spread = result["goodput"]["goodput_per_s"].get(side)
-    return None if limit is None or spread is None else spread["median"] * result["inputs_per_request"] / limit
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
-def _light(result: Mapping[str, Any], side: str) -> str:
-    latency = result.get("light_load", {}).get("latency", {}).get(side, {})
-    found = [latency.get(name) for name in ("p50_s", "p99_s")]
-    return " / ".join("-" if each is None else f"{each['median'] * 1e3:.1f}" for each in found)
-
-
-def _memory(result: Mapping[str, Any], side: str) -> str:
-    held = result["memory_bytes"].get(side)
-    return "" if held is None else f"{held / MIB:.0f}"
-
-
-def _answered(result: Mapping[str, Any], side: str, name: str) -> float | None:
-    share = result.get("answers", {}).get(side, {}).get(name)
-    return None if share is None else float(share)
+def _told(value: float | None, form: str, nothing: str = "-") -> str:
+    return nothing if value is None else format(value, form)
 
 
 def _median(spread: Mapping[str, float] | None) -> float:
     return 0.0 if spread is None else spread["median"]
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
 
 
 if __name__ == "__main__":
