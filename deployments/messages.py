@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from earlyexit.engine import Dispatch
 from earlyexit.errors import OfframpError
 from earlyexit.wire import Answer, Seen, WirePiece
-from optimizer.plan import PolicySpec, Stage
+from optimizer.plan import Plan, PolicySpec, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,11 @@ class Assignment:
     stage: Stage
     policy: PolicySpec | None
     dispatch: Dispatch
+
+    @classmethod
+    def of(cls, plan: Plan, stage: Stage) -> Assignment:
+        """What a plan has one of its stages do."""
+        return cls(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,10 +168,7 @@ class PlanKeeper:
         """What a replica that starts in a slot shall do; None where no plan has a stage there."""
         for placed in (self.standing.followed, self.standing.placed):
             if placed is not None and slot in placed.stage_of:
-                plan = placed.plan
-                return Assignment(
-                    epoch=plan.epoch, stage=placed.stage_of[slot], policy=plan.policy, dispatch=plan.dispatch
-                )
+                return Assignment.of(placed.plan, placed.stage_of[slot])
         return None
 
     def turned_down(self, placed: PlacedPlan, reason: str, words: str) -> None:

@@ -67,14 +67,8 @@ class RayFleet(Fleet):
         }
 
     async def prepare(self, placed: PlacedPlan) -> None:
-        plan = placed.plan
         calls = [
-            self._broadcast(
-                slot,
-                "prepare",
-                Assignment(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch),
-                timeout_s=PREPARE_S,
-            )
+            self._broadcast(slot, "prepare", Assignment.of(placed.plan, stage), timeout_s=PREPARE_S)
             for slot, stage in placed.stage_of.items()
         ]
         await asyncio.gather(*calls)

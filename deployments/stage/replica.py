@@ -118,11 +118,8 @@ class StageReplica:
 
 def planned_assignment(settings: ServeSettings, slot: str) -> Assignment | None:
     """What the plan to begin with has a slot do; None where it leaves the slot idle."""
-    plan = settings.plan
-    stage = initial_placement(plan).stage_of.get(slot)
-    if stage is None:
-        return None
-    return Assignment(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch)
+    stage = initial_placement(settings.plan).stage_of.get(slot)
+    return None if stage is None else Assignment.of(settings.plan, stage)
 
 
 def _end_replica() -> None:

@@ -1,6 +1,6 @@
-"""Asks a server over the Open Inference Protocol with Triton's own client; prints what it got as JSON.
+"""Asks over both transports of the Open Inference Protocol with Triton's own clients; prints what it got as JSON.
 
-A process of its own, because the client brings gevent.
+A process of its own, because the client over HTTP brings gevent.
 """
 
 from __future__ import annotations
@@ -9,43 +9,115 @@ import json
 import sys
 from typing import Any
 
+import grpc
 import numpy as np
-import tritonclient.http as triton
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+COLUMNS = ("label", "score", "exit")
 
 
-def infer(client: Any, model: str, texts: list[str], *, binary: bool, **options: Any) -> dict[str, list[Any]]:
-    tensor = triton.InferInput("text", [len(texts)], "BYTES")
-    tensor.set_data_from_numpy(np.array(texts, dtype=np.object_), binary_data=binary)
-    outputs = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("label", "score", "exit")]
-    result = client.infer(model, [tensor], outputs=outputs, **options)
+def answers(result: Any) -> dict[str, list[Any]]:
     labels = [label.decode() if isinstance(label, bytes) else label for label in result.as_numpy("label")]
     return {"label": labels, "score": result.as_numpy("score").tolist(), "exit": result.as_numpy("exit").tolist()}
 
 
-def refusal(client: Any, model: str, texts: list[str], **options: Any) -> list[str]:
+def over_http(client: Any, model: str, texts: list[str], *, binary: bool = True, **options: Any) -> Any:
+    tensor = tritonclient.http.InferInput("text", [len(texts)], "BYTES")
+    tensor.set_data_from_numpy(np.array(texts, dtype=np.object_), binary_data=binary)
+    outputs = [tritonclient.http.InferRequestedOutput(name, binary_data=binary) for name in COLUMNS]
+    return client.infer(model, [tensor], outputs=outputs, **options)
+
+
+def over_grpc(client: Any, model: str, texts: list[str], **options: Any) -> Any:
+    tensor = tritonclient.grpc.InferInput("text", [len(texts)], "BYTES")
+    tensor.set_data_from_numpy(np.array(texts, dtype=np.object_))
+    return client.infer(model, [tensor], **options)
+
+
+def refusal(infer: Any, *arguments: Any, **options: Any) -> list[str]:
     try:
-        infer(client, model, texts, binary=True, **options)
-    except triton.InferenceServerException as error:
+        infer(*arguments, **options)
+    except (tritonclient.http.InferenceServerException, tritonclient.grpc.InferenceServerException) as error:
         return [str(error.status()), str(error.message())]
     return []
 
 
-def main(address: str, model: str, texts: list[str]) -> dict[str, Any]:
-    with triton.InferenceServerClient(address) as client:
+def refusals(infer: Any, client: Any, model: str, texts: list[str]) -> dict[str, list[str]]:
+    return {
+        "unknown_model": refusal(infer, client, "other", texts),
+        "empty_text": refusal(infer, client, model, [""]),
+        "no_time": refusal(infer, client, model, texts, timeout=1),
+    }
+
+
+def metadata_of_refusal(stub: Any, request: Any, **options: Any) -> list[Any]:
+    """Status, details, and the metadata that came behind."""
+    try:
+        stub.ModelInfer(request, **options)
+    except grpc.RpcError as error:
+        return [error.code().name, error.details(), dict(error.trailing_metadata())]
+    return []
+
+
+def only_labels(stub: Any, model: str, texts: list[str]) -> list[str]:
+    """One output, for a tensor whose texts are in the message itself."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    tensor = request.inputs.add(name="text", datatype="BYTES", shape=[len(texts), 1])
+    tensor.contents.bytes_contents.extend(text.encode() for text in texts)
+    request.outputs.add(name="label")
+    response = stub.ModelInfer(request)
+    assert [output.name for output in response.outputs] == ["label"]
+    return [label.decode() for label in tritonclient.grpc.InferResult(response).as_numpy("label")]
+
+
+def health(client: Any, model: str) -> list[bool]:
+    """Of the server and the model, and of one that is not there."""
+    return [
+        client.is_server_live(),
+        client.is_server_ready(),
+        client.is_model_ready(model),
+        client.is_model_ready("other"),
+    ]
+
+
+def ask_http(address: str, model: str, texts: list[str]) -> dict[str, Any]:
+    with tritonclient.http.InferenceServerClient(address) as client:
         return {
-            "live": client.is_server_live(),
-            "ready": client.is_server_ready(),
-            "model_ready": client.is_model_ready(model),
-            "other_ready": client.is_model_ready("other"),
+            "health": health(client, model),
             "server": client.get_server_metadata(),
             "model": client.get_model_metadata(model),
-            "json": infer(client, model, texts, binary=False),
-            "binary": infer(client, model, texts, binary=True, request_id="r7"),
-            "unknown_model": refusal(client, "other", texts),
-            "empty_text": refusal(client, model, [""]),
-            "no_time": refusal(client, model, texts, timeout=1),
+            "json": answers(over_http(client, model, texts, binary=False)),
+            "binary": answers(over_http(client, model, texts, request_id="r7")),
+            **refusals(over_http, client, model, texts),
         }
 
 
+def ask_grpc(address: str, model: str, texts: list[str]) -> dict[str, Any]:
+    with tritonclient.grpc.InferenceServerClient(address) as client, grpc.insecure_channel(address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        result = over_grpc(client, model, texts, request_id="r7")
+        response = result.get_response()
+        nothing = service_pb2.ModelInferRequest(model_name=model)
+        return {
+            "health": health(client, model),
+            "server": client.get_server_metadata(as_json=True),
+            "model": client.get_model_metadata(model, as_json=True),
+            "answers": answers(result),
+            "said": [response.id, response.model_name, response.model_version],
+            "labels": only_labels(stub, model, texts),
+            **refusals(over_grpc, client, model, texts),
+            "too_long": refusal(over_grpc, client, model, ["pay " * 100]),
+            "too_large": refusal(over_grpc, client, model, ["pay " * 6000]),
+            "no_deadline_left": refusal(over_grpc, client, model, texts, client_timeout=1e-4),
+            "nothing": metadata_of_refusal(stub, nothing, metadata=(("x-request-id", "r8"),)),
+        }
+
+
+def main(http: str, grpc_address: str, model: str, texts: list[str]) -> dict[str, Any]:
+    return {"http": ask_http(http, model, texts), "grpc": ask_grpc(grpc_address, model, texts)}
+
+
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))))  # noqa: T201 # the test reads it
+    print(json.dumps(main(*sys.argv[1:4], json.loads(sys.argv[4]))))  # noqa: T201 # the test reads it

@@ -66,40 +66,41 @@ def test_a_list_is_answered_as_by_the_uncut_model_and_in_order(tiny: Tiny, http:
         tiny.check(index, answer)
 
 
-def test_tritons_client_gets_the_same_answers_in_json_and_in_bytes(tiny: Tiny) -> None:
-    result = asked_with("ask_with_tritonclient.py", tiny, PORT)
-    assert [result[key] for key in ("live", "ready", "model_ready", "other_ready")] == [True, True, True, False]
-    assert (result["server"]["models"], result["model"]["name"]) == (["tiny"], "tiny")
-    for form in ("json", "binary"):
+@pytest.fixture(scope="module")
+def triton(url: str, tiny: Tiny) -> Any:
+    """What Triton's own clients got."""
+    addresses = [f"127.0.0.1:{PORT}", f"127.0.0.1:{GRPC_PORT}"]
+    command = [sys.executable, str(HERE / "ask_with_tritonclient.py"), *addresses, "tiny", json.dumps(tiny.texts)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+
+
+def test_tritons_clients_get_the_same_answers_over_both_transports(triton: Any, tiny: Tiny) -> None:
+    http, grpc = triton["http"], triton["grpc"]
+    assert http["health"] == grpc["health"] == [True, True, True, False]
+    assert (http["server"]["models"], http["model"]["name"]) == (["tiny"], "tiny")
+    assert (grpc["server"]["name"], grpc["model"]["name"], grpc["said"]) == ("offramp", "tiny", ["r7", "tiny", "1"])
+    for columns in (http["json"], http["binary"], grpc["answers"]):
         for index in range(len(tiny.texts)):
-            tiny.check(index, {name: result[form][name][index] for name in ("label", "score", "exit")})
-    assert result["unknown_model"] == ["404", "unknown model 'other'; served is 'tiny'"]
-    assert result["empty_text"] == ["400", "text: element 0 is empty"]
-    assert result["no_time"] == ["504", "no answer within 1e-06 s"]
+            tiny.check(index, {name: columns[name][index] for name in ("label", "score", "exit")})
+    assert grpc["labels"] == grpc["answers"]["label"]
 
 
-def test_tritons_client_gets_the_same_answers_and_refusals_over_grpc(tiny: Tiny) -> None:
-    result = asked_with("ask_with_tritonclient_grpc.py", tiny, GRPC_PORT)
-    assert [result[key] for key in ("live", "ready", "model_ready", "other_ready")] == [True, True, True, False]
-    assert (result["server"]["name"], result["model"]["name"]) == ("offramp", "tiny")
-    for index in range(len(tiny.texts)):
-        tiny.check(index, {name: result["answers"][name][index] for name in ("label", "score", "exit")})
-    assert result["answers"]["said"] == ["r7", "tiny", "1"]
-    assert result["labels"] == result["answers"]["label"]
-    assert result["unknown_model"] == ["StatusCode.NOT_FOUND", "unknown model 'other'; served is 'tiny'"]
-    assert result["empty_text"] == ["StatusCode.INVALID_ARGUMENT", "text: element 0 is empty"]
-    assert result["too_long"][0] == "StatusCode.INVALID_ARGUMENT"
-    assert result["too_large"] == ["StatusCode.RESOURCE_EXHAUSTED", "the message is larger than 20000 bytes"]
-    assert result["no_time"] == ["StatusCode.DEADLINE_EXCEEDED", "no answer within 1e-06 s"]
-    assert result["no_deadline_left"][0] == "StatusCode.DEADLINE_EXCEEDED"
-    status, details, metadata = result["nothing"]
+def test_tritons_clients_get_the_same_refusals_over_both_transports(triton: Any) -> None:
+    statuses = {
+        "unknown_model": ("404", "NOT_FOUND", "unknown model 'other'; served is 'tiny'"),
+        "empty_text": ("400", "INVALID_ARGUMENT", "text: element 0 is empty"),
+        "no_time": ("504", "DEADLINE_EXCEEDED", "no answer within 1e-06 s"),
+    }
+    for name, (over_http, over_grpc, words) in statuses.items():
+        assert triton["http"][name] == [over_http, words]
+        assert triton["grpc"][name] == [f"StatusCode.{over_grpc}", words]
+    grpc = triton["grpc"]
+    assert grpc["too_long"][0] == "StatusCode.INVALID_ARGUMENT"
+    assert grpc["too_large"] == ["StatusCode.RESOURCE_EXHAUSTED", "the message is larger than 20000 bytes"]
+    assert grpc["no_deadline_left"][0] == "StatusCode.DEADLINE_EXCEEDED"
+    status, details, metadata = grpc["nothing"]
     assert (status, details) == ("INVALID_ARGUMENT", "inputs: 'text' missing; the model takes 'text'")
     assert metadata["x-request-id"] == "r8"
-
-
-def asked_with(script: str, tiny: Tiny, port: int) -> Any:
-    command = [sys.executable, str(HERE / script), f"127.0.0.1:{port}", "tiny", json.dumps(tiny.texts)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
 
 
 BAD_REQUESTS: list[tuple[dict[str, Any], int]] = [

@@ -102,7 +102,7 @@ def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: Itinerary[W
             index=index,
             slot=slot,
             stage=stage,
-            assignment=Assignment(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch),
+            assignment=Assignment.of(plan, stage),
             transport=transports[slot],
             batches=tuple(split.batch for split in stage.splits for _ in range(split.first, split.end)),
             expected_s=sum(block_s[stage.first : stage.end]),

@@ -169,7 +169,7 @@ async def _replica(settings: ServeSettings, placed: PlacedPlan, slot: str, stack
     host = StageHost(settings, DEVICE, slot, runner, clock, server.deliver)
     plan = placed.plan
     stage = placed.stage_of[slot]
-    await host.prepare(Assignment(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch))
+    await host.prepare(Assignment.of(plan, stage))
     host.start()
     stack.push_async_callback(asyncio.to_thread, host.stop)
     stack.push_async_callback(server.close)
