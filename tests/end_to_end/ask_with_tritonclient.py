@@ -120,4 +120,4 @@ def main(http: str, grpc_address: str, model: str, texts: list[str]) -> dict[str
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:4], json.loads(sys.argv[4]))))  # noqa: T201 # the test reads it
+    print(json.dumps(main(sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4]))))  # noqa: T201 # the test reads it
