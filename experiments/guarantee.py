@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
 from typing import Literal, get_args
@@ -77,23 +77,6 @@ class Trial:
     worst_loss: float
     """Of the subset of ramps that loses most."""
     oracle_blocks: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """All trials of a case under one way to learn."""
-
-    records: str
-    how: How
-    budget: float
-    num_inputs: int
-    learnt: str
-    empty_share: float
-    blocks: float
-    num_blocks: int
-    oracle_blocks: float
-    broken_share: float
-    broken_worst_share: float
 
 
 def known_blocks(records: ExitRecords) -> ExitRecords:
@@ -200,21 +183,21 @@ def _trial(thresholds: Learnt, tried: ExitRecords, best: ExitOutcome) -> Trial:
     )
 
 
-def summary(case: Case, learnt: str, trials: Sequence[Trial]) -> Summary:
-    """Means over the trials."""
-    return Summary(
-        records=case.name,
-        how=case.how,
-        budget=case.budget,
-        num_inputs=case.num_inputs,
-        learnt=learnt,
-        empty_share=fmean(each.empty for each in trials),
-        blocks=fmean(each.blocks for each in trials),
-        num_blocks=case.records.num_blocks,
-        oracle_blocks=fmean(each.oracle_blocks for each in trials),
-        broken_share=fmean(each.loss > case.budget for each in trials),
-        broken_worst_share=fmean(each.worst_loss > case.budget for each in trials),
-    )
+def summary(case: Case, learnt: str, trials: Sequence[Trial]) -> dict[str, str | float]:
+    """Means over the trials of a case under one way to learn."""
+    return {
+        "records": case.name,
+        "how": case.how,
+        "budget": case.budget,
+        "num_inputs": case.num_inputs,
+        "learnt": learnt,
+        "empty_share": fmean(each.empty for each in trials),
+        "blocks": fmean(each.blocks for each in trials),
+        "num_blocks": case.records.num_blocks,
+        "oracle_blocks": fmean(each.oracle_blocks for each in trials),
+        "broken_share": fmean(each.loss > case.budget for each in trials),
+        "broken_worst_share": fmean(each.worst_loss > case.budget for each in trials),
+    }
 
 
 def cases() -> Iterator[Case]:
@@ -235,7 +218,7 @@ def cases() -> Iterator[Case]:
             yield Case(name=f"CLINC150, {score}", records=records, budget=0.01, num_inputs=3000, how=how)
 
 
-def run(asked: Sequence[Case], trials: int, progress: Callable[[str, int, int], None]) -> list[Summary]:
+def run(asked: Sequence[Case], trials: int, progress: Callable[[str, int, int], None]) -> list[dict[str, str | float]]:
     """Every case, with the same seeds."""
     summaries = []
     for position, case in enumerate(asked):
@@ -247,29 +230,6 @@ def run(asked: Sequence[Case], trials: int, progress: Callable[[str, int, int], 
     return summaries
 
 
-def _show(summaries: Sequence[Summary], trials: int) -> None:
-    """One row per case and way."""
-    show(
-        f"confidence {CONFIDENCE:.0%}, {trials} trials each",
-        ("records", "how", "inputs", "budget", "tested", "empty", "blocks", "oracle", "broken", "worst subset"),
-        [
-            (
-                each.records,
-                each.how,
-                str(each.num_inputs),
-                f"{each.budget:.0%}",
-                each.learnt,
-                f"{each.empty_share:.1%}",
-                f"{each.blocks:.2f} of {each.num_blocks}",
-                f"{each.oracle_blocks:.2f}",
-                f"{each.broken_share:.1%}",
-                f"{each.broken_worst_share:.1%}",
-            )
-            for each in summaries
-        ],
-    )
-
-
 def main() -> None:
     """Print the table and write it."""
     parser = ArgumentParser(prog="python -m experiments.guarantee", description=__doc__)
@@ -278,8 +238,9 @@ def main() -> None:
     asked = list(cases())
     with progress_bars() as progress:
         summaries = run(asked, trials, progress)
-    _show(summaries, trials)
-    print(f"written: {keep([asdict(each) for each in summaries], RUNS / 'guarantee.json')}")
+    columns = list(summaries[0])
+    show(f"confidence {CONFIDENCE:.0%}, {trials} trials each", columns, [list(each.values()) for each in summaries])
+    print(f"written: {keep(summaries, RUNS / 'guarantee.json')}")
 
 
 if __name__ == "__main__":

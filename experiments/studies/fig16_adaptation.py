@@ -5,15 +5,14 @@ Simulated: engine, ingress and controller are the live ones. The mix changes in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.adapting import BIN_S, CONTROLLED, PERIOD_S, SIDES, Bench, Load, Side, bench, play, stretch
 from experiments.studies.picture import Bars, Lines
 from experiments.studies.sides import SEED, equal_cluster, mixed_cluster
-from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios, ratio
+from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest_ratios, ratio
 from simulator.control.run import Controlled
 
 WORST = 1 - 0.23
@@ -33,48 +32,29 @@ RUNS: Mapping[Effort, tuple[tuple[str, Load], ...]] = {
     "quick": (("homogeneous", "closed"),),
 }
 
-Rates = Mapping[Side, tuple[float | None, ...]]
+Played = Mapping[str, Any]
+"""What the sides did on one cluster under one load, per unstretched second, as plain data.
+
+`mixes`; `predicted_per_s` of the best plan for each, which `omniscient` has; by side, `goodput_per_s` in the period
+that begins one period after each switch, `bins_per_s` over time, `settled_s` after each switch, until the last plan of
+the scored periods was followed (None where none was put in force), and `plans` in force with reason and second.
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """What the sides did on one cluster under one load, per unstretched second."""
-
-    cluster: str
-    load: Load
-    mixes: tuple[str, ...]
-    predicted_per_s: tuple[float, ...]
-    """Of the best plan for each mix, which `omniscient` has."""
-    goodput_per_s: Rates
-    """In the period that begins one period after each switch."""
-    bins_per_s: Rates
-    """Over time."""
-    settled_s: Rates
-    """After each switch, until the last plan of the scored periods was followed; None where none was put in force."""
-    plans: Mapping[Side, tuple[Mapping[str, Any], ...]]
-    """Those in force, with reason and second."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.cluster}, {self.load} loop"
-
-
-def play_all(on: Bench, cluster: str, load: Load, sides: Sequence[Side] = SIDES) -> Played:
+def play_all(on: Bench, load: Load, sides: Sequence[Side] = SIDES) -> Played:
     """Sides one after the other, with the same inputs."""
     results = {side: play(on, side, load, seed=SEED) for side in sides}
     bins = [(index * BIN_S, (index + 1) * BIN_S) for index in range(round(on.duration_s / BIN_S))]
-    return Played(
-        cluster=cluster,
-        load=load,
-        mixes=tuple(phase.name for phase in on.phases),
-        predicted_per_s=tuple(on.rate_per_s("best", phase) * on.time_scale for phase in on.phases),
-        goodput_per_s={
-            side: _rates(on, result, [phase.scored_s for phase in on.phases]) for side, result in results.items()
-        },
-        bins_per_s={side: _rates(on, result, bins) for side, result in results.items()},
-        settled_s={side: _settled(on, result) for side, result in results.items()},
-        plans={side: _plans(result) for side, result in results.items()},
-    )
+    scored = [phase.scored_s for phase in on.phases]
+    return {
+        "mixes": tuple(phase.name for phase in on.phases),
+        "predicted_per_s": tuple(on.rate_per_s("best", phase) * on.time_scale for phase in on.phases),
+        "goodput_per_s": {side: _rates(on, result, scored) for side, result in results.items()},
+        "bin_s": BIN_S,
+        "bins_per_s": {side: _rates(on, result, bins) for side, result in results.items()},
+        "settled_s": {side: _settled(on, result) for side, result in results.items()},
+        "plans": {side: _plans(result) for side, result in results.items()},
+    }
 
 
 def _rates(on: Bench, result: Controlled | None, spans: Sequence[tuple[float, float]]) -> tuple[float | None, ...]:
@@ -97,76 +77,62 @@ def _plans(result: Controlled | None) -> tuple[Mapping[str, Any], ...]:
     return tuple({"at_s": each.at_s, "reason": each.reason, "plan": each.placed["plan"]["stages"]} for each in plans)
 
 
-def result_of(played: Sequence[Played]) -> StudyResult:
-    """What the study gives, of the runs of one effort; its ratios are those of the first run."""
+def result_of(played: Mapping[str, Played]) -> StudyResult:
+    """What the study gives, of the runs of one effort by cluster and load; its ratios are those of the first."""
+    first = next(iter(played.values()))["goodput_per_s"]
     return StudyResult(
-        comparisons=tuple(each for one in played for each in _comparisons(one)),
-        pictures=tuple(picture for one in played for picture in _pictures(one)),
-        e3=_ratios(played[0], "e3"),
-        best=_ratios(played[0], "best"),
-        figures={one.name: _document(one) for one in played},
-        tables=tuple(_table(one) for one in played),
+        comparisons=tuple(each for name, one in played.items() for each in _comparisons(name, one)),
+        pictures=tuple(picture for name, one in played.items() for picture in _pictures(name, one)),
+        e3=largest_ratios(first, "e3"),
+        best=largest_ratios(first, "best"),
+        figures=played,
+        tables=tuple(_table(name, one) for name, one in played.items()),
     )
 
 
-def _ratios(played: Played, strategy: Side) -> Ratios:
-    return largest_ratios({str(side): values for side, values in played.goodput_per_s.items()}, strategy)
-
-
-def _comparisons(played: Played) -> tuple[Comparison, ...]:
-    rates, last = played.goodput_per_s, played.mixes[-1]
+def _comparisons(name: str, played: Played) -> Iterator[Comparison]:
+    """The paper gives a figure of its closed loop, where inputs are hardest."""
+    rates, last = played["goodput_per_s"], played["mixes"][-1]
     e3, best = (ratio(rates[side][-1], rates["stock"][-1]) for side in ("e3", "best"))
-    others: tuple[Side, ...] = ("omniscient", "first plan")
-    return (
-        Comparison(f"{played.name}: e3 / stock, {last}", e3, WORST if played.load == "closed" else None),
-        Comparison(f"{played.name}: best / stock, {last}", best),
-        *(
-            Comparison(f"{played.name}: best / {other}, {mix}", ratio(ours, theirs))
-            for other in others
-            for mix, ours, theirs in zip(played.mixes, rates["best"], rates[other], strict=True)
-        ),
-    )
+    yield Comparison(f"{name}: e3 / stock, {last}", e3, WORST if "closed" in name else None)
+    yield Comparison(f"{name}: best / stock, {last}", best)
+    for other in ("omniscient", "first plan"):
+        for mix, ours, theirs in zip(played["mixes"], rates["best"], rates[other], strict=True):
+            yield Comparison(f"{name}: best / {other}, {mix}", ratio(ours, theirs))
 
 
-def _table(played: Played) -> Table:
+def _table(name: str, played: Played) -> Table:
     """How the controlled sides followed, and how near to what is predicted the best plans come."""
-    rows: dict[str, str | float | None] = {}
+    mixes, rows = played["mixes"], dict[str, str | float | None]()
     for side in CONTROLLED:
-        rows[f"{side}: changes of plan"] = len(played.plans[side]) - 1
-        for mix, settled_s in zip(played.mixes[1:], played.settled_s[side], strict=True):
+        rows[f"{side}: changes of plan"] = len(played["plans"][side]) - 1
+        for mix, settled_s in zip(mixes[1:], played["settled_s"][side], strict=True):
             rows[f"{side}: last plan in force after the switch to {mix} (s)"] = settled_s
     for mix, did, predicted in zip(
-        played.mixes, played.goodput_per_s["omniscient"], played.predicted_per_s, strict=True
+        mixes, played["goodput_per_s"]["omniscient"], played["predicted_per_s"], strict=True
     ):
         rows[f"omniscient, {mix}: goodput over what is predicted"] = ratio(did, predicted)
-    return Table(played.name, ("", ""), tuple(rows.items()))
+    return Table(name, ("", ""), tuple(rows.items()))
 
 
-def _document(played: Played) -> dict[str, Any]:
-    names = ("mixes", "predicted_per_s", "goodput_per_s", "bins_per_s", "settled_s", "plans")
-    return {"bin_s": BIN_S, **{name: getattr(played, name) for name in names}}
-
-
-def _pictures(played: Played) -> tuple[Bars, Lines]:
-    after, over = (
-        {str(side): row for side, row in rates.items()} for rates in (played.goodput_per_s, played.bins_per_s)
-    )
+def _pictures(name: str, played: Played) -> tuple[Bars, Lines]:
+    over, unit = played["bins_per_s"], "goodput (inputs/s)"
     x = tuple((index + 0.5) * BIN_S / PERIOD_S for index in range(len(over["best"])))
-    title, unit = "Goodput after each switch", "goodput (inputs/s)"
+    mixes, after = played["mixes"], played["goodput_per_s"]
     return (
-        Bars(f"{title}: {played.name}", "easy : hard inputs (%)", unit, played.mixes, after),
-        Lines(f"Goodput over time: {played.name}", "planning periods", unit, x, over),
+        Bars(f"Goodput after each switch: {name}", "easy : hard inputs (%)", unit, mixes, after),
+        Lines(f"Goodput over time: {name}", "planning periods", unit, x, over),
     )
 
 
 def run(effort: Effort) -> StudyResult:
     """Both clusters, closed and open loop; quick: equal accelerators in a closed loop, fewer inputs."""
     records, time_scale = bert12_sst2("entropy"), TIME_SCALE[effort]
-    played = []
+    played = {}
     for cluster, load in RUNS[effort]:
         problem = CLUSTERS[cluster](stretch(time_scale))
         on = bench(problem, records, time_scale=time_scale, probe_share=PROBES[effort])
-        played.append(play_all(on, cluster, load))
+        played[f"{cluster}, {load} loop"] = play_all(on, load)
     return result_of(played)
 
 

@@ -82,5 +82,5 @@ def test_a_summary_is_the_mean_of_its_trials() -> None:
     ]
     case = Case(name="", records=many(10, 7), budget=0.15, num_inputs=5, how="drawn")
     means = summary(case, "before", trials)
-    assert (means.empty_share, means.blocks, means.oracle_blocks) == (0.5, 2.5, 1.5)
-    assert (means.broken_share, means.broken_worst_share) == (0.5, 1.0)
+    assert (means["empty_share"], means["blocks"], means["oracle_blocks"]) == (0.5, 2.5, 1.5)
+    assert (means["broken_share"], means["broken_worst_share"]) == (0.5, 1.0)

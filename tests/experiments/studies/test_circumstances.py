@@ -11,7 +11,7 @@ import pytest
 
 from earlyexit.errors import DataError
 from experiments.data import data_folder
-from experiments.studies.distilbert_exits import DISTILBERT_IMDB, RAMPS, ImdbRun, exit_counts, read_imdb_runs
+from experiments.studies.distilbert_exits import DISTILBERT_IMDB, RAMPS, ImdbRun, read_imdb_runs
 from experiments.studies.distilled import cut, distilled_cluster, half_of, imdb
 from experiments.studies.e3_case import even_exits, exits_at_once, first_ramp, flat, like_e3, ramp_share, with_ramps_of
 from experiments.studies.side_by_side import (
@@ -145,49 +145,31 @@ def test_flat_times_are_left_out_with_quick_effort() -> None:
     assert with_flat_times(four_blocks(), inputs_at(0.4), 8, "quick") == ()
 
 
-def test_counts_are_found_from_the_shares_that_they_give() -> None:
-    # Of 997 inputs 101 leave at ramp 1, of them 7 with another answer, and 53 at ramp 3, of them 2.
-    found = exit_counts(154 / 997, 1 - 9 / 997, {1: 1 - 7 / 101, 3: 1 - 2 / 53})
-    assert found == (997, {1: 101, 3: 53})
-    # 100 and 60 of 1000, with 50 and 20 other answers: the fewest inputs that give the same shares.
-    assert exit_counts(160 / 1000, 1 - 70 / 1000, {0: 0.5, 2: 2 / 3}) == (100, {0: 10, 2: 6})
-    assert exit_counts(11 / 97, 1 - 1 / 97, {0: 1 - 1 / 7, 1: 1.0}) == (97, {0: 7, 1: 4}), "all at ramp 1 agree"
-
-
-def test_shares_that_contradict_each_other_or_say_too_little_are_refused() -> None:
-    with pytest.raises(DataError, match="no counts of fewer than"):
-        exit_counts(0.5, 1.0, {0: 0.9})
-    with pytest.raises(DataError, match="sets of counts"):
-        exit_counts(15 / 16, 10 / 16, {0: 3 / 5, 1: 3 / 5})  # 15 of 16: 5 and 10, or 10 and 5
-
-
-def test_a_run_is_read_with_the_survival_of_its_counts(tmp_path: Path) -> None:
-    run = {
-        "qps": 30,
-        "config": "baseline (plain Apparate)",
-        "overall_accuracy_pct": 100 * (1 - 9 / 997),
-        "latency_improvement_pct": 8.0,
-        "exit_rate": 154 / 997,
-        "ramp_accuracy": {"1": 1 - 7 / 101, "3": 1 - 2 / 53, "5": 1.0},
-    }
+def test_runs_of_another_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.json"
-    path.write_text(json.dumps({"runs": [run]}), encoding="utf-8")
-    (found,) = read_imdb_runs(path)
-    assert found.is_plain
-    assert found.saving == pytest.approx(0.08)
-    assert found.survival_N == pytest.approx((1, 1, 896 / 997, 896 / 997, 843 / 997, 843 / 997))
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="holds no runs of Apparate"):
         read_imdb_runs(path)
+    path.write_text('{"runs": []}', encoding="utf-8")
+    with pytest.raises(DataError, match="holds other runs of Apparate"):
+        read_imdb_runs(path)
 
 
-def test_the_counts_save_what_apparate_printed_and_what_a_ramp_takes() -> None:
+def test_the_counts_of_apparates_runs_give_the_shares_that_it_printed() -> None:
     folder = data_folder()
     if folder is None or not (folder / DISTILBERT_IMDB).is_file():
         pytest.skip("needs Apparate's runs of OFFRAMP_DATA")
     printed = json.loads((folder / DISTILBERT_IMDB).read_text(encoding="utf-8"))
     whole_ms = printed["vanilla_total_ms"]
-    for run in read_imdb_runs(folder / DISTILBERT_IMDB):
+    for run, shares in zip(read_imdb_runs(folder / DISTILBERT_IMDB), printed["runs"], strict=True):
+        agreement = {int(ramp): share for ramp, share in shares["ramp_accuracy"].items() if int(ramp) in RAMPS}
+        wrong = {ramp: run.exits[ramp] * (1 - share) for ramp, share in agreement.items()}
+        assert run.exits.keys() == agreement.keys()
+        assert [abs(each - round(each)) for each in wrong.values()] == pytest.approx([0] * len(wrong), abs=1e-6)
+        assert sum(run.exits.values()) / run.num_inputs == pytest.approx(shares["exit_rate"], rel=1e-12)
+        # The full model agrees with itself: whoever disagrees has left.
+        assert sum(wrong.values()) / run.num_inputs == pytest.approx(1 - run.agreement, rel=1e-9)
+        assert run.survival_N[-1] == pytest.approx(1 - shares["exit_rate"])
         saved_ms = sum(run.exits.get(ramp, 0) * (whole_ms - printed["ramps"][ramp][0]) for ramp in RAMPS)
         over_printed = saved_ms / run.num_inputs / whole_ms - run.saving
         # About one ramp was active at a time; it takes 0.84 % of the model.
