@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from earlyexit.checkpoint import RampOptions, add_ramps, copy_tokenizer, load_pretrained, random_model
@@ -18,58 +16,12 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import pack
+from tests.earlyexit.checkpoints import FAMILIES, hf_config, hf_inputs, hf_model
+from tests.earlyexit.models import SMALL
 from tests.earlyexit.tokens import of_tokens
 
 NAMES = {0: "bad", 1: "fair", 2: "good"}
-BERT_SIZES = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "id2label": NAMES,
-    "label2id": {name: k for k, name in NAMES.items()},
-}
-DISTILBERT_SIZES = {
-    "vocab_size": 100,
-    "dim": 32,
-    "n_layers": 3,
-    "n_heads": 4,
-    "hidden_dim": 48,
-    "id2label": NAMES,
-    "label2id": {name: k for k, name in NAMES.items()},
-}
-FAMILIES = ("bert", "distilbert", "roberta")
 each_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-def hf_config(family: str) -> Any:
-    match family:
-        case "bert":
-            return transformers.BertConfig(**BERT_SIZES, max_position_embeddings=32)
-        case "roberta":
-            return transformers.RobertaConfig(**BERT_SIZES, max_position_embeddings=34, pad_token_id=1)
-        case _:
-            return transformers.DistilBertConfig(**DISTILBERT_SIZES, max_position_embeddings=32)
-
-
-def hf_model(family: str, *, classifies: bool) -> Any:
-    """A model of `transformers` with random weights; biases and norms are random too, so that none can be forgotten."""
-    kind = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModel
-    model = kind.from_config(hf_config(family)).eval()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-def hf_inputs(encoded: Sequence[Encoded]) -> dict[str, Tensor]:
-    """Padded token ids (with 1, RoBERTa's padding) and their mask."""
-    rows = [torch.from_numpy(each.tensors[0]).long() for each in encoded]
-    ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=1)
-    mask_BT = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    return {"input_ids": ids_BT, "attention_mask": mask_BT}
 
 
 @pytest.fixture
@@ -108,7 +60,7 @@ def test_every_hidden_state_equals_that_of_transformers(family: str, mixed: list
 @each_family
 @torch.inference_mode()
 def test_the_logits_of_a_fine_tuned_checkpoint_equal_those_of_transformers(family: str, mixed: list[Encoded]) -> None:
-    theirs = hf_model(family, classifies=True)
+    theirs = hf_model(family, id2label=NAMES)
     pretrained = find_family(family).from_transformers(theirs)
     assert pretrained.label_names == ("bad", "fair", "good")
     ours = with_ramps(pretrained, family, ("bad", "fair", "good"))
@@ -119,7 +71,7 @@ def test_the_logits_of_a_fine_tuned_checkpoint_equal_those_of_transformers(famil
 
 @each_family
 def test_a_checkpoint_folder_gives_the_network_that_was_saved(family: str, tmp_path: Path) -> None:
-    theirs = hf_model(family, classifies=True)
+    theirs = hf_model(family, id2label=NAMES)
     theirs.save_pretrained(tmp_path)
     pretrained, name = load_pretrained(str(tmp_path))
     expected = find_family(family).from_transformers(theirs)
@@ -146,7 +98,7 @@ def test_an_input_as_long_as_the_limit_runs(family: str) -> None:
 @each_family
 @torch.inference_mode()
 def test_an_input_alone_has_the_hidden_state_that_it_has_among_others(family: str, mixed: list[Encoded]) -> None:
-    backbone = find_family(family).build({**random_sizes(), "num_blocks": 2})
+    backbone = find_family(family).build(SMALL | {"num_blocks": 2})
     together = hidden_after_every_block(backbone, mixed)[-1]
     alone = torch.cat([hidden_after_every_block(backbone, [each])[-1] for each in mixed])
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
@@ -161,7 +113,7 @@ def test_a_backbone_can_be_built_again_from_its_configuration(family: str) -> No
 
 
 def test_a_checkpoints_order_of_the_labels_wins_over_the_datas() -> None:
-    theirs = hf_model("bert", classifies=True)
+    theirs = hf_model("bert", id2label=NAMES)
     theirs.config.id2label = {0: "good", 1: "bad", 2: "fair"}
     pretrained = find_family("bert").from_transformers(theirs)
     model = with_ramps(pretrained, "bert", ("bad", "fair", "good"))
@@ -192,27 +144,23 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_head_for_other_labels_is_not_kept() -> None:
-    pretrained = find_family("bert").from_transformers(hf_model("bert", classifies=True))
+    pretrained = find_family("bert").from_transformers(hf_model("bert", id2label=NAMES))
     model = with_ramps(pretrained, "bert", ("yes", "no"))
     assert (model.info.head_style, model.info.head_pooling) == ("light", "mean")
     assert model.task.num_outputs == 2
 
 
 @pytest.mark.parametrize(
-    ("family", "style"), [("bert", "pooler"), ("roberta", "pooler"), ("distilbert", "pooler-relu")], ids=FAMILIES
+    ("family", "style"), [("bert", "pooler"), ("roberta", "pooler"), ("distilbert", "pooler-relu")], ids=str
 )
 def test_a_kept_head_has_the_checkpoints_activation(family: str, style: str) -> None:
-    pretrained = find_family(family).from_transformers(hf_model(family, classifies=True))
+    pretrained = find_family(family).from_transformers(hf_model(family, id2label=NAMES))
     model = with_ramps(pretrained, family, tuple(NAMES.values()))
     assert (model.info.head_style, model.info.head_pooling) == (style, "first")
 
 
-def random_sizes() -> dict[str, int]:
-    return {"vocab_size": 100, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48, "max_length": 32}
-
-
 def test_random_models_of_one_seed_are_equal_and_of_another_are_not() -> None:
-    models = [random_model({**random_sizes(), "num_blocks": 2}, seed=seed) for seed in (0, 0, 1)]
+    models = [random_model(SMALL | {"num_blocks": 2}, seed=seed) for seed in (0, 0, 1)]
     first, same, other = (torch.nn.utils.parameters_to_vector(model.parameters()) for model in models)
     assert first.equal(same)
     assert not first.equal(other)
@@ -226,7 +174,7 @@ def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("at", [(-1,), (1, 3)], ids=["before the first block", "after the last block"])
 def test_ramps_out_of_range_are_refused(at: tuple[int, ...]) -> None:
     with pytest.raises(ModelFolderError, match="ramps can sit after blocks 0 to 2, not"):
-        random_model({**random_sizes(), "num_blocks": 4}, ramps=RampOptions(at=at))
+        random_model(SMALL, ramps=RampOptions(at=at))
 
 
 def test_a_length_beyond_the_positions_is_refused() -> None:

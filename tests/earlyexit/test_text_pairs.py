@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
@@ -27,27 +26,21 @@ from earlyexit.store import load_model, save_model
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
+from tests.earlyexit.checkpoints import hf_inputs, hf_model
+from tests.earlyexit.cuts import every_bounds
 from tests.earlyexit.tokens import wire_of
 
 NAMES = ("different", "same", "unknown")
 NEVER = ConfidencePolicy(2.0)
 NUM_BLOCKS = 3
-BOUNDS = [(0, *inner, NUM_BLOCKS) for size in range(NUM_BLOCKS) for inner in combinations((1, 2), size)]
 LENGTHS = ((2, 3), (9, 2), (4, 12), (1, 1), (6, 6))
 """Of the first and the second text of every pair."""
 STARS = RegressionTask(scale=4.0, offset=3.0)
-SIZES = {"hidden_size": 32, "num_hidden_layers": NUM_BLOCKS, "num_attention_heads": 4, "intermediate_size": 48}
 
 
 def checkpoint(folder: Path, *, family: str = "bert", **config: Any) -> Any:
     """A fine-tuned checkpoint with random weights, saved and as `transformers` has it."""
-    kind = {"bert": transformers.BertConfig, "roberta": transformers.RobertaConfig}[family]
-    hf_config = kind(vocab_size=100, max_position_embeddings=34, **SIZES, **config)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        model = transformers.AutoModelForSequenceClassification.from_config(hf_config).eval()
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn(parameter.shape))
+    model = hf_model(family, noise=0.2, **config)
     model.save_pretrained(folder)
     return model
 
@@ -73,18 +66,9 @@ def some_pairs() -> list[Encoded]:
     ]
 
 
+@torch.inference_mode()
 def theirs(hf_model: Any, encoded: Sequence[Encoded]) -> Tensor:
-    """Logits of padded inputs; the second tensor are their token types."""
-
-    def padded(rows: list[Tensor]) -> Tensor:
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0)
-
-    rows = [each.tensors for each in encoded]
-    columns = [[torch.from_numpy(values).long() for values in column] for column in zip(*rows, strict=True)]
-    inputs = dict(zip(("input_ids", "token_type_ids"), map(padded, columns), strict=False))
-    mask_BT = padded([torch.ones(each.length, dtype=torch.long) for each in encoded])
-    with torch.inference_mode():
-        logits_BC: Tensor = hf_model(**inputs, attention_mask=mask_BT).logits
+    logits_BC: Tensor = hf_model(**hf_inputs(encoded)).logits
     return logits_BC
 
 
@@ -101,12 +85,12 @@ def outputs_in_cuts(model: EarlyExitModel, encoded: Sequence[Encoded], bounds: S
     return outputs_BC
 
 
-@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
-def test_pairs_get_the_logits_of_transformers_in_every_cut(bounds: tuple[int, ...], tmp_path: Path) -> None:
+def test_pairs_get_the_logits_of_transformers_in_every_cut(tmp_path: Path) -> None:
     hf_model = pair_checkpoint(tmp_path)
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     expected_BC = theirs(hf_model, some_pairs())
-    torch.testing.assert_close(outputs_in_cuts(model, some_pairs(), bounds), expected_BC, atol=1e-4, rtol=0)
+    for bounds in every_bounds(NUM_BLOCKS):
+        torch.testing.assert_close(outputs_in_cuts(model, some_pairs(), bounds), expected_BC, atol=1e-4, rtol=0)
 
 
 def test_token_types_change_what_a_pair_is_answered(tmp_path: Path) -> None:
@@ -127,7 +111,7 @@ def test_a_model_of_single_texts_has_the_first_type_in_its_positions(tmp_path: P
 
 
 def test_a_family_without_token_types_takes_pairs_by_their_separators(tmp_path: Path) -> None:
-    hf_model = checkpoint(tmp_path, family="roberta", pad_token_id=0, id2label=dict(enumerate(NAMES)))
+    hf_model = checkpoint(tmp_path, family="roberta", id2label=dict(enumerate(NAMES)))
     model = ours(tmp_path, LabelTask(NAMES), pairs=True)
     assert [each.name for each in model.boundary(-1)] == ["token_ids"]
     pairs = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
@@ -163,7 +147,7 @@ def answers(model: EarlyExitModel, piece: Piece) -> list[object]:
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_checkpoint_of_one_number_answers_what_transformers_answers(family: str, tmp_path: Path) -> None:
-    hf_model = checkpoint(tmp_path, family=family, pad_token_id=0, num_labels=1)
+    hf_model = checkpoint(tmp_path, family=family, num_labels=1)
     model = ours(tmp_path, STARS)
     texts = [Encoded(each.length, each.tensors[:1]) for each in some_pairs()]
     expected = theirs(hf_model, texts)[:, 0].tolist()

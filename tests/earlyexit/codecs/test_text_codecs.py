@@ -18,12 +18,14 @@ VOCABULARY = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: 4 + k for k, letter
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a tokenizer of letters, `a` being 4."""
+    """A folder with a tokenizer of letters, `a` being 4, that pads and truncates unless it is told not to."""
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
+    tokenizer.enable_padding(length=12)
+    tokenizer.enable_truncation(4)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return tmp_path
 
@@ -45,8 +47,20 @@ def listed(encoded: list[Encoded]) -> list[tuple[list[int], ...]]:
     return [tuple(array.tolist() for array in each.tensors) for each in encoded]
 
 
-def test_a_text_is_its_token_ids(folder: Path) -> None:
-    assert listed(text_codec(folder).encode(["a b", "c"])) == [([1, 4, 5, 2],), ([1, 6, 2],)]
+def test_a_text_is_its_token_ids_with_special_tokens_and_without_padding(folder: Path) -> None:
+    encoded = text_codec(folder).encode(["a b", "c ?", ""])
+    assert listed(encoded) == [([1, 4, 5, 2],), ([1, 6, 3, 2],), ([1, 2],)]
+    assert text_codec(folder).encode([]) == []
+
+
+def test_too_long_a_text_is_refused_with_its_place_or_cut_but_for_its_special_tokens(folder: Path) -> None:
+    codec = text_codec(folder, max_length=4)
+    assert listed(codec.encode(["b", "a b c"], truncate=True)) == [([1, 5, 2],), ([1, 4, 5, 2],)]
+    assert listed(codec.encode(["a b c"], truncate=True)) == [([1, 4, 5, 2],)]
+    with pytest.raises(UnprocessableInputError, match='input 1 has 5 tokens, the model takes 4; send "truncate": true'):
+        codec.encode(["a b", "a b c", "a a a a"])
+    with pytest.raises(UnprocessableInputError, match="input 0 has 5 tokens"):
+        codec.encode(["a b c"])
 
 
 def test_a_pair_is_its_token_ids_and_their_types(folder: Path) -> None:
