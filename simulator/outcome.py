@@ -25,11 +25,10 @@ PERCENTILES = (50, 95, 99)
 class Ledger:
     """By an input's number: when its request arrived, and how it ended. Ten million inputs take 130 MB."""
 
-    __slots__ = ("arrived_s", "drop", "exit", "inputs_per_request", "latency_s", "num_inputs")
+    __slots__ = ("arrived_s", "drop", "exit", "inputs_per_request", "latency_s")
 
     def __init__(self, arrivals_s: FloatArray, inputs_per_request: int) -> None:
         self.inputs_per_request = inputs_per_request
-        self.num_inputs = 0
         self.arrived_s = array("d")
         """By request."""
         self.latency_s = array("d")
@@ -43,7 +42,6 @@ class Ledger:
     def extend(self, arrivals_s: FloatArray) -> None:
         """Have more requests, whose inputs have no outcome yet."""
         number = len(arrivals_s) * self.inputs_per_request
-        self.num_inputs += number
         self.arrived_s.frombytes(arrivals_s.tobytes())
         self.latency_s.extend(array("d", [math.nan]) * number)
         self.exit.extend(array("h", [NO_EXIT]) * number)

@@ -66,10 +66,6 @@ class Scenario:
         if not self.slo_s > 0:
             raise DataError(f"slo_s must be above 0, not {self.slo_s}")
 
-    @property
-    def num_inputs(self) -> int:
-        return len(self.arrivals_s) * self.inputs_per_request
-
     def _check_plan(self) -> None:
         problem, plan = self.problem, self.plan
         if plan.num_blocks != problem.num_blocks:

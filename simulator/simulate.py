@@ -39,8 +39,8 @@ def booted(scenario: Scenario) -> SimulatedService:
     return service
 
 
-def play(service: SimulatedService, *, progress: Progress | None = None, until_s: float | None = None) -> Outcome:
-    """Let the requests of a service arrive, and all happen that follows; up to `until_s` where events never end."""
+def play(service: SimulatedService, *, progress: Progress | None = None) -> Outcome:
+    """Let the requests of a service arrive, and all happen that follows."""
     interrupted = False
     events, arrivals_s, arrive = service.events, service.scenario.arrivals_s, service.door
     with _no_collections():
@@ -49,7 +49,7 @@ def play(service: SimulatedService, *, progress: Progress | None = None, until_s
                 events.run_arrivals(arrivals_s[first : first + CHUNK].tolist(), arrive, first)
                 if progress is not None:
                     progress(service.events.time_s / service.scenario.duration_s)
-            events.run_out() if until_s is None else events.run_until(until_s)
+            events.run_out()
         except KeyboardInterrupt:
             interrupted = True
     return gather(service, interrupted=interrupted)

@@ -89,7 +89,7 @@ class ClosedSender:
         sent = [self._next_number(now_s) for _ in range(number)]
         ledger, ingresses = self._service.ledger, self._service.ingresses
         for each in sent:
-            if each >= ledger.num_inputs:
+            if each >= len(ledger.latency_s):
                 ledger.extend(np.full(self._service.cycle, np.nan))
             ledger.arrived_s[each] = now_s
         first = len(self.numbers)

@@ -156,21 +156,21 @@ class SimulatedFleet(Fleet):
         self.say(f"{replica.name} dies")
         self._accelerators[replica.device].release(replica)
         self._service.kill(replica)
-        self._later(self._delays.notice_s, self._notice, replica.name.rpartition("#")[0])
+        self._later(self._delays.notice_s, self._reconcile, replica.name.rpartition("#")[0])
 
     def lose(self, device: str, numbers: tuple[int, ...]) -> None:
         """AcceleratorPool are gone, with the replicas that run or start on them."""
-        self.say(f"{device} {_listed(numbers)} lost")
+        self.say(f"{device} {', '.join(map(str, numbers))} lost")
         for holder in self._accelerators[device].lose(numbers, self._events.time_s):
             if isinstance(holder, SimulatedReplica):
                 self.die(holder)
             elif isinstance(holder, _Start):
                 self._starts.remove(holder)
-                self._later(self._delays.notice_s, self._notice, holder.slot)
+                self._later(self._delays.notice_s, self._reconcile, holder.slot)
 
     def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
         """AcceleratorPool that were lost are there again, empty."""
-        self.say(f"{device} {_listed(numbers)} back")
+        self.say(f"{device} {', '.join(map(str, numbers))} back")
         self._accelerators[device].bring_back(numbers)
         self._place()
 
@@ -229,9 +229,6 @@ class SimulatedFleet(Fleet):
             self._accelerators[replica.device].release(replica)
             self._place()
 
-    def _notice(self, slot: str) -> None:
-        self._reconcile(slot)
-
     def _accelerators_of(self, slot: str) -> AcceleratorPool:
         return self._accelerators[self._service.slots[slot].device]
 
@@ -254,7 +251,3 @@ def _report(slot: str, replica: SimulatedReplica) -> ReplicaReport:
         waiting=replica.engine.num_waiting,
         times=replica.engine.times_run,
     )
-
-
-def _listed(numbers: tuple[int, ...]) -> str:
-    return ", ".join(map(str, numbers))

@@ -90,7 +90,7 @@ def test_accelerators_are_weighed_by_the_time_they_were_held_and_paid_per_hour_o
 
 def test_a_ledger_begins_without_any_outcome() -> None:
     ledger = Ledger(np.array([0.5, 2.0]), 3)
-    assert (ledger.num_inputs, ledger.arrived_s.tolist()) == (6, [0.5, 2.0])
+    assert (len(ledger.latency_s), ledger.arrived_s.tolist()) == (6, [0.5, 2.0])
     assert all(math.isnan(each) for each in ledger.latency_s)
     assert (set(ledger.exit), set(ledger.drop)) == ({NO_EXIT}, {NOT_DROPPED})
     assert DROPS[DEADLINE] == "deadline"

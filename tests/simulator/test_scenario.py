@@ -66,5 +66,5 @@ def test_inputs_arrivals_and_numbers_that_make_no_sense_are_refused(options: dic
 
 
 def test_a_request_may_come_at_the_very_end_and_none_must_come() -> None:
-    assert scenario(WHOLE, [0.0, 3.0], duration_s=3.0, inputs_per_request=4).num_inputs == 8
-    assert scenario(WHOLE, []).num_inputs == 0
+    assert len(scenario(WHOLE, [0.0, 3.0], duration_s=3.0).arrivals_s) == 2
+    assert len(scenario(WHOLE, []).arrivals_s) == 0
