@@ -88,6 +88,8 @@ def test_a_window_counts_what_was_due_in_it_and_what_was_answered_in_it() -> Non
     later = figures(run, (2.0, 4.0))
     assert later.answers_per_s == 3.0, "three requests of two in two seconds"
     assert later.goodput_per_s == 2.0, "one of them was late"
+    nothing = figures(driven(request("refused", 0.0, 0.1, error="overloaded")), (0.0, 1.0))
+    assert (nothing.p50_s, nothing.p99_s) == (None, None)
 
 
 def test_windows_that_overlap_count_once() -> None:
@@ -99,12 +101,6 @@ def test_windows_that_overlap_count_once() -> None:
     window = figures(run, (3.0, 5.0), (0.0, 1.0), (4.0, 6.0))
     assert (window.requests, window.seconds) == (2, 4.0)
     assert window.goodput_per_s == 1.0, "two requests of two inputs in four seconds"
-
-
-def test_a_window_without_answers_has_no_percentiles() -> None:
-    window = figures(driven(request("refused", 0.0, 0.1, error="overloaded")), (0.0, 1.0))
-    assert window.p50_s is None
-    assert window.p99_s is None
 
 
 def test_goodput_over_time_counts_only_what_came_within_the_slo() -> None:
