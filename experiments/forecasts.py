@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,10 +54,6 @@ TWITTER = "traces/twitter_per_second_infadapter.txt.gz"
 AZURE = "traces/azure_functions_2019_sample_500_inv.csv.gz"
 DESIGN_DAYS = 4
 """Of the Twitter trace, that the method was chosen on."""
-INPUT_BATCH = 8
-"""Of E3's figure 21."""
-FIGURE_21_SEEDS = 10
-FIGURE_21_WINDOWS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,26 +76,14 @@ WORKLOADS = (
     Workload(name="wandering", easy_W=lambda rng: wandering(240, rng)),
     Workload(name="steady", easy_W=lambda _: np.full(120, 0.5), drifts=False),
 )
-TWO_SWITCHES = Workload(
-    name="two switches in ten",
-    easy_W=lambda _: np.concatenate([np.full(HISTORY, 0.8), np.repeat([0.8, 0.5, 0.2], [4, 3, 3])]),
-)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """Mean absolute errors of survival, in shares."""
+def backtest(seen_WK: FloatArray, true_WK: FloatArray, stride: int = 1) -> dict[str, float]:
+    """Forecast each window from those before it; `seen_WK` counts inputs that reach each block, `true_WK` shares.
 
-    forecast: float
-    last: float
-    mean: float
-    coverage: float
-    """Share of figures inside their intervals, which promise 80 %."""
-
-
-def backtest(seen_WK: FloatArray, true_WK: FloatArray, stride: int = 1) -> Errors:
-    """Forecast each window from those before it; `seen_WK` counts inputs that reach each block, `true_WK` shares."""
-    errors: dict[str, list[float]] = {"forecast": [], "last": [], "mean": [], "inside": []}
+    Gives mean absolute errors, in shares, and `coverage`: figures inside their intervals, which promise 80 %.
+    """
+    errors: dict[str, list[float]] = {"last": [], "mean": [], "forecast": [], "coverage": []}
     for now in range(FIRST, len(seen_WK), stride):
         past = SurvivalHistory.from_counts(seen_WK[max(0, now - HISTORY) : now])
         found = forecast_survival(past)
@@ -107,12 +91,11 @@ def backtest(seen_WK: FloatArray, true_WK: FloatArray, stride: int = 1) -> Error
         for name, guess_K in guesses.items():
             errors[name].append(float(np.abs(guess_K - true_WK[now])[1:].mean()))
         inside_K = (found.survival_low_HK[0] <= true_WK[now]) & (true_WK[now] <= found.survival_high_HK[0])
-        errors["inside"].append(float(inside_K[1:].mean()))
-    means = {name: float(np.mean(values)) for name, values in errors.items()}
-    return Errors(forecast=means["forecast"], last=means["last"], mean=means["mean"], coverage=means["inside"])
+        errors["coverage"].append(float(inside_K[1:].mean()))
+    return {name: float(np.mean(values)) for name, values in errors.items()}
 
 
-def run_workload(workload: Workload, kinds: Kinds, num_probes: float, seed: int) -> Errors:
+def run_workload(workload: Workload, kinds: Kinds, num_probes: float, seed: int) -> dict[str, float]:
     """One workload; `num_probes` expected per window, and as many as there are inputs where all are seen."""
     rng = np.random.default_rng(seed)
     exits_WK = kinds.exits(workload.easy_W(rng))
@@ -128,7 +111,7 @@ def run_workload(workload: Workload, kinds: Kinds, num_probes: float, seed: int)
 def survival_table(kinds: Kinds, num_probes: float) -> dict[str, Any]:
     """Every workload, and the drifting ones together."""
     rows = {
-        workload.name: _mean([asdict(run_workload(workload, kinds, num_probes, seed)) for seed in SEEDS])
+        workload.name: _mean([run_workload(workload, kinds, num_probes, seed) for seed in SEEDS])
         for workload in WORKLOADS
     }
     drifting = [rows[workload.name] for workload in WORKLOADS if workload.drifts]
@@ -147,67 +130,6 @@ def _mean(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _show(title: str, rows: Mapping[str, Mapping[str, float]]) -> None:
     names = list(next(iter(rows.values())))
     show(title, ("", *names), [(label, *(row[name] for name in names)) for label, row in rows.items()])
-
-
-def figure_21_cuts(kinds: Kinds) -> list[int]:
-    """Blocks before which the 50:50 mix has first lost a third of its inputs, and half of them."""
-    middle_K = 1 - np.concatenate([[0], np.cumsum(kinds.exits(np.array([0.5]))[0])[:-1]])
-    return [int(np.argmax(middle_K <= share)) for share in (2 / 3, 1 / 2)]
-
-
-def figure_21(kinds: Kinds, num_probes: float) -> dict[str, Any]:
-    """E3's figure 21: two cuts, ten windows, input batch 8. The paper does not name its workload; all are tried.
-
-    The ten windows are those after a whole history. `TWO_SWITCHES` is the hardest: the windows that a switch comes with
-    cannot be foreseen.
-    """
-    cuts = figure_21_cuts(kinds)
-    rows = {}
-    for workload in (*WORKLOADS, TWO_SWITCHES):
-        found = [forecast_batches(workload, kinds, num_probes, cuts, seed) for seed in range(FIGURE_21_SEEDS)]
-        rows[workload.name] = _mean([{"last": each.last_error, "forecast": each.forecast_error} for each in found])
-    _show(f"figure 21: inputs of {INPUT_BATCH}, cuts before blocks {cuts}, {num_probes:.0f} inputs a window", rows)
-    mean = float(np.mean([rows[workload.name]["forecast"] for workload in WORKLOADS]))
-    print(f"all but the last: {mean:.3f} inputs\n")
-    return {"cuts": cuts, "workloads": rows, "mean_error_inputs": mean}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batches:
-    """What is left of an input batch of `INPUT_BATCH`, per window and cut."""
-
-    forecast_WC: FloatArray
-    last_WC: FloatArray
-    """What the window before showed: the simplest forecast."""
-    true_WC: FloatArray
-
-    @property
-    def forecast_error(self) -> float:
-        """Mean absolute error, in inputs."""
-        return float(np.abs(self.forecast_WC - self.true_WC).mean())
-
-    @property
-    def last_error(self) -> float:
-        """The same of the last value."""
-        return float(np.abs(self.last_WC - self.true_WC).mean())
-
-
-def forecast_batches(workload: Workload, kinds: Kinds, num_probes: float, cuts: list[int], seed: int) -> Batches:
-    """The ten windows of figure 21, each forecast from the `HISTORY` before it."""
-    rng = np.random.default_rng([seed, 21])
-    num_inputs = RATE_RPS * WINDOW_S
-    exits_WK = kinds.exits(workload.easy_W(rng))[: HISTORY + FIGURE_21_WINDOWS]
-    all_WK = draw_reach(exits_WK, np.full(len(exits_WK), num_inputs), rng)
-    few_WK = draw_reach(exits_WK, np.full(len(exits_WK), int(num_probes)), rng)
-    seen_WK = all_WK if num_probes >= num_inputs else few_WK
-    pasts = [
-        SurvivalHistory.from_counts(seen_WK[now - HISTORY : now]) for now in range(HISTORY, HISTORY + FIGURE_21_WINDOWS)
-    ]
-    return Batches(
-        forecast_WC=INPUT_BATCH * np.array([forecast_survival(past).survival_HK[0, cuts] for past in pasts]),
-        last_WC=INPUT_BATCH * np.array([past.survival_WK[-1, cuts] for past in pasts]),
-        true_WC=INPUT_BATCH * all_WK[HISTORY:, cuts] / num_inputs,
-    )
 
 
 def rate_errors(rates_W: FloatArray, stride: int) -> dict[str, float]:
@@ -265,8 +187,6 @@ def main() -> None:
     results = {
         "probes": survival_table(kinds, probes),
         "all_seen": survival_table(kinds, num_inputs),
-        "figure_21_probes": figure_21(kinds, probes),
-        "figure_21_all_seen": figure_21(kinds, num_inputs),
         "rates": rate_table(),
         "seconds_24_ramps_60_windows": seconds_for_24_ramps(),
     }

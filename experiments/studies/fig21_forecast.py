@@ -7,34 +7,84 @@ windows holds the probes (2 % of the inputs), or every input.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.drift import Kinds, easy_and_hard
+from experiments.drift import Kinds, draw_reach, easy_and_hard
 from experiments.forecasts import (
     ENTROPY,
-    FIGURE_21_WINDOWS,
-    INPUT_BATCH,
+    HISTORY,
     PROBE_SHARE,
     RATE_RPS,
-    TWO_SWITCHES,
     WINDOW_S,
     WORKLOADS,
-    Batches,
+    FloatArray,
     Workload,
-    figure_21_cuts,
-    forecast_batches,
 )
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
+from profiles.forecast import SurvivalHistory, forecast_survival
 
+INPUT_BATCH = 8
+WINDOWS = 10
+TWO_SWITCHES = Workload(
+    name="two switches in ten",
+    easy_W=lambda _: np.concatenate([np.full(HISTORY, 0.8), np.repeat([0.8, 0.5, 0.2], [4, 3, 3])]),
+)
 NUM_INPUTS = RATE_RPS * WINDOW_S
 HISTORIES = {"probes": PROBE_SHARE * NUM_INPUTS, "all inputs": float(NUM_INPUTS)}
 """Inputs seen in each window of the past."""
 DRAWN = ("gradual, 60 one way", TWO_SWITCHES.name)
 """Workloads that have a picture: a drift that can be foreseen, and a jump that cannot."""
 SEEDS: dict[Effort, int] = {"full": 3, "quick": 1}
+
+
+def cuts_of(kinds: Kinds) -> list[int]:
+    """Blocks before which the 50:50 mix has first lost a third of its inputs, and half of them."""
+    middle_K = 1 - np.concatenate([[0], np.cumsum(kinds.exits(np.array([0.5]))[0])[:-1]])
+    return [int(np.argmax(middle_K <= share)) for share in (2 / 3, 1 / 2)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batches:
+    """What is left of an input batch of `INPUT_BATCH`, per window and cut."""
+
+    forecast_WC: FloatArray
+    last_WC: FloatArray
+    """What the window before showed: the simplest forecast."""
+    true_WC: FloatArray
+
+    @property
+    def forecast_error(self) -> float:
+        """Mean absolute error, in inputs."""
+        return float(np.abs(self.forecast_WC - self.true_WC).mean())
+
+    @property
+    def last_error(self) -> float:
+        """The same of the last value."""
+        return float(np.abs(self.last_WC - self.true_WC).mean())
+
+
+def forecast_batches(workload: Workload, kinds: Kinds, num_probes: float, cuts: list[int], seed: int) -> Batches:
+    """Ten windows, each forecast from the `HISTORY` before it.
+
+    The paper does not name its workload. `TWO_SWITCHES` is the hardest: the windows that a switch comes with cannot be
+    foreseen.
+    """
+    rng = np.random.default_rng([seed, 21])
+    exits_WK = kinds.exits(workload.easy_W(rng))[: HISTORY + WINDOWS]
+    all_WK = draw_reach(exits_WK, np.full(len(exits_WK), NUM_INPUTS), rng)
+    few_WK = draw_reach(exits_WK, np.full(len(exits_WK), int(num_probes)), rng)
+    seen_WK = all_WK if num_probes >= NUM_INPUTS else few_WK
+    pasts = [SurvivalHistory.from_counts(seen_WK[now - HISTORY : now]) for now in range(HISTORY, HISTORY + WINDOWS)]
+    return Batches(
+        forecast_WC=INPUT_BATCH * np.array([forecast_survival(past).survival_HK[0, cuts] for past in pasts]),
+        last_WC=INPUT_BATCH * np.array([past.survival_WK[-1, cuts] for past in pasts]),
+        true_WC=INPUT_BATCH * all_WK[HISTORY:, cuts] / NUM_INPUTS,
+    )
+
 
 Errors = Mapping[str, float]
 """Mean absolute errors, in inputs of a batch of 8: `forecast`, and `last` of the window before taken as one."""
@@ -50,7 +100,7 @@ def errors(found: Sequence[Batches]) -> Errors:
 
 def compare(kinds: Kinds, workloads: Sequence[Workload], effort: Effort) -> StudyResult:
     """Forecasts beside what came, seen through either history; through the probes alone with quick effort."""
-    cuts = figure_21_cuts(kinds)
+    cuts = cuts_of(kinds)
     found = {
         history: {
             workload.name: [forecast_batches(workload, kinds, seen, cuts, seed) for seed in range(SEEDS[effort])]
@@ -102,7 +152,7 @@ def _lines(name: str, cuts: Sequence[int], found: Batches) -> Lines:
         for position, cut in enumerate(cuts)
         for which, values_WC in (("forecast", found.forecast_WC), ("actual", found.true_WC))
     }
-    x = tuple(float(window) for window in range(1, FIGURE_21_WINDOWS + 1))
+    x = tuple(float(window) for window in range(1, WINDOWS + 1))
     return Lines(f"What is left of a batch of {INPUT_BATCH}: {name}", "window of two minutes", "inputs", x, series)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from earlyexit.split import Split
 from experiments.drift import Kinds
-from experiments.forecasts import HISTORY, TWO_SWITCHES, Batches, Workload, figure_21_cuts
+from experiments.forecasts import HISTORY, Workload
 from experiments.misprediction import Mistakes
 from experiments.studies import fig20_planner_overhead as fig20
 from experiments.studies import fig21_forecast as fig21
@@ -55,17 +55,17 @@ STEADY = Workload(name="steady", easy_W=lambda _: np.full(HISTORY + 10, 0.5), dr
 
 
 def test_21_errors_are_in_inputs_of_the_batch() -> None:
-    found = Batches(
+    found = fig21.Batches(
         forecast_WC=np.array([[4.0, 2.0], [4.0, 2.0]]),
         last_WC=np.array([[5.0, 2.0], [4.0, 2.0]]),
         true_WC=np.array([[4.5, 2.5], [4.0, 2.0]]),
     )
     assert fig21.errors([found]) == {"forecast": 0.25, "last": 0.25}
-    assert figure_21_cuts(KINDS) == [1, 2], "where a third and a half have left"
+    assert fig21.cuts_of(KINDS) == [1, 2], "where a third and a half have left"
 
 
 def test_21_what_does_not_change_is_forecast_and_a_switch_is_not() -> None:
-    result = fig21.compare(KINDS, [STEADY, TWO_SWITCHES], "quick")
+    result = fig21.compare(KINDS, [STEADY, fig21.TWO_SWITCHES], "quick")
     errors = result.figures["errors"]["probes"]
     # From 240 probes a share scatters by 0.03, so a batch of 8 by 0.25; the history takes most of it off.
     assert errors["steady"]["forecast"] < 0.15 < errors["two switches in ten"]["forecast"]
