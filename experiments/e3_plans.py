@@ -22,7 +22,7 @@ from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
 from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned
 from optimizer.evaluate import Evaluation
-from optimizer.planner import solve, solve_in
+from optimizer.planner import solve
 from optimizer.problem import MinimizeCost, PlanProblem
 from optimizer.problem_file import read_problem
 from optimizer.rescore import joint_reach, rescore
@@ -39,9 +39,9 @@ RATE_PER_S = 6000.0
 PLENTY = 64
 """Devices of a type where their number is the question; more only make the question longer."""
 
-RAMPS_AT_SPLIT_ENDS = Space(ramps="split-ends", splits_per_stage=False, one_batch=True)
+RAMPS_AT_SPLIT_ENDS = Space(strategy="e3", ramps="split-ends", splits_per_stage=False, one_batch=True)
 """E3 section 5.8.6: exits inside a split are off, its last one stays."""
-RAMPS_CHOSEN = Space(ramps="choose", splits_per_stage=False, one_batch=True)
+RAMPS_CHOSEN = Space(strategy="e3", ramps="choose", splits_per_stage=False, one_batch=True)
 
 RATIOS = (("e3", "early-exit"), ("e3", "stock"), ("best", "e3"), ("best", "stock"))
 RATIOS_OF_VARIANTS = (("ramps at split ends", "e3"), ("ramps chosen", "e3"), ("best", "e3"))
@@ -120,8 +120,8 @@ def solved(figure: str, label: str, problem: PlanProblem, records_file: bool) ->
     if figure == "25":
         decisions = {
             "e3": solve(problem, "e3"),
-            "ramps at split ends": solve_in(problem, RAMPS_AT_SPLIT_ENDS, "e3"),
-            "ramps chosen": solve_in(problem, RAMPS_CHOSEN, "e3"),
+            "ramps at split ends": solve(problem, RAMPS_AT_SPLIT_ENDS),
+            "ramps chosen": solve(problem, RAMPS_CHOSEN),
             "best": solve(problem),
         }
     else:

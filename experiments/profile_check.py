@@ -3,7 +3,7 @@
     python -m experiments.profile_check MODEL [--backend onnx] [--length 32]
 
 Every split (first, end) at every batch size, without ramps and with all of its ramps active but nobody leaving, is
-timed in the same rounds as the profile's own probes, and never enters the profile. Writes runs/profile-check-*.json.
+timed in the same rounds as the profile's own splits, and never enters the profile. Writes runs/profile-check-*.json.
 Minutes: about 1 on one core. A busy machine shows as spread: repeat where it is above a few percent.
 """
 
@@ -27,7 +27,7 @@ from offramp.cli.options import integers
 from offramp.jobs.profiling import ProfileJob, open_bench
 from offramp.jobs.progress import progress_bars
 from profiles.latency import LatencyProfile
-from profiles.measure import Point, Probe
+from profiles.measure import Point, TimedSplit
 from profiles.table import LatencyTable
 
 ACCEPTED = 0.10
@@ -71,9 +71,9 @@ def check(profile: LatencyProfile, points: Sequence[Point]) -> tuple[Checked, ..
     """Every measured split beside its prediction."""
     return tuple(
         Checked(
-            split=point.probe.split,
+            split=point.timed.split,
             measured_s=point.median_s,
-            predicted_s=predicted_s(profile.at(point.probe.length), profile.ramps, point.probe.split),
+            predicted_s=predicted_s(profile.at(point.timed.length), profile.ramps, point.timed.split),
         )
         for point in points
     )
@@ -139,16 +139,16 @@ def main() -> None:
 
 
 def measure(folder: Path, job: ProfileJob) -> tuple[LatencyProfile, tuple[Checked, ...]]:
-    """The profile's probes and all splits, in the same rounds."""
+    """The profile's splits and all others, in the same rounds."""
     # Every split as a file of its own, each with its weights, is nothing to leave in the model's folder.
     with (
         TemporaryDirectory() as exports,
         open_bench(folder, job, exports=Path(exports)) as bench,
         progress_bars() as progress,
     ):
-        mine = job.probes(bench.model)
+        mine = job.splits(bench.model)
         splits = all_splits(bench.model.num_blocks, bench.model.ramp_indices, job.batches)
-        theirs = tuple(Probe(split=split, length=mine[0].length) for split in splits)
+        theirs = tuple(TimedSplit(split=split, length=mine[0].length) for split in splits)
         points = bench.time((*mine, *theirs), MonotonicClock(), progress)
         profile = bench.profile(points[: len(mine)])
         return profile, check(profile, points[len(mine) :])

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
-from optimizer.evaluate import Evaluation
+from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.plan import Stage
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem
 
 Strategy = Literal["best", "stock", "early-exit", "e3", "serial"]
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
 """`best` searches the whole space of plans; the others are parts of it that people deploy today, or E3's."""
 
 Binding = Literal["devices", "budget", "latency"]
+Possible = TypeVar("Possible")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan that keeps every promise, and its figures."""
+
+    chain: tuple[Stage, ...]
+    figures: Evaluation
+
+
+def kept(problem: PlanProblem, chain: tuple[Stage, ...]) -> Found | None:
+    """The plan with its figures, if it keeps every promise."""
+    figures = evaluate(problem, chain)
+    return None if violations(problem, chain, figures) else Found(chain=chain, figures=figures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +66,28 @@ Decision = Planned | NoPlan
 def gap_between(value: float, bound: float) -> float:
     """How far a plan is from a bound, as a share of it."""
     return abs(value - bound) / bound if bound else float(value > 0)
+
+
+def why_none(
+    problem: PlanProblem,
+    strategy: Strategy,
+    *,
+    possible: Callable[[PlanProblem], Possible | None],
+    nearest_slo_s: Callable[[Possible], float | None],
+    fastest: Callable[[PlanProblem], Found | None],
+) -> NoPlan:
+    """Which promise cannot be kept: the latency, where there is a plan at any; the budget, where there is one then.
+
+    `possible` tells of a problem whether it has plans, None for none, and `nearest_slo_s` goes on from what it said.
+    """
+    rate_per_s = None
+    if isinstance(problem.objective, MinimizeCost):
+        found = fastest(replace(problem, objective=MaximizeRate()))
+        rate_per_s = None if found is None else found.figures.rate_per_s
+    patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
+    plan = possible(patient)
+    if plan is not None:
+        slo_s = nearest_slo_s(plan)
+        return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
+    unpaid = possible(replace(patient, budget_usd_per_hour=None))
+    return NoPlan(strategy=strategy, binding="devices" if unpaid is None else "budget", highest_rate_per_s=rate_per_s)

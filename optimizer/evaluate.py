@@ -33,7 +33,7 @@ Reach = Callable[[Sequence[int]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitFigures:
+class ExpectedSplit:
     """What one split is expected to do."""
 
     stage_index: int
@@ -76,7 +76,7 @@ class Evaluation:
     latency_s: float
     """Worst case."""
     usd_per_hour: float
-    splits: tuple[SplitFigures, ...]
+    splits: tuple[ExpectedSplit, ...]
     stages: tuple[StageFigures, ...]
 
 
@@ -116,7 +116,7 @@ def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None 
     rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
     served_per_s = problem.objective.rate_per_s if isinstance(problem.objective, MinimizeCost) else rate_per_s
     splits = tuple(
-        SplitFigures(
+        ExpectedSplit(
             stage_index=stage_index,
             split=split,
             reached_by=share_N[split.first],

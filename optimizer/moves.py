@@ -7,7 +7,7 @@ another between the same nodes on the same device are left out.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,21 @@ import numpy.typing as npt
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.compiled import compiled
-from optimizer.problem import PlanProblem
-from optimizer.split_times import ALL, CHOOSE, NONE, SPLIT_ENDS, FloatArray, IntArray, least_times
+from optimizer.problem import PlanProblem, device_names
+from optimizer.space import RampRule
+from optimizer.split_times import (
+    ALL,
+    CHOOSE,
+    NONE,
+    SPLIT_ENDS,
+    DeviceSeconds,
+    Ranks,
+    least_times,
+    ranks_of,
+    seconds_of,
+)
+from optimizer.step import FloatArray, IntArray, batch_inside, hop_s
 
-RampRule = Literal["choose", "all", "none", "split-ends"]
 RULES: dict[RampRule, int] = {"choose": CHOOSE, "all": ALL, "none": NONE, "split-ends": SPLIT_ENDS}
 
 
@@ -73,16 +84,12 @@ class Graph:
         problem, moves = self.problem, self.moves
         first, entry = int(self.block_P[node]), int(self.rank_P[node])
         end, last = int(self.block_P[moves.to_M[move]]), int(moves.rank_M[move])
-        share_Q, after_Q = ranks_of(problem)
-        table = problem.latency[self.device_names[moves.device_M[move]]]
-        least_EQ = np.empty((problem.num_blocks + 1, len(share_Q)))
-        before_Q = np.zeros(len(share_Q), dtype=np.int64)
+        ranks = ranks_of(problem)
+        seconds = seconds_of(problem.latency[self.device_names[moves.device_M[move]]])
+        least_EQ = np.empty((problem.num_blocks + 1, len(ranks.share_Q)))
+        before_Q = np.zeros(len(ranks.share_Q), dtype=np.int64)
         batch = int(moves.batch_M[move])
-        sizes_G, sums_GK, ramp_s_EG = _table_arrays(table.batches, table.block_s_NB, table.ramp_s_EB)
-        least_times(
-            RULES[self.rule], first, entry, float(batch), sizes_G, sums_GK, ramp_s_EG, share_Q, after_Q,
-            least_EQ, before_Q,
-        )  # fmt: skip
+        least_times(RULES[self.rule], first, entry, float(batch), seconds, ranks, least_EQ, before_Q)
         ramps: list[int] = []
         while last != entry:
             ramps.append(problem.ramps[last - 1])
@@ -111,50 +118,29 @@ def build_graph(
 
     `every_batch` keeps batch sizes that another is better than: where all splits must share one, it may still be it.
     """
-    share_Q, after_Q = ranks_of(problem)
-    block_P, rank_P, node_KQ = nodes or all_nodes(problem)
+    nodes = nodes or all_nodes(problem)
     names = device_names(problem)
-    parts = []
-    for device, name in enumerate(names):
-        table = problem.latency[name]
-        sizes_G, sums_GK, ramp_s_EG = _table_arrays(table.batches, table.block_s_NB, table.ramp_s_EB)
-        parts.append(
-            _moves_of_device(
-                device, RULES[rule], sizes_G, sums_GK, ramp_s_EG, share_Q, after_Q, block_P, rank_P, node_KQ,
-                np.array(problem.bytes_per_sample_N), problem.link.bandwidth_bytes_per_s, problem.link.delay_s,
-                problem.slo.limit_s, every_batch, most_moves,
-            )
-        )  # fmt: skip
+    wire = Wire(np.array(problem.bytes_per_sample_N), problem.link.bandwidth_bytes_per_s, problem.link.delay_s)
+    parts = [
+        _moves_of_device(
+            device, RULES[rule], seconds_of(problem.latency[name]), ranks_of(problem), nodes, wire,
+            problem.slo.limit_s, every_batch, most_moves,
+        )
+        for device, name in enumerate(names)
+    ]  # fmt: skip
     if any(len(part[0]) > most_moves for part in parts):
         raise PlanError(f"more than {most_moves} splits to choose from")
     whole_MI = np.concatenate([part[0] for part in parts] or [np.empty((0, 5), dtype=np.int64)])
     whole_MF = np.concatenate([part[1] for part in parts] or [np.empty((0, 5))])
     order_M = np.argsort(whole_MI[:, 0], kind="stable")
     whole_MI, whole_MF = whole_MI[order_M], whole_MF[order_M]
-    first_move_P = np.searchsorted(whole_MI[:, 0], np.arange(len(block_P) + 1))
+    first_move_P = np.searchsorted(whole_MI[:, 0], np.arange(len(nodes.block_P) + 1))
     to_M, device_M, batch_M, rank_M = (np.ascontiguousarray(whole_MI[:, column]) for column in (1, 2, 3, 4))
     seconds_M, work_M, wait_M, hop_M, hop_work_M = (np.ascontiguousarray(whole_MF[:, column]) for column in range(5))
     moves = MoveArrays(first_move_P, to_M, device_M, batch_M, seconds_M, work_M, wait_M, hop_M, hop_work_M, rank_M)
-    return Graph(problem=problem, rule=rule, device_names=names, block_P=block_P, rank_P=rank_P, moves=moves)
-
-
-def device_names(problem: PlanProblem) -> tuple[str, ...]:
-    """The devices that there are, in the order of all arrays."""
-    return tuple(name for name, supply in sorted(problem.devices.items()) if supply.count > 0)
-
-
-def ranks_of(problem: PlanProblem) -> tuple[FloatArray, IntArray]:
-    """Per rank, the share inside the model after it, and the first block after it."""
-    shares = [1.0, *(problem.share_after(ramp) for ramp in problem.ramps)]
-    return np.array(shares), np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64)
-
-
-def _table_arrays(
-    batches: tuple[int, ...], block_s_NB: FloatArray, ramp_s_EB: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    sums_GK = np.zeros((len(batches), len(block_s_NB) + 1))
-    np.cumsum(block_s_NB.T, axis=1, out=sums_GK[:, 1:])
-    return np.array(batches, dtype=float), sums_GK, np.ascontiguousarray(ramp_s_EB, dtype=float)
+    return Graph(
+        problem=problem, rule=rule, device_names=names, block_P=nodes.block_P, rank_P=nodes.rank_P, moves=moves
+    )
 
 
 def all_nodes(problem: PlanProblem) -> Nodes:
@@ -182,28 +168,28 @@ def ends_of(problem: PlanProblem) -> Nodes:
     return Nodes(np.array([0, problem.num_blocks]), np.zeros(2, dtype=np.int64), node_KQ)
 
 
+class Wire(NamedTuple):
+    """What a hop goes over, and what it carries of one input after every block."""
+
+    bytes_N: FloatArray
+    bandwidth: float
+    delay_s: float
+
+
 @compiled
 def _moves_of_device(
     device: int,
     rule: int,
-    sizes_G: FloatArray,
-    sums_GK: FloatArray,
-    ramp_s_EG: FloatArray,
-    share_Q: FloatArray,
-    after_Q: IntArray,
-    block_P: IntArray,
-    rank_P: IntArray,
-    node_KQ: IntArray,
-    bytes_N: FloatArray,
-    bandwidth: float,
-    delay_s: float,
+    seconds: DeviceSeconds,
+    ranks: Ranks,
+    nodes: Nodes,
+    wire: Wire,
     limit_s: float,
     every_batch: bool,
     most_moves: int,
 ) -> tuple[IntArray, FloatArray]:
     """Columns (from, to, device, batch, rank) and (seconds, work, wait, hop, hop work) of one device's moves."""
-    num_blocks, num_ranks, num_sizes = sums_GK.shape[1] - 1, share_Q.size, sizes_G.size
-    num_nodes = block_P.size
+    num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
     whole = np.empty((1024, 5), dtype=np.int64)
     real = np.empty((1024, 5))
     count = 0
@@ -211,24 +197,18 @@ def _moves_of_device(
     before_Q = np.zeros(num_ranks, dtype=np.int64)
     figures_B = np.empty((num_sizes, 5))
     kept_B = np.empty(num_sizes, dtype=np.bool_)
-    for node in range(num_nodes - 1):
-        first, entry = block_P[node], rank_P[node]
+    for node in range(nodes.block_P.size - 1):
+        first, entry = nodes.block_P[node], nodes.rank_P[node]
         for size in range(num_sizes):
-            least_times(
-                rule, first, entry, sizes_G[size], sizes_G, sums_GK, ramp_s_EG, share_Q, after_Q,
-                least_BEQ[size], before_Q,
-            )  # fmt: skip
+            least_times(rule, first, entry, seconds.sizes_G[size], seconds, ranks, least_BEQ[size], before_Q)
         for end in range(first + 1, num_blocks + 1):
             for rank in range(entry, num_ranks):
-                target = node_KQ[end, rank]
+                target = nodes.node_KQ[end, rank]
                 if target < 0:
                     continue
+                _write_sizes(seconds.sizes_G, ranks.share_Q, wire, entry, rank, end, least_BEQ, figures_B)
                 for size in range(num_sizes):
-                    seconds = least_BEQ[size, end, rank]
-                    leaving = sizes_G[size] * share_Q[rank] / share_Q[entry]
-                    hop_s = delay_s + bytes_N[end - 1] * leaving / bandwidth if end < num_blocks else 0.0
-                    _write_figures(figures_B[size], seconds, share_Q[entry] / sizes_G[size], hop_s)
-                    kept_B[size] = seconds <= limit_s * (1 + 1e-9)
+                    kept_B[size] = figures_B[size, 0] <= limit_s * (1 + 1e-9)
                 if not every_batch:
                     _drop_worse(figures_B, kept_B)
                 for size in range(num_sizes):
@@ -238,11 +218,8 @@ def _moves_of_device(
                         if count > most_moves:
                             return whole, real
                         whole, real = _doubled(whole, real)
-                    whole[count, 0] = node
-                    whole[count, 1] = target
-                    whole[count, 2] = device
-                    whole[count, 3] = int(sizes_G[size])
-                    whole[count, 4] = rank
+                    whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
+                    whole[count, 3], whole[count, 4] = int(seconds.sizes_G[size]), rank
                     for column in range(5):
                         real[count, column] = figures_B[size, column]
                     count += 1
@@ -250,13 +227,27 @@ def _moves_of_device(
 
 
 @compiled
-def _write_figures(figures_F: FloatArray, seconds: float, per_input: float, hop_s: float) -> None:
-    """Seconds, work, wait, hop and hop work of one split; `per_input` is s(i)/b."""
-    figures_F[0] = seconds
-    figures_F[1] = per_input * seconds
-    figures_F[2] = 1.0 / per_input
-    figures_F[3] = hop_s
-    figures_F[4] = per_input * hop_s
+def _write_sizes(
+    sizes_G: FloatArray,
+    share_Q: FloatArray,
+    wire: Wire,
+    entry: int,
+    rank: int,
+    end: int,
+    least_BEQ: FloatArray,
+    figures_B: FloatArray,
+) -> None:
+    """Seconds, work, wait, hop and hop work of one split, by batch size."""
+    for size in range(sizes_G.size):
+        seconds, per_input, after_s = least_BEQ[size, end, rank], share_Q[entry] / sizes_G[size], 0.0
+        if end < wire.bytes_N.size:
+            leaving = batch_inside(share_Q, entry, rank, sizes_G[size])
+            after_s = hop_s(wire.delay_s, wire.bytes_N[end - 1], leaving, wire.bandwidth)
+        figures_B[size, 0] = seconds
+        figures_B[size, 1] = per_input * seconds
+        figures_B[size, 2] = 1.0 / per_input
+        figures_B[size, 3] = after_s
+        figures_B[size, 4] = per_input * after_s
 
 
 @compiled

@@ -152,6 +152,11 @@ class PlanProblem:
         return 1.0 if ramp is None else self.survival_N[ramp + 1]
 
 
+def device_names(problem: PlanProblem) -> tuple[str, ...]:
+    """The devices that there are, in the order of all of the planner's arrays."""
+    return tuple(name for name, supply in sorted(problem.devices.items()) if supply.count > 0)
+
+
 def _check_number(name: str, value: float, *, above_zero: bool = False) -> None:
     if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
         raise PlanError(f"{name} must be a finite number {'above' if above_zero else 'not below'} 0, not {value}")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from optimizer.decision import Strategy
-from optimizer.moves import RampRule
+from optimizer.problem import PlanProblem
+
+RampRule = Literal["choose", "all", "none", "split-ends"]
+"""Which sets of ramps may be active: any, all of the model, none, or any of those at the ends of splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """Everything that it does not rule out."""
 
+    strategy: Strategy = "best"
+    """Whose space it is, or of which it is a variant."""
     ramps: RampRule = "choose"
     splits_per_stage: bool = True
     """Whether a stage may have several splits."""
@@ -23,11 +30,17 @@ class Space:
 SPACES: dict[Strategy, Space] = {
     "best": Space(),
     # The model without exits, replicated.
-    "stock": Space(ramps="none", splits_per_stage=False, several_stages=False),
+    "stock": Space(strategy="stock", ramps="none", splits_per_stage=False, several_stages=False),
     # All ramps in one split: the batch shrinks (E3 section 2.3).
-    "early-exit": Space(ramps="all", splits_per_stage=False, several_stages=False),
+    "early-exit": Space(strategy="early-exit", ramps="all", splits_per_stage=False, several_stages=False),
     # Each split on replicas of its own, one batch size, ramps as the model has them (E3 sections 3.2 and 3.3).
-    "e3": Space(ramps="all", splits_per_stage=False, one_batch=True),
+    "e3": Space(strategy="e3", ramps="all", splits_per_stage=False, one_batch=True),
     # One device runs all splits.
-    "serial": Space(several_stages=False),
+    "serial": Space(strategy="serial", several_stages=False),
 }
+
+
+def parts_of(problem: PlanProblem, space: Space, names: Sequence[str]) -> list[PlanProblem]:
+    """The problem on some devices: all of them, or one after the other where a plan has one stage."""
+    groups = [names] if space.several_stages else [(name,) for name in names]
+    return [replace(problem, devices={name: problem.devices[name] for name in group}) for group in groups if group]

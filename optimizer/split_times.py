@@ -3,50 +3,53 @@
 The least time of a split does not depend on the rate, nor on the rest of the plan: only on where it starts and ends,
 its device and batch, and the last ramps before and inside it, which fix who enters and who leaves. So the ramps inside
 are chosen here once, and the rest of the search never sees them. Where E3's T (figure 6) sums a given profile, this is
-a minimum over sets of ramps.
-
-Legend: *rank* 0 stands for "no ramp yet", rank r + 1 for the problem's r-th ramp. `share_Q` holds, per rank, the share
-of inputs inside the model after it; `after_Q` the first block after it. A ramp rule says which ramps a plan may use.
+a minimum over sets of ramps. Ranks and the shapes of arrays are those of `optimizer.step`.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-import numpy.typing as npt
 
 from optimizer.compiled import compiled
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from optimizer.problem import PlanProblem
+from optimizer.step import FloatArray, IntArray, batch_inside, locate, run_s, seconds_at
+from profiles.table import LatencyTable
 
 CHOOSE, ALL, NONE, SPLIT_ENDS = 0, 1, 2, 3
 """Ramp rules: any set; every ramp of the model; no ramp; only at the ends of splits (E3 section 5.8.6)."""
 
 
-@compiled
-def _run_s(sums_GK: FloatArray, cell: int, part: float, first: int, end: int) -> float:
-    """Seconds of blocks first..end-1 at one batch, given as a cell of measured batches and the part of the way."""
-    low: float = sums_GK[cell, end] - sums_GK[cell, first]
-    if part == 0.0:
-        return low
-    high: float = sums_GK[cell + 1, end] - sums_GK[cell + 1, first]
-    return low + part * (high - low)
+class DeviceSeconds(NamedTuple):
+    """One device's seconds, over its measured batch sizes."""
+
+    sizes_G: FloatArray
+    sums_GK: FloatArray
+    """Of all blocks before a boundary."""
+    ramp_s_EG: FloatArray
 
 
-@compiled
-def locate(batches_G: FloatArray, batch: float) -> tuple[int, float]:
-    """The measured sizes around a batch: linear between them, constant below the smallest."""
-    if batch <= batches_G[0]:
-        return 0, 0.0
-    cell = 0
-    while cell + 2 < batches_G.size and batches_G[cell + 1] <= batch:
-        cell += 1
-    if cell + 1 >= batches_G.size:
-        return cell, 0.0
-    part = (batch - batches_G[cell]) / (batches_G[cell + 1] - batches_G[cell])
-    if part >= 1.0:
-        return cell + 1, 0.0
-    return cell, part
+class Ranks(NamedTuple):
+    """A problem's ramps, in order; the first rank stands for none."""
+
+    share_Q: FloatArray
+    after_Q: IntArray
+
+
+def seconds_of(table: LatencyTable) -> DeviceSeconds:
+    """A latency table as kernels take it."""
+    sums_GK = np.zeros((len(table.batches), len(table.block_s_NB) + 1))
+    np.cumsum(table.block_s_NB.T, axis=1, out=sums_GK[:, 1:])
+    return DeviceSeconds(
+        np.array(table.batches, dtype=float), sums_GK, np.ascontiguousarray(table.ramp_s_EB, dtype=float)
+    )
+
+
+def ranks_of(problem: PlanProblem) -> Ranks:
+    """Per rank, the share inside the model after it, and the first block after it."""
+    shares = [1.0, *(problem.share_after(ramp) for ramp in problem.ramps)]
+    return Ranks(np.array(shares), np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64))
 
 
 @compiled
@@ -77,11 +80,8 @@ def least_times(
     first: int,
     entry: int,
     batch: float,
-    batches_G: FloatArray,
-    sums_GK: FloatArray,
-    ramp_s_EG: FloatArray,
-    share_Q: FloatArray,
-    after_Q: IntArray,
+    device: DeviceSeconds,
+    ranks: Ranks,
     least_EQ: FloatArray,
     before_Q: IntArray,
 ) -> None:
@@ -89,6 +89,7 @@ def least_times(
 
     `before_Q[rank]` becomes the active ramp before `rank` in the best split that holds both.
     """
+    sums_GK, share_Q, after_Q = device.sums_GK, ranks.share_Q, ranks.after_Q
     num_ranks = share_Q.size
     num_blocks = sums_GK.shape[1] - 1
     least_EQ[:] = np.inf
@@ -99,7 +100,7 @@ def least_times(
     for rank in range(entry, num_ranks):
         if rank != entry and after_Q[rank] <= first:
             continue
-        cell_Q[rank], part_Q[rank] = locate(batches_G, batch * share_Q[rank] / share_Q[entry])
+        cell_Q[rank], part_Q[rank] = locate(device.sizes_G, batch_inside(share_Q, entry, rank, batch))
     for rank in range(entry + 1, num_ranks):
         end = after_Q[rank]
         if end <= first or rule == 2:
@@ -109,10 +110,8 @@ def least_times(
                 continue
             start = max(first, after_Q[before])
             cell, part = cell_Q[before], part_Q[before]
-            ramp_s = ramp_s_EG[rank - 1, cell]
-            if part > 0.0:
-                ramp_s += part * (ramp_s_EG[rank - 1, cell + 1] - ramp_s)
-            seconds = upto_Q[before] + _run_s(sums_GK, cell, part, start, end) + ramp_s
+            ramp_s = seconds_at(device.ramp_s_EG[rank - 1], cell, part)
+            seconds = upto_Q[before] + run_s(sums_GK, cell, part, start, end) + ramp_s
             if seconds < upto_Q[rank]:
                 upto_Q[rank] = seconds
                 before_Q[rank] = before
@@ -122,4 +121,4 @@ def least_times(
         start = max(first, after_Q[last])
         for end in range(max(first + 1, after_Q[last]), num_blocks + 1):
             if _may_end(rule, entry, last, end, after_Q):
-                least_EQ[end, last] = upto_Q[last] + _run_s(sums_GK, cell_Q[last], part_Q[last], start, end)
+                least_EQ[end, last] = upto_Q[last] + run_s(sums_GK, cell_Q[last], part_Q[last], start, end)

@@ -1,6 +1,6 @@
 """Measures how long blocks and ramps take, by running one-block splits the way a replica runs any split.
 
-`time_probes` runs; `latency_tables` computes, and knows neither torch nor time. E3 section 3.2 plans from such tables.
+`time_splits` runs; `latency_tables` computes, and knows neither torch nor time. E3 section 3.2 plans from such tables.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ MAD_TO_SIGMA = 1.4826
 LEAST_SHARE = 0.1
 """Of a block's time alone, that it takes at least in a split: where calls cost nearly all, noise may leave nothing."""
 NEVER = math.inf
-"""No exit is so sure: inputs stay, so that a probe's batch is the same at its end."""
+"""No exit is so sure: inputs stay, so that a timed split's batch is the same at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class TimedSplit:
     """What is timed: one batch through one split, all inputs of one length, nobody leaves before the model's end."""
 
     split: Split
@@ -47,9 +47,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A probe and its seconds, one per round; rounds of points that were timed together are comparable pairwise."""
+    """A split's seconds, one per round; rounds of points that were timed together are comparable pairwise."""
 
-    probe: Probe
+    timed: TimedSplit
     seconds: tuple[float, ...]
 
     @property
@@ -68,9 +68,9 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, one line of a file of points."""
-        split = self.probe.split
+        split = self.timed.split
         return {
-            "length": self.probe.length,
+            "length": self.timed.length,
             "batch": split.batch,
             "first": split.first,
             "end": split.end,
@@ -90,56 +90,56 @@ class Point:
         return MAD_TO_SIGMA * float(np.median(self._distance_R))
 
 
-class ProbeRunner(Protocol):
-    """What can run probes."""
+class SplitRunner(Protocol):
+    """What can run splits."""
 
-    def prepare(self, probe: Probe) -> Callable[[], None]:
-        """A call that runs the probe once, and returns when the device has finished it."""
+    def prepare(self, timed: TimedSplit) -> Callable[[], None]:
+        """A call that runs the split once, and returns when the device has finished it."""
         ...
 
 
-def profile_probes(
+def profile_splits(
     num_blocks: int, ramps: Sequence[int], batches: Sequence[int], lengths: Sequence[int]
-) -> tuple[Probe, ...]:
+) -> tuple[TimedSplit, ...]:
     """What `latency_tables` needs: every block alone, every block with its ramp, and the whole model in one piece."""
     return tuple(
-        Probe(split=split, length=length)
+        TimedSplit(split=split, length=length)
         for length in sorted(set(lengths))
         for batch in sorted(set(batches))
         for split in _splits(num_blocks, ramps, batch)
     )
 
 
-def time_probes(
-    probes: Sequence[Probe],
-    runner: ProbeRunner,
+def time_splits(
+    splits: Sequence[TimedSplit],
+    runner: SplitRunner,
     *,
     clock: Clock,
     rng: np.random.Generator,
     repeats: int,
     progress: Progress | None = None,
 ) -> tuple[Point, ...]:
-    """Time every probe once per round, in an order drawn anew for each, so that the machine's drift hits all alike."""
-    runs = [_warm(runner.prepare(probe), clock, progress, k, len(probes)) for k, probe in enumerate(probes)]
-    seconds_PR = np.empty((len(probes), repeats))
+    """Time every split once per round, in an order drawn anew for each, so that the machine's drift hits all alike."""
+    runs = [_warm(runner.prepare(timed), clock, progress, k, len(splits)) for k, timed in enumerate(splits)]
+    seconds_PR = np.empty((len(splits), repeats))
     for round_ in range(repeats):
-        for k in rng.permutation(len(probes)):
+        for k in rng.permutation(len(splits)):
             seconds_PR[k, round_] = _timed(runs[k], clock)
         if progress:
             progress("measure", round_ + 1, repeats)
-    return tuple(Point(probe=probe, seconds=tuple(row)) for probe, row in zip(probes, seconds_PR.tolist(), strict=True))
+    return tuple(Point(timed=timed, seconds=tuple(row)) for timed, row in zip(splits, seconds_PR.tolist(), strict=True))
 
 
 def latency_tables(points: Sequence[Point], num_blocks: int, ramps: Sequence[int]) -> dict[int, LatencyTable]:
-    """One table per input length, from the points of `profile_probes`.
+    """One table per input length, from the points of `profile_splits`.
 
     Rows rise with the batch size: where noise says otherwise, the nearest rows that do (isotonic regression).
     Raises DataError where points are missing, or do not come from the same rounds.
     """
-    seconds_R = {point.probe: np.array(point.seconds) for point in points}
-    lengths = sorted({probe.length for probe in seconds_R})
-    batches = tuple(sorted({probe.split.batch for probe in seconds_R}))
-    missing = [probe for probe in profile_probes(num_blocks, ramps, batches, lengths) if probe not in seconds_R]
+    seconds_R = {point.timed: np.array(point.seconds) for point in points}
+    lengths = sorted({timed.length for timed in seconds_R})
+    batches = tuple(sorted({timed.split.batch for timed in seconds_R}))
+    missing = [timed for timed in profile_splits(num_blocks, ramps, batches, lengths) if timed not in seconds_R]
     if missing:
         raise DataError(f"points of the profile are missing: {len(missing)}, the first of them {missing[0]}")
     if len({len(point.seconds) for point in points}) > 1:
@@ -148,7 +148,7 @@ def latency_tables(points: Sequence[Point], num_blocks: int, ramps: Sequence[int
 
 
 class LiveSplits:
-    """Runs probes on a network as a replica's device runs batches: inputs are fused, then cut by cut.
+    """Runs splits on a network as a replica's device runs batches: inputs are fused, then cut by cut.
 
     What goes in is random: the values do not change how long a block takes.
     """
@@ -163,13 +163,13 @@ class LiveSplits:
         self._policy = ConfidencePolicy(NEVER)
         self._pieces: dict[tuple[int, int, int], Piece] = {}
 
-    def prepare(self, probe: Probe) -> Callable[[], None]:
+    def prepare(self, timed: TimedSplit) -> Callable[[], None]:
         from earlyexit.cut import cut_out
         from earlyexit.piece import fuse
 
-        split = probe.split
+        split = timed.split
         cut = cut_out(self._network, split.first, split.end, split.ramps, self._policy, self._segments)
-        singles = self._piece(probe).singles()
+        singles = self._piece(timed).singles()
 
         def run() -> None:
             for _ in cut.run(fuse(singles)):
@@ -178,15 +178,15 @@ class LiveSplits:
 
         return run
 
-    def _piece(self, probe: Probe) -> Piece:
+    def _piece(self, timed: TimedSplit) -> Piece:
         """Kept, so that all splits of a batch size and length that begin at one block run the same inputs."""
         from earlyexit.network import arbitrary_tensors
         from earlyexit.piece import Piece
 
-        network, batch, first = self._network, probe.split.batch, probe.split.first
-        key = (batch, probe.length, first)
+        network, batch, first = self._network, timed.split.batch, timed.split.first
+        key = (batch, timed.length, first)
         if key not in self._pieces:
-            lengths_B = np.full(batch, probe.length, dtype=np.int32)
+            lengths_B = np.full(batch, timed.length, dtype=np.int32)
             self._pieces[key] = Piece(
                 sample_ids=tuple(map(str, range(batch))),
                 next_block=first,
@@ -241,7 +241,7 @@ def _timed(run: Callable[[], None], clock: Clock) -> float:
 
 
 def _table(
-    seconds_R: Mapping[Probe, FloatArray],
+    seconds_R: Mapping[TimedSplit, FloatArray],
     num_blocks: int,
     ramps: tuple[int, ...],
     batches: tuple[int, ...],
@@ -249,7 +249,9 @@ def _table(
 ) -> LatencyTable:
     columns = []
     for batch in batches:
-        of_split = {split: seconds_R[Probe(split=split, length=length)] for split in _splits(num_blocks, ramps, batch)}
+        of_split = {
+            split: seconds_R[TimedSplit(split=split, length=length)] for split in _splits(num_blocks, ramps, batch)
+        }
         columns.append(_column(of_split, num_blocks, ramps, batch))
     blocks_BN, ramps_BE = zip(*columns, strict=True)
     return LatencyTable(

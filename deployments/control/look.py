@@ -13,7 +13,7 @@ from optimizer.evaluate import Reach, nested_reach
 from optimizer.live.expected import batch_seconds
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, Run, Straggler, find
-from optimizer.live.trial import Served
+from optimizer.live.trial import Delivered
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 
@@ -105,12 +105,12 @@ def stragglers(
     return find(times, expected, ratio, resting=frozenset(resting))
 
 
-def served(intervals: Sequence[Interval]) -> Served | None:
+def served(intervals: Sequence[Interval]) -> Delivered | None:
     """What was done over some intervals; None for none."""
     seen = total(intervals)
     if seen is None:
         return None
-    return Served(
+    return Delivered(
         seconds=seen.seconds,
         arrived=seen.arrived,
         answered=seen.answered,

@@ -19,7 +19,7 @@ from earlyexit.clock import Clock
 from earlyexit.errors import PlanError
 from optimizer.decision import NoPlan
 from optimizer.evaluate import Reach, evaluate
-from optimizer.live.hysteresis import Verdict, weigh
+from optimizer.live.hysteresis import Weighed, weigh
 from optimizer.live.slots import num_started, place
 from optimizer.live.stragglers import Resting
 from optimizer.live.trial import Trial
@@ -191,7 +191,7 @@ class Planning:
             self._keeper.turned_down(placed, reason, verdict.words)
         return {"epoch": standing.placed.epoch, "changed": False, "reason": reason, "words": verdict.words}
 
-    def _verdict(self, found: Proposal, placed: PlacedPlan, seen: Look) -> Verdict:
+    def _verdict(self, found: Proposal, placed: PlacedPlan, seen: Look) -> Weighed:
         standing = self._keeper.standing
         return weigh(
             found.problem,

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from optimizer.live.blame import Blame, Blamed
 from optimizer.live.stragglers import Rest, Resting
-from optimizer.live.trial import Served, Trial
+from optimizer.live.trial import Delivered, Trial
 from optimizer.placement import PlacedPlan, parse_placed, placed_document
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import parse_plan, plan_document
@@ -113,8 +113,8 @@ def _parse_or_none(document: Mapping[str, Any] | None) -> PlacedPlan | None:
     return None if document is None else parse_placed(document)
 
 
-def _served_or_none(document: Mapping[str, Any] | None) -> Served | None:
-    return None if document is None else Served(**document)
+def _served_or_none(document: Mapping[str, Any] | None) -> Delivered | None:
+    return None if document is None else Delivered(**document)
 
 
 def _blame_document(blame: Blame) -> dict[str, Any]:

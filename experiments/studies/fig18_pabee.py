@@ -26,7 +26,7 @@ from experiments.studies.side_by_side import (
 from experiments.studies.sides import BATCHES, NUM_ROWS, SEED, Workload, decide, equal_cluster, savings, workload
 from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, ratio
 from optimizer.decision import Decision
-from optimizer.planner import solve_in
+from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.space import Space
 from profiles.records import ExitRecords
@@ -84,7 +84,7 @@ def patient_inputs(records: ExitRecords, patience: int, problem: PlanProblem) ->
 
 def decide_with_all_ramps(problem: PlanProblem) -> Mapping[str, Decision]:
     """Every side's decision, none of which switches a ramp off."""
-    return {**decide(problem, ("stock", "early-exit", "e3")), "best": solve_in(problem, ALL_RAMPS, "best")}
+    return {**decide(problem, ("stock", "early-exit", "e3")), "best": solve(problem, ALL_RAMPS)}
 
 
 def compare(records: ExitRecords, problem: PlanProblem, effort: Effort) -> StudyResult:

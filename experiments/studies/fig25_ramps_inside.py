@@ -24,7 +24,7 @@ from experiments.studies.side_by_side import Row, batch_bars, by_batch, document
 from experiments.studies.sides import BATCHES, Workload, equal_cluster, sst2
 from experiments.studies.study import Comparison, Effort, StudyResult, declare, facts, largest
 from optimizer.decision import Decision
-from optimizer.planner import solve, solve_in
+from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 
 AT_ENDS, CHOSEN = "ramps at split ends", "ramps chosen"
@@ -39,8 +39,8 @@ def variants(problem: PlanProblem) -> dict[str, Decision]:
     """
     return {
         "e3": solve(problem, "e3"),
-        AT_ENDS: solve_in(problem, RAMPS_AT_SPLIT_ENDS, "e3"),
-        CHOSEN: solve_in(problem, RAMPS_CHOSEN, "e3"),
+        AT_ENDS: solve(problem, RAMPS_AT_SPLIT_ENDS),
+        CHOSEN: solve(problem, RAMPS_CHOSEN),
     }
 
 

@@ -17,7 +17,7 @@ from earlyexit.backends import BACKENDS, BackendName, open_segments
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError
 from profiles.latency import LatencyProfile
-from profiles.measure import LiveSplits, Point, Probe, latency_tables, profile_probes, time_probes
+from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, time_splits
 
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
@@ -65,12 +65,12 @@ class ProfileJob:
         if self.threads > most:
             raise InputError(f"threads must be at most {most}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
 
-    def probes(self, model: EarlyExitModel) -> tuple[Probe, ...]:
+    def splits(self, model: EarlyExitModel) -> tuple[TimedSplit, ...]:
         """What a profile of the model needs; raises InputError for lengths that the model does not take."""
         lengths = self.lengths or ((1,) if model.max_length == 1 else USUAL_LENGTHS)
         if lengths[-1] > model.max_length:
             raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
-        return profile_probes(model.num_blocks, model.ramp_indices, self.batches, lengths)
+        return profile_splits(model.num_blocks, model.ramp_indices, self.batches, lengths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +82,12 @@ class Bench:
     splits: LiveSplits
     rng: np.random.Generator = field(repr=False)
 
-    def time(self, probes: Sequence[Probe], clock: Clock, progress: Progress | None = None) -> tuple[Point, ...]:
-        """See `profiles.measure.time_probes`."""
-        return time_probes(probes, self.splits, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress)
+    def time(self, splits: Sequence[TimedSplit], clock: Clock, progress: Progress | None = None) -> tuple[Point, ...]:
+        """See `profiles.measure.time_splits`."""
+        return time_splits(splits, self.splits, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress)
 
     def profile(self, points: Sequence[Point]) -> LatencyProfile:
-        """The profile that follows from the points of `ProfileJob.probes`."""
+        """The profile that follows from the points of `ProfileJob.splits`."""
         return LatencyProfile(
             model=self.model.info.name,
             num_blocks=self.model.num_blocks,
@@ -109,7 +109,7 @@ def profile_model(
     Raises InputError where the device, the backend or a length is not to be had.
     """
     with open_bench(folder, job) as bench:
-        points = bench.time(job.probes(bench.model), clock or MonotonicClock(), progress)
+        points = bench.time(job.splits(bench.model), clock or MonotonicClock(), progress)
         return bench.profile(points), points
 
 

@@ -17,7 +17,7 @@ from optimizer.problem import MinimizeCost, PlanProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Weighed:
     """Change the plan or keep it, with the figures that decide."""
 
     change: bool
@@ -71,7 +71,7 @@ def weigh(
     period_s: float,
     least_gain: float,
     reach: Reach | None = None,
-) -> Verdict:
+) -> Weighed:
     """Change if the new plan gains more than the change costs and `least_gain` on top, or the old one breaks a promise.
 
     `problem` is the forecast that the new plan was made for; `moved` replicas miss `start_s` of the `period_s` that the
@@ -84,7 +84,7 @@ def weigh(
     same = current is not None and tuple(current) == new.stages
     gain, broken = (0.0, ()) if current is None or same else _compared(problem, current, new.stages, reach)
     change = current is None or (not same and (bool(broken) or gain > cost + least_gain))
-    return Verdict(
+    return Weighed(
         change=change,
         gain=gain,
         cost=cost,

@@ -37,7 +37,7 @@ LEAST_INPUTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class Delivered:
     """What an application did over a while; differences of the ingresses' counts."""
 
     seconds: float
@@ -78,7 +78,7 @@ class Trial:
     epoch: int
     predicted_rps: float
     """The plan's rate by its forecast."""
-    before: Served | None
+    before: Delivered | None
     """Under the plan before, say over its last period; None: nothing to go back to, or nothing measured."""
     before_predicted_rps: float
 
@@ -135,7 +135,7 @@ class Judgement:
 
 def judge(
     trial: Trial,
-    served: Served,
+    served: Delivered,
     *,
     margin: float,
     settle_s: float,
@@ -170,7 +170,7 @@ class _Figures:
     before_now_rps: float | None
 
     @classmethod
-    def of(cls, trial: Trial, served: Served) -> _Figures:
+    def of(cls, trial: Trial, served: Delivered) -> _Figures:
         before_kept = None if trial.before is None else trial.before.kept(trial.before_predicted_rps)
         before_expected_rps = min(served.offered_rps, trial.before_predicted_rps)
         return cls(
@@ -189,7 +189,7 @@ class _Figures:
         return "better before" if better else "no better before"
 
 
-def _too_early(served: Served, settle_s: float, patience_s: float, least_inputs: int) -> Reason | None:
+def _too_early(served: Delivered, settle_s: float, patience_s: float, least_inputs: int) -> Reason | None:
     if served.seconds < settle_s:
         return "settling"
     if served.arrived >= least_inputs:

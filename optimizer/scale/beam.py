@@ -9,7 +9,6 @@ dropped; of the others each node keeps the best few. So what is found is a plan;
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +17,8 @@ from earlyexit.split import Split
 from optimizer.compiled import compiled
 from optimizer.moves import Graph, MoveArrays
 from optimizer.plan import Stage
-from optimizer.scale.walks import Oracle, Prices, Walk
-from optimizer.split_times import FloatArray, IntArray
+from optimizer.scale.stages import Ways
+from optimizer.step import FloatArray, IntArray
 
 SLACK = 1e-9
 
@@ -48,104 +47,12 @@ class Bounds(NamedTuple):
     may_hop: bool
 
 
-class Ways(NamedTuple):
-    """Least price from a node to the end: between stages, and inside a stage of a device; and the moves it takes."""
-
-    closed_P: FloatArray
-    open_PC: FloatArray
-    closed_move_P: IntArray
-    open_move_PC: IntArray
-    closes_P: IntArray
-    """Whether the stage ends with that move."""
-    open_closes_PC: IntArray
-
-
 class Incoming(NamedTuple):
     """The moves by the node that they lead to."""
 
     first_P: IntArray
     move_I: IntArray
     from_I: IntArray
-
-
-@compiled
-def cheapest_ways(
-    moves: MoveArrays, price_C: FloatArray, latency: float, fill_rate: float, may_split: bool, may_hop: bool
-) -> Ways:
-    """Backwards over the nodes; prices are per second of work and of latency. Waits of further splits as their T."""
-    num_nodes, num_devices = moves.first_move_P.size - 1, price_C.size
-    closed_P, open_PC = np.full(num_nodes, np.inf), np.full((num_nodes, num_devices), np.inf)
-    closed_move_P, open_move_PC = np.full(num_nodes, -1), np.full((num_nodes, num_devices), -1)
-    closes_P, open_closes_PC = np.zeros(num_nodes, np.int64), np.zeros((num_nodes, num_devices), np.int64)
-    end = num_nodes - 1
-    closed_P[end] = 0.0
-    for node in range(end - 1, -1, -1):
-        for move in range(moves.first_move_P[node], moves.first_move_P[node + 1]):
-            target, device = moves.to_M[move], moves.device_M[move]
-            work = price_C[device] * moves.work_M[move]
-            ending = np.inf
-            if may_hop or target == end:
-                hops = max(moves.hop_work_M[move] - moves.work_M[move], 0.0) * price_C[device]
-                ending = work + latency * (moves.seconds_M[move] + moves.hop_M[move]) + closed_P[target]
-            else:
-                hops = 0.0
-            going_on = np.inf
-            if may_split and target != end:
-                going_on = work + latency * moves.seconds_M[move] + open_PC[target, device]
-            further = latency * moves.seconds_M[move]
-            first = latency * moves.wait_M[move] / fill_rate
-            if ending + further < open_PC[node, device]:
-                open_PC[node, device], open_move_PC[node, device] = ending + further, move
-                open_closes_PC[node, device] = 1
-            if going_on + further < open_PC[node, device]:
-                open_PC[node, device], open_move_PC[node, device] = going_on + further, move
-                open_closes_PC[node, device] = 0
-            if ending + hops + first < closed_P[node]:
-                closed_P[node], closed_move_P[node], closes_P[node] = ending + hops + first, move, 1
-            if going_on + first < closed_P[node]:
-                closed_P[node], closed_move_P[node], closes_P[node] = going_on + first, move, 0
-    return Ways(closed_P, open_PC, closed_move_P, open_move_PC, closes_P, open_closes_PC)
-
-
-@compiled
-def _account_of(moves: MoveArrays, ways: Ways, num_devices: int) -> tuple[FloatArray, float, float, FloatArray]:
-    needed_C = np.zeros(num_devices)
-    latency_s, fill, node, device = 0.0, 0.0, 0, -1
-    stages_C = np.zeros(num_devices)
-    while node < ways.closed_P.size - 1:
-        further = device >= 0
-        move = ways.open_move_PC[node, device] if further else ways.closed_move_P[node]
-        closes = ways.open_closes_PC[node, device] if further else ways.closes_P[node]
-        device = moves.device_M[move]
-        needed = moves.work_M[move]
-        latency_s += moves.seconds_M[move] * (2 if further else 1)
-        if not further:
-            fill += moves.wait_M[move]
-            stages_C[device] += 1.0
-        if closes:
-            latency_s += moves.hop_M[move]
-        if closes and not further:
-            needed = max(needed, moves.hop_work_M[move])
-        needed_C[device] += needed
-        device = -1 if closes else device
-        node = moves.to_M[move]
-    return needed_C, latency_s, fill, stages_C
-
-
-def stages_of(graph: Graph, *, may_split: bool, may_hop: bool) -> Oracle:
-    """Plans of a graph with fractions of replicas, as something that prices can be asked of."""
-    num_devices = len(graph.device_names)
-
-    def cheapest(prices: Prices, fill_rate: float) -> tuple[float, Walk]:
-        price_C = prices.work_C + prices.hop_C
-        ways = cheapest_ways(graph.moves, price_C, prices.latency, fill_rate, may_split, may_hop)
-        if math.isinf(ways.closed_P[0]):
-            nothing_C = np.zeros(num_devices)
-            return math.inf, Walk(nothing_C, nothing_C, math.inf, 0.0, nothing_C)
-        needed_C, latency_s, fill, stages_C = _account_of(graph.moves, ways, num_devices)
-        return float(ways.closed_P[0]), Walk(needed_C, np.zeros(num_devices), latency_s, fill, stages_C)
-
-    return cheapest
 
 
 @compiled
@@ -196,6 +103,16 @@ class Label(NamedTuple):
     device_L: IntArray
 
 
+class Pool(NamedTuple):
+    """What arrives at a node: never more than four times as many labels as it keeps."""
+
+    labels: Label
+    width: int
+    count_1: IntArray
+    most_1: FloatArray
+    """Estimates from which on a label would not be kept."""
+
+
 @compiled
 def _empty(size: int, num_devices: int) -> Label:
     return Label(
@@ -205,9 +122,15 @@ def _empty(size: int, num_devices: int) -> Label:
 
 
 @compiled
-def _best(labels: Label, count: int, width: int) -> Label:
+def _pool(width: int, num_devices: int) -> Pool:
+    return Pool(_empty(4 * width, num_devices), width, np.zeros(1, np.int64), np.empty(1))
+
+
+@compiled
+def _best(pool: Pool) -> Label:
     """The cheapest, in order."""
-    order_L = np.argsort(labels.estimate_L[:count])[:width]
+    labels = pool.labels
+    order_L = np.argsort(labels.estimate_L[: pool.count_1[0]])[: pool.width]
     return Label(
         labels.used_LC[order_L], labels.latency_L[order_L], labels.work_L[order_L], labels.batches_L[order_L],
         labels.estimate_L[order_L], labels.parent_L[order_L], labels.move_L[order_L], labels.from_L[order_L],
@@ -216,14 +139,17 @@ def _best(labels: Label, count: int, width: int) -> Label:
 
 
 @compiled
-def _put_first(labels: Label, best: Label) -> int:
+def _make_room(pool: Pool) -> None:
+    """Keep only the best labels of a full pool."""
+    labels, best = pool.labels, _best(pool)
     count = best.latency_L.size
     labels.used_LC[:count], labels.latency_L[:count] = best.used_LC, best.latency_L
     labels.work_L[:count], labels.batches_L[:count] = best.work_L, best.batches_L
     labels.estimate_L[:count], labels.parent_L[:count] = best.estimate_L, best.parent_L
     labels.move_L[:count], labels.from_L[:count] = best.move_L, best.from_L
     labels.device_L[:count] = best.device_L
-    return count
+    pool.count_1[0] = count
+    pool.most_1[0] = labels.estimate_L[count - 1]
 
 
 @compiled
@@ -233,93 +159,105 @@ def beam_search(
 ) -> tuple[IntArray, IntArray, IntArray]:  # fmt: skip
     """The cheapest plan that the beam holds at its end: its moves with their nodes and whether they end a stage."""
     num_nodes, num_devices = moves.first_move_P.size - 1, bounds.count_C.size
-    end, rate = num_nodes - 1, steer.rate_per_s
-    closed, opened = [_empty(0, num_devices)], [_empty(0, num_devices)]
-    closed[0] = _empty(1, num_devices)
-    closed[0].used_LC[0] = 0.0
-    closed[0].latency_L[0], closed[0].estimate_L[0] = 0.0, ways.closed_P[0] - steer.latency * bounds.latency_s
-    closed_pool, open_pool = _empty(4 * width, num_devices), _empty(4 * open_width, num_devices)
+    start = _empty(1, num_devices)
+    start.used_LC[0] = 0.0
+    start.latency_L[0], start.estimate_L[0] = 0.0, ways.closed_P[0] - steer.latency * bounds.latency_s
+    closed, opened = [start], [_empty(0, num_devices)]
+    closed_pool, open_pool = _pool(width, num_devices), _pool(open_width, num_devices)
     for node in range(1, num_nodes):
-        num_closed, num_open = 0, 0
-        most_closed, most_open = steer.most, steer.most
+        closed_pool.count_1[0], open_pool.count_1[0] = 0, 0
+        closed_pool.most_1[0], open_pool.most_1[0] = steer.most, steer.most
         for place in range(incoming.first_P[node], incoming.first_P[node + 1]):
-            move, start = incoming.move_I[place], incoming.from_I[place]
-            device = moves.device_M[move]
-            work, seconds = moves.work_M[move], moves.seconds_M[move]
+            move, start_node = incoming.move_I[place], incoming.from_I[place]
             for inside in range(2):
-                source = opened[start] if inside else closed[start]
-                way_from = ways.open_PC[start, device] if inside else ways.closed_P[start]
-                first_s = 0.0 if inside else moves.wait_M[move] / rate
-                least = rate * (steer.used_C[device] * work) + steer.latency * (seconds * (1 + inside) + first_s)
-                may_close = bounds.may_hop or node == end
-                may_go_on = bounds.may_split and node != end
-                way_on = np.inf
-                if may_close:
-                    way_on = steer.latency * moves.hop_M[move] + ways.closed_P[node]
-                if may_go_on:
-                    way_on = min(way_on, ways.open_PC[node, device])
-                dearer = least + way_on - way_from
-                for label in range(source.latency_L.size):
-                    if source.estimate_L[label] + dearer > steer.most + SLACK:
-                        break
-                    if inside and source.device_L[label] != device:
-                        continue
-                    stage_work, batches = work, 0.0
-                    if inside:
-                        stage_work += source.work_L[label]
-                        batches = source.batches_L[label] + moves.wait_M[move]
-                    latency_s = source.latency_L[label] + seconds + first_s
-                    for closing in range(2):
-                        if not (may_close if closing else may_go_on):
-                            continue
-                        needed = max(stage_work, moves.hop_work_M[move]) if closing else stage_work
-                        replicas = max(np.ceil(rate * needed * (1 - SLACK)), 1.0)
-                        if source.used_LC[label, device] + replicas > bounds.count_C[device]:
-                            continue
-                        total_s = latency_s + replicas * batches / rate
-                        if closing:
-                            total_s += moves.hop_M[move]
-                        if total_s > bounds.latency_s:
-                            continue
-                        devices = replicas if closing else rate * stage_work
-                        estimate, usd = steer.latency * (total_s - bounds.latency_s), 0.0
-                        for other in range(num_devices):
-                            used = source.used_LC[label, other] + (devices if other == device else 0.0)
-                            estimate += steer.used_C[other] * used
-                            usd += bounds.usd_C[other] * used
-                            left = bounds.count_C[other] - used
-                            least_left = np.ceil(rate * least_PC[node, other] * (1 - SLACK))
-                            if (closing or other != device) and left < least_left:
-                                estimate += steer.idle_C[other] * left
-                        if usd > bounds.budget * (1 + SLACK):
-                            continue
-                        estimate += ways.closed_P[node] if closing else ways.open_PC[node, device]
-                        if estimate >= (most_closed if closing else most_open):
-                            continue
-                        pool = closed_pool if closing else open_pool
-                        if closing:
-                            slot = num_closed
-                            num_closed += 1
-                        else:
-                            slot = num_open
-                            num_open += 1
-                        pool.used_LC[slot] = source.used_LC[label]
-                        if closing:
-                            pool.used_LC[slot, device] += replicas
-                        pool.latency_L[slot] = total_s if closing else latency_s
-                        pool.work_L[slot], pool.batches_L[slot] = stage_work, batches
-                        pool.estimate_L[slot] = estimate
-                        pool.parent_L[slot] = -1 - label if inside else label
-                        pool.move_L[slot], pool.from_L[slot], pool.device_L[slot] = move, start, device
-                        if closing and num_closed == 4 * width:
-                            num_closed = _put_first(closed_pool, _best(closed_pool, num_closed, width))
-                            most_closed = closed_pool.estimate_L[num_closed - 1]
-                        if not closing and num_open == 4 * open_width:
-                            num_open = _put_first(open_pool, _best(open_pool, num_open, open_width))
-                            most_open = open_pool.estimate_L[num_open - 1]
-        closed.append(_best(closed_pool, num_closed, width))
-        opened.append(_best(open_pool, num_open, open_width))
-    return _way_back(closed, opened, end)
+                source = opened[start_node] if inside else closed[start_node]
+                _extend(
+                    moves, ways, least_PC, bounds, steer, node, move, start_node, inside, source,
+                    closed_pool, open_pool,
+                )  # fmt: skip
+        closed.append(_best(closed_pool))
+        opened.append(_best(open_pool))
+    return _way_back(closed, opened, num_nodes - 1)
+
+
+@compiled
+def _extend(
+    moves: MoveArrays, ways: Ways, least_PC: FloatArray, bounds: Bounds, steer: Steer, node: int, move: int,
+    start: int, inside: int, source: Label, closed_pool: Pool, open_pool: Pool,
+) -> None:  # fmt: skip
+    """Have the labels of one kind at a node follow one move, as far as they can become plans."""
+    end, rate, device = moves.first_move_P.size - 2, steer.rate_per_s, moves.device_M[move]
+    work, seconds = moves.work_M[move], moves.seconds_M[move]
+    way_from = ways.open_PC[start, device] if inside else ways.closed_P[start]
+    first_s = 0.0 if inside else moves.wait_M[move] / rate
+    least = rate * (steer.used_C[device] * work) + steer.latency * (seconds * (1 + inside) + first_s)
+    may_close = bounds.may_hop or node == end
+    may_go_on = bounds.may_split and node != end
+    way_on = np.inf
+    if may_close:
+        way_on = steer.latency * moves.hop_M[move] + ways.closed_P[node]
+    if may_go_on:
+        way_on = min(way_on, ways.open_PC[node, device])
+    dearer = least + way_on - way_from
+    for label in range(source.latency_L.size):
+        if source.estimate_L[label] + dearer > steer.most + SLACK:
+            break
+        if inside and source.device_L[label] != device:
+            continue
+        stage_work, batches = work, 0.0
+        if inside:
+            stage_work += source.work_L[label]
+            batches = source.batches_L[label] + moves.wait_M[move]
+        latency_s = source.latency_L[label] + seconds + first_s
+        for closing in range(2):
+            if not (may_close if closing else may_go_on):
+                continue
+            needed = max(stage_work, moves.hop_work_M[move]) if closing else stage_work
+            replicas = max(np.ceil(rate * needed * (1 - SLACK)), 1.0)
+            if source.used_LC[label, device] + replicas > bounds.count_C[device]:
+                continue
+            total_s = latency_s + replicas * batches / rate
+            if closing:
+                total_s += moves.hop_M[move]
+            if total_s > bounds.latency_s:
+                continue
+            devices = replicas if closing else rate * stage_work
+            used_C = source.used_LC[label]
+            estimate = _estimate(bounds, steer, least_PC[node], used_C, device, devices, closing, total_s)
+            estimate += ways.closed_P[node] if closing else ways.open_PC[node, device]
+            pool = closed_pool if closing else open_pool
+            if estimate >= pool.most_1[0]:
+                continue
+            labels, slot = pool.labels, pool.count_1[0]
+            labels.used_LC[slot] = used_C
+            if closing:
+                labels.used_LC[slot, device] += replicas
+            labels.latency_L[slot] = total_s if closing else latency_s
+            labels.work_L[slot], labels.batches_L[slot] = stage_work, batches
+            labels.estimate_L[slot] = estimate
+            labels.parent_L[slot] = -1 - label if inside else label
+            labels.move_L[slot], labels.from_L[slot], labels.device_L[slot] = move, start, device
+            pool.count_1[0] = slot + 1
+            if slot + 1 == 4 * pool.width:
+                _make_room(pool)
+
+
+@compiled
+def _estimate(
+    bounds: Bounds, steer: Steer, least_C: FloatArray, used_C: FloatArray, device: int, devices: float,
+    closing: int, total_s: float,
+) -> float:  # fmt: skip
+    """Price of a label without its way on: latency, devices used, and those that are left too few; inf: unpaid."""
+    estimate, usd = steer.latency * (total_s - bounds.latency_s), 0.0
+    for other in range(used_C.size):
+        used = used_C[other] + (devices if other == device else 0.0)
+        estimate += steer.used_C[other] * used
+        usd += bounds.usd_C[other] * used
+        left = bounds.count_C[other] - used
+        least_left = np.ceil(steer.rate_per_s * least_C[other] * (1 - SLACK))
+        if (closing or other != device) and left < least_left:
+            estimate += steer.idle_C[other] * left
+    return np.inf if usd > bounds.budget * (1 + SLACK) else estimate
 
 
 @compiled

@@ -13,7 +13,7 @@ import numpy as np
 
 from optimizer.problem import PlanProblem
 from optimizer.scale.walks import Oracle, Prices, Walk
-from optimizer.split_times import FloatArray
+from optimizer.step import FloatArray
 
 ITERATIONS = 80
 CLOSE = 2e-4

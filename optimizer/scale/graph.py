@@ -9,7 +9,7 @@ from optimizer.compiled import compiled
 from optimizer.moves import Graph, Nodes, all_nodes
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
-from optimizer.split_times import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray
 
 
 def nodes_around(problem: PlanProblem, ramps: tuple[int, ...], width: int) -> Nodes:

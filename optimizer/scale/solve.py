@@ -15,27 +15,26 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Binding, Decision, NoPlan, Planned, Strategy, gap_between
+from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept, why_none
 from optimizer.evaluate import merit, sought
-from optimizer.exact import Found, kept
-from optimizer.moves import RULES, Graph, build_graph, device_names
+from optimizer.exact.solve import best_of
+from optimizer.moves import RULES, Graph, build_graph
 from optimizer.plan import Stage
-from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.problem import ANY_LATENCY_S, MinimizeCost, PlanProblem, device_names
 from optimizer.scale.beam import (
     Bounds,
     Steer,
     beam_search,
-    cheapest_ways,
     incoming_moves,
     least_devices,
     stages_at,
-    stages_of,
 )
 from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.chains import at_rate, fastest
 from optimizer.scale.graph import nodes_around, whole_stages, window_of
-from optimizer.scale.walks import Prices, ramps_of, tables_of, walks_of
-from optimizer.space import Space
+from optimizer.scale.stages import cheapest_ways, stages_of
+from optimizer.scale.walks import Allowed, Prices, Walks, tables_of
+from optimizer.space import Space, parts_of
 
 # Shares of the bound that are tried until one has a plan.
 FIRST_SHARES = (0.95, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2, 0.1, 0.05, 0.02, 0.01)
@@ -51,37 +50,24 @@ RANKS_NEAR = 3
 TIGHTENINGS = 20
 # Graphs up to this are searched whole for stages of several splits.
 FEW_MOVES = 5000
-# Beyond these the exact search would take minutes, or more bits for a set of devices than an integer has.
-MOST_SPLITS = 2_000_000
-MOST_SETS = 2**58
 LATENCY_STEP = 1.05
 
 
-def is_too_big(problem: PlanProblem, space: Space) -> bool:
-    """Whether an exact search is out of reach, by the splits to choose from, or the sets of devices in use."""
-    counts = [problem.devices[name].count + 1 for name in device_names(problem)]
-    num_sets = math.prod(counts) if space.several_stages else max(counts, default=1)
-    return num_sets > MOST_SETS or _num_splits(problem, space) > MOST_SPLITS
+def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
+    """What the beam finds, or the best of a single split where that is better: those are few, so it is known."""
+    decision = solve_by_beam(problem, space)
+    found = best_of(problem, replace(space, splits_per_stage=False, several_stages=False))[0].found
+    if (
+        found is None
+        or isinstance(decision, NoPlan)
+        or merit(problem, found.figures) <= merit(problem, decision.figures)
+    ):
+        return decision
+    gap = gap_between(sought(problem, found.figures), decision.bound)
+    return replace(decision, stages=found.chain, figures=found.figures, gap=gap)
 
 
-def _num_splits(problem: PlanProblem, space: Space) -> int:
-    """At most so many, over all devices and batch sizes."""
-    num_sizes = sum(len(problem.latency[name].batches) for name in device_names(problem))
-    if not space.several_stages and not space.splits_per_stage:
-        return num_sizes
-    pairs = problem.num_blocks * (problem.num_blocks + 1) // 2
-    if space.ramps in ("choose", "split-ends"):
-        # A split leads from (first, entry) to (end, last): both ranks are of ramps before their boundary.
-        after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)])
-        num_ranks_K = np.searchsorted(after_Q, np.arange(problem.num_blocks + 1), side="right")
-        pairs = 0
-        for first in range(problem.num_blocks):
-            here, later_K = int(num_ranks_K[first]), num_ranks_K[first + 1 :]
-            pairs += int((here * later_K).sum()) - len(later_K) * here * (here - 1) // 2
-    return pairs * num_sizes
-
-
-def solve_at_scale(problem: PlanProblem, space: Space, strategy: Strategy) -> Decision:
+def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
     """A plan within a told gap of the best of a space, or proof that there is none.
 
     Where there is none, the nearest SLO and the highest rate are ones that have a plan, not proven to be the limits.
@@ -90,7 +76,13 @@ def solve_at_scale(problem: PlanProblem, space: Space, strategy: Strategy) -> De
     searches = list(_searches(problem, space))
     bounds = [bound for search in searches if (bound := search.bounded()) is not None]
     if not bounds:
-        return _why_none(problem, space, strategy)
+        return why_none(
+            problem,
+            space.strategy,
+            possible=lambda other: any(search.bounded() is not None for search in _searches(other, space)) or None,
+            nearest_slo_s=lambda _: _near_slo_s(problem, space),
+            fastest=lambda other: _any_plan(other, space),
+        )
     found = [each for search in searches for each in search.plans()]
     if not found:
         kind = "cost no less than" if isinstance(problem.objective, MinimizeCost) else "do at most"
@@ -101,7 +93,7 @@ def solve_at_scale(problem: PlanProblem, space: Space, strategy: Strategy) -> De
     bound = _best_of(problem, [*(search.tightened(value) for search in searches if search.bound), value])
     others = dict.fromkeys(each.chain for each in found if each.chain != best.chain)
     return Planned(
-        strategy=strategy,
+        strategy=space.strategy,
         stages=best.chain,
         figures=best.figures,
         bound=bound,
@@ -115,13 +107,11 @@ def _best_of(problem: PlanProblem, values: list[float]) -> float:
 
 
 def _searches(problem: PlanProblem, space: Space) -> Iterator[ScaleSearch]:
-    """One, or one per device where a plan has one stage, or one per batch size where all splits share it."""
-    names = device_names(problem)
-    for part in ([names] if space.several_stages else [(name,) for name in names]) if names else []:
-        devices = {name: problem.devices[name] for name in part}
-        batches = sorted({batch for name in part for batch in problem.latency[name].batches})
+    """One per part of the space, or one per batch size where all splits share it."""
+    for part in parts_of(problem, space, device_names(problem)):
+        batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
         for batch in batches if space.one_batch else [None]:
-            yield ScaleSearch(problem=replace(problem, devices=devices), space=space, batch=batch)
+            yield ScaleSearch(problem=part, space=space, batch=batch)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,13 +134,8 @@ class ScaleSearch:
     def bounded(self) -> float | None:
         """A bound on the objective; None: proven to have no plan."""
         names = device_names(self.problem)
-        tables = tables_of(self.problem, names, self.batch)
-        walks = walks_of(
-            tables,
-            RULES[self.space.ramps],
-            may_split=self.space.splits_per_stage,
-            may_hop=self.space.several_stages,
-        )
+        allowed = Allowed(RULES[self.space.ramps], self.space.splits_per_stage, self.space.several_stages)
+        walks = Walks.of(tables_of(self.problem, names, self.batch), allowed)
         self._planes = CuttingPlanes(problem=self.problem, names=names, oracle=walks.cheapest, iterations=TIGHTENINGS)
         if self._planes.least_latency_s() > self.problem.slo.limit_s * (1 + 1e-9):
             return None
@@ -164,7 +149,7 @@ class ScaleSearch:
                 return None
         self.bound = bound
         walks.cheapest(bound.prices, rate or bound.value)
-        self._ramps = ramps_of(self.problem, walks)
+        self._ramps = walks.last_ramps(self.problem)
         return bound.value
 
     def tightened(self, value: float) -> float:
@@ -311,24 +296,6 @@ class ScaleSearch:
         chain = at_rate(self.problem, stages, rate_per_s)
         faster = kept(self.problem, fastest(self.problem, chain, rate_per_s)) if self._rate_per_s is None else None
         return faster or kept(self.problem, chain)
-
-
-def _why_none(problem: PlanProblem, space: Space, strategy: Strategy) -> NoPlan:
-    """Which promise cannot be kept, proven by the bounds of problems that promise less."""
-    rate_per_s = None
-    if isinstance(problem.objective, MinimizeCost):
-        fastest = _any_plan(replace(problem, objective=MaximizeRate()), space)
-        rate_per_s = None if fastest is None else fastest.figures.rate_per_s
-    patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
-    if _has_bound(patient, space):
-        slo_s = _near_slo_s(problem, space)
-        return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
-    binding: Binding = "budget" if _has_bound(replace(patient, budget_usd_per_hour=None), space) else "devices"
-    return NoPlan(strategy=strategy, binding=binding, highest_rate_per_s=rate_per_s)
-
-
-def _has_bound(problem: PlanProblem, space: Space) -> bool:
-    return any(search.bounded() is not None for search in _searches(problem, space))
 
 
 def _any_plan(problem: PlanProblem, space: Space) -> Found | None:

@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from optimizer.compiled import compiled
 from optimizer.problem import PlanProblem
-from optimizer.split_times import FloatArray, IntArray, locate
+from optimizer.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
+from optimizer.step import FloatArray, IntArray, batch_inside, hop_s, locate, seconds_at
 
 # What a walk does after a block: with RAMP added, the ramp there is active.
 GO_ON, CUT, HOP, RAMP = 0, 1, 2, 3
@@ -43,6 +44,12 @@ class Walk(NamedTuple):
     fill: float
     """What these waits are at one input per second."""
     stages_C: FloatArray
+
+
+def nowhere(num_devices: int) -> Walk:
+    """The account of no walk."""
+    nothing_C = np.zeros(num_devices)
+    return Walk(nothing_C, nothing_C, math.inf, 0.0, nothing_C)
 
 
 class Prices(NamedTuple):
@@ -93,8 +100,7 @@ class Choices(NamedTuple):
 
 def tables_of(problem: PlanProblem, names: tuple[str, ...], batch: int | None) -> Tables:
     """The named devices' figures; with `batch`, splits of that size only."""
-    share_Q = np.array([1.0, *(problem.share_after(ramp) for ramp in problem.ramps)])
-    after_Q = np.array([0, *(ramp + 1 for ramp in problem.ramps)], dtype=np.int64)
+    share_Q, after_Q = ranks_of(problem)
     latency = [problem.latency[name] for name in names]
     num_sizes = max(len(table.batches) for table in latency)
     shape = len(names), problem.num_blocks, num_sizes
@@ -125,35 +131,45 @@ def _located(sizes_CG: FloatArray, num_sizes_C: IntArray, share_Q: FloatArray) -
                 if share_Q[entry] <= 0:
                     continue
                 for rank in range(entry, num_ranks):
-                    batch = sizes_G[size] * share_Q[rank] / share_Q[entry]
-                    cell, part = locate(sizes_G, batch)
+                    cell, part = locate(sizes_G, batch_inside(share_Q, entry, rank, sizes_G[size]))
                     cell_CGQQ[device, size, entry, rank] = cell
                     part_CGQQ[device, size, entry, rank] = part
     return cell_CGQQ, part_CGQQ
 
 
-@compiled
-def _between(seconds_G: FloatArray, cell: int, part: float) -> float:
-    low: float = seconds_G[cell]
-    return low + part * (seconds_G[cell + 1] - low) if part > 0.0 else low
+class Allowed(NamedTuple):
+    """What walks may do: a ramp rule, splits within a stage, hops between stages."""
+
+    rule: int
+    may_split: bool
+    may_hop: bool
+
+
+class Room(NamedTuple):
+    """Least prices of the ways on; inf: none is allowed."""
+
+    further_KQC: FloatArray
+    """From a boundary and rank, by a further split of a device's stage."""
+    first_KQ: FloatArray
+    """By a new stage."""
+    hop_Q: FloatArray
+    """Of the hop there, by last ramp, for the split at hand."""
 
 
 @compiled
-def cheapest_walk(
-    rule: int, may_split: bool, may_hop: bool, tables: Tables,
-    price_C: FloatArray, price_hop_C: FloatArray, price_latency: float, paid_C: FloatArray, fill_rate: float,
-    choices: Choices,
-) -> float:  # fmt: skip
+def cheapest_walk(allowed: Allowed, tables: Tables, prices: Prices, fill_rate: float, choices: Choices) -> float:
     """The price of the cheapest walk, backwards from the last block; inf: none is allowed."""
     num_devices, num_blocks, num_sizes = tables.block_s_CNG.shape
     num_ranks = tables.share_Q.size
     shape = (2, num_devices, num_sizes, num_ranks, num_ranks)
     here, after = np.full(shape, np.inf), np.full(shape, np.inf)
-    further_KQC = np.full((num_blocks + 1, num_ranks, num_devices), np.inf)
-    first_KQ = np.full((num_blocks + 1, num_ranks), np.inf)
-    ways = np.empty(2 * RAMP)
+    room = Room(
+        np.full((num_blocks + 1, num_ranks, num_devices), np.inf),
+        np.full((num_blocks + 1, num_ranks), np.inf),
+        np.full(num_ranks, np.inf),
+    )
     for block in range(num_blocks - 1, -1, -1):
-        ramp, top = -1, 0
+        ramp, top = 0, 0
         for rank in range(1, num_ranks):
             if tables.after_Q[rank] == block + 1:
                 ramp = rank
@@ -161,71 +177,100 @@ def cheapest_walk(
                 top = rank
         for device in range(num_devices):
             for size in range(tables.num_sizes_C[device]):
-                batch = tables.sizes_CG[device, size]
-                if batch <= 0:
-                    continue
-                for entry in range(top + 1):
-                    if tables.share_Q[entry] <= 0:
-                        continue
-                    per_input = tables.share_Q[entry] / batch
-                    for rank in range(entry, top + 1):
-                        cell = tables.cell_CGQQ[device, size, entry, rank]
-                        part = tables.part_CGQQ[device, size, entry, rank]
-                        block_s = _between(tables.block_s_CNG[device, block], cell, part)
-                        ramp_s = _between(tables.ramp_s_CEG[device, ramp - 1], cell, part) if ramp >= 0 else 0.0
-                        for further in range(2):
-                            price = price_C[device] * per_input + price_latency * (1 + further)
-                            if block == num_blocks - 1:
-                                here[further, device, size, entry, rank] = block_s * price
-                                continue
-                            ways[:] = np.inf
-                            for on in range(2):
-                                if (on == 1 and (ramp < 0 or rule == 2)) or (on == 0 and ramp >= 0 and rule == 1):
-                                    continue
-                                passed = ramp if on else rank
-                                spent = ramp_s * price if on else 0.0
-                                if not (on and rule == 3):
-                                    ways[RAMP * on] = spent + after[further, device, size, entry, passed]
-                                if tables.share_Q[passed] <= 0:
-                                    continue
-                                if may_split:
-                                    ways[RAMP * on + CUT] = spent + further_KQC[block + 1, passed, device]
-                                if may_hop:
-                                    leaving = batch * tables.share_Q[passed] / tables.share_Q[entry]
-                                    hop_s = tables.delay_s + tables.bytes_N[block] * leaving / tables.bandwidth
-                                    hop = hop_s * (price_latency + price_hop_C[device] * per_input)
-                                    ways[RAMP * on + HOP] = spent + hop + first_KQ[block + 1, passed]
-                            best = 0
-                            for way in range(1, 2 * RAMP):
-                                if ways[way] < ways[best]:
-                                    best = way
-                            here[further, device, size, entry, rank] = ways[best] + block_s * price
-                            choices.after_block[block, further, device, size, entry, rank] = best
-        for rank in range(top + 1):
-            if tables.share_Q[rank] <= 0:
-                continue
-            for device in range(num_devices):
-                for size in range(tables.num_sizes_C[device]):
-                    batch = tables.sizes_CG[device, size]
-                    if batch <= 0:
-                        continue
-                    further_price = here[1, device, size, rank, rank]
-                    if further_price < further_KQC[block, rank, device]:
-                        further_KQC[block, rank, device] = further_price
-                        choices.further_size_KQC[block, rank, device] = size
-                    wait_s = batch / (fill_rate * tables.share_Q[rank])
-                    first_price = here[0, device, size, rank, rank] + price_latency * wait_s - paid_C[device]
-                    if first_price < first_KQ[block, rank]:
-                        first_KQ[block, rank] = first_price
-                        choices.first_size_KQ[block, rank] = size
-                        choices.first_device_KQ[block, rank] = device
+                if tables.sizes_CG[device, size] > 0:
+                    _fill_inside(allowed, tables, prices, block, ramp, top, device, size, here, after, room, choices)
+        _fill_starts(allowed, tables, prices, fill_rate, block, top, here, room, choices)
         here, after = after, here
-    return float(first_KQ[0, 0])
+    return float(room.first_KQ[0, 0])
 
 
 @compiled
-def account_of(tables: Tables, choices: Choices) -> tuple[FloatArray, FloatArray, float, float, FloatArray, IntArray]:
-    """The walk's work and hop work per device, latency without fills, fills at rate 1, stages, and ramps on."""
+def _fill_inside(
+    allowed: Allowed, tables: Tables, prices: Prices, block: int, ramp: int, top: int, device: int, size: int,
+    here: FloatArray, after: FloatArray, room: Room, choices: Choices,
+) -> None:  # fmt: skip
+    """The least prices from before a block to the end, by rank at entry and last rank; `ramp` 0: there is none."""
+    ends = block == tables.bytes_N.size - 1
+    block_s_G, ramp_s_G = tables.block_s_CNG[device, block], tables.ramp_s_CEG[device, max(ramp, 1) - 1]
+    further_QC, first_Q = room.further_KQC[block + 1], room.first_KQ[block + 1]
+    for entry in range(top + 1):
+        if tables.share_Q[entry] <= 0:
+            continue
+        per_input = tables.share_Q[entry] / tables.sizes_CG[device, size]
+        cell_Q, part_Q = tables.cell_CGQQ[device, size, entry], tables.part_CGQQ[device, size, entry]
+        price_hop = prices.latency + prices.hop_C[device] * per_input
+        for rank in range(entry, max(ramp, top) + 1):
+            room.hop_Q[rank] = _hop_s(tables, block, device, size, entry, rank) * price_hop
+        for further in range(2):
+            price = prices.work_C[device] * per_input + prices.latency * (1 + further)
+            here_Q, after_Q = here[further, device, size, entry], after[further, device, size, entry]
+            choice_Q = choices.after_block[block, further, device, size, entry]
+            for rank in range(entry, top + 1):
+                block_price = seconds_at(block_s_G, cell_Q[rank], part_Q[rank]) * price
+                if ends:
+                    here_Q[rank] = block_price
+                    continue
+                least, best = np.inf, GO_ON
+                if ramp == 0 or allowed.rule != ALL:
+                    hop = room.hop_Q[rank] + first_Q[rank]
+                    least, best = _cheaper(least, best, 0, after_Q[rank], further_QC[rank, device], hop)
+                if ramp > 0 and allowed.rule != NONE:
+                    spent = seconds_at(ramp_s_G, cell_Q[rank], part_Q[rank]) * price
+                    stay = np.inf if allowed.rule == SPLIT_ENDS else spent + after_Q[ramp]
+                    cut, hop = spent + further_QC[ramp, device], spent + room.hop_Q[ramp] + first_Q[ramp]
+                    least, best = _cheaper(least, best, RAMP, stay, cut, hop)
+                here_Q[rank] = least + block_price
+                choice_Q[rank] = best
+
+
+@compiled
+def _cheaper(least: float, best: int, ramp: int, stay: float, cut: float, hop: float) -> tuple[float, int]:
+    """The cheapest way so far, and of these three."""
+    if stay < least:
+        least, best = stay, ramp + GO_ON
+    if cut < least:
+        least, best = cut, ramp + CUT
+    if hop < least:
+        least, best = hop, ramp + HOP
+    return least, best
+
+
+@compiled
+def _fill_starts(
+    allowed: Allowed, tables: Tables, prices: Prices, fill_rate: float, block: int, top: int,
+    here: FloatArray, room: Room, choices: Choices,
+) -> None:  # fmt: skip
+    """The least prices of a split that starts with a block, further in its stage or first, with its batch size."""
+    for rank in range(top + 1):
+        if tables.share_Q[rank] <= 0:
+            continue
+        for device in range(tables.num_sizes_C.size):
+            for size in range(tables.num_sizes_C[device]):
+                batch = tables.sizes_CG[device, size]
+                if batch <= 0:
+                    continue
+                further_price = here[1, device, size, rank, rank]
+                if allowed.may_split and further_price < room.further_KQC[block, rank, device]:
+                    room.further_KQC[block, rank, device] = further_price
+                    choices.further_size_KQC[block, rank, device] = size
+                wait_s = batch / (fill_rate * tables.share_Q[rank])
+                first_price = here[0, device, size, rank, rank] + prices.latency * wait_s - prices.stage_C[device]
+                if (allowed.may_hop or block == 0) and first_price < room.first_KQ[block, rank]:
+                    room.first_KQ[block, rank] = first_price
+                    choices.first_size_KQ[block, rank] = size
+                    choices.first_device_KQ[block, rank] = device
+
+
+@compiled
+def _hop_s(tables: Tables, block: int, device: int, size: int, entry: int, rank: int) -> float:
+    """T_x after a block, of a split's batch that has passed a rank."""
+    leaving = batch_inside(tables.share_Q, entry, rank, tables.sizes_CG[device, size])
+    return hop_s(tables.delay_s, tables.bytes_N[block], leaving, tables.bandwidth)
+
+
+@compiled
+def account_of(tables: Tables, choices: Choices) -> tuple[Walk, IntArray]:
+    """The cheapest walk's account, and per block whether its ramp is active."""
     num_devices, num_blocks = tables.block_s_CNG.shape[:2]
     work_C, hop_work_C = np.zeros(num_devices), np.zeros(num_devices)
     further, entry, rank = 0, 0, 0
@@ -235,30 +280,28 @@ def account_of(tables: Tables, choices: Choices) -> tuple[FloatArray, FloatArray
     stages_C[device] = 1.0
     on_N = np.zeros(num_blocks, dtype=np.int64)
     for block in range(num_blocks):
-        batch = tables.sizes_CG[device, size]
-        per_input = tables.share_Q[entry] / batch
+        per_input = tables.share_Q[entry] / tables.sizes_CG[device, size]
         cell, part = tables.cell_CGQQ[device, size, entry, rank], tables.part_CGQQ[device, size, entry, rank]
-        seconds = _between(tables.block_s_CNG[device, block], cell, part)
+        seconds = seconds_at(tables.block_s_CNG[device, block], cell, part)
         way = 0 if block == num_blocks - 1 else choices.after_block[block, further, device, size, entry, rank]
         if way >= RAMP:
             on_N[block] = 1
             while tables.after_Q[rank] != block + 1:
                 rank += 1
-            seconds += _between(tables.ramp_s_CEG[device, rank - 1], cell, part)
+            seconds += seconds_at(tables.ramp_s_CEG[device, rank - 1], cell, part)
         work_C[device] += per_input * seconds
         latency_s += seconds * (1 + further)
         if way % RAMP == CUT:
             further, entry, size = 1, rank, choices.further_size_KQC[block + 1, rank, device]
         elif way % RAMP == HOP:
-            leaving = batch * tables.share_Q[rank] / tables.share_Q[entry]
-            hop_s = tables.delay_s + tables.bytes_N[block] * leaving / tables.bandwidth
-            hop_work_C[device] += per_input * hop_s
+            after_s = _hop_s(tables, block, device, size, entry, rank)
+            hop_work_C[device] += per_input * after_s
             device, size = choices.first_device_KQ[block + 1, rank], choices.first_size_KQ[block + 1, rank]
-            latency_s += hop_s
+            latency_s += after_s
             fill += tables.sizes_CG[device, size] / tables.share_Q[rank]
             further, entry = 0, rank
             stages_C[device] += 1.0
-    return work_C, hop_work_C, latency_s, fill, stages_C, on_N
+    return Walk(work_C, hop_work_C, latency_s, fill, stages_C), on_N
 
 
 Oracle = Callable[[Prices, float], tuple[float, Walk]]
@@ -270,37 +313,30 @@ class Walks:
     """The relaxation of the module's head, as something that prices can be asked of."""
 
     tables: Tables
-    rule: int
-    may_split: bool
-    may_hop: bool
+    allowed: Allowed
     choices: Choices
     """Of the last question."""
 
+    @classmethod
+    def of(cls, tables: Tables, allowed: Allowed) -> Walks:
+        """With room for its choices."""
+        num_devices, num_blocks, num_sizes = tables.block_s_CNG.shape
+        num_ranks = len(tables.share_Q)
+        choices = Choices(
+            np.zeros((num_blocks, 2, num_devices, num_sizes, num_ranks, num_ranks), dtype=np.int8),
+            np.zeros((num_blocks + 1, num_ranks, num_devices), dtype=np.int64),
+            np.zeros((num_blocks + 1, num_ranks), dtype=np.int64),
+            np.zeros((num_blocks + 1, num_ranks), dtype=np.int64),
+        )
+        return cls(tables=tables, allowed=allowed, choices=choices)
+
     def cheapest(self, prices: Prices, fill_rate: float) -> tuple[float, Walk]:
-        least = cheapest_walk(
-            self.rule, self.may_split, self.may_hop, self.tables, prices.work_C, prices.hop_C, prices.latency,
-            prices.stage_C, fill_rate, self.choices,
-        )  # fmt: skip
+        least = cheapest_walk(self.allowed, self.tables, prices, fill_rate, self.choices)
         if math.isinf(least):
-            nothing_C = np.zeros(len(self.tables.num_sizes_C))
-            return math.inf, Walk(nothing_C, nothing_C, math.inf, 0.0, nothing_C)
-        return least, Walk(*account_of(self.tables, self.choices)[:5])
+            return math.inf, nowhere(len(self.tables.num_sizes_C))
+        return least, account_of(self.tables, self.choices)[0]
 
-
-def walks_of(tables: Tables, rule: int, *, may_split: bool, may_hop: bool) -> Walks:
-    """With room for its choices."""
-    num_devices, num_blocks, num_sizes = tables.block_s_CNG.shape
-    num_ranks = len(tables.share_Q)
-    choices = Choices(
-        np.zeros((num_blocks, 2, num_devices, num_sizes, num_ranks, num_ranks), dtype=np.int8),
-        np.zeros((num_blocks + 1, num_ranks, num_devices), dtype=np.int64),
-        np.zeros((num_blocks + 1, num_ranks), dtype=np.int64),
-        np.zeros((num_blocks + 1, num_ranks), dtype=np.int64),
-    )
-    return Walks(tables=tables, rule=rule, may_split=may_split, may_hop=may_hop, choices=choices)
-
-
-def ramps_of(problem: PlanProblem, walks: Walks) -> tuple[int, ...]:
-    """The ramps that the last walk activates."""
-    on_N = account_of(walks.tables, walks.choices)[5]
-    return tuple(ramp for ramp in problem.ramps if on_N[ramp])
+    def last_ramps(self, problem: PlanProblem) -> tuple[int, ...]:
+        """The ramps that the last walk activates."""
+        on_N = account_of(self.tables, self.choices)[1]
+        return tuple(ramp for ramp in problem.ramps if on_N[ramp])

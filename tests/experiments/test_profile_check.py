@@ -6,7 +6,7 @@ import pytest
 from earlyexit.split import Split
 from experiments.profile_check import Checked, all_splits, check, error_figures, grouped, predicted_s
 from profiles.latency import LatencyProfile
-from profiles.measure import Point, Probe
+from profiles.measure import Point, TimedSplit
 from profiles.table import LatencyTable
 
 TABLE = LatencyTable(
@@ -52,7 +52,7 @@ def test_a_prediction_is_the_sum_of_blocks_and_active_ramps(split: Split, second
 
 
 def test_a_point_is_checked_against_its_median() -> None:
-    point = Point(probe=Probe(split=Split(first=0, end=2, batch=1), length=8), seconds=(5.0, 4.0, 9.0))
+    point = Point(timed=TimedSplit(split=Split(first=0, end=2, batch=1), length=8), seconds=(5.0, 4.0, 9.0))
     (each,) = check(PROFILE, [point])
     assert (each.measured_s, each.predicted_s) == (5.0, 4.0)
     assert each.error == pytest.approx(-0.2)

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from optimizer.decision import NoPlan, Planned
 from optimizer.evaluate import evaluate, violations
-from optimizer.exact import ExactSearch
+from optimizer.exact.intervals import ExactSearch
+from optimizer.exact.solve import solve_exactly
 from optimizer.moves import build_graph
-from optimizer.planner import solve, solve_in
+from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
-from optimizer.space import SPACES
+from optimizer.scale.solve import solve_at_scale
 from profiles.table import LatencyTable
 
 FEW = 40
@@ -59,7 +61,7 @@ def test_where_the_exact_search_gives_up_there_is_still_a_plan_and_a_told_gap(
     objective: MaximizeRate | MinimizeCost,
 ) -> None:
     asked = replace(problem(), objective=objective)
-    exact, given_up = solve(asked), solve_in(asked, SPACES["best"], "best", most_labels=FEW)
+    exact, given_up = solve(asked), solve(asked, planners=(partial(solve_exactly, most_labels=FEW), solve_at_scale))
     assert isinstance(exact, Planned)
     assert isinstance(given_up, Planned)
     assert violations(asked, given_up.stages, evaluate(asked, given_up.stages)) == []

@@ -88,134 +88,60 @@ def changed(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
-def with_policy(text: str) -> str:
-    """The good plan with another policy, whose first line is line 5."""
-    return GOOD.replace(GOOD[GOOD.index("policy") : GOOD.index("stages")], f"policy:\n  # another\n  {text}\n")
-
-
 SECOND = "{first: 2, end: 4, batch: 16, ramps: [3]}"
+POLICY = GOOD[GOOD.index("  name: confidence") : GOOD.index("stages")]
+RECORDED = "  # another\n  name: recorded\n  thresholds: 0.4\n  records: gone.npz\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param(changed("- {first: 2,", "- {first: 3,"), "13: gap: no split runs blocks 2 to 2", id="gap"),
-        pytest.param(
-            changed("- {first: 2,", "- {first: 1,"), "13: overlap: block 1 is in an earlier split already", id="overlap"
-        ),
-        pytest.param(changed("first: 4", "first: 5"), "16: gap: no split runs blocks 4 to 4", id="gap between stages"),
-        pytest.param(changed("{first: 0,", "{first: 1,"), "12: gap: no split runs blocks 0 to 0", id="late start"),
-        pytest.param(
-            changed("end: 6", "end: 7"), "16: the last split ends at block 7, the model has 6 blocks", id="wrong end"
-        ),
-        pytest.param(
-            changed("batch: 8", "batch: 8\n        ramps: [5]"),
-            "16: the model has no ramps [5]; its ramps are [0, 1, 2, 3, 4]",
-            id="unknown ramp",
-        ),
-        pytest.param(
-            changed("ramps: [3]", "ramps: [5]"),
-            "13: ramp 5 is outside its split, whose blocks are 2 to 3",
-            id="ramp outside its split",
-        ),
-        pytest.param(
-            changed("batch: 8", "batch: 0"),
-            "18: stages.1.splits.0.batch: Input should be greater than or equal to 1",
-            id="batch 0",
-        ),
-        pytest.param(
-            changed("replicas: 2", "replicas: 0"),
-            "10: stages.0.replicas: Input should be greater than or equal to 1",
-            id="no replicas",
-        ),
-        pytest.param(changed("device: V100", "device: V1000"), "9: unknown device 'V1000'; known: cpu,", id="device"),
-        pytest.param(
-            changed("replicas: 2", "copies: 2"), "10: stages.0.copies: Extra inputs are not permitted", id="unknown key"
-        ),
-        pytest.param(
-            changed("schema_version: 1", "schema_version: 2"), "1: schema_version: Input should be 1", id="schema"
-        ),
-        pytest.param(
-            changed("dispatch: deferred", "dispatch: eager"),
-            "2: dispatch: Input should be 'work-conserving' or 'deferred'",
-            id="dispatch",
-        ),
-        pytest.param(
-            changed("name: confidence", "name: patience"),
-            "4: exit policy 'patience' takes patience, not thresholds",
-            id="policy with another's numbers",
-        ),
-        pytest.param(
-            changed("first: 4", 'first: "4"'),
-            "16: stages.1.splits.0.first: Input should be a valid integer",
-            id="number in quotes",
-        ),
-        pytest.param(
-            changed("1: 0.9", "1: high"), "6: policy.thresholds.1: Input should be a valid number", id="threshold"
-        ),
-        pytest.param(
-            changed("1: 0.9", "early: 0.9"),
-            "6: policy.thresholds.early: Input should be a valid integer",
-            id="threshold of no ramp",
-        ),
-        pytest.param(changed(f"- {SECOND}", "- {first: 2"), "14: not YAML:", id="not YAML"),
-        pytest.param(changed("dispatch: deferred", "dispatch: \x07"), "2: not YAML:", id="control character"),
-        pytest.param(changed("dispatch: deferred", "? [1]\n: 2"), "2: not YAML:", id="a list as a key"),
-        pytest.param(
-            "", "1: the plan: Input should be a mapping with schema_version, stages, policy,", id="empty file"
-        ),
-        pytest.param(
-            "- 1\n", "1: the plan: Input should be a mapping with schema_version, stages, policy,", id="a list"
-        ),
-        pytest.param(
-            changed("3: 0.8", "5: 0.8"), "7: thresholds for ramps [5]; the model's ramps are [0,", id="no ramp"
-        ),
-        pytest.param(
-            changed("1: 0.9", "1: .nan"), "6: policy.thresholds.1: Input should be a finite number", id="threshold nan"
-        ),
-        pytest.param(
-            with_policy("thresholds: .inf"), "5: policy.thresholds: Input should be a finite number", id="threshold inf"
-        ),
-        pytest.param(
-            with_policy("name: patience\n  patience: 0"),
-            "6: policy.patience: Input should be greater than or equal to 1",
-            id="patience 0",
-        ),
-        pytest.param(
-            with_policy("name: voting\n  votes: 0"),
-            "6: policy.votes: Input should be greater than or equal to 1",
-            id="no votes",
-        ),
-        pytest.param(
-            with_policy("name: own\n  own: rule"),
-            "6: an own exit policy is named module:name, not 'rule'",
-            id="own without a module",
-        ),
-        pytest.param(
-            with_policy("name: recorded\n  thresholds: 0.4\n  records: gone.npz"),
-            "7: gone.npz: no such file of exit records",
-            id="records that are gone",
-        ),
-        pytest.param("epoch: 1\nstages: &a [*a]\n", "2: not YAML: an alias stands inside what it names", id="alias"),
-        pytest.param(
-            "epoch: 1\npredicted: &a\n  x: {y: *a}\n",
-            "2: not YAML: an alias stands inside what it names",
-            id="alias, deep",
-        ),
-        pytest.param("epoch: 2026-13-45\n", "1: not YAML: month must be in 1..12", id="a date that is none"),
-        pytest.param("[" * 3000, "1: not YAML: nested too deeply", id="depth"),
-        pytest.param("stages: []\n", "1: stages: List should have at least 1 item", id="no stages"),
-    ],
+MISTAKES = (
+    ("- {first: 2,", "- {first: 3,", "13: gap: no split runs blocks 2 to 2"),
+    ("- {first: 2,", "- {first: 1,", "13: overlap: block 1 is in an earlier split already"),
+    ("first: 4", "first: 5", "16: gap: no split runs blocks 4 to 4"),
+    ("{first: 0,", "{first: 1,", "12: gap: no split runs blocks 0 to 0"),
+    ("end: 6", "end: 7", "16: the last split ends at block 7, the model has 6 blocks"),
+    ("batch: 8", "batch: 8\n        ramps: [5]", "16: the model has no ramps [5]; its ramps are [0, 1, 2, 3, 4]"),
+    ("ramps: [3]", "ramps: [5]", "13: ramp 5 is outside its split, whose blocks are 2 to 3"),
+    ("batch: 8", "batch: 0", "18: stages.1.splits.0.batch: "),
+    ("replicas: 2", "replicas: 0", "10: stages.0.replicas: "),
+    ("device: V100", "device: V1000", "9: unknown device 'V1000'; known: cpu,"),
+    ("replicas: 2", "copies: 2", "10: stages.0.copies: "),
+    ("schema_version: 1", "schema_version: 2", "1: schema_version: "),
+    ("dispatch: deferred", "dispatch: eager", "2: dispatch: Input should be 'work-conserving' or 'deferred'"),
+    ("name: confidence", "name: patience", "4: exit policy 'patience' takes patience, not thresholds"),
+    ("first: 4", 'first: "4"', "16: stages.1.splits.0.first: "),
+    ("1: 0.9", "1: high", "6: policy.thresholds.1: "),
+    ("1: 0.9", "early: 0.9", "6: policy.thresholds.early: "),
+    (f"- {SECOND}", "- {first: 2", "14: not YAML:"),
+    ("dispatch: deferred", "dispatch: \x07", "2: not YAML:"),
+    ("dispatch: deferred", "? [1]\n: 2", "2: not YAML:"),
+    (GOOD, "", "1: the plan: Input should be a mapping with schema_version, stages, policy,"),
+    (GOOD, "- 1\n", "1: the plan: Input should be a mapping with schema_version, stages, policy,"),
+    ("3: 0.8", "5: 0.8", "7: thresholds for ramps [5]; the model's ramps are [0,"),
+    ("1: 0.9", "1: .nan", "6: policy.thresholds.1: "),
+    (POLICY, "  # another\n  thresholds: .inf\n", "5: policy.thresholds: "),
+    (POLICY, "  # another\n  name: patience\n  patience: 0\n", "6: policy.patience: "),
+    (POLICY, "  # another\n  name: voting\n  votes: 0\n", "6: policy.votes: "),
+    (POLICY, "  # another\n  name: own\n  own: rule\n", "6: an own exit policy is named module:name, not 'rule'"),
+    (POLICY, RECORDED, "7: gone.npz: no such file of exit records"),
+    (GOOD, "epoch: 1\nstages: &a [*a]\n", "2: not YAML: an alias stands inside what it names"),
+    (GOOD, "epoch: 1\npredicted: &a\n  x: {y: *a}\n", "2: not YAML: an alias stands inside what it names"),
+    (GOOD, "epoch: 2026-13-45\n", "1: not YAML: month must be in 1..12"),
+    (GOOD, "[" * 3000, "1: not YAML: nested too deeply"),
+    (GOOD, "stages: []\n", "1: stages: "),
 )
-def test_a_plan_that_is_wrong_is_refused_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
-    path = write(tmp_path, text)
-    with pytest.raises(PlanError) as refused:
-        read_plan(path, SHAPE)
-    assert str(refused.value).startswith(f"{path}:{message}")
+"""What is written instead of what, and what is said: the line, then the field or what is allowed."""
+
+
+def test_a_plan_that_is_wrong_is_refused_with_file_and_line(tmp_path: Path) -> None:
+    for old, new, said in MISTAKES:
+        path = write(tmp_path, changed(old, new))
+        with pytest.raises(PlanError) as refused:
+            read_plan(path, SHAPE)
+        assert str(refused.value).startswith(f"{path}:{said}"), new
 
 
 def test_without_a_models_shape_a_records_file_may_be_elsewhere(tmp_path: Path) -> None:
-    path = write(tmp_path, with_policy("name: recorded\n  thresholds: 0.4\n  records: gone.npz"))
+    path = write(tmp_path, changed(POLICY, RECORDED))
     assert read_plan(path).policy == PolicySpec(name="recorded", thresholds=0.4, records="gone.npz")
 
 

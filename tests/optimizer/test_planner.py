@@ -1,48 +1,41 @@
-"""The planner is exact: on small random problems no plan of a strategy's space is better than its answer.
-
-`python -m pytest tests/optimizer/test_planner.py --log-cli-level=INFO` tells how many problems, and how far apart.
-"""
+"""The planner is exact: on small random problems no plan of a strategy's space is better than its answer."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 
 from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
+from optimizer.exact.solve import SLO_RESOLUTION
 from optimizer.plan import Stage
-from optimizer.planner import SLO_RESOLUTION, solve
+from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 from tests.optimizer.brute_force import Optimum, Twin
 from tests.optimizer.random_problems import random_problem
 
 PROBLEMS = 500
-CHUNK = 50
-OTHERS_BY_DEFAULT = 100
+FEW = {"best": 100, "stock": 40, "early-exit": 40, "e3": 40, "serial": 40}
+"""Problems by default; the rest is for `make test-all`."""
 AGREE = 1e-9
-OTHERS: tuple[Strategy, ...] = ("stock", "early-exit", "e3", "serial")
-
-logger = logging.getLogger(__name__)
 
 
-def chunk(strategy: Strategy, first: int) -> Any:
-    """The best plan is checked on all problems by default, the other strategies on the first of them."""
-    marks = () if strategy == "best" or first < OTHERS_BY_DEFAULT else pytest.mark.slow
-    name = f"{strategy}, problems {first} to {first + CHUNK - 1}"
-    return pytest.param(strategy, range(first, first + CHUNK), id=name, marks=marks)
+def chunks(*strategies: Strategy) -> pytest.MarkDecorator:
+    """The first problems of each strategy, and all others."""
+    few = [pytest.param(each, range(FEW[each]), id=each) for each in strategies]
+    rest = [
+        pytest.param(each, range(FEW[each], PROBLEMS), id=f"{each}, many", marks=pytest.mark.slow)
+        for each in strategies
+    ]
+    return pytest.mark.parametrize(("strategy", "seeds"), [*few, *rest])
 
 
-CHUNKS = range(0, PROBLEMS, CHUNK)
-each_chunk = pytest.mark.parametrize(
-    ("strategy", "seeds"), [chunk(strategy, first) for strategy in STRATEGIES for first in CHUNKS]
-)
+each_chunk = chunks(*STRATEGIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +73,6 @@ def difference(seed: int, strategy: Strategy) -> float | None:
 def test_the_planner_is_as_good_as_its_twin(strategy: Strategy, seeds: range) -> None:
     differences = {seed: difference(seed, strategy) for seed in seeds}
     apart = {seed: each for seed, each in differences.items() if each is not None}
-    worst = max(apart.values(), default=0.0)
-    logger.info(
-        "%s: %d problems, %d without a plan, worst relative difference %.1e",
-        strategy,
-        len(seeds),
-        len(seeds) - len(apart),
-        worst,
-    )
     assert {seed: each for seed, each in apart.items() if each > AGREE} == {}
 
 
@@ -105,7 +90,7 @@ def test_a_plan_keeps_every_promise_of_its_problem(strategy: Strategy, seeds: ra
         assert decision.figures == evaluate(both.problem, decision.stages), f"problem {seed}"
 
 
-@pytest.mark.parametrize(("strategy", "seeds"), [chunk(strategy, first) for strategy in OTHERS for first in CHUNKS])
+@chunks("stock", "early-exit", "e3", "serial")
 def test_the_best_plan_is_never_below_a_strategy_of_today(strategy: Strategy, seeds: range) -> None:
     compared = 0
     for seed in seeds:

@@ -35,6 +35,7 @@ bytes_per_sample: [10, 20, 30]
 slo: {latency_s: 0.1, slack: 0.25}
 objective: {maximize: rate}
 """
+SURVIVAL, OBJECTIVE = "[1.0, 0.5, 0.25]", "{maximize: rate}"
 TABLE = LatencyTable(batches=(1, 2), block_s_NB=np.array([[0.001, 0.0015]] * 3), ramp_s_EB=np.array([[1e-4, 1e-4]] * 2))
 
 
@@ -118,102 +119,69 @@ def test_bytes_per_sample_come_in_three_forms(given: str, read_as: tuple[float, 
     assert read(tmp_path, changed("[10, 20, 30]", given)).bytes_per_sample_N == read_as
 
 
-REFUSALS = [
-    ("blocks: 3", "blocks: 0", "1: blocks: Input should be greater than or equal to 1"),
+FORMS = "Input should be one number, or a list of numbers, one per block, not"
+REFUSALS = (
+    ("blocks: 3", "blocks: 0", "1: blocks: "),
     ("blocks: 3", "blocks: three", "1: blocks: Input should be a valid integer, not 'three'"),
+    ("blocks: 3", "blocks: 3\nblocks: 4", "2: not YAML: 'blocks' stands twice in one mapping"),
+    ("blocks: 3", "blocks: 10001", "1: blocks: "),
+    ("blocks: 3", f"blocks: {10**19}", "1: blocks: "),
+    ("blocks: 3", "blocks: 3\nschema_version: 2", "2: schema_version: "),
+    ("blocks: 3", "blocks: 3\nschema_version: true", "2: schema_version: Input should be a valid integer, not true"),
+    ("blocks: 3", "blocks: 3\nbudget: {usd_per_hour: -1}", "2: budget.usd_per_hour: "),
+    ("blocks: 3", "blocks: 3\nbudget: {usd: 1}", "2: budget.usd: unknown field; known are usd_per_hour"),
+    ("blocks: 3", "blocks: 3\nmodel: bert", "2: model: unknown field; known are schema_version, blocks, ramps,"),
     ("ramps: [0, 1]", "ramps: [1, 0]", "2: ramps must ascend without repeats, not [1, 0]"),
     ("ramps: [0, 1]", "ramps: [0, 2]", "2: ramps [2] are not after blocks 0 to 1"),
-    ("[1.0, 0.5, 0.25]", "[1.0, 0.25, 0.5]", "3: survival rises at block 2, from 0.25 to 0.5; it may only fall"),
-    ("[1.0, 0.5, 0.25]", "[0.9, 0.5, 0.25]", "3: survival must start at 1: every input reaches block 0, not 0.9"),
-    ("[1.0, 0.5, 0.25]", "[1.0, 0.5]", "3: survival needs 3 values, one per block, not 2"),
-    ("[1.0, 0.5, 0.25]", "[1.0, 0.5, -0.1]", "3: survival must hold shares between 0 and 1"),
-    ("[1.0, 0.5, 0.25]", "[1.0, .nan, 0.1]", "3: survival.1: Input should be a finite number"),
-    ("[1.0, 0.5, 0.25]", "half", "3: survival: Input should be a list of shares, one per block, or a mapping with rec"),
-    (
-        "[1.0, 0.5, 0.25]",
-        "3",
-        "3: survival: Input should be a list of shares, one per block, or a mapping with records, ",
-    ),
-    (
-        "{bandwidth_bytes_per_s: 1.25e9, delay_s: 1.0e-4}",
-        "3",
-        "14: link: Input should be a mapping with bandwidth_bytes_per_s and delay_s, not 3",
-    ),
-    (
-        "[10, 20, 30]",
-        "null",
-        "15: bytes_per_sample: Input should be one number, or a list of numbers, one per block, not null",
-    ),
-    (
-        "[10, 20, 30]",
-        "true",
-        "15: bytes_per_sample: Input should be one number, or a list of numbers, one per block, not true",
-    ),
-    (
-        "V100: {count: 4, usd_per_hour: 2.93}",
-        "V100: 4",
-        "13: devices.V100: Input should be a mapping with count and usd",
-    ),
-    ("blocks: 3", "blocks: 3\nblocks: 4", "2: not YAML: 'blocks' stands twice in one mapping"),
-    ("blocks: 3", "blocks: 3\nschema_version: true", "2: schema_version: Input should be a valid integer, not true"),
-    ("blocks: 3", "blocks: 10001", "1: blocks: Input should be less than or equal to 10000, not 10001"),
-    ("blocks: 3", "blocks: 1000000000000", "1: blocks: Input should be less than or equal to 10000, not 1000000000000"),
-    ("blocks: 3", f"blocks: {10**19}", f"1: blocks: Input should be less than or equal to 10000, not {10**19}"),
-    (
-        "batch: [1, 2]",
-        f"batch: [1, {2**70}]",
-        "6: latency.V100.batch.1: Input should be less than or equal to 1000000, ",
-    ),
-    (
-        "count: 4",
-        "count: 1000001",
-        "13: devices.V100.count: Input should be less than or equal to 1000000, not 1000001",
-    ),
+    (SURVIVAL, "[1.0, 0.25, 0.5]", "3: survival rises at block 2, from 0.25 to 0.5; it may only fall"),
+    (SURVIVAL, "[0.9, 0.5, 0.25]", "3: survival must start at 1: every input reaches block 0, not 0.9"),
+    (SURVIVAL, "[1.0, 0.5]", "3: survival needs 3 values, one per block, not 2"),
+    (SURVIVAL, "[1.0, 0.5, -0.1]", "3: survival must hold shares between 0 and 1"),
+    (SURVIVAL, "[1.0, .nan, 0.1]", "3: survival.1: "),
+    (SURVIVAL, "half", "3: survival: Input should be a list of shares, one per block, or a mapping with records, "),
+    (SURVIVAL, "3", "3: survival: Input should be a list of shares, one per block, or a mapping with records, "),
+    ("batch: [1, 2]", f"batch: [1, {2**70}]", "6: latency.V100.batch.1: "),
     ("batch: [1, 2]", "batch: [1, 2, 4]", "8: latency.V100.block_s.0 has 2 values; 3 are needed, one for each batch"),
     ("batch: [1, 2]", "batch: [2, 1]", "6: latency.V100.batch: batch sizes must ascend from at least 1, not [2, 1]"),
     ("batch: [1, 2]", "batches: [1, 2]", "6: latency.V100.batches: unknown field; known are batch, block_s, ramp_s"),
-    ("    batch: [1, 2]\n", "", "6: latency.V100.batch: Field required"),
+    ("    batch: [1, 2]\n", "", "6: latency.V100.batch: "),
     ("      - [0.001, 0.0015]\n    ramp_s", "    ramp_s", "8: latency.V100.block_s has 2 rows; 3 are needed"),
     (", [1e-4, 1e-4]]", "]", "11: latency.V100.ramp_s has 1 rows; 2 are needed, one per ramp"),
-    ("[[1.0e-4, 1.0e-4]", "[[-1.0, 1.0e-4]", "11: latency.V100.ramp_s.0.0: Input should be greater than or equal to 0"),
-    ("[[1.0e-4, 1.0e-4]", "[[.inf, 1.0e-4]", "11: latency.V100.ramp_s.0.0: Input should be a finite number"),
+    ("[[1.0e-4, 1.0e-4]", "[[-1.0, 1.0e-4]", "11: latency.V100.ramp_s.0.0: "),
+    ("[[1.0e-4, 1.0e-4]", "[[.inf, 1.0e-4]", "11: latency.V100.ramp_s.0.0: "),
     ("      - [0.001, 0.0015]\n      - [0.001", "      - [0.0, 0.0015]\n      - [0.001", "6: latency of V100: a block"),
     ("V100: {count", "T4: {count", "13: no latency for devices ['T4']; latency is given for ['V100']"),
-    ("count: 4", "count: -1", "13: devices.V100.count: Input should be greater than or equal to 0"),
-    ("count: 4", "count: 4.5", "13: devices.V100.count: Input should be a valid integer"),
+    ("{count: 4, usd_per_hour: 2.93}", "4", "13: devices.V100: Input should be a mapping with count and usd"),
+    ("count: 4", "count: -1", "13: devices.V100.count: "),
+    ("count: 4", "count: 4.5", "13: devices.V100.count: "),
+    ("count: 4", "count: 1000001", "13: devices.V100.count: "),
     ("usd_per_hour: 2.93", "price: 2.93", "13: devices.V100.price: unknown field; known are count, usd_per_hour"),
-    ("devices:\n  V100: {count: 4, usd_per_hour: 2.93}", "devices: {}", "12: devices: Dictionary should have at least"),
-    ("1.25e9", "0", "14: link.bandwidth_bytes_per_s: Input should be greater than 0"),
-    ("delay_s: 1.0e-4", "delay_s: .nan", "14: link.delay_s: Input should be a finite number"),
+    ("devices:\n  V100: {count: 4, usd_per_hour: 2.93}", "devices: {}", "12: devices: "),
+    ("{bandwidth_bytes_per_s: 1.25e9, delay_s: 1.0e-4}", "3", "14: link: Input should be a mapping with bandwidth_"),
+    ("1.25e9", "0", "14: link.bandwidth_bytes_per_s: "),
+    ("delay_s: 1.0e-4", "delay_s: .nan", "14: link.delay_s: "),
+    ("[10, 20, 30]", "null", f"15: bytes_per_sample: {FORMS} null"),
+    ("[10, 20, 30]", "true", f"15: bytes_per_sample: {FORMS} true"),
     ("[10, 20, 30]", "[10]", "15: bytes_per_sample has 1 values; allowed are one number, 3 (one per block) or 2"),
-    ("[10, 20, 30]", "-1", "15: bytes_per_sample: Input should be greater than or equal to 0"),
-    ("slack: 0.25", "slack: 1", "16: slo.slack: Input should be less than 1"),
-    ("slack: 0.25", "slak: 0.25", "16: slo.slak: unknown field; known are latency_s, slack"),
-    ("{maximize: rate}", "{maximize: rate, minimize: cost}", "17: objective says both maximize and minimize; allowed"),
-    ("{maximize: rate}", "{}", "17: objective says neither maximize nor minimize; allowed are {maximize: rate} and"),
-    ("{maximize: rate}", "{maximize: rate, rate_per_s: 5}", "17: objective maximizes the rate and names a rate_per_s"),
-    ("{maximize: rate}", "{minimize: cost}", "17: objective minimizes the cost of no rate_per_s; allowed are"),
-    ("{maximize: rate}", "{maximize: joy}", "17: objective.maximize: Input should be 'rate'"),
-    ("blocks: 3", "blocks: 3\nschema_version: 2", "2: schema_version: Input should be 1"),
-    ("blocks: 3", "blocks: 3\nbudget: {usd_per_hour: -1}", "2: budget.usd_per_hour: Input should be greater than or"),
-    ("blocks: 3", "blocks: 3\nbudget: {usd: 1}", "2: budget.usd: unknown field; known are usd_per_hour"),
-    ("blocks: 3", "blocks: 3\nmodel: bert", "2: model: unknown field; known are schema_version, blocks, ramps,"),
+    ("[10, 20, 30]", "-1", "15: bytes_per_sample: "),
     ("[10, 20, 30]", "[10, 20, 30", "16: not YAML: "),
-]
+    ("slack: 0.25", "slack: 1", "16: slo.slack: "),
+    ("slack: 0.25", "slak: 0.25", "16: slo.slak: unknown field; known are latency_s, slack"),
+    (OBJECTIVE, "{maximize: rate, minimize: cost}", "17: objective says both maximize and minimize; allowed"),
+    (OBJECTIVE, "{}", "17: objective says neither maximize nor minimize; allowed are {maximize: rate} and"),
+    (OBJECTIVE, "{maximize: rate, rate_per_s: 5}", "17: objective maximizes the rate and names a rate_per_s"),
+    (OBJECTIVE, "{minimize: cost}", "17: objective minimizes the cost of no rate_per_s; allowed are"),
+    (OBJECTIVE, "{maximize: joy}", "17: objective.maximize: "),
+    ("slo: {latency_s: 0.1, slack: 0.25}\n", "", "1: slo: "),
+    (GOOD, "- 1\n", "1: the problem: Input should be a mapping with schema_v"),
+)
+"""What is written instead of what, and what is said: the line, then the field or what is allowed."""
 
 
-@pytest.mark.parametrize(("before", "after", "said"), [pytest.param(*each, id=each[2]) for each in REFUSALS])
-def test_a_mistake_is_said_with_its_line(before: str, after: str, said: str, tmp_path: Path) -> None:
-    text = GOOD.replace(before, after, 1) if before in GOOD else pytest.fail(f"{before!r} is not in the problem")
-    assert refused(tmp_path, text).startswith(said)
-
-
-def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
-    assert refused(tmp_path, changed("slo: {latency_s: 0.1, slack: 0.25}\n", "")) == "1: slo: Field required"
-
-
-def test_a_list_is_no_problem(tmp_path: Path) -> None:
-    assert refused(tmp_path, "- 1\n").startswith("1: the problem: Input should be a mapping with schema_v")
+def test_a_mistake_is_said_with_its_line(tmp_path: Path) -> None:
+    for before, after, said in REFUSALS:
+        assert before in GOOD
+        assert refused(tmp_path, GOOD.replace(before, after, 1)).startswith(said), after
 
 
 PROFILED = (

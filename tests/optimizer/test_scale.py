@@ -11,9 +11,10 @@ from earlyexit.errors import PlanError
 from experiments.planner_speed import BIG_CLUSTER, BIG_LINKS, bert_large_problem
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate, violations
+from optimizer.exact.solve import is_too_big
 from optimizer.planner import solve
 from optimizer.problem import MinimizeCost, Objective, PlanProblem
-from optimizer.scale.solve import is_too_big, solve_at_scale
+from optimizer.scale.solve import solve_by_beam
 from optimizer.space import SPACES
 from tests.optimizer.random_problems import random_problem
 
@@ -33,7 +34,7 @@ def cluster_problem(num_blocks: int, counts: dict[str, int], objective: Objectiv
 def at_scale(seed: int, strategy: Strategy) -> Decision | None:
     """None where it says honestly that it found no plan."""
     try:
-        return solve_at_scale(random_problem(seed), SPACES[strategy], strategy)
+        return solve_by_beam(random_problem(seed), SPACES[strategy])
     except PlanError:
         return None
 
@@ -74,7 +75,7 @@ def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: S
 )
 def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: int, counts: dict[str, int]) -> None:
     problem = cluster_problem(num_blocks, counts)
-    decision, exact = solve_at_scale(problem, SPACES["best"], "best"), solve(problem)
+    decision, exact = solve_by_beam(problem, SPACES["best"]), solve(problem)
     assert not is_too_big(problem, SPACES["best"])
     assert_between(problem, decision, exact)
     assert isinstance(decision, Planned)
@@ -83,10 +84,10 @@ def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: i
 
 
 def test_more_than_all_devices_can_do_is_refused_with_the_rate_that_they_can() -> None:
-    fastest = solve_at_scale(cluster_problem(12, {"V100": 16}), SPACES["best"], "best")
+    fastest = solve_by_beam(cluster_problem(12, {"V100": 16}), SPACES["best"])
     assert isinstance(fastest, Planned)
     problem = cluster_problem(12, {"V100": 16}, MinimizeCost(rate_per_s=2 * fastest.bound))
-    decision = solve_at_scale(problem, SPACES["best"], "best")
+    decision = solve_by_beam(problem, SPACES["best"])
     assert isinstance(decision, NoPlan)
     assert decision.binding == "devices"
     assert decision.highest_rate_per_s == pytest.approx(fastest.figures.rate_per_s)

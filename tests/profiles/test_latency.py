@@ -150,44 +150,30 @@ def test_a_profile_fits_its_own_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "num_blocks", "ramps", "message"),
+    ("other", "said"),
     [
-        pytest.param("big", 2, (0,), "the latency profile is of model 'tiny', wanted is 'big'", id="name"),
-        pytest.param(
-            "tiny",
-            3,
-            (0, 1),
-            "the latency profile of 'tiny' has 2 blocks and ramps [0], wanted are 3 blocks and ramps [0, 1]",
-            id="blocks",
-        ),
-        pytest.param(
-            None,
-            2,
-            (),
-            "the latency profile of 'tiny' has 2 blocks and ramps [0], wanted are 2 blocks and ramps []",
-            id="ramps",
-        ),
+        (("big", 2, (0,)), "of model 'tiny', wanted is 'big'"),
+        (("tiny", 3, (0, 1)), "has 2 blocks and ramps [0], wanted are 3 blocks and ramps [0, 1]"),
+        ((None, 2, ()), "has 2 blocks and ramps [0], wanted are 2 blocks and ramps []"),
     ],
+    ids=["name", "blocks", "ramps"],
 )
-def test_a_profile_of_another_model_is_refused(
-    model: str | None, num_blocks: int, ramps: tuple[int, ...], message: str
-) -> None:
+def test_a_profile_of_another_model_is_refused(other: tuple[str | None, int, tuple[int, ...]], said: str) -> None:
     with pytest.raises(DataError) as refused:
-        PROFILE.check_fits(model, num_blocks, ramps)
-    assert str(refused.value) == message
+        PROFILE.check_fits(*other)
+    assert str(refused.value).endswith(said)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"model": ""}, "names its model, device, backend and dtype", id="no name"),
-        pytest.param({"ramps": (1,)}, r"ramps must ascend and sit below block 1, not \[1\]", id="ramp at the end"),
-        pytest.param(
-            {"ramps": ()}, "length 16 has 2 rows of block_s and 1 of ramp_s; the model has 2 blocks and 0", id="rows"
-        ),
-        pytest.param({"tables": {}}, r"must ascend from at least 1, not \[\]", id="no lengths"),
-        pytest.param({"tables": {32: table(1), 16: table(1)}}, r"not \[32, 16\]", id="lengths not ascending"),
+        ({"model": ""}, "names its model, device, backend and dtype"),
+        ({"ramps": (1,)}, r"ramps must ascend and sit below block 1, not \[1\]"),
+        ({"ramps": ()}, "length 16 has 2 rows of block_s and 1 of ramp_s; the model has 2 blocks and 0"),
+        ({"tables": {}}, r"must ascend from at least 1, not \[\]"),
+        ({"tables": {32: table(1), 16: table(1)}}, r"not \[32, 16\]"),
     ],
+    ids=["no name", "ramp at the end", "rows", "no lengths", "lengths not ascending"],
 )
 def test_a_profile_that_contradicts_itself_is_refused(change: Mapping[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -200,112 +186,41 @@ def test_small_numbers_of_json_are_numbers(tmp_path: Path) -> None:
     assert profile.tables[32].ramp_s_EB.tolist() == [[1]]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param(
-            changed("[0.001, 2e-03]", "[0.001, -1]"),
-            "14: tables.0.block_s.0.1: Input should be greater than or equal to 0",
-            id="negative",
-        ),
-        pytest.param(
-            changed("[0.001, 2e-03]", "[0.001, NaN]"),
-            "14: tables.0.block_s.0.1: Input should be a finite number",
-            id="nan",
-        ),
-        pytest.param(
-            changed("1e-05, 2e-05", "1e-05, Infinity"),
-            "18: tables.0.ramp_s.0.1: Input should be a finite number",
-            id="inf",
-        ),
-        pytest.param(
-            changed("[0.001, 2e-03]", '[0.001, "2"]'),
-            "14: tables.0.block_s.0.1: Input should be a valid number",
-            id="text",
-        ),
-        pytest.param(changed(', "batch": [1, 2],', ","), "12: tables.0.batch: Field required", id="no batch sizes"),
-        pytest.param(
-            changed('"batch": [1, 2]', '"batch": []'),
-            "12: tables.0.batch: List should have at least 1 item",
-            id="empty",
-        ),
-        pytest.param(
-            changed('"batch": [1, 2]', '"batch": [2, 1]'),
-            "12: batch sizes must ascend from at least 1, not [2, 1]",
-            id="falling",
-        ),
-        pytest.param(
-            changed('"batch": [1, 2]', '"batch": [1, 2, 4]'),
-            "14: values here: 2; needed: 3, one a batch size",
-            id="row too short",
-        ),
-        pytest.param(
-            changed("        [0.001, 0.002]\n", "        [0.001]\n"),
-            "15: values here: 1; needed: 2, one a batch size",
-            id="second row",
-        ),
-        pytest.param(
-            changed("[0.001, 2e-03],\n", ""), "13: block_s has 1 rows; needed: 2, one a block", id="rows of blocks"
-        ),
-        pytest.param(
-            changed("        [1e-05, 2e-05]\n", ""), "17: ramp_s has 0 rows; needed: 1, one a ramp", id="rows of ramps"
-        ),
-        pytest.param(
-            changed('"ramps": [0]', '"ramps": [1]'), "6: ramps must ascend and sit below block 1, not [1]", id="ramp"
-        ),
-        pytest.param(
-            changed('"num_blocks": 2', '"num_blocks": 0'),
-            "5: num_blocks: Input should be greater than or equal to 1",
-            id="no blocks",
-        ),
-        pytest.param(
-            changed('"kind": "measured"', '"kind": "guessed"'),
-            "3: kind: Input should be 'measured', 'published' or 'derived'",
-            id="kind",
-        ),
-        pytest.param(
-            changed('"schema_version": 1', '"schema_version": 2'), "2: schema_version: Input should be 1", id="schema"
-        ),
-        pytest.param(
-            changed('"model": "tiny"', '"model": ""'), "4: model: String should have at least 1 character", id="no name"
-        ),
-        pytest.param(changed('"dtype"', '"type"'), "1: dtype: Field required", id="key missing"),
-        pytest.param(
-            changed('"dtype": "float32",', '"dtype": "float32", "x": 1,'),
-            "9: x: Extra inputs are not permitted",
-            id="unknown key",
-        ),
-        pytest.param(
-            changed('"length": 32', '"length": 0'),
-            "20: tables.1.length: Input should be greater than or equal to 1",
-            id="length 0",
-        ),
-        pytest.param(
-            changed('"length": 32', '"length": 16'),
-            "11: two tables have the same length; one a length is allowed",
-            id="length twice",
-        ),
-        pytest.param(
-            changed('"length": 32', '"length": 8'),
-            "11: the lengths of a latency profile must ascend",
-            id="lengths falling",
-        ),
-        pytest.param(
-            changed('"kind": "measured",', '"kind": "measured"'), "4: not JSON: Expecting ',' delimiter", id="not JSON"
-        ),
-        pytest.param("[]", "1: the latency profile: Input should be a mapping with schema_version", id="a list"),
-        pytest.param(
-            TEXT.replace("  ", "\t").replace("[1]]", "[-1]]"),
-            "22: tables.1.ramp_s.0.0: Input should be greater",
-            id="with tabs",
-        ),
-    ],
+MISTAKES = (
+    ("[0.001, 2e-03]", "[0.001, -1]", "14: tables.0.block_s.0.1: "),
+    ("[0.001, 2e-03]", "[0.001, NaN]", "14: tables.0.block_s.0.1: "),
+    ("1e-05, 2e-05", "1e-05, Infinity", "18: tables.0.ramp_s.0.1: "),
+    ("[0.001, 2e-03]", '[0.001, "2"]', "14: tables.0.block_s.0.1: "),
+    (', "batch": [1, 2],', ",", "12: tables.0.batch: "),
+    ('"batch": [1, 2]', '"batch": []', "12: tables.0.batch: "),
+    ('"batch": [1, 2]', '"batch": [2, 1]', "12: batch sizes must ascend from at least 1, not [2, 1]"),
+    ('"batch": [1, 2]', '"batch": [1, 2, 4]', "14: values here: 2; needed: 3, one a batch size"),
+    ("        [0.001, 0.002]\n", "        [0.001]\n", "15: values here: 1; needed: 2, one a batch size"),
+    ("[0.001, 2e-03],\n", "", "13: block_s has 1 rows; needed: 2, one a block"),
+    ("        [1e-05, 2e-05]\n", "", "17: ramp_s has 0 rows; needed: 1, one a ramp"),
+    ('"ramps": [0]', '"ramps": [1]', "6: ramps must ascend and sit below block 1, not [1]"),
+    ('"num_blocks": 2', '"num_blocks": 0', "5: num_blocks: "),
+    ('"kind": "measured"', '"kind": "guessed"', "3: kind: "),
+    ('"schema_version": 1', '"schema_version": 2', "2: schema_version: "),
+    ('"model": "tiny"', '"model": ""', "4: model: "),
+    ('"dtype"', '"type"', "1: dtype: "),
+    ('"dtype": "float32",', '"dtype": "float32", "x": 1,', "9: x: "),
+    ('"length": 32', '"length": 0', "20: tables.1.length: "),
+    ('"length": 32', '"length": 16', "11: two tables have the same length; one a length is allowed"),
+    ('"length": 32', '"length": 8', "11: the lengths of a latency profile must ascend"),
+    ('"kind": "measured",', '"kind": "measured"', "4: not JSON: "),
+    (TEXT, "[]", "1: the latency profile: Input should be a mapping with schema_version"),
+    (TEXT, TEXT.replace("  ", "\t").replace("[1]]", "[-1]]"), "22: tables.1.ramp_s.0.0: "),
 )
-def test_a_file_that_is_wrong_is_refused_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
-    path = written(tmp_path, text)
-    with pytest.raises(DataError) as refused:
-        LatencyProfile.load(path)
-    assert str(refused.value).startswith(f"{path}:{message}")
+"""What is written instead of what, and what is said: the line, and the field or what is allowed."""
+
+
+def test_a_file_that_is_wrong_is_refused_with_file_and_line(tmp_path: Path) -> None:
+    for old, new, said in MISTAKES:
+        path = written(tmp_path, changed(old, new))
+        with pytest.raises(DataError) as refused:
+            LatencyProfile.load(path)
+        assert str(refused.value).startswith(f"{path}:{said}"), new
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

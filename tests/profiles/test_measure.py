@@ -17,7 +17,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece, Tensors
 from earlyexit.split import Segment, Split
 from earlyexit.tasks.label import LabelTask
-from profiles.measure import LiveSplits, Point, Probe, latency_tables, profile_probes, time_probes
+from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, time_splits
 from profiles.table import LatencyTable
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def split(first: int, end: int, batch: int = 1, ramps: tuple[int, ...] = ()) -> 
 
 
 def points(of_split: Mapping[Split, Sequence[float]], length: int = LENGTH) -> list[Point]:
-    return [Point(probe=Probe(split=each, length=length), seconds=tuple(s)) for each, s in of_split.items()]
+    return [Point(timed=TimedSplit(split=each, length=length), seconds=tuple(s)) for each, s in of_split.items()]
 
 
 def table_of(of_split: Mapping[Split, Sequence[float]], num_blocks: int, ramps: Sequence[int]) -> LatencyTable:
@@ -48,16 +48,16 @@ def table_of(of_split: Mapping[Split, Sequence[float]], num_blocks: int, ramps: 
 
 
 def test_a_profile_times_every_block_with_and_without_its_ramp_and_the_whole_model() -> None:
-    probes = profile_probes(2, ramps=(0,), batches=(1, 4), lengths=(8,))
-    assert [probe.split for probe in probes] == [
+    splits = profile_splits(2, ramps=(0,), batches=(1, 4), lengths=(8,))
+    assert [timed.split for timed in splits] == [
         *(split(0, 1), split(1, 2), split(0, 1, ramps=(0,)), split(0, 2)),
         *(split(0, 1, 4), split(1, 2, 4), split(0, 1, 4, ramps=(0,)), split(0, 2, 4)),
     ]
-    assert {probe.length for probe in probes} == {8}
+    assert {timed.length for timed in splits} == {8}
 
 
 def test_a_model_of_one_block_is_timed_once() -> None:
-    assert profile_probes(1, (), batches=(2,), lengths=(8,)) == (Probe(split=split(0, 1, 2), length=8),)
+    assert profile_splits(1, (), batches=(2,), lengths=(8,)) == (TimedSplit(split=split(0, 1, 2), length=8),)
 
 
 # Points
@@ -73,11 +73,11 @@ def test_a_model_of_one_block_is_timed_once() -> None:
     ],
 )
 def test_outliers_are_rounds_beyond_three_scaled_mads(seconds: tuple[float, ...], outliers: int) -> None:
-    assert Point(probe=Probe(split=split(0, 1), length=8), seconds=seconds).outliers == outliers
+    assert Point(timed=TimedSplit(split=split(0, 1), length=8), seconds=seconds).outliers == outliers
 
 
 def test_a_point_is_one_line_of_plain_data() -> None:
-    point = Point(probe=Probe(split=split(1, 2, 4, ramps=(1,)), length=8), seconds=(3.0, 1.0, 2.0))
+    point = Point(timed=TimedSplit(split=split(1, 2, 4, ramps=(1,)), length=8), seconds=(3.0, 1.0, 2.0))
     assert point.to_json() == {
         "length": 8,
         "batch": 4,
@@ -178,17 +178,17 @@ def test_points_of_unequal_rounds_are_refused() -> None:
 
 
 class FakeRunner:
-    """Every run of a probe takes the next of its seconds; the last one for ever."""
+    """Every run of a timed takes the next of its seconds; the last one for ever."""
 
     def __init__(self, seconds: Mapping[int, Sequence[float]]) -> None:
         self.clock = ManualClock()
         self.log: list[int] = []
         self._seconds: dict[int, Iterator[float]] = {length: _last_for_ever(s) for length, s in seconds.items()}
 
-    def prepare(self, probe: Probe) -> Callable[[], None]:
+    def prepare(self, timed: TimedSplit) -> Callable[[], None]:
         def run() -> None:
-            self.log.append(probe.length)
-            self.clock.advance(next(self._seconds[probe.length]))
+            self.log.append(timed.length)
+            self.clock.advance(next(self._seconds[timed.length]))
 
         return run
 
@@ -200,9 +200,9 @@ def _last_for_ever(seconds: Sequence[float]) -> Iterator[float]:
 
 
 def timed(runner: FakeRunner, lengths: Sequence[int], repeats: int, seed: int = 0) -> list[tuple[float, ...]]:
-    probes = [Probe(split=split(0, 1), length=length) for length in lengths]
+    splits = [TimedSplit(split=split(0, 1), length=length) for length in lengths]
     rng = np.random.default_rng(seed)
-    return [point.seconds for point in time_probes(probes, runner, clock=runner.clock, rng=rng, repeats=repeats)]
+    return [point.seconds for point in time_splits(splits, runner, clock=runner.clock, rng=rng, repeats=repeats)]
 
 
 def test_three_runs_warm_up_where_they_are_stable_and_are_not_counted() -> None:
@@ -243,8 +243,8 @@ def test_the_seed_decides_the_order() -> None:
 def test_warm_up_and_rounds_report_their_progress() -> None:
     seen: list[tuple[str, int, int]] = []
     runner = FakeRunner({8: [1.0]})
-    time_probes(
-        [Probe(split=split(0, 1), length=8)],
+    time_splits(
+        [TimedSplit(split=split(0, 1), length=8)],
         runner,
         clock=runner.clock,
         rng=np.random.default_rng(0),
@@ -281,7 +281,7 @@ def run_live(model: EarlyExitModel, *splits: Split, seed: int = 0) -> LoggedSegm
     logged = LoggedSegments(model)
     live = LiveSplits(model, np.random.default_rng(seed), logged)
     for each in splits:
-        live.prepare(Probe(split=each, length=LENGTH))()
+        live.prepare(TimedSplit(split=each, length=LENGTH))()
     return logged
 
 

@@ -12,7 +12,7 @@ import pytest
 from earlyexit.split import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate
-from optimizer.live.hysteresis import Verdict, weigh
+from optimizer.live.hysteresis import Weighed, weigh
 from optimizer.plan import Stage
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
@@ -46,7 +46,7 @@ def weighed(
     moved: int,
     problem: PlanProblem = PROBLEM,
     least_gain: float = 0.02,
-) -> Verdict:
+) -> Weighed:
     return weigh(
         problem, current, planned(new, problem), moved=moved, start_s=12.0, period_s=120.0, least_gain=least_gain
     )

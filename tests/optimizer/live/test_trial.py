@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from earlyexit.errors import DataError, PlanError
-from optimizer.live.trial import Judgement, Served, Trial, judge
+from optimizer.live.trial import Delivered, Judgement, Trial, judge
 
 
-def served(offered: int, in_slo: int, *, seconds: float = 60.0, late: int = 0, dropped: int = 0) -> Served:
+def served(offered: int, in_slo: int, *, seconds: float = 60.0, late: int = 0, dropped: int = 0) -> Delivered:
     """Rates per second."""
-    return Served(
+    return Delivered(
         seconds=seconds,
         arrived=round(offered * seconds),
         answered=round((in_slo + late) * seconds),
@@ -19,11 +19,11 @@ def served(offered: int, in_slo: int, *, seconds: float = 60.0, late: int = 0, d
     )
 
 
-def trial(before: Served | None, *, predicted_rps: float = 200.0, before_predicted_rps: float = 150.0) -> Trial:
+def trial(before: Delivered | None, *, predicted_rps: float = 200.0, before_predicted_rps: float = 150.0) -> Trial:
     return Trial(epoch=3, predicted_rps=predicted_rps, before=before, before_predicted_rps=before_predicted_rps)
 
 
-def judged(tried: Trial, now: Served) -> Judgement:
+def judged(tried: Trial, now: Delivered) -> Judgement:
     return judge(tried, now, margin=0.2, settle_s=10.0, patience_s=120.0)
 
 
@@ -40,7 +40,7 @@ AS_PROMISED = served(150, 148, dropped=2)
         pytest.param(served(400, 220, dropped=180), 1.1, id="a plan may do better than it promised"),
     ],
 )
-def test_what_a_plan_keeps_of_its_promise(now: Served, kept: float) -> None:
+def test_what_a_plan_keeps_of_its_promise(now: Delivered, kept: float) -> None:
     assert now.kept(200.0) == pytest.approx(kept)
 
 
@@ -94,7 +94,7 @@ def test_without_a_plan_before_there_is_nothing_to_go_back_to() -> None:
         (served(0, 0, seconds=120.0), "keep", "keeps plan 3: only 0 inputs came in 120 s, nothing tells"),
     ],
 )
-def test_it_waits_for_enough_but_not_for_ever(now: Served, outcome: str, words: str) -> None:
+def test_it_waits_for_enough_but_not_for_ever(now: Delivered, outcome: str, words: str) -> None:
     verdict = judged(trial(AS_PROMISED), now)
     assert (verdict.outcome, verdict.words) == (outcome, words)
 
@@ -105,7 +105,7 @@ def test_a_plan_that_answers_nothing_is_not_waited_for() -> None:
 
 def test_counts_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(DataError, match="among the answers"):
-        Served(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0)
+        Delivered(seconds=1.0, arrived=5, answered=1, in_slo=2, dropped=0)
 
 
 def test_a_plan_without_a_predicted_rate_is_not_tried() -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from optimizer.compiled import compiled
 from optimizer.moves import MoveArrays
-from optimizer.split_times import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray
 
 # Latencies and costs may exceed their limit by this: evaluate's tolerance.
 SLACK = 1e-9

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.ordering import ordered
-from optimizer.prices import Limits
-from optimizer.split_times import FloatArray, IntArray
+from optimizer.exact.prices import Limits
+from optimizer.step import FloatArray, IntArray
 
 DEVICE, USED, PARENT, MOVE, NEXT = 0, 1, 2, 3, 4
 """Columns of `whole_LI`: device of the open stage, or CLOSED; devices of closed stages, in mixed radix; the label and
@@ -142,3 +141,37 @@ def _no_worse(figures_LF: FloatArray, one: int, other: int) -> bool:
         and figures_LF[one, WORK] <= figures_LF[other, WORK]
         and figures_LF[one, BATCHES] <= figures_LF[other, BATCHES]
     )
+
+
+@compiled
+def ordered(item_L: IntArray, group_I: IntArray, first_I: FloatArray, second_I: FloatArray) -> IntArray:
+    """The items (L) by group, then by the first key, then by the second; keys are looked up by item.
+
+    A merge sort: numba's own argsort takes one key, and long to compile.
+    """
+    count = item_L.size
+    here_L, there_L = item_L.copy(), np.empty(count, dtype=np.int64)
+    width = 1
+    while width < count:
+        for begin in range(0, count, 2 * width):
+            left, right = begin, min(begin + width, count)
+            middle, end = right, min(begin + 2 * width, count)
+            for position in range(begin, end):
+                take_left = left < middle
+                if take_left and right < end:
+                    one, other = here_L[left], here_L[right]
+                    if group_I[one] != group_I[other]:
+                        take_left = group_I[one] < group_I[other]
+                    elif first_I[one] != first_I[other]:
+                        take_left = first_I[one] < first_I[other]
+                    else:
+                        take_left = second_I[one] <= second_I[other]
+                if take_left:
+                    there_L[position] = here_L[left]
+                    left += 1
+                else:
+                    there_L[position] = here_L[right]
+                    right += 1
+        here_L, there_L = there_L, here_L
+        width *= 2
+    return here_L

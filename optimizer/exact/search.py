@@ -2,8 +2,8 @@
 
 For a required rate every stage needs so many replicas and no fewer, and more than needed only cost latency. What is
 left is a shortest path over (boundary, last active ramp, devices used) with latency as its length. Labels are dropped
-when another at the same node is no worse in everything (`optimizer.labels`), or when a row of prices shows that they
-cannot reach the model's end (`optimizer.prices`).
+when another at the same node is no worse in everything (`optimizer.exact.labels`), or when a row of prices shows that
+they cannot reach the model's end (`optimizer.exact.prices`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from optimizer.compiled import compiled
-from optimizer.labels import (
+from optimizer.exact.labels import (
     BATCHES,
     CLOSED,
     DEVICE,
@@ -24,14 +24,14 @@ from optimizer.labels import (
     Labels,
     best_labels,
     free_devices,
+    ordered,
     room_for,
     with_more_room,
     write_label,
 )
+from optimizer.exact.prices import SLACK, WHOLE, Limits, price_of_move, price_to_end, prices_of
 from optimizer.moves import MoveArrays
-from optimizer.ordering import ordered
-from optimizer.prices import SLACK, WHOLE, Limits, price_of_move, price_to_end, prices_of
-from optimizer.split_times import FloatArray, IntArray
+from optimizer.step import FloatArray, IntArray
 
 # Sums of the same numbers in another order may differ by this; far below the resolution of rates.
 ROUNDING = 1e-13
@@ -39,7 +39,7 @@ ROUNDING = 1e-13
 ENDLESS = 1e15
 
 
-class Prices(NamedTuple):
+class PriceRows(NamedTuple):
     """Several rows of prices (V), each a proof of its own."""
 
     price_VC: FloatArray
@@ -69,64 +69,73 @@ def search(
 
     `share_VR` are the rows of prices to prune by, `radix_C` the weight of each device in used devices.
     """
-    num_devices, num_nodes = limits.count_C.size, moves.first_move_P.size - 1
+    num_nodes = moves.first_move_P.size - 1
     prices = _priced(moves, limits, share_VR)
     route = _cheapest_first(moves, limits, prices)
     labels = room_for(1 << 12)
     head_P = np.full(num_nodes, NOBODY)
     write_label(labels, head_P, 0, 0, CLOSED, 0, NOBODY, NOBODY, 0.0, 0.0, 0.0)
     count = 1
-    free_C = np.empty(num_devices, dtype=np.int64)
+    free_C = np.empty(limits.count_C.size, dtype=np.int64)
     spent_V = np.empty(share_VR.shape[0])
     for node in range(num_nodes - 1):
         for label in best_labels(head_P[node], labels, radix_C, limits, route.longest_P[node]):
             usd = free_devices(labels.whole_LI[label, USED], radix_C, limits, free_C)
             _spend(prices, limits, free_C, spent_V)
-            is_open = labels.whole_LI[label, DEVICE] != CLOSED
-            for device in range(num_devices):
-                if is_open and device != labels.whole_LI[label, DEVICE]:
-                    continue
-                spent = spent_V[0] + prices.price_latency_V[0] * labels.real_LF[label, LATENCY]
-                spent += prices.price_VC[0, device] * limits.required_rate * labels.real_LF[label, WORK]
-                cell = node * num_devices + device
-                for position in range(route.first_of_cell[cell], route.first_of_cell[cell + 1]):
-                    move = route.order_M[position]
-                    if spent + route.to_end_M[move] > WHOLE:
-                        break
-                    target = moves.to_M[move]
-                    work_s = labels.real_LF[label, WORK] + moves.work_M[move]
-                    latency_s = labels.real_LF[label, LATENCY] + moves.seconds_M[move]
-                    batches = labels.real_LF[label, BATCHES]
-                    if is_open:
-                        batches += moves.wait_M[move]
-                    else:
-                        latency_s += moves.wait_M[move] / limits.wait_rate
-                    while count + 2 > labels.whole_LI.shape[0]:
-                        labels = with_more_room(labels)
-                    if target != num_nodes - 1 and limits.may_split:
-                        replicas = _replicas(work_s, limits)
-                        total_s = latency_s + replicas * batches / limits.wait_rate
-                        devices = limits.required_rate * work_s
-                        if _fits(limits, free_C, usd, device, replicas, total_s) and _affordable(
-                            prices, spent_V, device, devices, total_s, target
-                        ):
-                            used = labels.whole_LI[label, USED]
-                            write_label(
-                                labels, head_P, count, target, device, used, label, move, latency_s, work_s, batches
-                            )
-                            count += 1
-                    if target == num_nodes - 1 or limits.may_hop:
-                        replicas = _replicas(max(work_s, moves.hop_work_M[move]), limits)
-                        total_s = latency_s + replicas * batches / limits.wait_rate + moves.hop_M[move]
-                        if _fits(limits, free_C, usd, device, replicas, total_s) and _affordable(
-                            prices, spent_V, device, float(replicas), total_s, target
-                        ):
-                            used = labels.whole_LI[label, USED] + replicas * radix_C[device]
-                            write_label(labels, head_P, count, target, CLOSED, used, label, move, total_s, 0.0, 0.0)
-                            count += 1
+            count, labels = _follow(
+                moves, limits, prices, route, node, label, usd, free_C, spent_V, radix_C, head_P, labels, count
+            )
             if count > most_labels:
                 return False, count, labels, np.empty(0, dtype=np.int64)
     return True, count, labels, best_labels(head_P[num_nodes - 1], labels, radix_C, limits, np.inf)
+
+
+@compiled
+def _follow(
+    moves: MoveArrays, limits: Limits, prices: PriceRows, route: Route, node: int, label: int, usd: float,
+    free_C: IntArray, spent_V: FloatArray, radix_C: IntArray, head_P: IntArray, labels: Labels, count: int,
+) -> tuple[int, Labels]:  # fmt: skip
+    """Write a label for every way on from one; returns how many there are now, and their room."""
+    last = moves.first_move_P.size - 2
+    open_device, used = labels.whole_LI[label, DEVICE], labels.whole_LI[label, USED]
+    latency_s, work_s = labels.real_LF[label, LATENCY], labels.real_LF[label, WORK]
+    for device in range(free_C.size):
+        if open_device not in (CLOSED, device):
+            continue
+        spent = spent_V[0] + prices.price_latency_V[0] * latency_s
+        spent += prices.price_VC[0, device] * limits.required_rate * work_s
+        cell = node * free_C.size + device
+        for position in range(route.first_of_cell[cell], route.first_of_cell[cell + 1]):
+            move = route.order_M[position]
+            if spent + route.to_end_M[move] > WHOLE:
+                break
+            target, stage_s = moves.to_M[move], work_s + moves.work_M[move]
+            passed_s, batches = latency_s + moves.seconds_M[move], labels.real_LF[label, BATCHES]
+            if open_device == CLOSED:
+                passed_s += moves.wait_M[move] / limits.wait_rate
+            else:
+                batches += moves.wait_M[move]
+            while count + 2 > labels.whole_LI.shape[0]:
+                labels = with_more_room(labels)
+            if target != last and limits.may_split:
+                replicas = _replicas(stage_s, limits)
+                total_s = passed_s + replicas * batches / limits.wait_rate
+                devices = limits.required_rate * stage_s
+                if _fits(limits, free_C, usd, device, replicas, total_s) and _affordable(
+                    prices, spent_V, device, devices, total_s, target
+                ):
+                    write_label(labels, head_P, count, target, device, used, label, move, passed_s, stage_s, batches)
+                    count += 1
+            if target == last or limits.may_hop:
+                replicas = _replicas(max(stage_s, moves.hop_work_M[move]), limits)
+                total_s = passed_s + replicas * batches / limits.wait_rate + moves.hop_M[move]
+                if _fits(limits, free_C, usd, device, replicas, total_s) and _affordable(
+                    prices, spent_V, device, float(replicas), total_s, target
+                ):
+                    taken = used + replicas * radix_C[device]
+                    write_label(labels, head_P, count, target, CLOSED, taken, label, move, total_s, 0.0, 0.0)
+                    count += 1
+    return count, labels
 
 
 @compiled
@@ -147,7 +156,7 @@ def _fits(limits: Limits, free_C: IntArray, usd: float, device: int, replicas: i
 
 @compiled
 def _affordable(
-    prices: Prices, spent_V: FloatArray, device: int, devices: float, latency_s: float, target: int
+    prices: PriceRows, spent_V: FloatArray, device: int, devices: float, latency_s: float, target: int
 ) -> bool:
     """Whether no row of prices rules out every way on."""
     for row in range(spent_V.size):
@@ -158,7 +167,7 @@ def _affordable(
 
 
 @compiled
-def _spend(prices: Prices, limits: Limits, free_C: IntArray, spent_V: FloatArray) -> None:
+def _spend(prices: PriceRows, limits: Limits, free_C: IntArray, spent_V: FloatArray) -> None:
     """Fill the price, per row, of the devices that are used."""
     for row in range(spent_V.size):
         spent_V[row] = 0.0
@@ -167,9 +176,9 @@ def _spend(prices: Prices, limits: Limits, free_C: IntArray, spent_V: FloatArray
 
 
 @compiled
-def _priced(moves: MoveArrays, limits: Limits, share_VR: FloatArray) -> Prices:
+def _priced(moves: MoveArrays, limits: Limits, share_VR: FloatArray) -> PriceRows:
     num_devices, num_nodes, num_rows = limits.count_C.size, moves.first_move_P.size - 1, share_VR.shape[0]
-    prices = Prices(np.empty((num_rows, num_devices)), np.empty(num_rows), np.empty((num_rows, num_nodes)))
+    prices = PriceRows(np.empty((num_rows, num_devices)), np.empty(num_rows), np.empty((num_rows, num_nodes)))
     best_P = np.zeros(num_nodes, dtype=np.int64)
     for row in range(num_rows):
         price_latency = prices_of(limits, share_VR[row], prices.price_VC[row])
@@ -179,7 +188,7 @@ def _priced(moves: MoveArrays, limits: Limits, share_VR: FloatArray) -> Prices:
 
 
 @compiled
-def _cheapest_first(moves: MoveArrays, limits: Limits, prices: Prices) -> Route:
+def _cheapest_first(moves: MoveArrays, limits: Limits, prices: PriceRows) -> Route:
     num_moves, num_nodes, num_devices = moves.to_M.size, moves.first_move_P.size - 1, limits.count_C.size
     to_end_M = np.empty(num_moves)
     kept_M, cell_M = np.empty(num_moves, dtype=np.int64), np.empty(num_moves, dtype=np.int64)

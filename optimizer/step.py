@@ -1,0 +1,63 @@
+"""What one step of a batch costs, its blocks' seconds, a ramp's, a hop's: the kernels that every search sums.
+
+Legend: *rank* 0 stands for "no ramp yet", rank r + 1 for the problem's r-th ramp. `share_Q` holds, per rank, the share
+of inputs inside the model after it; `after_Q` the first block after it; G are the measured batch sizes.
+
+`optimizer.evaluate` scores every plan that is found by NumPy's `interp`: the same lines, rounded otherwise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.compiled import compiled
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@compiled
+def batch_inside(share_Q: FloatArray, entry: int, rank: int, batch: float) -> float:
+    """Inputs left, after the ramp of a rank, of a batch that was full when it entered at another."""
+    inside: float = batch * share_Q[rank] / share_Q[entry]
+    return inside
+
+
+@compiled
+def locate(batches_G: FloatArray, batch: float) -> tuple[int, float]:
+    """The measured size below a batch, and the part of the way to the next; constant below the smallest."""
+    if batch <= batches_G[0]:
+        return 0, 0.0
+    cell = 0
+    while cell + 2 < batches_G.size and batches_G[cell + 1] <= batch:
+        cell += 1
+    if cell + 1 >= batches_G.size:
+        return cell, 0.0
+    part = (batch - batches_G[cell]) / (batches_G[cell + 1] - batches_G[cell])
+    if part >= 1.0:
+        return cell + 1, 0.0
+    return cell, part
+
+
+@compiled
+def seconds_at(seconds_G: FloatArray, cell: int, part: float) -> float:
+    """One block's or ramp's, at a batch that `locate` has found: linear between measured sizes."""
+    low: float = seconds_G[cell]
+    return low + part * (seconds_G[cell + 1] - low) if part > 0.0 else low
+
+
+@compiled
+def run_s(sums_GK: FloatArray, cell: int, part: float, first: int, end: int) -> float:
+    """The same of blocks first..end-1, from sums over the blocks before each boundary (K)."""
+    low: float = sums_GK[cell, end] - sums_GK[cell, first]
+    if part == 0.0:
+        return low
+    high: float = sums_GK[cell + 1, end] - sums_GK[cell + 1, first]
+    return low + part * (high - low)
+
+
+@compiled
+def hop_s(delay_s: float, num_bytes: float, leaving: float, bandwidth: float) -> float:
+    """E3's T_x, of so many inputs of `num_bytes` each."""
+    return delay_s + num_bytes * leaving / bandwidth
