@@ -37,6 +37,11 @@ def compiled(kernel: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", made)
 
 
+def inlined(kernel: Callable[P, R]) -> Callable[P, R]:
+    """The same, written into the kernels that call it: a call that passes many arrays costs as much as a short loop."""
+    return cast("Callable[P, R]", njit(inline="always", error_model="numpy")(kernel))
+
+
 @cache
 def _fingerprint() -> str:
     sources = sorted(Path(__file__).parent.rglob("*.py"))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from earlyexit.split import Split
-from optimizer.compiled import compiled
+from optimizer.compiled import compiled, inlined
 from optimizer.moves import Graph, MoveArrays
 from optimizer.plan import Stage
 from optimizer.scale.stages import Ways
@@ -87,6 +87,11 @@ def least_devices(moves: MoveArrays, num_devices: int) -> FloatArray:
     return least_PC
 
 
+# Columns of a pool's labels.
+LATENCY, WORK, BATCHES, ESTIMATE = 0, 1, 2, 3
+PARENT, MOVE, START, DEVICE = 0, 1, 2, 3
+
+
 class Label(NamedTuple):
     """Plans' beginnings at one kind of node, cheapest first (L): closed between stages, open inside one."""
 
@@ -104,12 +109,16 @@ class Label(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """What arrives at a node: never more than four times as many labels as it keeps."""
+    """What arrives at a node, by kind (K): inside a stage and between stages; four times as much as is kept of it."""
 
-    labels: Label
-    width: int
-    count_1: IntArray
-    most_1: FloatArray
+    used_KLC: FloatArray
+    real_KLF: FloatArray
+    """Latency, work, batches and estimate."""
+    whole_KLI: IntArray
+    """Parent, move, where it starts, and device."""
+    width_K: IntArray
+    count_K: IntArray
+    most_K: FloatArray
     """Estimates from which on a label would not be kept."""
 
 
@@ -122,34 +131,33 @@ def _empty(size: int, num_devices: int) -> Label:
 
 
 @compiled
-def _pool(width: int, num_devices: int) -> Pool:
-    return Pool(_empty(4 * width, num_devices), width, np.zeros(1, np.int64), np.empty(1))
+def _kept(pool: Pool, kind: int) -> IntArray:
+    """The cheapest labels, in order."""
+    order_L: IntArray = np.argsort(pool.real_KLF[kind, : pool.count_K[kind], ESTIMATE])[: pool.width_K[kind]]
+    return order_L
 
 
 @compiled
-def _best(pool: Pool) -> Label:
-    """The cheapest, in order."""
-    labels = pool.labels
-    order_L = np.argsort(labels.estimate_L[: pool.count_1[0]])[: pool.width]
+def _best(pool: Pool, kind: int) -> Label:
+    kept_L = _kept(pool, kind)
+    real_LF, whole_LI = pool.real_KLF[kind][kept_L], pool.whole_KLI[kind][kept_L]
     return Label(
-        labels.used_LC[order_L], labels.latency_L[order_L], labels.work_L[order_L], labels.batches_L[order_L],
-        labels.estimate_L[order_L], labels.parent_L[order_L], labels.move_L[order_L], labels.from_L[order_L],
-        labels.device_L[order_L],
+        pool.used_KLC[kind][kept_L],
+        real_LF[:, LATENCY].copy(), real_LF[:, WORK].copy(), real_LF[:, BATCHES].copy(), real_LF[:, ESTIMATE].copy(),
+        whole_LI[:, PARENT].copy(), whole_LI[:, MOVE].copy(), whole_LI[:, START].copy(), whole_LI[:, DEVICE].copy(),
     )  # fmt: skip
 
 
 @compiled
-def _make_room(pool: Pool) -> None:
+def _make_room(pool: Pool, kind: int) -> None:
     """Keep only the best labels of a full pool."""
-    labels, best = pool.labels, _best(pool)
-    count = best.latency_L.size
-    labels.used_LC[:count], labels.latency_L[:count] = best.used_LC, best.latency_L
-    labels.work_L[:count], labels.batches_L[:count] = best.work_L, best.batches_L
-    labels.estimate_L[:count], labels.parent_L[:count] = best.estimate_L, best.parent_L
-    labels.move_L[:count], labels.from_L[:count] = best.move_L, best.from_L
-    labels.device_L[:count] = best.device_L
-    pool.count_1[0] = count
-    pool.most_1[0] = labels.estimate_L[count - 1]
+    kept_L = _kept(pool, kind)
+    count = kept_L.size
+    pool.used_KLC[kind, :count] = pool.used_KLC[kind][kept_L]
+    pool.real_KLF[kind, :count] = pool.real_KLF[kind][kept_L]
+    pool.whole_KLI[kind, :count] = pool.whole_KLI[kind][kept_L]
+    pool.count_K[kind] = count
+    pool.most_K[kind] = pool.real_KLF[kind, count - 1, ESTIMATE]
 
 
 @compiled
@@ -163,27 +171,26 @@ def beam_search(
     start.used_LC[0] = 0.0
     start.latency_L[0], start.estimate_L[0] = 0.0, ways.closed_P[0] - steer.latency * bounds.latency_s
     closed, opened = [start], [_empty(0, num_devices)]
-    closed_pool, open_pool = _pool(width, num_devices), _pool(open_width, num_devices)
+    pool = Pool(
+        np.empty((2, 4 * width, num_devices)), np.empty((2, 4 * width, 4)), np.empty((2, 4 * width, 4), np.int64),
+        np.array([open_width, width]), np.zeros(2, np.int64), np.empty(2),
+    )  # fmt: skip
     for node in range(1, num_nodes):
-        closed_pool.count_1[0], open_pool.count_1[0] = 0, 0
-        closed_pool.most_1[0], open_pool.most_1[0] = steer.most, steer.most
+        pool.count_K[:], pool.most_K[:] = 0, steer.most
         for place in range(incoming.first_P[node], incoming.first_P[node + 1]):
             move, start_node = incoming.move_I[place], incoming.from_I[place]
             for inside in range(2):
                 source = opened[start_node] if inside else closed[start_node]
-                _extend(
-                    moves, ways, least_PC, bounds, steer, node, move, start_node, inside, source,
-                    closed_pool, open_pool,
-                )  # fmt: skip
-        closed.append(_best(closed_pool))
-        opened.append(_best(open_pool))
+                _extend(moves, ways, least_PC, bounds, steer, node, move, start_node, inside, source, pool)
+        closed.append(_best(pool, 1))
+        opened.append(_best(pool, 0))
     return _way_back(closed, opened, num_nodes - 1)
 
 
-@compiled
+@inlined
 def _extend(
     moves: MoveArrays, ways: Ways, least_PC: FloatArray, bounds: Bounds, steer: Steer, node: int, move: int,
-    start: int, inside: int, source: Label, closed_pool: Pool, open_pool: Pool,
+    start: int, inside: int, source: Label, pool: Pool,
 ) -> None:  # fmt: skip
     """Have the labels of one kind at a node follow one move, as far as they can become plans."""
     end, rate, device = moves.first_move_P.size - 2, steer.rate_per_s, moves.device_M[move]
@@ -221,43 +228,35 @@ def _extend(
                 total_s += moves.hop_M[move]
             if total_s > bounds.latency_s:
                 continue
-            devices = replicas if closing else rate * stage_work
-            used_C = source.used_LC[label]
-            estimate = _estimate(bounds, steer, least_PC[node], used_C, device, devices, closing, total_s)
+            estimate, usd = steer.latency * (total_s - bounds.latency_s), 0.0
+            for other in range(bounds.count_C.size):
+                used = source.used_LC[label, other]
+                if other == device:
+                    used += replicas if closing else rate * stage_work
+                estimate += steer.used_C[other] * used
+                usd += bounds.usd_C[other] * used
+                left = bounds.count_C[other] - used
+                least_left = np.ceil(rate * least_PC[node, other] * (1 - SLACK))
+                if (closing or other != device) and left < least_left:
+                    estimate += steer.idle_C[other] * left
             estimate += ways.closed_P[node] if closing else ways.open_PC[node, device]
-            pool = closed_pool if closing else open_pool
-            if estimate >= pool.most_1[0]:
+            if usd > bounds.budget * (1 + SLACK):
                 continue
-            labels, slot = pool.labels, pool.count_1[0]
-            labels.used_LC[slot] = used_C
+            if estimate >= pool.most_K[closing]:
+                continue
+            slot = pool.count_K[closing]
+            for other in range(bounds.count_C.size):
+                pool.used_KLC[closing, slot, other] = source.used_LC[label, other]
             if closing:
-                labels.used_LC[slot, device] += replicas
-            labels.latency_L[slot] = total_s if closing else latency_s
-            labels.work_L[slot], labels.batches_L[slot] = stage_work, batches
-            labels.estimate_L[slot] = estimate
-            labels.parent_L[slot] = -1 - label if inside else label
-            labels.move_L[slot], labels.from_L[slot], labels.device_L[slot] = move, start, device
-            pool.count_1[0] = slot + 1
-            if slot + 1 == 4 * pool.width:
-                _make_room(pool)
-
-
-@compiled
-def _estimate(
-    bounds: Bounds, steer: Steer, least_C: FloatArray, used_C: FloatArray, device: int, devices: float,
-    closing: int, total_s: float,
-) -> float:  # fmt: skip
-    """Price of a label without its way on: latency, devices used, and those that are left too few; inf: unpaid."""
-    estimate, usd = steer.latency * (total_s - bounds.latency_s), 0.0
-    for other in range(used_C.size):
-        used = used_C[other] + (devices if other == device else 0.0)
-        estimate += steer.used_C[other] * used
-        usd += bounds.usd_C[other] * used
-        left = bounds.count_C[other] - used
-        least_left = np.ceil(steer.rate_per_s * least_C[other] * (1 - SLACK))
-        if (closing or other != device) and left < least_left:
-            estimate += steer.idle_C[other] * left
-    return np.inf if usd > bounds.budget * (1 + SLACK) else estimate
+                pool.used_KLC[closing, slot, device] += replicas
+            real_F, whole_I = pool.real_KLF[closing, slot], pool.whole_KLI[closing, slot]
+            real_F[LATENCY] = total_s if closing else latency_s
+            real_F[WORK], real_F[BATCHES], real_F[ESTIMATE] = stage_work, batches, estimate
+            whole_I[PARENT] = -1 - label if inside else label
+            whole_I[MOVE], whole_I[START], whole_I[DEVICE] = move, start, device
+            pool.count_K[closing] = slot + 1
+            if slot + 1 == 4 * pool.width_K[closing]:
+                _make_room(pool, closing)
 
 
 @compiled
