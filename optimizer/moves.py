@@ -220,8 +220,7 @@ def _moves_of_device(
                         whole, real = _doubled(whole, real)
                     whole[count, 0], whole[count, 1], whole[count, 2] = node, target, device
                     whole[count, 3], whole[count, 4] = int(seconds.sizes_G[size]), rank
-                    for column in range(5):
-                        real[count, column] = figures_B[size, column]
+                    real[count] = figures_B[size]
                     count += 1
     return whole[:count], real[:count]
 

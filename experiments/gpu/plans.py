@@ -83,12 +83,12 @@ def can_plan() -> bool:
 def planned(problem: PlanProblem) -> tuple[Plan, ...]:
     """The product planner's answers for this device: the best ramps of one split, and the best cuts."""
     from optimizer.decision import Planned
-    from optimizer.planner import solve, solve_in
+    from optimizer.planner import solve
     from optimizer.space import Space
 
-    one_split = Space(splits_per_stage=False, several_stages=False)
+    one_split = Space(strategy="early-exit", splits_per_stage=False, several_stages=False)
     decisions = {
-        "early-exit, best ramps": solve_in(problem, one_split, "early-exit"),
+        "early-exit, best ramps": solve(problem, one_split),
         "serial": solve(problem, "serial"),
     }
     plans = []

@@ -200,9 +200,7 @@ def _extend(
     least = rate * (steer.used_C[device] * work) + steer.latency * (seconds * (1 + inside) + first_s)
     may_close = bounds.may_hop or node == end
     may_go_on = bounds.may_split and node != end
-    way_on = np.inf
-    if may_close:
-        way_on = steer.latency * moves.hop_M[move] + ways.closed_P[node]
+    way_on = steer.latency * moves.hop_M[move] + ways.closed_P[node] if may_close else np.inf
     if may_go_on:
         way_on = min(way_on, ways.open_PC[node, device])
     dearer = least + way_on - way_from
@@ -240,23 +238,31 @@ def _extend(
                 if (closing or other != device) and left < least_left:
                     estimate += steer.idle_C[other] * left
             estimate += ways.closed_P[node] if closing else ways.open_PC[node, device]
-            if usd > bounds.budget * (1 + SLACK):
+            if usd > bounds.budget * (1 + SLACK) or estimate >= pool.most_K[closing]:
                 continue
-            if estimate >= pool.most_K[closing]:
-                continue
-            slot = pool.count_K[closing]
-            for other in range(bounds.count_C.size):
-                pool.used_KLC[closing, slot, other] = source.used_LC[label, other]
-            if closing:
-                pool.used_KLC[closing, slot, device] += replicas
-            real_F, whole_I = pool.real_KLF[closing, slot], pool.whole_KLI[closing, slot]
-            real_F[LATENCY] = total_s if closing else latency_s
-            real_F[WORK], real_F[BATCHES], real_F[ESTIMATE] = stage_work, batches, estimate
-            whole_I[PARENT] = -1 - label if inside else label
-            whole_I[MOVE], whole_I[START], whole_I[DEVICE] = move, start, device
-            pool.count_K[closing] = slot + 1
-            if slot + 1 == 4 * pool.width_K[closing]:
+            total_s = total_s if closing else latency_s
+            _put(pool, closing, source, label, inside, device, replicas, total_s, stage_work, batches, estimate)
+            pool.whole_KLI[closing, pool.count_K[closing], MOVE] = move
+            pool.whole_KLI[closing, pool.count_K[closing], START] = start
+            pool.count_K[closing] += 1
+            if pool.count_K[closing] == 4 * pool.width_K[closing]:
                 _make_room(pool, closing)
+
+
+@inlined
+def _put(
+    pool: Pool, kind: int, source: Label, label: int, inside: int, device: int, replicas: float,
+    latency_s: float, work_s: float, batches: float, estimate: float,
+) -> None:  # fmt: skip
+    """Write a label that follows another into the next free place of its kind."""
+    slot = pool.count_K[kind]
+    for other in range(source.used_LC.shape[1]):
+        pool.used_KLC[kind, slot, other] = source.used_LC[label, other]
+    if kind:
+        pool.used_KLC[kind, slot, device] += replicas
+    real_F, whole_I = pool.real_KLF[kind, slot], pool.whole_KLI[kind, slot]
+    real_F[LATENCY], real_F[WORK], real_F[BATCHES], real_F[ESTIMATE] = latency_s, work_s, batches, estimate
+    whole_I[PARENT], whole_I[DEVICE] = -1 - label if inside else label, device
 
 
 @compiled
