@@ -114,12 +114,14 @@ class ManualStage:
 
     def __init__(self) -> None:
         self.calls: list[StageCallLog] = []
+        self.called = asyncio.Event()
 
     async def call(
         self, call: StageCall, *, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
     ) -> None:
         log = StageCallLog(call, batch, avoided)
         self.calls.append(log)
+        self.called.set()
         await log.reply(take)
 
     @property
