@@ -178,7 +178,6 @@ class Ingress(RpcMethods):
         return self._ready
 
     async def infer(self, request: InferRequest) -> list[Answer]:
-        """See `InferService.infer`."""
         if not self._started.is_set():  # the settings' plan may be long past, its slots empty
             await self._started.wait()
         return await self._service.infer(request)
@@ -199,7 +198,6 @@ class Ingress(RpcMethods):
         return self.versions.tally
 
     def count_request(self, route: str, status: int) -> None:
-        """Count a finished request."""
         self._metrics.request(route, status)
 
     async def follow(self, document: dict[str, Any]) -> int:
@@ -222,7 +220,6 @@ class Ingress(RpcMethods):
         return self._core.peek(time.time())
 
     def watch(self) -> Viewer:
-        """See `Feed.join`."""
         return self._feed.join()
 
     async def plan(self) -> dict[str, Any]:

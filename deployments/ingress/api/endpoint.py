@@ -79,7 +79,6 @@ class Endpoint:
         self._handlers = handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI request."""
         request = Request(scope, receive)
         response = await self._respond(request)
         self._backend.count_request(self._path, response.status_code)

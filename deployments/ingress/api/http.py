@@ -193,7 +193,6 @@ class FromTheRoot:
         self._router = Router(router.routes, redirect_slashes=False, default=router.default)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI request that matches nothing below the prefix."""
         await self._router({**scope, "root_path": ""}, receive, send)
 
 

@@ -138,7 +138,6 @@ class _Waiter:
         self.outcomes: asyncio.Future[dict[LiveFlight, Answer]] = loop.create_future()
 
     def settle(self, flight: LiveFlight, outcome: Answer | OfframpError) -> None:
-        """Take one input's outcome."""
         if self.outcomes.done():
             return
         if isinstance(outcome, OfframpError):

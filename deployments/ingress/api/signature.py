@@ -35,7 +35,6 @@ class Signature:
 
     @property
     def output_tensors(self) -> list[dict[str, Any]]:
-        """Of the model's metadata."""
         return [_tensor(column) for column in self.outputs]
 
     @property

@@ -39,7 +39,6 @@ class Calls(Generic[I, W]):
         return min(self._open, default=self.itinerary.epoch)
 
     def follow(self, itinerary: Itinerary[W]) -> None:
-        """Go by another one from now on."""
         self.itinerary = itinerary
         self._count_unheard(itinerary.first.slot, 0)
 

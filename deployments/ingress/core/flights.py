@@ -115,7 +115,6 @@ class Line(Generic[I]):
         """Those that were settled meanwhile are passed over when their turn comes."""
 
     def join(self, flights: Sequence[Flight[I]]) -> None:
-        """Wait at the end."""
         self._flights.extend(flights)
         self.length += len(flights)
 

@@ -72,7 +72,6 @@ class IngressCounts:
 
     @property
     def latencies(self) -> Counter[int]:
-        """Answers by bucket."""
         self._count()
         return self._latencies
 
@@ -91,7 +90,6 @@ class IngressCounts:
             self.exits[exit_block] += len(latencies_s)
 
     def begin_plan(self) -> None:
-        """Exits are counted anew."""
         self.exits.clear()
 
     def _count(self) -> None:
@@ -116,7 +114,6 @@ class AnswerRate:
         self._since_s, self._count = now_s, 0
 
     def record(self, count: int, now_s: float) -> None:
-        """Count answers."""
         if self._since_s is None:
             self._since_s = now_s
         self._count += count
@@ -182,7 +179,6 @@ class Outcomes:
         self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(self.num_unanswered)), num_inputs)
 
     def arrive(self, num_inputs: int) -> None:
-        """Count inputs that were taken."""
         self.counts.arrived += num_inputs
         self.num_unanswered += num_inputs
 

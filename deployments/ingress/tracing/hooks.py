@@ -94,15 +94,12 @@ class Tracing:
 
     @property
     def endpoint(self) -> EndpointOf:
-        """In the place of `Endpoint`."""
         return partial(TracedEndpoint, self.tracer)
 
     def link(self, slot: str) -> LinkTo:
-        """In the place of `Link`."""
         return partial(TracedLink, self.tracer, slot)
 
     def follow(self, flights: Sequence[LiveFlight]) -> None:
-        """What `InferService` tells."""
         self.tracer.follow(flights)
 
 

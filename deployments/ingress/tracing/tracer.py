@@ -67,7 +67,6 @@ class Tracer:
         self._inputs |= zip(record.serials, record.inputs, strict=True)
 
     def headers(self, record: RequestRecord) -> Mapping[str, str]:
-        """For the response."""
         return self._exporter.headers(record.root)
 
     def end(
@@ -128,7 +127,6 @@ class TracedCall:
         return noted
 
     def fail(self, reason: str) -> None:
-        """Nothing more will come."""
         for sample_id in tuple(self._inputs):
             self._end(sample_id, error=reason)
 

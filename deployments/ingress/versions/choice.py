@@ -25,9 +25,30 @@ MOST_COMPARED = 16
 
 Connect = Callable[[str], Awaitable[Served]]
 """Finds another version of the model; raises OfframpError."""
-Answered = tuple[Served, list[Answer]]
+WhoAnswered = tuple[Served, list[Answer]]
+WHOLE = 2**32
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
+
+
+class Traffic(BaseModel):
+    """What a model's requests without a version get."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    default: Version | None = None
+    """None: the version at the address that was asked."""
+    canary: Canary | None = None
+
+
+def draws(request_id: str) -> tuple[float, float]:
+    """Two numbers from 0 to 1 that follow from a request's id: one for `share`, one for `compare_share`.
+
+    Not random: a request that is sent again gets the version of the first time, in whatever ingress, and those of a
+    small share are among those of a larger one.
+    """
+    first, second = struct.unpack("<II", blake2b(request_id.encode(), digest_size=8).digest())
+    return first / WHOLE, second / WHOLE
 
 
 class Chosen:
@@ -39,7 +60,7 @@ class Chosen:
         self._tally = tally.of(served.version)
         self._clock = clock
 
-    async def answer(self, request: InferRequest) -> Answered:
+    async def answer(self, request: InferRequest) -> WhoAnswered:
         """Who answered in the end, and what."""
         begin_s = self._clock.now_s()
         try:
@@ -73,7 +94,6 @@ class Comparisons:
         task.add_done_callback(self._tasks.discard)
 
     async def done(self) -> None:
-        """Wait for those under way."""
         await asyncio.gather(*self._tasks)
 
     async def _compare(self, request: InferRequest, served: Served, answers: list[Answer], other: Served) -> None:
@@ -94,8 +114,7 @@ class Compared:
     other: Served
     comparisons: Comparisons
 
-    async def answer(self, request: InferRequest) -> Answered:
-        """As `Chosen.answer`."""
+    async def answer(self, request: InferRequest) -> WhoAnswered:
         served, answers = await self.chosen.answer(request)
         if served is self.chosen.served:  # else it was the other that answered
             self.comparisons.begin(request, served, answers, self.other)
@@ -170,26 +189,3 @@ class VersionChoice:
         except OfframpError as error:
             logger.warning("version %s is left out: %s", version, error)
             return None
-
-
-WHOLE = 2**32
-
-
-class Traffic(BaseModel):
-    """What a model's requests without a version get."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    default: Version | None = None
-    """None: the version at the address that was asked."""
-    canary: Canary | None = None
-
-
-def draws(request_id: str) -> tuple[float, float]:
-    """Two numbers from 0 to 1 that follow from a request's id: one for `share`, one for `compare_share`.
-
-    Not random: a request that is sent again gets the version of the first time, in whatever ingress, and those of a
-    small share are among those of a larger one.
-    """
-    first, second = struct.unpack("<II", blake2b(request_id.encode(), digest_size=8).digest())
-    return first / WHOLE, second / WHOLE

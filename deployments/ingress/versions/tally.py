@@ -29,7 +29,6 @@ class VersionTally:
     """Answered requests by bucket, as in `IngressReport`."""
 
     def add(self, other: VersionTally) -> None:
-        """Take another ingress's counts in."""
         self.answered += other.answered
         self.errors += other.errors
         self.exits += other.exits
@@ -51,7 +50,6 @@ class Tally:
     """Requests that were not compared, because enough others were at that time."""
 
     def of(self, version: str) -> VersionTally:
-        """A version's counts."""
         return self.versions.setdefault(version, VersionTally())
 
     def compare(self, losses: Sequence[float]) -> None:
@@ -60,7 +58,6 @@ class Tally:
         self.other += sum(losses)
 
     def add(self, other: Tally) -> None:
-        """Take another ingress's counts in."""
         for version, tally in other.versions.items():
             self.of(version).add(tally)
         self.same += other.same

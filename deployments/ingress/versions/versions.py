@@ -69,7 +69,6 @@ class Versions:
             await sleep(LOOK_S)
 
     async def index(self, *, ready_only: bool = False) -> list[IndexRow]:
-        """Every model and version on the cluster."""
         rows = index_rows(await self._store.listed(), await self._store.statuses())
         return [row for row in rows if row.state == "READY" or not ready_only]
 
