@@ -30,7 +30,7 @@ from offramp import Client
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.earlyexit.codecs.pictures import file_of, noise, png_header
 from tests.end_to_end.one_ray import GRPC_PORT, HERE, MODALITY, PORT, OneRay
-from tests.offramp.cli.test_cli import run
+from tests.offramp.cli.runs import run
 
 pytestmark = pytest.mark.ray
 

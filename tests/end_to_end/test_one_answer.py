@@ -36,7 +36,7 @@ from offramp.load.run import LoadConfig, run_load
 from tests.deployments.ingress.api.faces import FakeBackend, FakeContext
 from tests.deployments.ingress.api.signatures import IMAGE, tensors
 from tests.earlyexit.codecs.pictures import Pixels, file_of, noise
-from tests.offramp.cli.test_cli import run
+from tests.offramp.cli.runs import run
 
 PHOTO, OTHER = noise(2, 3), noise(2, 3, seed=1)
 FILES = {

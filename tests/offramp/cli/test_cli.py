@@ -5,9 +5,8 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +14,9 @@ import pytest
 
 from deployments.access import AccessSettings
 from deployments.settings import ServeSettings, TracingSettings
-from offramp.cli.app import main
 from optimizer.plan import stock_plan
 from optimizer.plan_file import write_plan
-
-Captured = pytest.CaptureFixture[str]
-
-
-def run(*arguments: object) -> int:
-    """The exit status of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
-def refused(captured: Captured, *arguments: object, status: int = 2) -> str:
-    """What a command says as it fails: one line."""
-    assert run(*arguments) == status
-    [line] = captured.readouterr().err.splitlines()
-    assert line.startswith("offramp: ")
-    return line.removeprefix("offramp: ")
-
-
-def declined(captured: Captured, *arguments: object) -> str:
-    """What the parser says of an option's value, its frame and line breaks taken off."""
-    assert run(*arguments) == 2
-    return " ".join(captured.readouterr().err.replace("│", " ").split())
+from tests.offramp.cli.runs import Answering, Captured, declined, refused, run, serving, url_of
 
 
 @pytest.fixture
@@ -60,37 +35,23 @@ METADATA = {
 ARRAYS = {**METADATA, "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 8]}]}
 
 
-class Always(BaseHTTPRequestHandler):
+class Always(Answering):
     def do_GET(self) -> None:
         metadata = ARRAYS if self.path.startswith("/arrays") else METADATA
-        self._answer(200, metadata if self.path.endswith("/intents") else {"models": ["intents"]})
+        self.say(metadata if self.path.endswith("/intents") else {"models": ["intents"]})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        spoilt = self.path.startswith("/spoilt")
-        answer = {"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"}
-        failure = {"error": {"kind": "unprocessable_input", "message": "no"}, "request_id": "r"}
-        self._answer(422 if spoilt else 200, failure if spoilt else answer)
-
-    def _answer(self, status: int, answer: object) -> None:
-        body = json.dumps(answer).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        pass
+        self.take()
+        if self.path.startswith("/spoilt"):
+            self.say({"error": {"kind": "unprocessable_input", "message": "no"}, "request_id": "r"}, status=422)
+        else:
+            self.say({"label": "bill", "score": 0.9, "exit": 0, "request_id": "r"})
 
 
 @pytest.fixture
 def answering_url() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Always) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    for server in serving(HTTPServer(("127.0.0.1", 0), Always)):
+        yield url_of(server)
 
 
 def test_a_refusal_is_one_line_and_exit_status_2_of_the_process(tmp_path: Path) -> None:
@@ -298,18 +259,7 @@ def test_a_files_texts_are_answered_line_by_line_and_summed_up_on_stderr(
 
 def test_standard_input_is_answered_into_a_csv_file(tmp_path: Path, answering_url: str) -> None:
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "offramp",
-            "predict",
-            "--out",
-            "out.csv",
-            "--batch",
-            "1",
-            "--url",
-            answering_url,
-        ],
+        [*(sys.executable, "-m", "offramp", "predict"), *("--out", "out.csv", "--batch", "1", "--url", answering_url)],
         input="pay\n",
         capture_output=True,
         text=True,

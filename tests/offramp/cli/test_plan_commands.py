@@ -9,63 +9,28 @@ from typing import Any
 
 import pytest
 
-from offramp.cli.app import main
 from optimizer.plan_file import read_plan
 from profiles.latency import LatencyProfile
+from tests.offramp.cli import runs
+from tests.offramp.cli.runs import Captured, declined, printed, refused, run, written
 
-Captured = pytest.CaptureFixture[str]
-PROBLEM = """\
-blocks: 2
-ramps: [0]
-survival: [1.0, 0.5]
-latency:
-  V100: {batch: [1, 2, 4], block_s: [[0.001, 0.001, 0.001], [0.001, 0.001, 0.001]], ramp_s: [[0.0, 0.0, 0.0]]}
-devices:
-  V100: {count: 3, usd_per_hour: 3}
-link: {bandwidth_bytes_per_s: 1.0e9}
-bytes_per_sample: 0
-slo: {latency_s: 0.1, slack: 0.2}
-objective: {maximize: rate}
-"""
+PROBLEM = runs.PROBLEM.replace("count: 1", "count: 3")
 """A block takes 1 ms at any batch. Of 4 inputs 2 are left for block 1: 3 devices do at most 3 * 4 / 1.5 ms = 8000/s."""
 PLAN_KEYS = ["stages", "rate_per_s", "latency_s", "usd_per_hour"]
 
 
 @pytest.fixture
 def problem(tmp_path: Path) -> Path:
-    path = tmp_path / "problem.yaml"
-    path.write_text(PROBLEM, encoding="utf-8")
-    return path
+    return written(tmp_path / "problem.yaml", PROBLEM)
 
 
+@pytest.fixture
 def tight(problem: Path) -> Path:
     """The problem with an SLO of 1 ms, half of what the model takes."""
-    problem.write_text(PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"), encoding="utf-8")
-    return problem
+    return written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
 
 
-def run(*arguments: object) -> int:
-    """The exit status of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
-
-
-def printed(captured: Captured, *arguments: object) -> Any:
-    """The JSON that a command prints."""
-    assert run(*arguments, "--json") == 0
-    return json.loads(captured.readouterr().out)
-
-
-def refused(captured: Captured, *arguments: object) -> str:
-    """What a command says as it refuses its input: one line."""
-    assert run(*arguments) == 2
-    [line] = captured.readouterr().err.splitlines()
-    return line.removeprefix("offramp: ")
-
-
-def test_a_plan_is_printed_as_json(problem: Path, capsys: Captured) -> None:
+def test_a_plan_is_printed_as_json_and_as_tables(problem: Path, capsys: Captured) -> None:
     answer = printed(capsys, "plan", problem)
     assert list(answer)[:4] == PLAN_KEYS
     assert answer["rate_per_s"] == pytest.approx(8000)
@@ -77,43 +42,39 @@ def test_a_plan_is_printed_as_json(problem: Path, capsys: Captured) -> None:
     assert list(answer["baselines"]) == ["stock", "early-exit", "e3", "serial"]
     assert answer["baselines"]["stock"]["rate_per_s"] == pytest.approx(6000)  # 3 * 4 inputs in 2 ms
     assert answer["baselines"]["stock"]["times_better"] == pytest.approx(8000 / 6000)
-
-
-def test_a_strategy_is_planned_where_it_is_asked_for(problem: Path, capsys: Captured) -> None:
-    answer = printed(capsys, "plan", problem, "--strategy", "stock")
-    assert (answer["strategy"], answer["rate_per_s"]) == ("stock", pytest.approx(6000))
-
-
-def test_a_batch_limit_is_kept(problem: Path, capsys: Captured) -> None:
-    answer = printed(capsys, "plan", problem, "--batch-limit", 3)
-    assert answer["rate_per_s"] == pytest.approx(4000)  # half of 8000/s
-    assert {split["batch"] for stage in answer["stages"] for split in stage["splits"]} == {2}
-
-
-def test_a_plan_is_printed_as_tables(problem: Path, capsys: Captured) -> None:
     assert run("plan", problem) == 0
     out = capsys.readouterr().out
     assert "all 3 V100 are used" in out
     assert "exact: no plan of its space is better" in out
 
 
-def test_no_plan_is_exit_status_3_with_what_binds_and_what_would_do(problem: Path, capsys: Captured) -> None:
-    assert run("plan", tight(problem)) == 3
-    captured = capsys.readouterr()
-    assert captured.err.startswith(
-        "no plan: the SLO of 1 ms (0.8 ms after 20 % slack) binds; the nearest SLO that would"
-    )
-    assert captured.out.strip() == ""
+def test_a_strategy_and_a_batch_limit_are_kept(problem: Path, capsys: Captured) -> None:
+    answer = printed(capsys, "plan", problem, "--strategy", "stock")
+    assert (answer["strategy"], answer["rate_per_s"]) == ("stock", pytest.approx(6000))
+    answer = printed(capsys, "plan", problem, "--batch-limit", 3)
+    assert answer["rate_per_s"] == pytest.approx(4000)  # half of 8000/s
+    assert {split["batch"] for stage in answer["stages"] for split in stage["splits"]} == {2}
 
 
-def test_no_plan_is_printed_as_json(problem: Path, capsys: Captured) -> None:
-    assert run("plan", tight(problem), "--json") == 3
-    captured = capsys.readouterr()
-    answer = json.loads(captured.out)
-    assert set(answer["no_plan"]) == {"binding", "message", "nearest_slo_s", "highest_rate_per_s"}
-    assert answer["no_plan"]["binding"] == "latency"
-    assert answer["no_plan"]["nearest_slo_s"] > 0.002 / 0.8  # two blocks of 1 ms, below a slack of 20 %
-    assert captured.err == ""
+def test_a_plan_is_found_without_comparing_it(problem: Path, capsys: Captured) -> None:
+    alone = printed(capsys, "plan", problem, "--no-compare")
+    assert alone == {**printed(capsys, "plan", problem, "--compare"), "baselines": {}}
+    assert run("plan", problem, "--no-compare") == 0
+    assert "Other strategies" not in capsys.readouterr().out
+
+
+def test_no_plan_is_exit_status_3_with_what_binds_and_what_would_do(tight: Path, capsys: Captured) -> None:
+    assert run("plan", tight) == 3
+    said = capsys.readouterr()
+    assert said.err.startswith("no plan: the SLO of 1 ms (0.8 ms after 20 % slack) binds; the nearest SLO that would")
+    assert said.out.strip() == ""
+    assert run("plan", tight, "--json") == 3
+    said = capsys.readouterr()
+    no_plan = json.loads(said.out)["no_plan"]
+    assert set(no_plan) == {"binding", "message", "nearest_slo_s", "highest_rate_per_s"}
+    assert no_plan["binding"] == "latency"
+    assert no_plan["nearest_slo_s"] > 0.002 / 0.8  # two blocks of 1 ms, below a slack of 20 %
+    assert said.err == ""
 
 
 def test_a_plan_is_written_for_serving_and_drawn(problem: Path, tmp_path: Path, capsys: Captured) -> None:
@@ -127,14 +88,20 @@ def test_a_plan_is_written_for_serving_and_drawn(problem: Path, tmp_path: Path, 
 
 
 def test_planning_refuses_what_is_wrong(problem: Path, tmp_path: Path, capsys: Captured) -> None:
-    out = tmp_path / "plan.yaml"
-    assert refused(capsys, "plan", tmp_path / "gone.yaml").endswith("gone.yaml: no such file")
+    out, gone = tmp_path / "plan.yaml", tmp_path / "gone.yaml"
+    assert refused(capsys, "plan", gone).endswith("gone.yaml: no such file")
     assert refused(capsys, "plan", problem, "--strategy", "luck").startswith("--strategy 'luck'; allowed: best, stock,")
     assert "nothing says when to leave there; give --threshold" in refused(capsys, "plan", problem, "--out", out)
     assert refused(capsys, "plan", problem, "--threshold", 0.4).startswith("--threshold: only a plan that is written")
     assert "a file in a folder that exists" in refused(capsys, "plan", problem, "--plot", tmp_path / "no" / "a.svg")
-    assert "allowed endings: .svg" in refused(capsys, "plan", problem, "--plot", tmp_path / "plan.txt")
-    problem.write_text(PROBLEM.replace("[1.0, 0.5]", "[1.0, 1.5]"), encoding="utf-8")
+    # A picture of another kind, before anything is read.
+    said = refused(capsys, "plan", gone, "--out", out, "--plot", tmp_path / "plan.gif")
+    assert said.endswith("plan.gif; allowed endings: .svg, .png, .pdf")
+    for threshold in ("inf", "nan", "-1"):
+        said = declined(capsys, "plan", problem, "--out", out, "--threshold", threshold)
+        assert "Invalid value for '--threshold'" in said
+        assert "is not a finite number, 0 or above" in said
+    written(problem, PROBLEM.replace("[1.0, 0.5]", "[1.0, 1.5]"))
     assert refused(capsys, "plan", problem) == f"{problem}:3: survival must hold shares between 0 and 1"
     assert not out.exists()
 
@@ -162,39 +129,6 @@ def test_a_folder_that_may_not_be_written_is_refused_before_anything_is_read(tmp
     assert said == f"--out {tmp_path}/plan.yaml: may not be written"
 
 
-def test_a_picture_of_another_kind_is_refused_before_anything_is_read_or_written(
-    tmp_path: Path, capsys: Captured
-) -> None:
-    out = tmp_path / "plan.yaml"
-    said = refused(capsys, "plan", tmp_path / "gone.yaml", "--out", out, "--plot", tmp_path / "plan.gif")
-    assert said.endswith("plan.gif; allowed endings: .svg, .png, .pdf")
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("threshold", ["inf", "nan", "-1"])
-def test_a_threshold_that_is_none_is_refused_with_its_option(
-    problem: Path, tmp_path: Path, capsys: Captured, threshold: str
-) -> None:
-    assert run("plan", problem, "--out", tmp_path / "plan.yaml", "--threshold", threshold) == 2
-    err = capsys.readouterr().err
-    assert "--threshold" in err
-    assert "is not a finite number, 0 or above" in err
-
-
-def test_a_plan_is_found_without_comparing_it(problem: Path, capsys: Captured) -> None:
-    alone = printed(capsys, "plan", problem, "--no-compare")
-    compared = printed(capsys, "plan", problem, "--compare")
-    assert alone == {**compared, "baselines": {}}
-    assert run("plan", problem, "--no-compare") == 0
-    assert "Other strategies" not in capsys.readouterr().out
-
-
-def test_a_what_if_takes_a_budget_of_nothing(problem: Path, capsys: Captured) -> None:
-    [nothing] = lines(capsys, problem, "--budget", "0")
-    assert nothing["usd_per_hour"] == 0
-    assert nothing["strategies"]["best"]["no_plan"]["binding"] == "budget"
-
-
 def lines(captured: Captured, *arguments: object) -> list[dict[str, Any]]:
     assert run("what-if", *arguments, "--json") == 0
     return [json.loads(line) for line in captured.readouterr().out.splitlines()]
@@ -207,6 +141,7 @@ def lines(captured: Captured, *arguments: object) -> list[dict[str, Any]]:
         ("--count", "V100=1,2", "count", [1, 2], "rate_per_s", [8000 / 3, 16000 / 3]),
         ("--budget", "3,6.5", "usd_per_hour", [3, 6.5], "rate_per_s", [8000 / 3, 16000 / 3]),
         ("--rate", "100,7000", "rate_per_s", [100, 7000], "usd_per_hour", [3, 9]),
+        ("--slo-ms", "50,100", "slo_s", [0.05, 0.1], "rate_per_s", [8000, 8000]),
     ],
 )
 def test_a_what_if_prints_a_line_per_value(
@@ -224,11 +159,11 @@ def test_a_what_if_prints_a_line_per_value(
     assert [answer["strategies"]["best"][sought] for answer in answers] == pytest.approx(found)
 
 
-def test_a_what_if_over_slos_says_where_there_is_no_plan(problem: Path, capsys: Captured) -> None:
-    answers = lines(capsys, problem, "--slo-ms", "1,100")
-    assert [answer["slo_s"] for answer in answers] == [0.001, 0.1]
-    assert answers[0]["strategies"]["best"]["no_plan"]["binding"] == "latency"
-    assert answers[1]["strategies"]["best"]["rate_per_s"] == pytest.approx(8000)
+@pytest.mark.parametrize(("option", "binding"), [("--budget", "budget"), ("--slo-ms", "latency")])
+def test_a_what_if_says_where_there_is_no_plan(problem: Path, capsys: Captured, option: str, binding: str) -> None:
+    too_little = "0" if option == "--budget" else "1"
+    [none] = lines(capsys, problem, option, too_little)
+    assert none["strategies"]["best"]["no_plan"]["binding"] == binding
 
 
 def test_a_what_if_is_printed_as_a_table(problem: Path, capsys: Captured) -> None:
@@ -238,25 +173,24 @@ def test_a_what_if_is_printed_as_a_table(problem: Path, capsys: Captured) -> Non
     assert "8000" in out
 
 
-def test_a_what_if_refuses_what_is_wrong(problem: Path, capsys: Captured) -> None:
-    none = refused(capsys, "what-if", problem)
-    assert none.startswith(
-        "give exactly one of the options that change a number, not 0: --slo-ms, --batch-limit, --bud"
-    )
-    both = refused(capsys, "what-if", problem, "--slo-ms", "1", "--rate", "2")
-    assert both == "give exactly one of the options that change a number, not 2: --slo-ms, --rate"
-    assert refused(capsys, "what-if", problem, "--slo-ms", "a").startswith("--slo-ms 'a'; numbers separated by commas")
-    assert refused(capsys, "what-if", problem, "--slo-ms", "0").startswith("--slo-ms '0'; finite numbers above 0 are")
-    assert refused(capsys, "what-if", problem, "--rate", "nan").startswith("--rate 'nan'; finite numbers above 0 are")
-    assert refused(capsys, "what-if", problem, "--count", "4").startswith("--count '4'; a device and its numbers are")
-    assert refused(capsys, "what-if", problem, "--count", "T4=4").startswith(
-        "unknown device 'T4'; the problem's devices"
-    )
-    assert refused(capsys, "what-if", problem, "--batch-limit", "0").startswith("no batch size up to 0 is measured on")
-    assert refused(capsys, "what-if", problem, "--budget", "-1").startswith("--budget '-1'; finite numbers not below 0")
-    assert refused(capsys, "what-if", problem, "--count", f"V100={2**70}").startswith(
-        "a count is at most 1000000, not "
-    )
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "give exactly one of the options that change a number, not 0: --slo-ms, --batch-limit, --bud"),
+        (("--slo-ms", "1", "--rate", "2"), "give exactly one of the options that change a number, not 2: --slo-ms, --"),
+        (("--slo-ms", "a"), "--slo-ms 'a'; numbers separated by commas"),
+        (("--slo-ms", "0"), "--slo-ms '0'; finite numbers above 0 are"),
+        (("--rate", "nan"), "--rate 'nan'; finite numbers above 0 are"),
+        (("--budget", "-1"), "--budget '-1'; finite numbers not below 0"),
+        (("--count", "4"), "--count '4'; a device and its numbers are"),
+        (("--count", "T4=4"), "unknown device 'T4'; the problem's devices"),
+        (("--count", f"V100={2**70}"), "a count is at most 1000000, not "),
+        (("--batch-limit", "0"), "no batch size up to 0 is measured on"),
+    ],
+    ids=" ".join,
+)
+def test_a_what_if_refuses_what_is_wrong(problem: Path, capsys: Captured, options: tuple[str, ...], said: str) -> None:
+    assert refused(capsys, "what-if", problem, *options).startswith(said)
 
 
 def test_planning_loads_nothing_that_it_does_not_need(problem: Path) -> None:
@@ -279,29 +213,29 @@ def test_a_model_is_profiled_and_the_profile_can_be_planned_with(model: Path, tm
     assert [(row["length"], row["batch"]) for row in figures["rows"]] == [(4, 1), (4, 2)]
     assert (LatencyProfile.load(out).num_blocks, LatencyProfile.load(out).lengths) == (3, (4,))
     assert len(points.read_text(encoding="utf-8").splitlines()) >= 2
-    problem = tmp_path / "problem.yaml"
     text = PROBLEM.replace("blocks: 2", "blocks: 3").replace("[0]", "[0, 1]").replace("[1.0, 0.5]", "[1.0, 0.5, 0.5]")
     before, _, after = text.partition("latency:\n")
     _, _, after = after.partition("devices:\n")
     after = after.replace("V100", "cpu").replace("latency_s: 0.1,", "latency_s: 60,")
-    problem.write_text(
-        f"{before}latency:\n  cpu: {{profile: cpu.json, length: 4}}\ndevices:\n{after}", encoding="utf-8"
-    )
-    assert printed(capsys, "plan", problem)["rate_per_s"] > 0
+    latency = "latency:\n  cpu: {profile: cpu.json, length: 4}\ndevices:\n"
+    assert printed(capsys, "plan", written(tmp_path / "problem.yaml", before + latency + after))["rate_per_s"] > 0
 
 
 def test_a_profile_is_printed_as_a_table(model: Path, tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "cpu.json"
     assert run("profile", model, "--out", out, "--batches", "1", "--lengths", "4", "--repeats", 1) == 0
-    printed = capsys.readouterr().out
-    assert "m on cpu" in printed
-    assert printed.endswith(f"latency profile: {out}\n")
+    said = capsys.readouterr().out
+    assert "m on cpu" in said
+    assert said.endswith(f"latency profile: {out}\n")
 
 
 def test_profiling_refuses_what_is_wrong(model: Path, tmp_path: Path, capsys: Captured) -> None:
-    measure = ("profile", model, "--out", tmp_path / "cpu.json")
+    out = tmp_path / "cpu.json"
+    measure = ("profile", model, "--out", out)
     assert refused(capsys, *measure, "--backend", "jax").startswith("--backend 'jax'; allowed: torch, onnx")
     assert refused(capsys, *measure, "--device", "abacus").startswith("unknown device 'abacus'; known: cpu")
     assert refused(capsys, *measure, "--lengths", "4,900").startswith("length 900; the model takes at most 16 tokens")
     assert refused(capsys, *measure, "--batches", "x").startswith("--batches 'x'; numbers separated by commas")
     assert "a file in a folder that exists" in refused(capsys, "profile", model, "--out", tmp_path)
+    assert "two files are needed" in refused(capsys, *measure, "--jsonl", tmp_path / "." / "cpu.json")
+    assert not out.exists()

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2
-from tests.offramp.cli.simulate_runs import PROBLEM, Captured, played, refused, status, written
+from tests.offramp.cli.runs import PROBLEM, Captured, played, refused, run, written
 
 HEADER = "sample_id,exit,confidence,prediction,label"
 PROMISE = ("--budget", 0.1)
@@ -31,7 +31,7 @@ def exits(tmp_path: Path) -> Path:
 
 
 def calibrated(captured: Captured, exits: Path, *options: object) -> Any:
-    assert status("calibrate", "--records", exits, *PROMISE, *options, "--json") == 0
+    assert run("calibrate", "--records", exits, *PROMISE, *options, "--json") == 0
     found = captured.readouterr()
     assert found.err == ""
     return json.loads(found.out)
@@ -48,7 +48,7 @@ def test_a_table_of_exits_gets_thresholds_and_what_they_promise(exits: Path, cap
 
 def test_without_json_it_is_a_table_and_unknown_accuracy_a_dash(tmp_path: Path, capsys: Captured) -> None:
     text = table(tmp_path / "exits.csv").read_text(encoding="utf-8").replace(",yes\n", "\n").replace(",label", "")
-    assert status("calibrate", "--records", written(tmp_path / "no_truth.csv", text), *PROMISE) == 0
+    assert run("calibrate", "--records", written(tmp_path / "no_truth.csv", text), *PROMISE) == 0
     lines = {
         line.split("│")[1].strip(): line.split("│")[2].strip()
         for line in capsys.readouterr().out.splitlines()
@@ -63,7 +63,7 @@ def test_what_it_writes_is_taken_by_plan_and_simulate(exits: Path, tmp_path: Pat
     threshold = calibrated(capsys, exits, "--out", out)["thresholds"]["0"]
     survival = "{records: calibrated/exit_records.npz, calibration: calibrated/calibration.json}"
     problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
-    assert status("plan", problem, "--json") == 0
+    assert run("plan", problem, "--json") == 0
     assert json.loads(capsys.readouterr().out)["rate_per_s"] > 2000  # of a plan without exits
     by_plan = played(capsys, problem)
     given = ("--records", exits, "--thresholds", out / "calibration.json")
@@ -109,7 +109,7 @@ def test_numbers_need_a_scale(tmp_path: Path, capsys: Captured) -> None:
 def test_what_does_not_go_together_is_refused(
     exits: Path, capsys: Captured, options: tuple[object, ...], message: str
 ) -> None:
-    assert status("calibrate", *(exits if each == "EXITS" else each for each in options)) == 2
+    assert run("calibrate", *(exits if each == "EXITS" else each for each in options)) == 2
     assert message.replace("EXITS", str(exits)) in capsys.readouterr().err
 
 
@@ -119,7 +119,7 @@ def test_a_calibration_that_does_not_fit_is_refused_at_its_line(exits: Path, tmp
 
     def said(survival: str) -> str:
         problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
-        return refused(capsys, problem).removeprefix(f"{problem}:3: ")
+        return refused(capsys, "simulate", problem, "--arrivals", "uniform:100").removeprefix(f"{problem}:3: ")
 
     records = "records: calibrated/exit_records.npz"
     assert said(f"{{{records}}}").startswith("survival: neither of thresholds and calibration are given")

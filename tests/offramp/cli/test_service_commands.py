@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,14 +10,13 @@ import pytest
 import yaml
 
 from deployments.settings import ServeSettings
-from offramp.cli.app import main
 from offramp.cli.service import service_url, status_tables
 from offramp.service.file import at_folder, read_service
 from optimizer.plan import PolicySpec
 from tests.cluster.kuberay_schema import RayService
+from tests.offramp.cli.runs import Answering, Captured, cells, printed, refused, run, serving, url_of
 from tests.offramp.service.service_folders import write_model
 
-Captured = pytest.CaptureFixture[str]
 SERVICE = """
 schema_version: 1
 name: demo
@@ -51,10 +48,6 @@ class FakeRay(ThreadingHTTPServer):
         self.num_v100 = 4
         self.config: dict[str, Any] = {"applications": []}
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
     def describe(self) -> dict[str, Any]:
         slot = {"status": "HEALTHY", "target_num_replicas": 2, "replicas": [{"state": "RUNNING"}] * 2}
         return {
@@ -72,7 +65,7 @@ class FakeRay(ThreadingHTTPServer):
         }
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering):
     server: FakeRay
 
     def do_GET(self) -> None:
@@ -82,45 +75,16 @@ class Handler(BaseHTTPRequestHandler):
             "/api/v0/nodes": {"data": {"result": {"result": nodes}}},
             "/api/serve/applications/": self.server.describe(),
         }
-        self.answer(answers[self.path.partition("?")[0]])
+        self.say(answers[self.path.partition("?")[0]])
 
     def do_PUT(self) -> None:
-        self.server.config = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer({})
-
-    def answer(self, document: Any) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
-        pass
+        self.server.config = self.take()
+        self.say({})
 
 
 @pytest.fixture
 def ray() -> Iterator[FakeRay]:
-    with FakeRay() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def run(*arguments: object) -> int:
-    """The exit status of a command."""
-    with pytest.raises(SystemExit) as ended:
-        main([str(argument) for argument in arguments])
-    return int(ended.value.code or 0)
-
-
-def refused(captured: Captured, *arguments: object) -> str:
-    """What a command says as it refuses its input: one line."""
-    assert run(*arguments) == 2
-    [line] = captured.readouterr().err.splitlines()
-    return line.removeprefix("offramp: ")
+    yield from serving(FakeRay())
 
 
 def test_render_prints_a_config_whose_arguments_are_the_settings(service: Path, capsys: Captured) -> None:
@@ -176,18 +140,17 @@ def test_a_folder_of_the_nodes_is_absolute(service: Path, capsys: Captured) -> N
 
 
 def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, capsys: Captured) -> None:
-    assert run("deploy", service, "--address", ray.url) == 0
+    assert run("deploy", service, "--address", url_of(ray)) == 0
     told = capsys.readouterr()
     assert told.err == "RUNNING: 1 of 1 deployments healthy, 2 of 2 replicas running\n"
-    assert told.out == f"demo runs; offramp status --address {ray.url}\n"
+    assert told.out == f"demo runs; offramp status --address {url_of(ray)}\n"
     assert [each["name"] for each in ray.config["applications"]] == ["demo"]
 
-    assert run("status", "--address", ray.url, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = printed(capsys, "status", "--address", url_of(ray))
     assert found["plan"] == PLAN
     assert found["applications"][0]["deployments"][0]["emulated"] is True
 
-    assert run("delete", "demo", "--address", ray.url) == 0
+    assert run("delete", "demo", "--address", url_of(ray)) == 0
     assert capsys.readouterr().out == "demo is gone\n"
     assert ray.config["applications"] == []
 
@@ -195,10 +158,10 @@ def test_a_service_is_deployed_watched_and_deleted(service: Path, ray: FakeRay, 
 def test_status_shows_replicas_and_the_plan_and_says_what_is_emulated(
     service: Path, ray: FakeRay, capsys: Captured
 ) -> None:
-    assert run("deploy", service, "--address", ray.url) == 0
+    assert run("deploy", service, "--address", url_of(ray)) == 0
     capsys.readouterr()
-    assert run("status", "--address", ray.url) == 0
-    rows = [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
+    assert run("status", "--address", url_of(ray)) == 0
+    rows = cells(capsys.readouterr().out)
     assert "split-emulated-V100-0 (emulated) HEALTHY 2 of 2" in rows
     assert "0 V100 (emulated) 2 0 to 1 4 0, 1" in rows
     assert "2 to 2 4 -" in rows
@@ -219,19 +182,19 @@ def test_a_service_is_beside_the_dashboard(address: str, url: str) -> None:
 
 
 def test_status_of_an_idle_cluster_says_so(ray: FakeRay, capsys: Captured) -> None:
-    assert run("status", "--address", ray.url) == 0
+    assert run("status", "--address", url_of(ray)) == 0
     assert "Nothing is served" in capsys.readouterr().out
 
 
 def test_nothing_is_deployed_where_accelerators_are_missing(service: Path, ray: FakeRay, capsys: Captured) -> None:
     ray.num_v100 = 3
-    said = refused(capsys, "deploy", service, "--address", ray.url)
+    said = refused(capsys, "deploy", service, "--address", url_of(ray))
     assert said.startswith("the cluster lacks accelerators (emulated:V100: 4 in the file, 3 there)")
     assert ray.config["applications"] == []
 
 
 def test_an_unknown_application_is_not_deleted(ray: FakeRay, capsys: Captured) -> None:
-    assert refused(capsys, "delete", "gone", "--address", ray.url) == "no application 'gone'; there are: none"
+    assert refused(capsys, "delete", "gone", "--address", url_of(ray)) == "no application 'gone'; there are: none"
 
 
 def test_a_service_file_that_is_wrong_is_refused_by_every_command(service: Path, capsys: Captured) -> None:

@@ -13,19 +13,9 @@ import pytest
 
 from offramp.jobs.simulating import figures_so_far
 from simulator.outcome import DROPS, Outcome, SlotUse
-from tests.offramp.cli.simulate_runs import PLAN, PROBLEM, Captured, played, records, status, written
+from tests.offramp.cli.runs import PLAN, PROBLEM, Captured, cells, played, records, run, written
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def problem(tmp_path: Path) -> Path:
-    return written(tmp_path / "problem.yaml", PROBLEM)
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    return written(tmp_path / "plan.yaml", PLAN)
 
 
 def test_requests_one_after_another_take_what_the_profile_says(problem: Path, capsys: Captured) -> None:
@@ -100,7 +90,7 @@ def test_patience_is_that_of_the_plan(tmp_path: Path, capsys: Captured) -> None:
 def test_a_plan_file_and_what_the_planner_printed_are_the_same_plan(
     problem: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert status("plan", problem, "--out", tmp_path / "plan.yaml", "--threshold", 0.4, "--json") == 0
+    assert run("plan", problem, "--out", tmp_path / "plan.yaml", "--threshold", 0.4, "--json") == 0
     printed = written(tmp_path / "plan.json", capsys.readouterr().out)
     own, of_file, of_answer = (
         played(capsys, problem, *option) for option in ((), ("--plan", tmp_path / "plan.yaml"), ("--plan", printed))
@@ -119,6 +109,8 @@ def test_more_than_the_plan_does_is_dropped_and_said(problem: Path, capsys: Capt
     assert 1500 < simulated["goodput_per_s"] <= 2000
     assert simulated["drops"]["admission"] > 1000
     assert found["notes"][-1].startswith("4000.0 inputs/s are offered, more than the 2000.0/s that the plan does")
+    assert run("simulate", problem, "--arrivals", "uniform:4000", "--duration", 2, "--strategy", "stock") == 0
+    assert "dropped: admission" in capsys.readouterr().out
 
 
 def test_without_admission_what_is_late_is_dropped_at_its_deadline(problem: Path, capsys: Captured) -> None:
@@ -137,9 +129,9 @@ def test_a_request_may_hold_several_inputs(problem: Path, capsys: Captured) -> N
 def test_tables_show_the_figures_and_the_notes(problem: Path, plan: Path, capsys: Captured) -> None:
     written(plan, f"{PLAN}predicted: {{rate_per_s: 9}}\n")
     options = ("--duration", 2, "--plan", plan, "--inputs-per-request", 2)
-    assert status("simulate", problem, "--arrivals", "uniform:100", *options) == 0
+    assert run("simulate", problem, "--arrivals", "uniform:100", *options) == 0
     found = capsys.readouterr()
-    words = " ".join(found.out.replace("│", " ").split())
+    words = " ".join(cells(found.out))
     assert "Simulated, 1 s, 200 inputs" in words
     assert "offered 200.0 inputs/s" in words
     assert "goodput, whole requests 200.0 inputs/s within 100.00 ms" in words
@@ -153,11 +145,6 @@ def test_tables_show_the_figures_and_the_notes(problem: Path, plan: Path, capsys
     assert found.err == ""
 
 
-def test_tables_show_drops_by_reason(problem: Path, capsys: Captured) -> None:
-    assert status("simulate", problem, "--arrivals", "uniform:4000", "--duration", 2, "--strategy", "stock") == 0
-    assert "dropped: admission" in capsys.readouterr().out
-
-
 def test_what_was_cut_out_of_a_trace_is_said(problem: Path, tmp_path: Path, capsys: Captured) -> None:
     trace = written(tmp_path / "counts.txt", " ".join(["50"] * 5 + ["0"] * 100 + ["50"] * 5))
     notes = played(capsys, problem, arrivals=f"trace:{trace}")["notes"]
@@ -166,41 +153,26 @@ def test_what_was_cut_out_of_a_trace_is_said(problem: Path, tmp_path: Path, caps
 
 def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, plan: Path, capsys: Captured) -> None:
     command = ["simulate", str(problem), "--arrivals", "poisson:500", "--plan", str(plan), "--duration", "2", "--json"]
-    assert status(*command) == 0
+    assert run(*command) == 0
     here = capsys.readouterr().out
     code = (
         "import sys\n"
         "from offramp.cli.app import main\n"
         f"try:\n    main({command!r})\n"
         "except SystemExit as ended:\n    assert ended.code == 0\n"
-        "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'pandas', 'matplotlib', 'httpx', 'aiohttp'}\n"
+        "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'matplotlib', 'httpx', 'aiohttp', 'experiments'}\n"
         "loaded = heavy & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
     there = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
     assert there.stdout == here
-    assert status(*command, "--seed", 1) == 0
+    assert run(*command, "--seed", 1) == 0
     assert capsys.readouterr().out != here
-
-
-@pytest.mark.parametrize(
-    "command", [["--help"], ["plan", "PROBLEM", "--strategy", "stock", "--no-compare"]], ids=["help", "plan"]
-)
-def test_other_commands_do_not_load_the_simulator(problem: Path, command: list[str]) -> None:
-    arguments = [str(problem) if word == "PROBLEM" else word for word in command]
-    code = (
-        "import sys\n"
-        "from offramp.cli.app import main\n"
-        f"try:\n    main({arguments!r})\n"
-        "except SystemExit as ended:\n    assert ended.code == 0\n"
-        "assert 'experiments' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
 def test_no_plan_is_exit_status_3_with_what_binds(problem: Path, capsys: Captured) -> None:
     written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
-    assert status("simulate", problem, "--arrivals", "uniform:100") == 3
+    assert run("simulate", problem, "--arrivals", "uniform:100") == 3
     found = capsys.readouterr()
     assert found.err.startswith("no plan: the SLO of 1 ms")
     assert found.out == ""

@@ -5,17 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.offramp.cli.simulate_runs import PLAN, PROBLEM, Captured, records, refused, written
+from tests.offramp.cli import runs
+from tests.offramp.cli.runs import PLAN, Captured, records, written
 
 
-@pytest.fixture
-def problem(tmp_path: Path) -> Path:
-    return written(tmp_path / "problem.yaml", PROBLEM)
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    return written(tmp_path / "plan.yaml", PLAN)
+def refused(captured: Captured, problem: Path, *options: object, arrivals: str = "uniform:100") -> str:
+    return runs.refused(captured, "simulate", problem, "--arrivals", arrivals, *options)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployments.settings import ServeSettings
-from offramp.cli.app import main
+from tests.offramp.cli.runs import Answering, Captured, printed, refused, run, serving, url_of
 from tests.offramp.service.service_folders import write_model
 
-Captured = pytest.CaptureFixture[str]
 SIDE = {"requests": 90, "errors": {}, "p50_s": 0.01, "p99_s": 0.02, "exits": {"0": 60, "5": 30}, "agreement": 0.9945}
 SIDES = {
     "model": "m",
@@ -44,86 +41,58 @@ class FakeService(ThreadingHTTPServer):
         self.orders: list[tuple[str, str, Any]] = []
         self.loaded = {"1"}
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(Answering):
     server: FakeService
 
     def do_GET(self) -> None:
-        self._say({"name": "offramp", "models": ["m"]} if self.path == "/v2" else SIDES)
+        self.say({"name": "offramp", "models": ["m"]} if self.path == "/v2" else SIDES)
 
     def do_POST(self) -> None:
         body = self._take()
         if self.path.endswith("/index"):
-            self._say(
+            self.say(
                 [{"name": "m", "version": each, "state": "READY", "reason": ""} for each in sorted(self.server.loaded)]
             )
             return
         version = body["parameters"]["version"]
         change = self.server.loaded.add if self.path.endswith("/load") else self.server.loaded.discard
         change(version)
-        self._say({})
+        self.say({})
 
     def do_PUT(self) -> None:
         self._take()
-        self._say(SIDES)
+        self.say(SIDES)
 
     def do_DELETE(self) -> None:
         self._take()
-        self._say(SIDES)
+        self.say(SIDES)
 
     def _take(self) -> Any:
-        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = json.loads(content) if content else None
+        body = self.take()
         self.server.orders.append((self.command, self.path, body))
         return body
-
-    def _say(self, document: Any) -> None:
-        content = json.dumps(document).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 # the name is the base class's
-        """Nothing: a test's output is its own."""
 
 
 @pytest.fixture
 def service() -> Iterator[FakeService]:
-    with FakeService() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def run(*arguments: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code in (0, None)
+    yield from serving(FakeService())
 
 
 def test_the_versions_are_listed(service: FakeService, capsys: Captured) -> None:
-    run("versions", "--url", service.url)
+    assert run("versions", "--url", url_of(service)) == 0
     assert "READY" in capsys.readouterr().out
-    run("versions", "--url", service.url, "--json")
-    assert json.loads(capsys.readouterr().out)[0]["version"] == "1"
+    assert printed(capsys, "versions", "--url", url_of(service))[0]["version"] == "1"
 
 
 def test_a_canary_begins_shows_itself_and_ends(service: FakeService, capsys: Captured) -> None:
-    run("canary", "--url", service.url, "--version", "2", "--share", "0.1", "--compare", "0.05")
+    assert run("canary", "--url", url_of(service), "--version", "2", "--share", "0.1", "--compare", "0.05") == 0
     said = capsys.readouterr().out
     assert "m: version 1, and 2 for 10.0% of the requests" in said
     assert "they agree on 98.75%" in said
     assert "99.45%" in said
-    run("canary", "--url", service.url, "--end", "--json")
-    assert json.loads(capsys.readouterr().out) == SIDES
-    run("canary", "--url", service.url)
+    assert printed(capsys, "canary", "--url", url_of(service), "--end") == SIDES
+    assert run("canary", "--url", url_of(service)) == 0
     path = "/v2/models/m/canary"
     assert service.orders == [
         ("PUT", path, {"version": "2", "share": 0.1, "compare_share": 0.05}),
@@ -141,13 +110,11 @@ def test_a_canary_begins_shows_itself_and_ends(service: FakeService, capsys: Cap
 def test_orders_that_contradict_themselves_are_refused(
     arguments: tuple[str, ...], words: str, capsys: Captured
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(("canary", *arguments))
-    assert (ended.value.code, words in capsys.readouterr().err) == (2, True)
+    assert words in refused(capsys, "canary", *arguments)
 
 
 def test_a_version_is_promoted(service: FakeService, capsys: Captured) -> None:
-    run("promote", "--url", service.url, "--version", "2")
+    assert run("promote", "--url", url_of(service), "--version", "2") == 0
     assert service.orders == [("PUT", "/v2/models/m/default", {"version": "2"})]
     assert "version 1" in capsys.readouterr().out
 
@@ -155,11 +122,11 @@ def test_a_version_is_promoted(service: FakeService, capsys: Captured) -> None:
 def test_a_service_files_version_is_loaded_and_unloaded(service: FakeService, tmp_path: Path, capsys: Captured) -> None:
     write_model(tmp_path / "model")
     (tmp_path / "second.yaml").write_text(SERVICE, encoding="utf-8")
-    run("render", str(tmp_path / "second.yaml"), "--settings")
+    assert run("render", str(tmp_path / "second.yaml"), "--settings") == 0
     settings = ServeSettings.model_validate_json(capsys.readouterr().out)
     assert (settings.version, settings.route_prefix) == ("2", "/v2/models/m/versions/2")
-    run("load", str(tmp_path / "second.yaml"), "--url", service.url)
-    run("unload", "m", "--version", "2", "--url", service.url)
+    assert run("load", str(tmp_path / "second.yaml"), "--url", url_of(service)) == 0
+    assert run("unload", "m", "--version", "2", "--url", url_of(service)) == 0
     assert capsys.readouterr().out == "version 2 of m is ready\nversion 2 of m is gone\n"
     orders = {path.removeprefix("/v2/repository/"): body for _, path, body in service.orders}
     assert ServeSettings.model_validate_json(orders["models/m/load"]["parameters"]["config"]) == settings

@@ -1,0 +1,132 @@
+"""Commands as tests run them, a problem and a plan for them, and servers that they ask."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from offramp.cli.app import main
+from profiles.records import ExitRecords
+
+Captured = pytest.CaptureFixture[str]
+PROBLEM = """\
+blocks: 2
+ramps: [0]
+survival: [1.0, 0.5]
+latency:
+  V100: {batch: [1, 2, 4], block_s: [[0.001, 0.001, 0.001], [0.001, 0.001, 0.001]], ramp_s: [[0.0, 0.0, 0.0]]}
+devices:
+  V100: {count: 1, usd_per_hour: 3}
+link: {bandwidth_bytes_per_s: 1.0e9}
+bytes_per_sample: 0
+slo: {latency_s: 0.1, slack: 0.2}
+objective: {maximize: rate}
+"""
+"""A block takes 1 ms at any batch. Without exits 4 inputs take 2 ms: 2000/s on the one device."""
+PLAN = """\
+stages:
+  - {device: V100, replicas: 1, splits: [{first: 0, end: 1, batch: 4, ramps: [0]}, {first: 1, end: 2, batch: 4}]}
+policy: {name: entropy, thresholds: 0.4}
+"""
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def records(path: Path, *scores: float, num_blocks: int = 2, ramps: tuple[int, ...] = (0,)) -> Path:
+    """Entropies of as many inputs, the same at every ramp, which answer 0, 1, 0, 1, ... from ramp to ramp."""
+    num, labels_R = len(scores), np.arange(len(ramps)) % 2
+    found = ExitRecords.of_answers(
+        np.column_stack([np.repeat(labels_R[None, :], num, axis=0), np.zeros(num, dtype=np.int64)]),
+        score="entropy",
+        num_blocks=num_blocks,
+        ramps=ramps,
+        sample_ids=tuple(map(str, range(num))),
+        scores_NR=np.repeat(np.array(scores, dtype=np.float32)[:, None], len(ramps), axis=1),
+    )
+    found.save(path)
+    return path
+
+
+def run(*arguments: object) -> int:
+    """The exit status of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def printed(captured: Captured, *arguments: object) -> Any:
+    """The JSON that a command prints."""
+    assert run(*arguments, "--json") == 0
+    return json.loads(captured.readouterr().out)
+
+
+def refused(captured: Captured, *arguments: object, status: int = 2) -> str:
+    """What a command says as it fails: one line, and nothing else."""
+    assert run(*arguments) == status
+    said = captured.readouterr()
+    [line] = said.err.splitlines()
+    assert (said.out, line[:9]) == ("", "offramp: ")
+    return str(line[9:])
+
+
+def declined(captured: Captured, *arguments: object) -> str:
+    """What the parser says of an option's value, its frame and line breaks taken off."""
+    assert run(*arguments) == 2
+    return " ".join(captured.readouterr().err.replace("│", " ").split())
+
+
+def cells(text: str) -> list[str]:
+    """The rows of printed tables, without their lines."""
+    return [" ".join(line.replace("│", " ").split()) for line in text.splitlines()]
+
+
+def played(captured: Captured, problem: Path, *options: object, arrivals: str = "uniform:100") -> Any:
+    """What `offramp simulate` says of two seconds, of which the first is not counted."""
+    return printed(captured, "simulate", problem, "--arrivals", arrivals, "--duration", 2, *options)
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Base of servers: they take and say JSON, and write no log."""
+
+    def take(self) -> Any:
+        """The request's body; None where there is none."""
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return json.loads(content) if content else None
+
+    def say(self, document: object, status: int = 200) -> None:
+        content = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+        """Nothing: a test's output is its own."""
+
+
+Listening = TypeVar("Listening", bound=HTTPServer)
+
+
+def serving(server: Listening) -> Iterator[Listening]:
+    """A server while it listens, for fixtures."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def url_of(server: HTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
