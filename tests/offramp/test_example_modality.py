@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from earlyexit.dataset import read_labelled
 from earlyexit.record import exit_outputs
 from earlyexit.store import load_model, read_card
 from earlyexit.tasks import find_task
-from offramp.cli.app import main
+from tests.offramp.cli.runs import Captured, printed, run
 
 MODALITY = Path(__file__).parents[2] / "examples" / "own_modality"
 GRADES = ("1 unripe", "2 early", "3 ripe", "4 late", "5 spoiled")
@@ -48,7 +47,7 @@ def test_the_whole_example_is_short() -> None:
 
 
 def test_spectra_are_learned_and_graded_within_the_budget(
-    data: Path, tmp_path: Path, on_path: None, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, on_path: None, capsys: Captured
 ) -> None:
     out = tmp_path / "fruit"
     own = ["--backbone", "fruit:build", "--task", "fruit:grades", "--pooling", "grid"]
@@ -59,9 +58,8 @@ def test_spectra_are_learned_and_graded_within_the_budget(
     assert card.task == {"name": "fruit:grades", "label_names": list(GRADES)}
     assert [boundary[0].shape for boundary in card.boundaries] == [(24, 64), (32, 32), (40, 16), (48, 8)]
     capsys.readouterr()
-    loose = ["--policy", "confidence", "--budget", "0.05", "--json"]
-    assert run("calibrate", str(out), "--data", str(out / "held_out.npz"), *loose) == 0
-    tested = json.loads(capsys.readouterr().out)["tested"]
+    loose = ("--policy", "confidence", "--budget", "0.05")
+    tested = printed(capsys, "calibrate", out, "--data", out / "held_out.npz", *loose)["tested"]
     assert tested["agreement"] >= 0.95, "the mean loss is within the budget"
     assert tested["mean_blocks"] < 4
     model, rows = load_model(out), read_labelled(out / "held_out.npz")
@@ -74,9 +72,3 @@ def test_a_grade_off_by_one_costs_a_quarter_of_one_off_by_four(on_path: None) ->
     task = find_task({"name": "fruit:grades"})
     assert task.loss(np.array([0, 1, 4]), np.array([0, 0, 0])).tolist() == [0.0, 0.25, 1.0]
     assert not task.zero_one
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)

@@ -21,7 +21,6 @@ from earlyexit.signature import Encoded
 from earlyexit.store import load_model, read_card
 from earlyexit.tasks.label import LabelTask
 from earlyexit.wire import entering
-from offramp.cli.app import main
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
 from offramp.service.file import read_service
@@ -29,6 +28,7 @@ from optimizer.decision import Decision, Strategy
 from optimizer.plan_file import ModelShape, read_plan
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
+from tests.offramp.cli.runs import run
 from tests.offramp.conftest import rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -48,9 +48,7 @@ def folder(checkpoint: Path, tmp_path: Path, network_path: None) -> Path:
     out = tmp_path / "words"
     options = ["--joint", "--epochs", "1", "--learning-rate", "0.003", "--max-length", "32", "--hold-out", "0.3"]
     named = ["--backbone", "word_network:build", "--tokenizer", str(checkpoint)]
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "--data", str(tmp_path / "data.csv"), "--out", str(out), *named, *options])
-    assert ended.value.code == 0
+    assert run("train", "--data", tmp_path / "data.csv", "--out", out, *named, *options) == 0
     return out
 
 

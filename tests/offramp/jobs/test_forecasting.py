@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from earlyexit.errors import DataError
-from offramp.cli.app import main
 from offramp.cli.forecast import forecast_table, interval_text, rate_text
 from offramp.jobs.forecasting import forecast_document, rate_document, read_series, window_rates
 from profiles.forecast import SurvivalForecast
 from profiles.rates import Method, RateForecast
+from tests.offramp.cli.runs import Captured, printed, run
 
 CSV = "inputs,0,1,2\n100,1,0.5,0.25\n\n200,1,0.6,0.25\n"
 """Three windows; nothing is known of the middle one."""
@@ -48,19 +48,19 @@ def test_a_series_is_read_from_csv(tmp_path: Path) -> None:
     assert history.inputs_WK[:, 0].tolist() == [100, 0, 200]
 
 
-def test_a_window_of_empty_cells_is_missing_as_well(tmp_path: Path) -> None:
-    assert read_series(write(tmp_path, CSV.replace("\n\n", "\n,,,\n"))).missing_W.tolist() == [False, True, False]
-
-
-def test_a_window_without_inputs_is_missing_whatever_its_shares(tmp_path: Path) -> None:
-    history = read_series(write(tmp_path, CSV.replace("\n\n", "\n0,1,0.9,0.9\n")))
-    assert history.missing_W.tolist() == [False, True, False]
-
-
-def test_the_mark_that_spreadsheets_write_first_is_no_part_of_the_header(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        pytest.param(CSV.replace("\n\n", "\n,,,\n"), "utf-8", id="empty cells"),
+        pytest.param(CSV.replace("\n\n", "\n0,1,0.9,0.9\n"), "utf-8", id="no inputs, whatever its shares"),
+        pytest.param(CSV, "utf-8-sig", id="the mark that spreadsheets write first"),
+    ],
+)
+def test_a_missing_window_is_told_apart(tmp_path: Path, text: str, encoding: str) -> None:
     path = tmp_path / "series.csv"
-    path.write_text(CSV, encoding="utf-8-sig")
-    assert read_series(path).inputs_WK[:, 0].tolist() == [100, 0, 200]
+    path.write_text(text, encoding=encoding)
+    assert read_series(path).missing_W.tolist() == [False, True, False]
+    assert read_series(path).inputs_WK[[0, 2], 0].tolist() == [100, 200]
 
 
 def test_a_series_is_read_from_json(tmp_path: Path) -> None:
@@ -76,10 +76,7 @@ def test_a_series_is_read_from_json(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("0,1\n1,0.5\n", ":1: the columns must be inputs, 0, 1, ... (one per block), not ['0', '1']"),
-        (
-            "inputs,0,2\n9,1,0.5\n",
-            ":1: the columns must be inputs, 0, 1, ... (one per block), not ['inputs', '0', '2']",
-        ),
+        ("inputs,0,2\n9,1,0.5\n", ":1: the columns must be inputs, 0, 1, ... (one per block), not ['inputs', '0', '2"),
         ("", ":1: the columns must be inputs, 0, 1, ... (one per block), not []"),
         ("inputs,0\n", ": no window with values and inputs; at least one is needed"),
         ("inputs,0,1\n0,1,0.5\n", ": no window with values and inputs; at least one is needed"),
@@ -101,10 +98,7 @@ def test_a_mistake_in_a_csv_is_said_with_its_line(text: str, said: str, tmp_path
     [
         ('{"windows": []}', ":1: windows: List should have at least 1 item"),
         ('{"windows": [{"inputs": 9,\n"survival": [1, 2]}]}', ":2: windows.0.survival.1: Input should be less than or"),
-        (
-            '{"windows": [{"inputs": 9, "survival": [1]}, {"inputs": 9, "survival": [1, 1]}]}',
-            ": window 1 has another num",
-        ),
+        ('{"windows": [{"inputs": 9, "survival": [1]}, {"inputs": 9, "survival": [1, 1]}]}', ": window 1 has another "),
         ('{"windows": [null]}', ": no window with values"),
         ('{"schema_version": 2,\n"windows": [null]}', ":1: schema_version: Input should be 1"),
         ('{"windows": [\n{"inputs": 1e308, "survival": [1]}]}', ":2: windows.0.inputs: Input should be less than or"),
@@ -118,32 +112,20 @@ def test_a_mistake_in_json_is_said_with_its_line(text: str, said: str, tmp_path:
 def test_another_kind_of_file_or_none_is_refused(tmp_path: Path) -> None:
     assert refused(tmp_path / "series.txt") == ": a series is a .csv or .json file"
     assert refused(tmp_path / "gone.csv") == ": no such file"
-
-
-def test_a_csv_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "series.csv"
-    path.write_bytes(b"inputs,0\n\xff,1\n")
-    assert refused(path) == ": not UTF-8 at byte 9"
+    (tmp_path / "series.csv").write_bytes(b"inputs,0\n\xff,1\n")
+    assert refused(tmp_path / "series.csv") == ": not UTF-8 at byte 9"
 
 
 def test_a_forecast_is_plain_data_and_a_table() -> None:
     document = forecast_document(FORECAST)
+    ramp = {"ramp": 0, "go_on": 0.5, "low": 0.4, "high": 0.6}
     assert document == {
         "coverage": 0.8,
         "inputs_to_come": None,
         "survival": [1.0, 0.5],
         "survival_low": [1.0, 0.4],
         "survival_high": [1.0, 0.6],
-        "ramps": [
-            {
-                "ramp": 0,
-                "go_on": 0.5,
-                "low": 0.4,
-                "high": 0.6,
-                "method": "last value",
-                "reason": "only one window was seen",
-            }
-        ],
+        "ramps": [ramp | {"method": "last value", "reason": "only one window was seen"}],
     }
     console = Console(width=120, record=True, file=StringIO())
     console.print(forecast_table(document))
@@ -178,32 +160,15 @@ def test_a_rate_is_plain_data_and_a_line(high: float, as_data: float | None, tex
         method=Method(how="last value", reason="few windows"),
     )
     document = rate_document(forecast)
-    assert document == {
-        "rate_rps": 10.0,
-        "low": 8.0,
-        "high": as_data,
-        "method": "last value",
-        "reason": "few windows",
-    }
+    assert document == {"rate_rps": 10.0, "low": 8.0, "high": as_data, "method": "last value", "reason": "few windows"}
     assert rate_text(document, 0.8) == text
 
 
-def test_the_command_forecasts_the_rate_of_windows_of_a_known_length(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_next_window_and_its_rate(tmp_path: Path, capsys: Captured) -> None:
     path = write(tmp_path, CSV)
-    with pytest.raises(SystemExit) as ended:
-        main(["forecast", str(path), "--window-s", "10"])
-    assert ended.value.code == 0
-    assert "rate: 20.0/s" in capsys.readouterr().out
-
-
-def test_the_command_prints_the_next_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, CSV)
-    with pytest.raises(SystemExit) as ended:
-        main(["forecast", str(path), "--json"])
-    assert ended.value.code == 0
-    survival = json.loads(capsys.readouterr().out)["survival"]
+    survival = printed(capsys, "forecast", path)["survival"]
     assert survival[0] == 1
     assert 0.4 < survival[1] < 0.7
     assert survival[2] < survival[1]
+    assert run("forecast", path, "--window-s", 10) == 0
+    assert "rate: 20.0/s" in capsys.readouterr().out

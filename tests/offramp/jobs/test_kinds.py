@@ -19,11 +19,11 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families.own import TensorBackbone
 from earlyexit.store import read_card
-from offramp.cli.app import main
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
 from profiles.latency import LatencyProfile
 from tests.earlyexit.checkpoints import resnet_state
+from tests.offramp.cli.runs import printed, run
 
 HERE = __name__
 
@@ -53,18 +53,12 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def ended(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    return int(end.value.code or 0)
-
-
 def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
     images: Path, resnet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "model"
     options = ["--ramp-style", "mlp", "--pooling", "grid", "--imitate", "--epochs", "2", "--hold-out", "0.5"]
-    assert ended("train", "--data", str(images), "--backbone", str(resnet), "--out", str(out), *options) == 0
+    assert run("train", "--data", str(images), "--backbone", str(resnet), "--out", str(out), *options) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"10 of 20 rows held out: {out / 'held_out.zip'}",
         f"10 rows, 10 labels, ramps after blocks [0, 1]: {out}",
@@ -75,16 +69,16 @@ def test_a_resnet_gets_ramps_of_a_folder_of_images_and_thresholds(
     assert card.codec == {"name": "image", "height": 32, "width": 32}
     assert [boundary[0].shape for boundary in card.boundaries] == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
     few = ["--budget", "0.5", "--confidence", "0.5", "--json"]
-    assert ended("calibrate", str(out), "--data", str(out / "held_out.zip"), *few) == 0
+    assert run("calibrate", str(out), "--data", str(out / "held_out.zip"), *few) == 0
     assert (out / "calibration.json").is_file()
-    assert ended("doctor", str(out)) in (0, 1), "1 where this machine could not serve it"
+    assert run("doctor", str(out)) in (0, 1), "1 where this machine could not serve it"
     assert "m, resnet, 3 blocks, 10 labels" in " ".join(capsys.readouterr().out.replace("model,", "m,").split())
     check_planning(out, tmp_path, capsys)
 
 
 def check_planning(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Measured, planned for and simulated as any model."""
-    assert ended("profile", str(model), "--out", str(folder / "cpu.json"), "--batches", "1,2", "--repeats", "2") == 0
+    assert run("profile", str(model), "--out", str(folder / "cpu.json"), "--batches", "1,2", "--repeats", "2") == 0
     profile = LatencyProfile.load(folder / "cpu.json")
     assert (profile.lengths, profile.num_blocks, profile.ramps) == ((1,), 3, (0, 1))
     card, thresholds = read_card(model), json.loads((model / "calibration.json").read_text())["thresholds"]
@@ -104,10 +98,9 @@ def check_planning(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
     }
     (folder / "problem.json").write_text(json.dumps(problem), encoding="utf-8")
     capsys.readouterr()
-    assert ended("plan", str(folder / "problem.json"), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["rate_per_s"] > 0
+    assert printed(capsys, "plan", folder / "problem.json")["rate_per_s"] > 0
     simulated = ["--arrivals", "poisson:5", "--duration", "5", "--warm-up", "0", "--json"]
-    assert ended("simulate", str(folder / "problem.json"), *simulated) == 0
+    assert run("simulate", str(folder / "problem.json"), *simulated) == 0
 
 
 def test_a_head_of_another_number_of_classes_is_made_anew(images: Path, resnet: Path, tmp_path: Path) -> None:
@@ -153,27 +146,6 @@ def test_numbers_are_answered_in_units_of_how_far_they_reach(tmp_path: Path) -> 
     assert model.task.spec() == {"name": "regression", "scale": 4.0, "offset": 3.0}
 
 
-@pytest.mark.parametrize(
-    ("labels", "task", "error", "message"),
-    [
-        pytest.param(["1", "1"], "regression", DataError, "every label is 1; numbers that differ", id="one number"),
-        pytest.param(["1", "x"], "regression", DataError, "a label is none", id="no number"),
-        pytest.param(["a", "b"], "labels", InputError, "--task 'labels'; label, regression follow", id="no task"),
-        pytest.param(["a", "b"], f"{HERE}:gone", ModelFolderError, "cannot be imported", id="no such function"),
-    ],
-)
-def test_tasks_that_do_not_fit_are_refused(
-    tmp_path: Path, labels: list[str], task: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        train(TrainJob(backbone=f"{HERE}:network", name="m", task=task), spectra(labels), tmp_path)
-
-
-def test_a_codec_of_ones_own_is_named_by_its_function(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--codec 'image'; text, text_pair, image, tensor follow from the data"):
-        train(TrainJob(backbone=f"{HERE}:network", name="m", codec="image"), spectra(["a", "b"]), tmp_path)
-
-
 class Logarithms(TensorCodec):
     """Spectra of any sign, up to a length of its own."""
 
@@ -191,18 +163,6 @@ def test_a_codec_of_ones_own_is_kept_as_it_says_of_itself(tmp_path: Path) -> Non
     assert read_card(tmp_path).codec == {"name": f"{HERE}:Logarithms", "max_length": 1}
 
 
-def test_a_length_is_asked_of_ones_own_codec(tmp_path: Path) -> None:
-    job = TrainJob(backbone=f"{HERE}:network", name="m", codec=f"{HERE}:Logarithms", max_length=2)
-    with pytest.raises(ModelFolderError, match="max_length 2 is beyond the backbone's 1"):
-        train(job, spectra(["a", "b"]), tmp_path)
-
-
-def test_a_tokenizer_is_refused_where_none_is_read(tmp_path: Path, checkpoint: Path) -> None:
-    job = TrainJob(backbone=f"{HERE}:network", name="m", tokenizer=str(checkpoint))
-    with pytest.raises(InputError, match=r"--tokenizer .*: the codec tensor reads none"):
-        train(job, spectra(["a", "b"]), tmp_path)
-
-
 class Fractions(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         return pixels / 255
@@ -213,20 +173,46 @@ def grey_network() -> TensorBackbone:
     return TensorBackbone(embed=Fractions(), blocks=[nn.Identity(), nn.Identity()], inputs=(grey,), config={})
 
 
-def test_images_are_for_networks_of_three_channels(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"takes 'grey', uint8 of the shape \[8, 8, 1\], and the data holds images"):
-        train(TrainJob(backbone=f"{HERE}:grey_network", name="m"), read_labelled(images), tmp_path)
+ONES, ONE_AND_X, AB = spectra(["1", "1"]), spectra(["1", "x"]), spectra(["a", "b"])
+ROW = LabelledRows(columns={"row": np.zeros((2, 8))}, labels=("a", "b"))
+OWN = f"{HERE}:Logarithms"
+REFUSED: dict[str, tuple[LabelledRows | None, dict[str, Any], type[Exception], str]] = {
+    "one number": (ONES, {"task": "regression"}, DataError, "every label is 1; numbers that differ"),
+    "no number": (ONE_AND_X, {"task": "regression"}, DataError, "a label is none"),
+    "no task": (AB, {"task": "labels"}, InputError, "--task 'labels'; label, regression follow"),
+    "no such function": (AB, {"task": f"{HERE}:gone"}, ModelFolderError, "cannot be imported"),
+    "codec": (
+        AB,
+        {"codec": "image"},
+        InputError,
+        "--codec 'image'; text, text_pair, image, tensor follow from the data",
+    ),
+    "length": (AB, {"codec": OWN, "max_length": 2}, ModelFolderError, "max_length 2 is beyond the backbone's 1"),
+    "tokenizer": (AB, {"tokenizer": "minilm"}, InputError, "--tokenizer minilm: the codec tensor reads none"),
+    "other arrays": (ROW, {}, DataError, "the model takes spectrum; the data holds row"),
+    "images": (None, {}, InputError, r"network takes 'spectrum', float of the shape \[8\], and the data holds images"),
+    "grey images": (
+        None,
+        {"backbone": f"{HERE}:grey_network"},
+        InputError,
+        r"takes 'grey', uint8 of the shape \[8, 8, 1\], and the data holds images",
+    ),
+}
+"""Rows (None: images), fields of the job, the error and its words."""
 
 
-def test_images_for_a_network_of_something_else_are_refused(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r":network takes 'spectrum', float of the shape \[8\], and the data holds im"):
-        train(TrainJob(backbone=f"{HERE}:network", name="m"), read_labelled(images), tmp_path)
-
-
-def test_arrays_that_the_network_does_not_take_are_refused(tmp_path: Path) -> None:
-    data = LabelledRows(columns={"row": np.zeros((2, 8))}, labels=("a", "b"))
-    with pytest.raises(DataError, match="the model takes spectrum; the data holds row"):
-        train(TrainJob(backbone=f"{HERE}:network", name="m"), data, tmp_path)
+@pytest.mark.parametrize(("rows", "fields", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_does_not_fit_the_network_is_refused(
+    images: Path,
+    tmp_path: Path,
+    rows: LabelledRows | None,
+    fields: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    job = TrainJob(**{"backbone": f"{HERE}:network", "name": "m"} | fields)
+    with pytest.raises(error, match=message):
+        train(job, read_labelled(images) if rows is None else rows, tmp_path)
 
 
 def test_ramps_cannot_imitate_what_is_trained_with_them() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from earlyexit.errors import InputError, PlanError
-from offramp.cli.app import main
 from offramp.cli.profile import noise_text
 from offramp.jobs.profiling import ProfileJob, profile_figures, profile_model, write_points
 from profiles.latency import LatencyProfile
@@ -70,8 +69,11 @@ def test_a_profile_is_measured_written_and_read_back(model: Path, tmp_path: Path
         assert (table.block_s_NB[:, 1] >= table.block_s_NB[:, 0]).all()
 
 
-def test_a_profile_says_on_what_and_how_it_was_measured(model: Path) -> None:
+def test_a_profile_says_on_what_and_how_it_was_measured(model: Path, tmp_path: Path) -> None:
     profile, points = profile_model(model, QUICK)
+    write_points(points, tmp_path / "points.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines == [point.to_json() for point in points]
     facts = profile.provenance
     assert (facts["seed"], facts["repeats"], facts["threads"], facts["timings"]) == (0, 3, 1, 72)
     assert facts["outliers"] == sum(point.outliers for point in points)
@@ -83,13 +85,6 @@ def test_a_profile_says_on_what_and_how_it_was_measured(model: Path) -> None:
 def test_measuring_leaves_the_threads_of_torch_as_they_were(model: Path) -> None:
     profile_model(model, ProfileJob(batches=(1,), lengths=(4,), repeats=1, threads=2))
     assert torch.get_num_threads() == 1
-
-
-def test_points_are_written_one_a_line(model: Path, tmp_path: Path) -> None:
-    _, points = profile_model(model, QUICK)
-    write_points(points, tmp_path / "points.jsonl")
-    lines = [json.loads(line) for line in (tmp_path / "points.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert lines == [point.to_json() for point in points]
 
 
 def test_figures_show_the_full_model_at_every_length_and_batch(model: Path) -> None:
@@ -111,16 +106,6 @@ def test_how_noisy_the_machine_was_is_said_and_warned_of(spread: float, text: st
     said = noise_text({"spread": spread, "outliers": 3, "timings": 72})
     assert said.startswith(text)
     assert ("warning" in said) == ("warning" in text)
-
-
-def test_the_command_does_not_write_two_things_to_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "x.json"
-    same = tmp_path / "." / "x.json"
-    with pytest.raises(SystemExit) as ended:
-        main(["profile", str(tmp_path), "--out", str(out), "--jsonl", str(same)])
-    assert ended.value.code != 0
-    assert "two files are needed" in " ".join(capsys.readouterr().err.split())
-    assert not out.exists()
 
 
 @pytest.mark.gpu
