@@ -23,7 +23,6 @@ from deployments.stage.build import build_policy, warm_up
 from earlyexit.backends import open_segments
 from earlyexit.clock import MonotonicClock
 from earlyexit.dataset import read_labelled
-from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner
 from earlyexit.runner import TorchRunner
@@ -35,6 +34,7 @@ from earlyexit.train import pack
 from earlyexit.wire import entering
 from experiments.gpu.plans import Plan
 from experiments.gpu.side import Side as OneDevice
+from experiments.gpu.side import members_of
 from experiments.peers.stock import pad, pool_padded
 from experiments.turns import Figures, in_turns, tell
 from offramp.jobs.calibration import read_calibration
@@ -83,8 +83,7 @@ def engine(
 
     def run(encoded: Sequence[Encoded]) -> None:
         wire = entering([str(k) for k in range(len(encoded))], encoded)
-        singles = runner.from_wire(wire).singles()
-        device.saturate([Member(sample_id=single.sample_ids[0], payload=single) for single in singles])
+        device.saturate(members_of(runner.from_wire(wire)))
 
     return run
 

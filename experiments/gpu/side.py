@@ -105,6 +105,11 @@ class Side:
             assert (answer.exit, answer.value) == known, (self.plan.name, answer, known)
 
 
+def members_of(piece: Piece) -> list[Member[Piece]]:
+    """A piece's inputs, each by itself, as a queue takes them."""
+    return [Member(sample_id=single.sample_ids[0], payload=single) for single in piece.singles()]
+
+
 def poisson_arrivals(number: int, rate_per_s: float, rng: np.random.Generator) -> FloatArray:
     """Seconds of arrivals (N) of a Poisson process, ascending."""
     return np.cumsum(rng.exponential(1 / rate_per_s, number))

@@ -23,7 +23,7 @@ from experiments.gpu.graphs import GraphSegments, shapes_up_to
 from experiments.gpu.meter import Meter, MeteredRunner, MeteredSegments, meter_of
 from experiments.gpu.options import BenchOptions, ModelSize
 from experiments.gpu.plans import Plan
-from experiments.gpu.side import Side
+from experiments.gpu.side import Side, members_of
 
 DTYPE = torch.bfloat16
 
@@ -69,8 +69,7 @@ class Workbench:
             tensors=arbitrary_tensors(self.model, 0, lengths_B, self.rng),
             state_BS=policy.initial_state(number, self.model.task.num_outputs, self.model.device),
         )
-        singles = piece.singles()
-        return [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
+        return members_of(piece)
 
     def _runner(self, segments: SegmentRunner, *, leaving: bool) -> TorchRunner:
         return TorchRunner(self.model, self._policy(THRESHOLD if leaving else NEVER), segments)

@@ -83,15 +83,13 @@ def worker(options: LimitOptions) -> float:
 
     from deployments.stage.build import build_policy
     from earlyexit.clock import MonotonicClock
-    from earlyexit.member import Member
-    from earlyexit.piece import Piece
     from earlyexit.reordered import reorder_linears
     from earlyexit.runner import TorchRunner
     from earlyexit.store import load_model
     from earlyexit.tokenizer import TextTokenizer
     from earlyexit.wire import entering
     from experiments.gpu.plans import Plan as Splits
-    from experiments.gpu.side import Side
+    from experiments.gpu.side import Side, members_of
 
     torch.set_num_threads(options.threads)
     model = load_model(options.model, dtype=getattr(torch, options.dtype))
@@ -103,16 +101,12 @@ def worker(options: LimitOptions) -> float:
     rows = [json.loads(line) for line in options.texts.read_text(encoding="utf-8").splitlines()]
     encoded = TextTokenizer.load(options.model, model.max_length).encode([row["text"] for row in rows], truncate=True)
     wire = entering([f"{row['id']}#{index}" for index, row in enumerate(rows)], encoded)
-
-    def members() -> list[Member[Piece]]:
-        return [Member(sample_id=each.sample_ids[0], payload=each) for each in runner.from_wire(wire).singles()]
-
-    side.saturate(members()[:WARM_UP_INPUTS])
+    side.saturate(members_of(runner.from_wire(wire))[:WARM_UP_INPUTS])
     print("ready", flush=True)
     sys.stdin.readline()
     num_inputs, took_s = 0, 0.0
     while took_s < options.seconds:
-        some = members()[: enough(num_inputs, took_s, options.seconds, len(rows))]
+        some = members_of(runner.from_wire(wire))[: enough(num_inputs, took_s, options.seconds, len(rows))]
         took_s += side.saturate(some)
         num_inputs += len(some)
     return num_inputs / took_s
