@@ -1,4 +1,4 @@
-"""Training of ramps: on a frozen backbone from cached features, or jointly with the whole model."""
+"""What exits give on known inputs, and their training: on a frozen backbone, or jointly with the whole model."""
 
 from __future__ import annotations
 
@@ -72,6 +72,19 @@ def after_every_block(
             yield rows, block, hidden, layout
         done += len(rows)
         progress(done, len(encoded))
+
+
+@torch.inference_mode()
+def exit_outputs(
+    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
+) -> dict[int, Tensor]:
+    """Temperature-scaled outputs (N, C), float32, of every ramp and of the full model's head, by block."""
+    exits = [*model.ramp_indices, model.num_blocks - 1]
+    outputs = {block: torch.empty(len(encoded), model.task.num_outputs) for block in exits}
+    for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("records", *n)):
+        if block in outputs:
+            outputs[block][rows] = model.exit_outputs(block, hidden, layout).cpu()
+    return outputs
 
 
 @torch.inference_mode()

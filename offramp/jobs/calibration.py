@@ -61,9 +61,8 @@ def calibrate(
     """
     import torch
 
-    from earlyexit.record import exit_outputs
     from earlyexit.store import load_model, save_model
-    from earlyexit.train import no_progress
+    from earlyexit.train import exit_outputs, no_progress
     from offramp.jobs.provenance import provenance
 
     _check_rows(data, job)
@@ -153,9 +152,8 @@ def record_exits(
     progress: Progress | None = None,
 ) -> ExitRecords:
     """Exit records of labelled rows under a calibrated model, for evaluation."""
-    from earlyexit.record import exit_outputs
     from earlyexit.store import load_model
-    from earlyexit.train import no_progress
+    from earlyexit.train import exit_outputs, no_progress
 
     model = load_model(folder)
     encoded = data.encode(find_codec(model.info.codec, folder))

@@ -124,6 +124,13 @@ def _members(arrival: Arrival) -> list[Member[None]]:
     ]
 
 
+def chosen(engine: Engine, now_s: float = 0.0) -> Batch[None]:
+    """The batch of a device that is free then; there must be one."""
+    batch = engine.choose(now_s).batch
+    assert batch is not None
+    return batch
+
+
 def names(members: Sequence[Member[None]]) -> str:
     return " ".join(member.sample_id for member in members)
 

@@ -17,9 +17,9 @@ from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.policies.wrapper import exit_wrapper
-from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
 from earlyexit.tasks.regression import RegressionTask
+from earlyexit.train import exit_outputs
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs, wire_of

@@ -10,7 +10,17 @@ from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
-from tests.earlyexit.engine_driver import Arrival, Driver, Engine, TableTimes, member, names, one_split, two_splits
+from tests.earlyexit.engine_driver import (
+    Arrival,
+    Driver,
+    Engine,
+    TableTimes,
+    chosen,
+    member,
+    names,
+    one_split,
+    two_splits,
+)
 
 
 def test_of_two_full_batches_the_deepest_runs_first() -> None:
@@ -123,9 +133,7 @@ def test_members_whose_deadline_cannot_be_met_are_dropped_before_work_is_spent_o
 def test_times_that_leave_an_idle_device_without_work_are_tried_again() -> None:
     engine = Engine([Split(first=0, end=4, batch=1)], ObservedTimes())
     engine.submit(0, [member("cold")], 0.0)
-    batch = engine.choose(0.0).batch
-    assert batch is not None
-    engine.finished(batch, first_s=2.0, total_s=2.0)
+    engine.finished(chosen(engine), first_s=2.0, total_s=2.0)
     dropped = 0
     for now_s in range(2, 100):
         engine.submit(0, [member("a", deadline_s=now_s + 1.0)], now_s)
@@ -141,12 +149,10 @@ def test_members_know_since_when_they_wait_and_their_batch_until_when() -> None:
     a, b = member("a"), member("b")
     engine = two_splits().engine
     engine.submit(0, [a, b], 1.0)
-    batch = engine.choose(4.0).batch
-    assert batch is not None
+    batch = chosen(engine, 4.0)
     assert (batch.started_s, a.queued_since_s, b.queued_since_s) == (4.0, 1.0, 1.0)
     engine.submit(2, [b], 5.0)
-    batch = engine.choose(5.5).batch
-    assert batch is not None
+    batch = chosen(engine, 5.5)
     assert (batch.started_s, a.queued_since_s, b.queued_since_s) == (5.5, 1.0, 5.0)
 
 
@@ -158,9 +164,7 @@ def test_a_forgotten_origin_loses_its_queued_members_in_every_split_and_nobody_e
     assert engine.waiting() == {0: 3, 2: 1}
     assert engine.forget(mine) == 3
     assert engine.waiting() == {0: 1, 2: 0}
-    batch = engine.choose(0.0).batch
-    assert batch is not None
-    assert names(batch.members) == "b"
+    assert names(chosen(engine).members) == "b"
 
 
 def test_a_block_that_no_split_holds_is_refused() -> None:
@@ -187,8 +191,7 @@ def test_finished_batches_teach_the_times() -> None:
     times = TableTimes({0: 1.0})
     engine = Engine([Split(first=0, end=4, batch=4)], times)
     engine.submit(0, [member("a"), member("b")], 0.0)
-    batch = engine.choose(0.0).batch
-    assert batch is not None
+    batch = chosen(engine)
     engine.finished(batch, first_s=0.25, total_s=0.5)
     assert times.observed == [(0, 2, 0.25, 0.5)]
 

@@ -16,7 +16,7 @@ from earlyexit.engine import BatchEngine, Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.member import Member
 from earlyexit.split import Split
-from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes, member, names
+from tests.earlyexit.engine_driver import Arrival, Driver, Engine, Switch, TableTimes, chosen, member, names
 
 EVERY_BLOCK = dict.fromkeys(range(8), 1.0)
 """Every split takes one second, wherever it starts."""
@@ -108,9 +108,7 @@ def test_another_dispatch_rule_holds_from_the_switch_on() -> None:
 def test_a_block_inside_a_split_gets_the_rest_of_it_as_a_split_of_its_own() -> None:
     engine = BatchEngine[None]([Split(first=0, end=4, batch=3, ramps=(0, 1, 2))], TableTimes(EVERY_BLOCK))
     engine.submit(2, [member("a")], 0.0)
-    batch = engine.choose(0.0).batch
-    assert batch is not None
-    assert batch.split == Split(first=2, end=4, batch=3, ramps=(2,))
+    assert chosen(engine).split == Split(first=2, end=4, batch=3, ramps=(2,))
 
 
 def test_pieces_for_the_same_block_inside_a_split_are_fused() -> None:
@@ -209,8 +207,7 @@ def test_the_split_that_has_not_run_for_longest_makes_room_in_the_sums() -> None
     engine = driver_of(()).engine
     for end in [*range(1, MOST_SPLITS + 1), 1, MOST_SPLITS + 1]:
         engine.submit(0, [member("a")], 0.0, [Split(first=0, end=end, batch=1)])
-        batch = engine.choose(0.0).batch
-        assert batch is not None
+        batch = chosen(engine)
         engine.finished(batch, first_s=1.0, total_s=1.0)
     assert [run.end for run in engine.times_run] == [1, *range(3, MOST_SPLITS + 2)]
     assert engine.times_run[0].batches == 2

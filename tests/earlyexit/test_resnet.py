@@ -17,9 +17,9 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.resnet import ResNet, ResNetBackbone, ResNetConfig
 from earlyexit.model import EarlyExitModel
-from earlyexit.record import exit_outputs
 from earlyexit.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
+from earlyexit.train import exit_outputs
 from experiments.data import data_folder
 from tests.earlyexit.checkpoints import resnet_state
 

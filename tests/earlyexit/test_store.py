@@ -10,10 +10,10 @@ import torch
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
-from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
 from earlyexit.store import TensorCard, load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
+from earlyexit.train import exit_outputs
 from tests.earlyexit.models import SMALL, small
 
 GONE = object()

@@ -21,13 +21,12 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.named import NamedSpec
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.record import exit_outputs
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
 from earlyexit.split import Split
 from earlyexit.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import TrainOptions, train_jointly, train_ramps
+from earlyexit.train import TrainOptions, exit_outputs, train_jointly, train_ramps
 from tests.earlyexit.convolutions import PIXELS, SHAPES, build, pictures
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 

@@ -19,13 +19,13 @@ from earlyexit.network import from_wire
 from earlyexit.onnx_backend import OnnxSegments
 from earlyexit.piece import Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
-from earlyexit.record import exit_outputs
 from earlyexit.signature import Encoded
 from earlyexit.split import Segment
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
+from earlyexit.train import exit_outputs
 from tests.earlyexit.checkpoints import hf_inputs, hf_model
 from tests.earlyexit.cuts import every_bounds
 from tests.earlyexit.tokens import wire_of

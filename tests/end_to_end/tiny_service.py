@@ -18,11 +18,11 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import from_wire
 from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import EntropyPolicy
-from earlyexit.record import exit_outputs
 from earlyexit.split import Split
 from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tokenizer import TextTokenizer
+from earlyexit.train import exit_outputs
 from earlyexit.wire import entering
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.problem_file import parse_problem

@@ -12,9 +12,9 @@ import torch
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.errors import ModelFolderError
 from earlyexit.ramps.pooling import Pooling
-from earlyexit.record import exit_outputs
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
+from earlyexit.train import exit_outputs
 from experiments.peers.options import Dtype, Kernel, ServerOptions
 from experiments.peers.stock import StockModel
 from tests.deployments.stage.small_model import SIZES
