@@ -45,20 +45,16 @@ HELD = "early-exit, held"
 SINGLES, BATCHES, OWN = "inputs, one rate", "batches, one rate", "batches, own capacity"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What a side is offered."""
+Load = tuple[float, int]
+"""Inputs per second, and how many come at a time: 1 in Poisson arrivals, more in equal gaps."""
 
-    rate_per_s: float
-    """Of inputs."""
-    batch: int
-    """1: Poisson arrivals of single inputs; above: so many at a time, in equal gaps."""
 
-    def arrivals_s(self, duration_s: float) -> FloatArray:
-        """When requests come."""
-        if self.batch == 1:
-            return poisson_arrivals(self.rate_per_s, duration_s, SEED)
-        return np.arange(0.0, duration_s, self.batch / self.rate_per_s)
+def arrivals_s(load: Load, duration_s: float) -> FloatArray:
+    """When requests come."""
+    rate_per_s, batch = load
+    return (
+        poisson_arrivals(rate_per_s, duration_s, SEED) if batch == 1 else np.arange(0.0, duration_s, batch / rate_per_s)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +76,14 @@ Spreads = Mapping[str, Mapping[str, Sides]]
 
 def spread(problem: PlanProblem, planned: Planned, inputs: Workload, load: Load, num_inputs: int) -> Spread:
     """Simulate so many inputs after a warm-up; all are answered."""
-    warm_up_s = WARM_UP_SLOS * problem.slo.latency_s
-    duration_s = warm_up_s + num_inputs / load.rate_per_s
-    arrivals_s = load.arrivals_s(duration_s)
-    outcome = serve(
-        scenario(problem, planned, inputs, arrivals_s, duration_s, warm_up_s=warm_up_s, inputs_per_request=load.batch)
-    )
+    (rate_per_s, batch), warm_up_s = load, WARM_UP_SLOS * problem.slo.latency_s
+    duration_s = warm_up_s + num_inputs / rate_per_s
+    at_s = arrivals_s(load, duration_s)
+    outcome = serve(scenario(problem, planned, inputs, at_s, duration_s, warm_up_s=warm_up_s, inputs_per_request=batch))
     latency_s_RB = outcome.latency_s_N.reshape(-1, outcome.inputs_per_request)
     latency_ms_RB = latency_s_RB[outcome.arrived_s_R >= outcome.warm_up_s] * 1e3
     return Spread(
-        rate_per_s=load.rate_per_s,
+        rate_per_s=rate_per_s,
         box=box_of(latency_ms_RB.ravel()),
         held=box_of(latency_ms_RB.max(1)),
         in_slo_share=outcome.figures().in_slo_share,
@@ -103,11 +97,7 @@ def box_of(values_N: FloatArray) -> Box:
 
 def loads(one_per_s: float, own_per_s: float) -> dict[str, Load]:
     """From the one rate, and the goodput of a side."""
-    return {
-        SINGLES: Load(rate_per_s=one_per_s, batch=1),
-        BATCHES: Load(rate_per_s=one_per_s, batch=BATCH),
-        OWN: Load(rate_per_s=OF_OWN * own_per_s, batch=BATCH),
-    }
+    return {SINGLES: (one_per_s, 1), BATCHES: (one_per_s, BATCH), OWN: (OF_OWN * own_per_s, BATCH)}
 
 
 def spreads_of(problem: PlanProblem, inputs: Workload, effort: Effort) -> tuple[float, dict[str, dict[str, Spread]]]:

@@ -18,7 +18,7 @@ from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.e3_case import LARGEST_BATCH, even_exits, like_e3
 from experiments.studies.picture import Bars
 from experiments.studies.sides import SEED, SIDES, Workload, decide, equal_cluster, facing, scenario, serve, sst2
-from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios, ratio
+from experiments.studies.study import Comparison, Effort, Ratios, StudyResult, Table, declare, largest_ratios
 from offramp.load.processes import Process
 from offramp.load.replay import CountReplay
 from offramp.load.traces import CountTrace, read_counts
@@ -70,9 +70,9 @@ class Case:
     def goodputs(self) -> dict[str, float | None]:
         return {side: None if each is None else each.goodput_per_s for side, each in self.sides.items()}
 
-    def times(self, one: str, other: str) -> float | None:
-        """How many times the other's goodput is the one's."""
-        return ratio(self.goodputs[one], self.goodputs[other])
+    def ratios(self, side: str) -> Ratios:
+        """How many times the others' goodput is the side's."""
+        return largest_ratios({name: (rate_per_s,) for name, rate_per_s in self.goodputs.items()}, side)
 
     def document(self) -> dict[str, Any]:
         """Plain data."""
@@ -153,7 +153,6 @@ def cases(cluster: PlanProblem, inputs: Workload, main: Traffic, second: Traffic
 
 def compare(found: list[Case]) -> StudyResult:
     """The paper's figure is the first case."""
-    goodputs = {side: (rate_per_s,) for side, rate_per_s in found[0].goodputs.items()}
     bars = Bars(
         f"Bursts, a mean of {RATE_PER_S:,.0f} requests/s",
         "trace and cluster",
@@ -164,18 +163,18 @@ def compare(found: list[Case]) -> StudyResult:
     return StudyResult(
         comparisons=tuple(each for one in found for each in _comparisons(one)),
         pictures=(bars,),
-        e3=largest_ratios(goodputs, "e3"),
-        best=largest_ratios(goodputs, "best"),
+        e3=found[0].ratios("e3"),
+        best=found[0].ratios("best"),
         figures={"cases": [each.document() for each in found]},
         tables=tuple(_table(each) for each in found),
     )
 
 
 def _comparisons(found: Case) -> tuple[Comparison, ...]:
-    paper = PAPER if found.name.startswith("Twitter") else Ratios()
+    paper, e3 = PAPER if found.name.startswith("Twitter") else Ratios(), found.ratios("e3")
     return (
-        Comparison(f"e3 / stock, {found.name}", found.times("e3", "stock"), paper.over_stock),
-        Comparison(f"e3 / early-exit, {found.name}", found.times("e3", "early-exit"), paper.over_early_exit),
+        Comparison(f"e3 / stock, {found.name}", e3.over_stock, paper.over_stock),
+        Comparison(f"e3 / early-exit, {found.name}", e3.over_early_exit, paper.over_early_exit),
     )
 
 

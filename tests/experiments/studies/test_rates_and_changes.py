@@ -201,7 +201,7 @@ def test_19_what_a_burst_brings_beyond_the_rate_is_refused() -> None:
     assert found.stock_per_s == pytest.approx(1000)
     assert stock.drops["admission"] > 1500
     assert best.goodput_per_s > stock.goodput_per_s
-    assert found.times("best", "stock") == pytest.approx(best.goodput_per_s / stock.goodput_per_s)
+    assert found.ratios("best").over_stock == pytest.approx(best.goodput_per_s / stock.goodput_per_s)
 
 
 def test_19_the_rule_and_half_of_it_are_played() -> None:

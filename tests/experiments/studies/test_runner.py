@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -143,13 +142,6 @@ def test_what_is_written_is_read_again(record: Record, tmp_path: Path) -> None:
         # JSON has lists where Python has tuples; only the free-form figures show it.
         figures = json.loads(json.dumps(record.outcome.result.figures))
         assert read.outcome.result == replace(record.outcome.result, figures=figures)
-
-
-def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
-    write_record(with_result(figures={"rate": np.float64(1.5), "all": np.array([1, 2])}), tmp_path)
-    result = read_record(tmp_path, "fake_study").outcome.result
-    assert result is not None
-    assert result.figures == {"rate": 1.5, "all": [1, 2]}
 
 
 def test_a_file_of_another_schema_and_a_missing_one_are_refused(tmp_path: Path) -> None:

@@ -225,14 +225,10 @@ def spread(own_ms: float, held_ms: float) -> fig17.Spread:
 
 
 def test_17_a_load_is_single_inputs_at_random_or_batches_in_equal_gaps() -> None:
-    assert fig17.loads(400.0, 1000.0) == {
-        fig17.SINGLES: fig17.Load(rate_per_s=400.0, batch=1),
-        fig17.BATCHES: fig17.Load(rate_per_s=400.0, batch=8),
-        fig17.OWN: fig17.Load(rate_per_s=900.0, batch=8),
-    }
-    batches = fig17.Load(rate_per_s=800.0, batch=8).arrivals_s(0.05)
-    assert batches.tolist() == pytest.approx([0, 0.01, 0.02, 0.03, 0.04])
-    assert len(fig17.Load(rate_per_s=1000.0, batch=1).arrivals_s(10.0)) == pytest.approx(10_000, rel=0.05)
+    loads = fig17.loads(400.0, 1000.0)
+    assert loads == {fig17.SINGLES: (400.0, 1), fig17.BATCHES: (400.0, 8), fig17.OWN: (900.0, 8)}
+    assert fig17.arrivals_s((800.0, 8), 0.05).tolist() == pytest.approx([0, 0.01, 0.02, 0.03, 0.04])
+    assert len(fig17.arrivals_s((1000.0, 1), 10.0)) == pytest.approx(10_000, rel=0.05)
     assert fig17.box_of(np.array([4.0, 0.0, 1.0, 3.0, 2.0])) == Box(0, 1, 2, 3, 4)
 
 
@@ -241,7 +237,7 @@ def test_17_an_idle_service_takes_as_long_as_its_blocks() -> None:
     truth = two_blocks(count=1)
     planned = solve(truth, "early-exit")
     assert isinstance(planned, Planned)
-    found = fig17.spread(truth, planned, half_leave(), fig17.Load(rate_per_s=100.0, batch=2), 400)
+    found = fig17.spread(truth, planned, half_leave(), (100.0, 2), 400)
     assert (found.box.minimum, found.box.maximum) == pytest.approx((1, 2))
     # Both of a pair leave early a quarter of the time; only then is the pair done after 1 ms.
     assert found.held.median == pytest.approx(2)
