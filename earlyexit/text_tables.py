@@ -1,10 +1,11 @@
-"""Labelled texts, and pairs of texts, from files: CSV, TSV, JSONL, or CLINC150's JSON."""
+"""Texts, and pairs of texts, with their labels or without, from files: CSV, TSV, JSONL, or CLINC150's JSON."""
 
 from __future__ import annotations
 
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from earlyexit.errors import DataError
 CLINC_LISTS = ("train", "val", "test")
 Row = tuple[int, tuple[str, ...], str]
 """Line, texts, label."""
+TABLES = (".csv", ".tsv", ".jsonl")
 
 
 def read_table(path: Path, text_columns: Sequence[str], label_column: str, part: str | None) -> list[Row]:
@@ -22,10 +24,7 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str, part:
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    try:
-        rows = list(_rows(path, text_columns, label_column, part))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
+    rows = list(_rows(path, text_columns, label_column, part))
     if not rows:
         raise DataError(f"{path}: no rows")
     for line, texts, label in rows:
@@ -41,13 +40,34 @@ def read_texts(path: Path) -> tuple[str, ...]:
     """Texts without labels: a .txt file, one text per line; raises DataError for an empty or undecodable one."""
     if not path.is_file():
         raise DataError(f"{path}: no such file")
-    try:
+    with _utf8(path):
         texts = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
     if not texts:
         raise DataError(f"{path}: no texts")
     return texts
+
+
+def stream_table(path: Path, text_columns: Sequence[str], label_column: str | None = None) -> Iterator[Row]:
+    """The rows of a CSV, TSV or JSONL file, one by one; without a `label_column` their labels are empty.
+
+    Raises DataError at the line of a row that holds no such text or label.
+    """
+    with _utf8(path):
+        match path.suffix:
+            case ".csv":
+                yield from _delimited(path, text_columns, label_column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
+            case ".tsv":  # GLUE's files hold bare quotes
+                yield from _delimited(path, text_columns, label_column, delimiter="\t", quoting=csv.QUOTE_NONE)
+            case _:
+                yield from _json_lines(path, text_columns, label_column)
+
+
+@contextmanager
+def _utf8(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}:{_first_bad_line(path)}: not UTF-8") from error
 
 
 def _first_bad_line(path: Path) -> int:
@@ -60,51 +80,47 @@ def _first_bad_line(path: Path) -> int:
 
 
 def _rows(path: Path, text_columns: Sequence[str], label_column: str, part: str | None) -> Iterator[Row]:
-    match path.suffix:
-        case ".csv":
-            return _delimited(path, text_columns, label_column, delimiter=",", quoting=csv.QUOTE_MINIMAL)
-        case ".tsv":  # GLUE's files hold bare quotes
-            return _delimited(path, text_columns, label_column, delimiter="\t", quoting=csv.QUOTE_NONE)
-        case ".jsonl":
-            return _json_lines(path, text_columns, label_column)
-        case ".json":
-            if len(text_columns) > 1:
-                raise DataError(f"{path}: CLINC150's form holds single texts; pairs come as .csv, .tsv or .jsonl")
-            return _clinc(path, part)
-        case suffix:
-            raise DataError(f"{path}: unknown ending {suffix!r}; known: .csv, .tsv, .jsonl, .json (CLINC150's form)")
+    if path.suffix in TABLES:
+        return stream_table(path, text_columns, label_column)
+    if path.suffix != ".json":
+        raise DataError(f"{path}: unknown ending {path.suffix!r}; known: {', '.join(TABLES)}, .json (CLINC150's form)")
+    if len(text_columns) > 1:
+        raise DataError(f"{path}: CLINC150's form holds single texts; pairs come as .csv, .tsv or .jsonl")
+    return _clinc(path, part)
 
 
 def _delimited(
-    path: Path, text_columns: Sequence[str], label_column: str, *, delimiter: str, quoting: Literal[0, 3]
+    path: Path, text_columns: Sequence[str], label_column: str | None, *, delimiter: str, quoting: Literal[0, 3]
 ) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
         reader: csv.DictReader[str] = csv.DictReader(file, delimiter=delimiter, quoting=quoting)
         try:
             columns = list(reader.fieldnames or ())
-            _check_columns(path, columns, (*text_columns, label_column))
+            _check_columns(path, columns, text_columns, label_column)
             for row in reader:
-                *texts, label = (row[column] for column in (*text_columns, label_column))
-                if label is None or None in texts or None in row:
+                cells = row.values() if label_column is None else [row[name] for name in (*text_columns, label_column)]
+                if None in row or None in cells:
                     raise DataError(f"{path}:{reader.line_num}: the row does not have {len(columns)} columns")
-                yield reader.line_num, tuple(texts), label
+                texts = tuple(row[column] for column in text_columns)
+                yield reader.line_num, texts, "" if label_column is None else row[label_column]
         except csv.Error as error:
             raise DataError(f"{path}:{reader.reader.line_num}: {error}") from error
 
 
-def _json_lines(path: Path, text_columns: Sequence[str], label_column: str) -> Iterator[Row]:
+def _json_lines(path: Path, text_columns: Sequence[str], label_column: str | None) -> Iterator[Row]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             row = _parse(path, number, line.rstrip("\n"))
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{number}: a JSON object is needed")
-            _check_columns(f"{path}:{number}", list(row), (*text_columns, label_column))
+            _check_columns(f"{path}:{number}", list(row), text_columns, label_column)
             texts = tuple(_string(path, number, row, column) for column in text_columns)
-            yield number, texts, _label(path, number, row, label_column)
+            yield number, texts, "" if label_column is None else _label(path, number, row, label_column)
 
 
 def _clinc(path: Path, part: str | None) -> Iterator[Row]:
-    lists = _parse(path, 1, path.read_text(encoding="utf-8"))
+    with _utf8(path):
+        lists = _parse(path, 1, path.read_text(encoding="utf-8"))
     part = part or "train"
     if not isinstance(lists, dict) or part not in lists:
         known = ", ".join(lists) if isinstance(lists, dict) else ", ".join(CLINC_LISTS)
@@ -136,7 +152,7 @@ def _label(path: Path, line: int, row: Mapping[str, Any], column: str) -> str:
     return str(row[column])
 
 
-def _check_columns(where: Path | str, columns: Sequence[str], wanted: Sequence[str]) -> None:
-    for column in wanted:
-        if column not in columns:
+def _check_columns(where: Path | str, columns: Sequence[str], texts: Sequence[str], label: str | None) -> None:
+    for column in (*texts, label):
+        if column is not None and column not in columns:
             raise DataError(f"{where}: no column {column!r}; there are {', '.join(columns)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,19 +99,24 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "dispatch": plan.dispatch,
         "epoch": plan.epoch,
         "policy": None if policy is None else policy_document(policy),
-        "stages": [
-            {
-                "device": stage.device,
-                "replicas": stage.replicas,
-                "splits": [
-                    {"first": split.first, "end": split.end, "batch": split.batch, "ramps": list(split.ramps)}
-                    for split in stage.splits
-                ],
-            }
-            for stage in plan.stages
-        ],
+        "stages": stages_document(plan.stages),
         "predicted": dict(plan.predicted),
     }
+
+
+def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:
+    """The stages of a plan, as its file has them."""
+    return [
+        {
+            "device": stage.device,
+            "replicas": stage.replicas,
+            "splits": [
+                {"first": split.first, "end": split.end, "batch": split.batch, "ramps": list(split.ramps)}
+                for split in stage.splits
+            ],
+        }
+        for stage in stages
+    ]
 
 
 def write_plan(plan: Plan, path: Path) -> None:

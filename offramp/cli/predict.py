@@ -27,8 +27,7 @@ from offramp.client.credentials import find_api_key
 
 if TYPE_CHECKING:
     from offramp.client.protocol import Prediction
-    from offramp.jobs.bulk import BulkJob, Tally
-    from offramp.jobs.row_writer import Format
+    from offramp.jobs.bulk import BulkJob, Format, Tally
     from offramp.load.data_stream import Given
 
 STDIN = "-"
@@ -86,7 +85,7 @@ def predict(
     if given and not piped:
         _predict_few(given, job, service, as_json=as_json)
         return
-    from offramp.jobs.row_writer import format_of
+    from offramp.jobs.bulk import format_of
 
     in_a_folder("out", out)
     asked = None if form is None else choice("format", form, FORMATS)
@@ -168,9 +167,8 @@ def _predict_many(
 
     from earlyexit.clock import MonotonicClock
     from offramp.client.client import AsyncClient
-    from offramp.jobs.bulk import predict_all
+    from offramp.jobs.bulk import predict_all, row_writer
     from offramp.jobs.progress import progress_count
-    from offramp.jobs.row_writer import row_writer
     from offramp.load.data_stream import shown_columns
 
     async def run() -> Tally:

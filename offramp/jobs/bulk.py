@@ -7,11 +7,16 @@ is written.
 from __future__ import annotations
 
 import asyncio
+import csv
+import json
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol, TextIO
 
 from earlyexit.clock import Clock
 from earlyexit.errors import (
@@ -29,6 +34,8 @@ from offramp.client.inputs import Input
 from offramp.client.protocol import Prediction
 from offramp.load.data_stream import Given
 
+Format = Literal["jsonl", "csv"]
+ERROR = "error"
 WAITING = 2
 """Requests that are read or kept in order, for each one under way: a slow one does not hold the others up."""
 OF_ONE_INPUT = (PayloadTooLargeError, UnprocessableInputError, ExecutionError)
@@ -176,3 +183,32 @@ async def _rows(batch: Sequence[Given], client: Asks, job: BulkJob) -> list[Row]
 
 def _may_be_one_inputs(error: OfframpError) -> bool:
     return isinstance(error, OF_ONE_INPUT) or type(error) is InputError
+
+
+def format_of(out: Path | None, asked: Format | None) -> Format:
+    """What `--format` says, else what the file's ending says; raises InputError where the two disagree."""
+    named: Format | None = "csv" if out is not None and out.suffix == ".csv" else None
+    if out is not None and out.suffix == ".jsonl":
+        named = "jsonl"
+    if named is not None and asked is not None and named != asked:
+        raise InputError(f"--format {asked}: the ending of --out {out} says {named}")
+    return named or asked or "jsonl"
+
+
+@contextmanager
+def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterator[Callable[[Row], None]]:
+    """A function that writes a row to a file, or to stdout; `columns` are those of CSV, but for the error."""
+    if out is None:
+        yield _writer(sys.stdout, form, columns)
+        sys.stdout.flush()
+        return
+    with out.open("w", encoding="utf-8", newline="") as file:
+        yield _writer(file, form, columns)
+
+
+def _writer(file: TextIO, form: Format, columns: Sequence[str]) -> Callable[[Row], None]:
+    if form == "jsonl":
+        return lambda row: print(json.dumps(row.to_json(), ensure_ascii=False), file=file)
+    table = csv.DictWriter(file, (*columns, ERROR), lineterminator="\n")
+    table.writeheader()
+    return lambda row: table.writerow(row.to_json())

@@ -12,6 +12,7 @@ from earlyexit.errors import InputError
 from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
 from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
 from optimizer.plan import Plan, PolicySpec
+from optimizer.plan_file import stages_document
 from optimizer.problem import PlanProblem
 from optimizer.what_if import Axis, variants
 
@@ -81,7 +82,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
         }
     planned, figures = answer.planned, answer.planned.figures
     return {
-        "stages": stages_document(planned),
+        "stages": stages_document(planned.stages),
         **_figures_document(planned),
         "strategy": planned.strategy,
         "served_per_s": figures.served_per_s,
@@ -109,21 +110,6 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
         "baselines": _baselines(answer.explanation.comparisons),
         "joint": None if answer.rescoring is None else _joint_document(answer.rescoring),
     }
-
-
-def stages_document(planned: Planned) -> list[dict[str, Any]]:
-    """The stages of a plan as a plan file has them."""
-    return [
-        {
-            "device": stage.device,
-            "replicas": stage.replicas,
-            "splits": [
-                {"first": split.first, "end": split.end, "batch": split.batch, "ramps": list(split.ramps)}
-                for split in stage.splits
-            ],
-        }
-        for stage in planned.stages
-    ]
 
 
 def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = None) -> Plan:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from earlyexit.dataset import LABELS, read_arrays, read_labelled
 from earlyexit.errors import DataError
 from earlyexit.image_files import is_images, open_images
+from earlyexit.text_tables import TABLES, stream_table
 from offramp.client.inputs import Input
 
-STREAMED = (".csv", ".tsv", ".jsonl", ".txt")
+STREAMED = (*TABLES, ".txt")
 CLINC = ".json"
 ARRAYS = (".npy", ".npz")
 
@@ -61,7 +59,9 @@ def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None)
         raise DataError(f"{path}: rows of {' and '.join(columns)} come as .csv, .tsv or .jsonl")
     if path.suffix == CLINC:
         return ((text,) for text in read_labelled(path, part=part).texts)
-    return _opened(path, columns)
+    if path.suffix == ".txt":
+        return _lines_of(path)
+    return (texts for _, texts, _ in stream_table(path, columns))
 
 
 def stream_lines(file: Iterable[str], name: str) -> Iterator[str]:
@@ -94,53 +94,6 @@ def _arrays(path: Path) -> Iterator[Given]:
     )
 
 
-def _opened(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    encoding = "utf-8-sig" if path.suffix in (".csv", ".tsv") else "utf-8"  # spreadsheets write a byte order mark
-    with path.open(encoding=encoding, newline="" if path.suffix in (".csv", ".tsv") else None) as file:
-        match path.suffix:
-            case ".txt":
-                yield from ((line,) for line in stream_lines(file, str(path)))
-            case ".jsonl":
-                yield from _json_lines(file, path, columns)
-            case _:
-                yield from _delimited(file, path, columns)
-
-
-def _delimited(file: TextIO, path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    # GLUE's .tsv files hold bare quotes.
-    is_tsv = path.suffix == ".tsv"
-    rows = csv.reader(file, delimiter="\t" if is_tsv else ",", quoting=csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL)
-    try:
-        columns = next(rows, [])
-        for name in wanted:
-            if name not in columns:
-                raise DataError(f"{path}: no column {name!r}; there are {', '.join(columns)}")
-        places = [columns.index(name) for name in wanted]
-        for row in rows:
-            if row and len(row) != len(columns):
-                raise DataError(f"{path}:{rows.line_num}: the row does not have {len(columns)} columns")
-            if row:  # an empty line, as the last one of many files
-                yield tuple(row[place] for place in places)
-    except csv.Error as error:
-        raise DataError(f"{path}:{rows.line_num}: {error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{rows.line_num + 1}: not UTF-8 in this line or soon after it") from error
-
-
-def _json_lines(file: TextIO, path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    number = 0
-    try:
-        for number, line in enumerate(file, start=1):
-            row = json.loads(line)
-            yield tuple(_string(row, name, f"{path}:{number}") for name in wanted)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{number}: not JSON: {error.msg}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{number + 1}: not UTF-8 in this line or soon after it") from error
-
-
-def _string(row: object, name: str, where: str) -> str:
-    text = row.get(name) if isinstance(row, dict) else None
-    if not isinstance(text, str):
-        raise DataError(f"{where}: an object with a string {name!r} is needed")
-    return text
+def _lines_of(path: Path) -> Iterator[tuple[str]]:
+    with path.open(encoding="utf-8") as file:
+        yield from ((line,) for line in stream_lines(file, str(path)))

@@ -12,8 +12,7 @@ import pytest
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError, InputError, OfframpError
 from offramp.client.client import AsyncClient
-from offramp.jobs.bulk import BulkJob, Row, Tally, predict_all
-from offramp.jobs.row_writer import format_of, row_writer
+from offramp.jobs.bulk import BulkJob, Row, Tally, format_of, predict_all, row_writer
 from offramp.load.data_stream import Given
 from tests.offramp.client.test_client import failure
 

@@ -38,7 +38,8 @@ def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
     [
         ("t.csv", b"id,body\n1,a\n", "no column 'text'; there are id, body"),
         ("t.csv", b"text,label\na,x\nb\n", "t.csv:3: the row does not have 2 columns"),
-        ("t.jsonl", b'{"text": "a"}\n{"text": 5}\n', "t.jsonl:2: an object with a string 'text' is needed"),
+        ("t.jsonl", b'{"text": "a"}\n{"text": 5}\n', "t.jsonl:2: 'text' is not a string"),
+        ("t.csv", b"text\na\n\xff\n", "t.csv:3: not UTF-8"),
         ("t.jsonl", b'{"text": "a"}\n{"te', "t.jsonl:2: not JSON"),
         ("t.txt", b"a\n\xff\n", "t.txt: not UTF-8"),
         ("t.xml", b"", "unknown ending '.xml'; known: .csv, .tsv, .jsonl, .txt"),
