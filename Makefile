@@ -38,7 +38,7 @@ test-fast: $(STAMP)  ## The tests that need neither Ray nor a browser (minutes)
 	$(TEST)
 
 test-all: $(STAMP)  ## Also the slow ones, over whole data sets
-	$(BIN)/python -m pytest -q -m 'not gpu'
+	$(TEST) -m 'not gpu'
 
 # Tests of the live page take it from there; where it is missing they skip, and say so.
 browser:  ## Install Debian's chromium, as root, where it is missing

@@ -15,7 +15,7 @@ LINGER_S = 60.0
 """HAProxy and Ray's agent outlive a service that was killed, or ended in a hurry, by up to so much."""
 LOOK_S = 0.5
 
-Address = tuple[str, int]
+HostPort = tuple[str, int]
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +37,9 @@ class RunningProcess:
 
 
 def await_ports(
-    wanted: Sequence[Address],
+    wanted: Sequence[HostPort],
     *,
-    is_free: Callable[[Address], bool] | None = None,
+    is_free: Callable[[HostPort], bool] | None = None,
     holders: Callable[[], Mapping[int, RunningProcess]] | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
@@ -99,7 +99,7 @@ def _title(command: Sequence[str]) -> str:
     return PurePath(command[0]).name if command else ""
 
 
-def _is_free(address: Address) -> bool:
+def _is_free(address: HostPort) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
 from deployments.keys import read_keys
-from deployments.ports import Address, await_ports
+from deployments.ports import HostPort, await_ports
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from deployments.switches import HAPROXY, HAPROXY_GRPC_PORTS, HAPROXY_PORTS, RAYLET, THROUGHPUT
@@ -127,7 +127,7 @@ def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
         os.environ.setdefault(name, value)  # whoever set one wants it so
 
 
-def _wanted_ports(cluster: LocalCluster) -> list[Address]:
+def _wanted_ports(cluster: LocalCluster) -> list[HostPort]:
     """With the addresses that they are taken on."""
     anywhere = "0.0.0.0"
     haproxy = cluster.front == "haproxy"

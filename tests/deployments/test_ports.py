@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.ports import LINGER_S, LOOK_S, Address, RunningProcess, await_ports
+from deployments.ports import LINGER_S, LOOK_S, HostPort, RunningProcess, await_ports
 from earlyexit.errors import OfframpError
 
 LEFT = RunningProcess(pid=7, name="haproxy")
@@ -26,7 +26,7 @@ class Ports:
             [("127.0.0.1", port) for port in ports], is_free=self._is_free, holders=self._holders, pause=self._pause
         )
 
-    def _is_free(self, address: Address) -> bool:
+    def _is_free(self, address: HostPort) -> bool:
         return self.now_s >= self._free_from_s.get(address[1], 0.0)
 
     def _holders(self) -> dict[int, RunningProcess]:
