@@ -163,7 +163,8 @@ class Knowledge:
     def _survival_outlook(self, now_s: float) -> Outlook:
         from profiles.forecast import forecast_survival
 
-        estimates = self._window_estimates(now_s)
+        whole = [] if self._stream is None else windows(self._stream, now_s)
+        estimates = [each.estimate(self.thresholds) for each in whole if each.start_s >= self.changed_s]
         num_probes = sum(estimate.num_inputs for estimate in estimates)
         if num_probes < LEAST_PROBES:
             return self._pooled_outlook(now_s)
@@ -175,12 +176,6 @@ class Knowledge:
             num_probes=num_probes,
             how=f"{len(estimates)} windows",
         )
-
-    def _window_estimates(self, now_s: float) -> list[WindowEstimate]:
-        if self._stream is None:
-            return []
-        whole = [window for window in windows(self._stream, now_s) if window.start_s >= self.changed_s]
-        return [window.estimate(self.thresholds) for window in whole]
 
     def _pooled_outlook(self, now_s: float) -> Outlook:
         """All probes since the stream changed as one window; of few, the prior keeps the rest of the weight."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypedDict, TypeVar
 
 from optimizer.live.blame import Blame, Blamed
 from optimizer.live.stragglers import Rest, Resting
 from optimizer.live.trial import Delivered, Trial
 from optimizer.placement import PlacedPlan, parse_placed, placed_document
-from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import parse_plan, plan_document
 from optimizer.problem_file import parse_problem, problem_document
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +68,16 @@ class StandingChanges(TypedDict, total=False):
     blamed: Blamed
 
 
+PLANS = ("placed", "followed", "previous")
+PLAIN = tuple(each.name for each in fields(Standing) if each.name not in {*PLANS, "trial", "resting", "blamed"})
+
+
 def standing_document(standing: Standing) -> dict[str, Any]:
     """Plain data that `parse_standing` reads back."""
     return {
         **{name: getattr(standing, name) for name in PLAIN},
-        **{name: _placed_or_none(getattr(standing, name)) for name in PLANS},
-        "trial": None if standing.trial is None else asdict(standing.trial),
+        **{name: _unless_none(placed_document, getattr(standing, name)) for name in PLANS},
+        "trial": _unless_none(asdict, standing.trial),
         "resting": [asdict(rest) for rest in standing.resting.rests],
         "blamed": [_blame_document(blame) for blame in standing.blamed.blames],
     }
@@ -79,60 +85,30 @@ def standing_document(standing: Standing) -> dict[str, Any]:
 
 def parse_standing(document: Mapping[str, Any]) -> Standing:
     """Read what `standing_document` wrote; raises PlanError for plans that this version refuses."""
-    trial = document["trial"]
+    plans: dict[str, Any] = {name: _unless_none(parse_placed, document[name]) for name in PLANS}
     return Standing(
         **{name: document[name] for name in PLAIN},
-        placed=parse_placed(document["placed"]),
-        followed=_parse_or_none(document["followed"]),
-        previous=_parse_or_none(document["previous"]),
-        trial=None if trial is None else Trial(**trial | {"before": _served_or_none(trial["before"])}),
+        **plans,
+        trial=_unless_none(_parse_trial, document["trial"]),
         resting=Resting(tuple(Rest(**rest) for rest in document["resting"])),
         blamed=Blamed(tuple(_parse_blame(blame) for blame in document["blamed"])),
     )
 
 
-PLAIN = (
-    "reason",
-    "at_s",
-    "followed_s",
-    "planned_s",
-    "changed_s",
-    "rate_changed_s",
-    "sized_for_rps",
-    "suspended",
-    "hold",
-)
-PLANS = ("placed", "followed", "previous")
+def _unless_none(change: Callable[[Any], T], value: Any) -> T | None:
+    return None if value is None else change(value)
 
 
-def _placed_or_none(placed: PlacedPlan | None) -> dict[str, Any] | None:
-    return None if placed is None else placed_document(placed)
-
-
-def _parse_or_none(document: Mapping[str, Any] | None) -> PlacedPlan | None:
-    return None if document is None else parse_placed(document)
-
-
-def _served_or_none(document: Mapping[str, Any] | None) -> Delivered | None:
-    return None if document is None else Delivered(**document)
+def _parse_trial(document: Mapping[str, Any]) -> Trial:
+    return Trial(**{**document, "before": _unless_none(lambda before: Delivered(**before), document["before"])})
 
 
 def _blame_document(blame: Blame) -> dict[str, Any]:
-    return {
-        "stages": _stages_document(blame.stages),
-        "problem": problem_document(blame.problem),
-        "until": blame.until,
-    }
+    """The stages as a plan, whose policy does not matter."""
+    plan = Plan(stages=blame.stages, policy=PolicySpec(name="patience", patience=1))
+    return {"stages": plan_document(plan), "problem": problem_document(blame.problem), "until": blame.until}
 
 
 def _parse_blame(document: Mapping[str, Any]) -> Blame:
-    return Blame(
-        stages=parse_plan(document["stages"]).stages,
-        problem=parse_problem(document["problem"]).problem,
-        until=document["until"],
-    )
-
-
-def _stages_document(stages: Sequence[Stage]) -> dict[str, Any]:
-    """As a plan, whose policy does not matter."""
-    return plan_document(Plan(stages=tuple(stages), policy=PolicySpec(name="patience", patience=1)))
+    stages, problem = parse_plan(document["stages"]).stages, parse_problem(document["problem"]).problem
+    return Blame(stages=stages, problem=problem, until=document["until"])
