@@ -65,7 +65,6 @@ class ControlLoop:
         """`clock` is the wall's: what is remembered outlives the process. `first`: the plan to begin with."""
         self._settings = settings
         self._history = history
-        self._problem = problem
         self._clock = clock
         self._sleep = sleep
         self._lock = asyncio.Lock()
@@ -129,7 +128,7 @@ class ControlLoop:
 
         Raises PlanError for a plan that does not fit the model, the slots or the accelerators.
         """
-        shape = ModelShape(num_blocks=self._problem.num_blocks, ramps=self._problem.ramps)
+        shape = ModelShape(num_blocks=self.knowledge.problem.num_blocks, ramps=self.knowledge.problem.ramps)
         plan = self.planning.completed(parse_plan(dict(document), shape))
         async with self._lock:
             seen = await self._look()
@@ -218,8 +217,7 @@ class ControlLoop:
         plan = replace(placed.plan, stages=stages, predicted={}, epoch=self.keeper.next_epoch(seen))
         less = replace(placed, plan=self.planning.completed(plan))
         if self.keeper.has_room(less, counts):
-            words, sized_for_rps = "the same splits on what still runs", standing.sized_for_rps
-            await self.planning.put_in_force(less, "capacity lost", words, seen, sized_for_rps=sized_for_rps)
+            await self.planning.go_on_with(less, "capacity lost", "the same splits on what still runs", seen)
 
     async def _rolled_back(self, seen: Look) -> bool:
         standing = self.keeper.standing
@@ -245,8 +243,7 @@ class ControlLoop:
         if not self.keeper.has_room(placed, self.keeper.counts(seen.capacity)):
             await self._replan("roll back", seen)
         else:
-            sized_for_rps = standing.sized_for_rps
-            await self.planning.put_in_force(placed, "roll back", judgement.words, seen, sized_for_rps=sized_for_rps)
+            await self.planning.go_on_with(placed, "roll back", judgement.words, seen)
         return True
 
     async def _gave_up(self, seen: Look) -> bool:
@@ -260,23 +257,21 @@ class ControlLoop:
         self._blame()
         words = f"gives up plan {standing.placed.epoch}: the change to it broke off again and again"
         self.keeper.say("error", words)
-        sized_for_rps = standing.sized_for_rps
-        await self.planning.put_in_force(placed, "roll back", words, seen, sized_for_rps=sized_for_rps)
+        await self.planning.go_on_with(placed, "roll back", words, seen)
         return True
 
     def _blame(self) -> None:
         """Have the plan in force not be chosen again for a while."""
-        standing = self.keeper.standing
-        problem = self._problem if self.planning.ground is None else self.planning.ground.problem
-        stages, period = standing.placed.plan.stages, self.planning.period
-        self.keeper.become(blamed=standing.blamed.add(stages, problem, period=period, periods=BLAME_PERIODS))
+        standing, planning = self.keeper.standing, self.planning
+        stages = standing.placed.plan.stages
+        blamed = standing.blamed.add(stages, planning.problem, period=planning.period, periods=BLAME_PERIODS)
+        self.keeper.become(blamed=blamed)
 
     async def _rested(self, seen: Look) -> bool:
         """Whether replicas were found slow, and get no work from now on."""
-        problem = self._problem if self.planning.ground is None else self.planning.ground.problem
         standing = self.keeper.standing
         slow = stragglers(
-            problem,
+            self.planning.problem,
             standing.placed.plan,
             seen.replicas,
             self.watch.replicas,
@@ -287,14 +282,12 @@ class ControlLoop:
             return False
         for each in slow:
             self.keeper.say("straggler", each.words)
-        resting = standing.resting.add(slow, period=self.planning.period, periods=REST_PERIODS)
-        self.keeper.become(resting=resting)
+        self.keeper.become(resting=standing.resting.add(slow, period=self.planning.period, periods=REST_PERIODS))
         placed = self._without(slow, seen)
         if placed is None:
             await self._replan("straggler", seen)
         else:
-            words, sized_for_rps = "; ".join(each.words for each in slow), standing.sized_for_rps
-            await self.planning.put_in_force(placed, "straggler", words, seen, sized_for_rps=sized_for_rps)
+            await self.planning.go_on_with(placed, "straggler", "; ".join(each.words for each in slow), seen)
         return True
 
     def _without(self, slow: tuple[Straggler, ...], seen: Look) -> PlacedPlan | None:

@@ -102,6 +102,11 @@ class Planning:
             await self._keeper.settle(seen)
         return {"epoch": placed.epoch, "changed": True, "reason": reason, "words": words}
 
+    async def go_on_with(self, placed: PlacedPlan, reason: str, words: str, seen: Look) -> dict[str, Any]:
+        """Change over to a plan for the same rate as the one in force."""
+        sized_for_rps = self._keeper.standing.sized_for_rps
+        return await self.put_in_force(placed, reason, words, seen, sized_for_rps=sized_for_rps)
+
     def place(self, plan: Plan, seen: Look) -> PlacedPlan:
         """The plan as the next one, in the slots that start the fewest replicas."""
         standing = self._keeper.standing
@@ -124,6 +129,11 @@ class Planning:
         began_s = self._clock.now_s()
         yield
         self.phases_s[phase] = self._clock.now_s() - began_s
+
+    @property
+    def problem(self) -> PlanProblem:
+        """What was last planned for; before that, the settings' own."""
+        return self._knowledge.problem if self.ground is None else self.ground.problem
 
     @property
     def period(self) -> int:
@@ -183,9 +193,7 @@ class Planning:
             )
         if standing.resting.avoided != standing.placed.avoided:
             same = self.place(standing.placed.plan, seen)
-            return await self.put_in_force(
-                same, "straggler", "other replicas rest now", seen, sized_for_rps=standing.sized_for_rps
-            )
+            return await self.go_on_with(same, "straggler", "other replicas rest now", seen)
         self._keeper.say("keep", f"keeps plan {standing.placed.epoch} ({reason}): {verdict.words}")
         if not verdict.same:
             self._keeper.turned_down(placed, reason, verdict.words)
