@@ -20,15 +20,21 @@ from optimizer.plan import Plan
 STORE_BYTES = 150 * 1024 * 1024
 DASHBOARD_PORT = 8269
 LABEL = "offramp-node"
+HEAD = {
+    "num_cpus": 4,
+    "object_store_memory": STORE_BYTES,
+    "include_dashboard": True,
+    "dashboard_host": DASHBOARD_HOST,
+    "dashboard_port": DASHBOARD_PORT,
+}
 
 
 @contextmanager
 def served_on_nodes(
     settings: ServeSettings, plan: Plan, *, name: str, per_node: int, num_nodes: int, port: int
 ) -> Iterator[tuple[Service, Callable[[int], None]]]:
-    """The service with so many nodes of so many accelerators each beside the head, its plan in force.
-
-    Gives besides what kills all processes of a node at once, by its number.
+    """The service with so many nodes of so many accelerators each beside the head, its plan in force; and what
+    kills all processes of a node at once, by its number.
 
     Ingress and controller are on the head, which has no accelerators; the nodes have nothing else. Requests come by
     Serve's own proxy, unless this process has started HAProxy before.
@@ -47,14 +53,7 @@ def served_on_nodes(
     url = f"http://{DASHBOARD_HOST}:{DASHBOARD_PORT}"
     control = settings.control.model_copy(update={"dashboard_url": url})
     application = build(settings.model_copy(update={"control": control}).model_dump())
-    head = {
-        "num_cpus": 4,
-        "object_store_memory": STORE_BYTES,
-        "include_dashboard": True,
-        "dashboard_host": DASHBOARD_HOST,
-        "dashboard_port": DASHBOARD_PORT,
-    }
-    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+    cluster: Any = Cluster(initialize_head=True, head_node_args=HEAD)
     try:
         has = {"num_cpus": 0, "resources": {emulated(name): per_node}, "object_store_memory": STORE_BYTES}
         members = [cluster.add_node(labels={LABEL: str(index)}, **has) for index in range(num_nodes)]
