@@ -33,8 +33,9 @@ HEAD = {
 def served_on_nodes(
     settings: ServeSettings, plan: Plan, *, name: str, per_node: int, num_nodes: int, port: int
 ) -> Iterator[tuple[Service, Callable[[int], None]]]:
-    """The service with so many nodes of so many accelerators each beside the head, its plan in force; and what
-    kills all processes of a node at once, by its number.
+    """The service with so many nodes of so many accelerators each beside the head, its plan in force.
+
+    Gives besides what kills all processes of a node at once, by its number.
 
     Ingress and controller are on the head, which has no accelerators; the nodes have nothing else. Requests come by
     Serve's own proxy, unless this process has started HAProxy before.
