@@ -15,14 +15,12 @@ from deployments.ingress.core.outcomes import (
 from deployments.reports import BUCKET
 
 
-@pytest.mark.parametrize("seconds", [1e-5, 0.003, 0.1, 1.0, 2.5, 600.0])
-def test_a_bucket_holds_what_lies_between_its_ends(seconds: float) -> None:
-    bucket = bucket_of(seconds)
-    assert BUCKET**bucket <= seconds * (1 + 1e-12)
-    assert seconds < BUCKET ** (bucket + 1)
-
-
-def test_a_clock_that_stood_still_has_a_bucket() -> None:
+def test_a_bucket_holds_what_lies_between_its_ends() -> None:
+    for seconds in (1e-5, 0.003, 0.1, 1.0, 2.5, 600.0):
+        bucket = bucket_of(seconds)
+        assert BUCKET**bucket <= seconds * (1 + 1e-12)
+        assert seconds < BUCKET ** (bucket + 1)
+    # A clock that stood still has a bucket too.
     assert bucket_of(0.0) == bucket_of(1e-6)
 
 

@@ -12,12 +12,13 @@ from earlyexit.tasks.label import differ
 from earlyexit.wire import Array, Seen
 from optimizer.plan import PolicySpec
 from profiles.records import ValueArray
-from profiles.scores import FloatArray
+from profiles.scores import FloatArray, Score
 from profiles.stream import StreamShape
 
 SHAPE = StreamShape(score="entropy", num_blocks=4, ramps=(0, 2))
 BOTH = frozenset({0, 2})
 Probed = Flight[int]
+SCORES: tuple[Score, ...] = ("entropy", "confidence")
 
 
 def flight(serial: int, *, deadline_s: float = 10.0) -> Probed:
@@ -173,20 +174,14 @@ def test_no_more_probes_begin_than_there_is_room_for() -> None:
     assert book.begin([flight(4)], BOTH, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("policy", "looks"),
-    [
-        (PolicySpec(name="entropy", thresholds=0.5), True),
-        (PolicySpec(name="recorded", thresholds=0.5, records="records.npz"), True),
-        (PolicySpec(name="confidence", thresholds=0.5), False),
-        (PolicySpec(name="patience", patience=2), False),
-        (None, False),
-    ],
-    ids=["entropy", "recorded", "confidence", "patience", "none"],
-)
-def test_only_a_policy_of_the_same_unit_is_probed(policy: PolicySpec | None, looks: bool) -> None:
-    assert ProbeBook(SHAPE, differ, outlive_s=1.0).can_look(policy) == looks
-
-
-def test_without_a_policy_replicas_look_at_confidence() -> None:
-    assert ProbeBook(replace(SHAPE, score="confidence"), differ, outlive_s=1.0).can_look(None)
+def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_at_confidence() -> None:
+    entropy, confidence = (ProbeBook(replace(SHAPE, score=score), differ, outlive_s=1.0) for score in SCORES)
+    policies = [
+        PolicySpec(name="entropy", thresholds=0.5),
+        PolicySpec(name="recorded", thresholds=0.5, records="records.npz"),
+        PolicySpec(name="confidence", thresholds=0.5),
+        PolicySpec(name="patience", patience=2),
+        None,
+    ]
+    assert [entropy.can_look(policy) for policy in policies] == [True, True, False, False, False]
+    assert [confidence.can_look(policy) for policy in policies] == [False, True, True, False, True]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,29 +11,28 @@ from deployments.ingress.core.routing import FillFirst, fill_first, least_to_cal
 BATCH = 16
 
 
-@pytest.mark.parametrize(
-    ("loads", "weight", "order"),
-    [
-        pytest.param([], 4, [], id="no-replica"),
-        pytest.param([100], 4, [0], id="only-replica"),
-        pytest.param([0, 0, 0], 4, [0, 1, 2], id="all-idle"),
-        pytest.param([4, 0, 12], 4, [1, 2, 0], id="idle-before-the-fullest"),
-        pytest.param([4, 12, 8], 4, [1, 2, 0], id="fullest-with-room"),
-        pytest.param([4, 13, 8], 4, [2, 0, 1], id="one-input-too-many"),
-        pytest.param([16, 4], 4, [1, 0], id="open-batch-before-a-full-one"),
-        pytest.param([16, 32], 4, [0, 1], id="fewest-full-batches"),
-        pytest.param([31, 17, 1], 4, [2, 1, 0], id="whole-batches-before-fullness"),
-        pytest.param([14, 16], 4, [0, 1], id="neither-fits-the-first-batch"),
-        pytest.param([15, 14], 4, [1, 0], id="none-fits-least-load"),
-        pytest.param([14, 20], 4, [1, 0], id="second-batch-begun-before-one-to-begin"),
-        pytest.param([8, 8], 4, [0, 1], id="tie"),
-        pytest.param([4, 4, 0], 40, [2, 0, 1], id="piece-larger-than-a-batch"),
-    ],
-)
-def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run(
-    loads: list[int], weight: int, order: list[int]
-) -> None:
-    assert fill_first(loads, weight, BATCH) == order
+RANKED = {
+    "no-replica": ([], 4, []),
+    "only-replica": ([100], 4, [0]),
+    "all-idle": ([0, 0, 0], 4, [0, 1, 2]),
+    "idle-before-the-fullest": ([4, 0, 12], 4, [1, 2, 0]),
+    "fullest-with-room": ([4, 12, 8], 4, [1, 2, 0]),
+    "one-input-too-many": ([4, 13, 8], 4, [2, 0, 1]),
+    "open-batch-before-a-full-one": ([16, 4], 4, [1, 0]),
+    "fewest-full-batches": ([16, 32], 4, [0, 1]),
+    "whole-batches-before-fullness": ([31, 17, 1], 4, [2, 1, 0]),
+    "neither-fits-the-first-batch": ([14, 16], 4, [0, 1]),
+    "none-fits-least-load": ([15, 14], 4, [1, 0]),
+    "second-batch-begun-before-one-to-begin": ([14, 20], 4, [1, 0]),
+    "tie": ([8, 8], 4, [0, 1]),
+    "piece-larger-than-a-batch": ([4, 4, 0], 40, [2, 0, 1]),
+}
+"""What replicas hold, the inputs of a piece, and the replicas in their order."""
+
+
+def test_replicas_are_ranked_by_when_and_how_full_the_pieces_batch_would_run() -> None:
+    ranked = {name: fill_first(loads, weight, BATCH) for name, (loads, weight, _) in RANKED.items()}
+    assert ranked == {name: order for name, (_, _, order) in RANKED.items()}
 
 
 def test_pieces_fill_one_batch_after_the_other_once_nobody_is_idle() -> None:
@@ -41,23 +42,9 @@ def test_pieces_fill_one_batch_after_the_other_once_nobody_is_idle() -> None:
     assert loads == [16, 16, 16]
 
 
-@pytest.mark.parametrize(
-    ("waiting", "unheard", "called"),
-    [
-        pytest.param(0, 0, False, id="nobody-waits"),
-        pytest.param(1, 0, True, id="all-replicas-free"),
-        pytest.param(1, 2, True, id="one-replica-free"),
-        pytest.param(1, 3, False, id="behind-others-a-full-batch-only"),
-        pytest.param(16, 3, True, id="full-batch"),
-        pytest.param(17, 5, True, id="more-than-a-batch"),
-        pytest.param(500, 6, False, id="two-calls-for-every-replica"),
-    ],
-)
-def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue(
-    waiting: int, unheard: int, called: bool
-) -> None:
-    least = least_to_call(BATCH, unheard=unheard, replicas=3, calls_per_replica=2)
-    assert (waiting >= least) == called
+def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
+    least = [least_to_call(BATCH, unheard=unheard, replicas=3, calls_per_replica=2) for unheard in range(8)]
+    assert least == [1, 1, 1, BATCH, BATCH, BATCH, math.inf, math.inf]
 
 
 Step = tuple[str, int, int, int]
