@@ -7,22 +7,10 @@ import pytest
 
 from earlyexit.errors import InputError
 from offramp.load.arrivals import parse_arrivals
-from offramp.load.processes import FloatArray, Modulated, unit_points
+from offramp.load.processes import Modulated, unit_points
+from tests.offramp.load.drawn import draw, per_second, trace
 
 MMPP = "mmpp:100,peak=300,calm_s=100,burst_s=20"
-
-
-def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:
-    return parse_arrivals(spec).draw(duration_s, np.random.default_rng(seed))
-
-
-def trace(folder: Path, text: str, name: str = "trace") -> str:
-    (folder / name).write_text(text, encoding="utf-8")
-    return f"trace:{folder / name}"
-
-
-def per_second(arrivals_s_N: FloatArray, duration_s: int) -> list[int]:
-    return [int(count) for count in np.bincount(arrivals_s_N.astype(np.int64), minlength=duration_s)]
 
 
 def test_equal_gaps_begin_at_0_and_end_before_the_end() -> None:

@@ -10,21 +10,8 @@ from hypothesis import strategies as st
 from earlyexit.errors import DataError, InputError
 from experiments.data import data_folder
 from offramp.load.arrivals import parse_arrivals
-from offramp.load.processes import FloatArray
 from offramp.load.replay import CountReplay, StampReplay
-
-
-def draw(spec: str, duration_s: float, seed: int = 0) -> FloatArray:
-    return parse_arrivals(spec).draw(duration_s, np.random.default_rng(seed))
-
-
-def trace(folder: Path, text: str, name: str = "trace") -> str:
-    (folder / name).write_text(text, encoding="utf-8")
-    return f"trace:{folder / name}"
-
-
-def per_second(arrivals_s_N: FloatArray, duration_s: int) -> list[int]:
-    return [int(count) for count in np.bincount(arrivals_s_N.astype(np.int64), minlength=duration_s)]
+from tests.offramp.load.drawn import draw, per_second, trace
 
 
 def test_counts_are_drawn_second_by_second(tmp_path: Path) -> None:
