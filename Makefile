@@ -80,7 +80,7 @@ bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, ada
 	$(BIN)/python -m experiments.live.control_overhead
 	$(BIN)/python -m experiments.live.validation
 
-bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers only (about 10 minutes)
+bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.gpu
 
 peers: .venv-peers/.installed  ## Create .venv-peers, where the servers that Offramp is compared with are installed
