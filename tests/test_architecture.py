@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,8 @@ NO_ASYNCIO = ("earlyexit", "profiles", "optimizer", "deployments/ingress/core")
 PURE = "deployments/ingress/core"
 MAY_IMPORT_FROM_DEPLOYMENTS = {"deployments.messages", "deployments.reports", "deployments.settings"}
 """What the core of the ingress knows of its own folder: what is said between processes, and what users set."""
-MOST_LINES = 400
+MOST_LINES = 350
+MOST_LINES_OF_A_FUNCTION = 60
 
 Graph = Mapping[str, set[str]]
 
@@ -42,10 +44,15 @@ def sources() -> Mapping[str, Path]:
 
 
 @cache
+def syntax(module: str) -> ast.Module:
+    return ast.parse(sources()[module].read_text(encoding="utf-8"))
+
+
+@cache
 def imports(module: str) -> frozenset[str]:
     """Dotted names of the modules that one imports, anywhere in it and for types too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(sources()[module].read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax(module)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -148,9 +155,27 @@ def test_the_core_of_the_ingress_knows_nothing_of_what_drives_it() -> None:
     assert {name for name in known if not name.startswith("deployments.ingress.core.")} <= MAY_IMPORT_FROM_DEPLOYMENTS
 
 
-def test_no_file_is_too_long_to_read() -> None:
-    lines = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in sources().items()}
-    assert {module: number for module, number in lines.items() if number > MOST_LINES} == {}
+def test_no_file_and_no_function_is_too_long_to_read() -> None:
+    files = {module: len(path.read_text(encoding="utf-8").splitlines()) for module, path in sources().items()}
+    assert {module: number for module, number in files.items() if number > MOST_LINES} == {}
+    functions = {
+        f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for module in sources()
+        for node in ast.walk(syntax(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: number for name, number in functions.items() if number > MOST_LINES_OF_A_FUNCTION} == {}
+
+
+def test_no_two_classes_of_a_folder_have_the_same_name() -> None:
+    """But in experiments, each of which stands for itself."""
+    named = Counter(
+        (top(module), node.name)
+        for module in sources()
+        for node in syntax(module).body
+        if isinstance(node, ast.ClassDef) and top(module) != "experiments"
+    )
+    assert [name for name, count in named.items() if count > 1] == []
 
 
 LIGHT: dict[str, tuple[str, set[str]]] = {
