@@ -120,10 +120,6 @@ class Plan:
     def num_blocks(self) -> int:
         return self.splits[-1].end
 
-    def stage_index_of(self, block: int) -> int:
-        """The stage that hosts a block."""
-        return next(index for index, stage in enumerate(self.stages) if stage.first <= block < stage.end)
-
 
 def stock_plan(num_blocks: int, *, batch: int, device: str = "cpu", replicas: int = 1) -> Plan:
     """The model without exits: one split, no ramps."""

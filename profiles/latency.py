@@ -16,7 +16,7 @@ from pydantic import Field
 
 from earlyexit.errors import DataError
 from earlyexit.source_file import Source, StrictDocument, read_source
-from profiles.table import FloatArray, LatencyTable
+from profiles.table import FloatArray, LatencyTable, check_ramps
 
 SCHEMA = 1
 ProfileKind = Literal["measured", "published", "derived"]
@@ -49,7 +49,7 @@ class LatencyProfile:
     def __post_init__(self) -> None:
         if not all((self.model, self.device, self.backend, self.dtype)):
             raise DataError("a latency profile names its model, device, backend and dtype")
-        _check_ramps(self.ramps, self.num_blocks)
+        check_ramps(self.ramps, self.num_blocks)
         lengths = list(self.tables)
         if not lengths or lengths != sorted(set(lengths)) or lengths[0] < 1:
             raise DataError(f"the lengths of a latency profile must ascend from at least 1, not {lengths}")
@@ -103,7 +103,7 @@ class LatencyProfile:
         source = read_source(path, DataError)
         document = source.parse(ProfileDocument, called="the latency profile")
         with source.said_at(("ramps",)):
-            _check_ramps(tuple(document.ramps), document.num_blocks)
+            check_ramps(tuple(document.ramps), document.num_blocks)
         tables = {
             table.length: _table(source, index, document.num_blocks, len(document.ramps), table)
             for index, table in enumerate(document.tables)
@@ -146,11 +146,6 @@ class ProfileDocument(StrictDocument):
     dtype: Name
     tables: list[TableDocument] = Field(min_length=1)
     provenance: dict[str, Any]
-
-
-def _check_ramps(ramps: tuple[int, ...], num_blocks: int) -> None:
-    if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
-        raise DataError(f"ramps must ascend and sit below block {num_blocks - 1}, not {list(ramps)}")
 
 
 def _table(source: Source, index: int, num_blocks: int, num_ramps: int, document: TableDocument) -> LatencyTable:

@@ -22,6 +22,7 @@ from earlyexit.tasks.label import differ
 from profiles.npz import read_npz, write_npz
 from profiles.outcome import ExitOutcome
 from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_score, sure_NR
+from profiles.table import check_ramps
 
 SCHEMA = 2
 IntArray = npt.NDArray[np.int64]
@@ -260,12 +261,6 @@ class RecordsHeader(StrictDocument):
     num_blocks: int = Field(ge=1)
     ramps: list[int]
     provenance: dict[str, Any]
-
-
-def check_ramps(ramps: tuple[int, ...], num_blocks: int) -> None:
-    """Raise DataError unless ramps ascend and sit below the last block."""
-    if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
-        raise DataError(f"ramps must ascend and sit below block {num_blocks - 1}, not {list(ramps)}")
 
 
 def check_losses(losses: npt.NDArray[np.floating[Any]], *, zero_one: bool) -> None:

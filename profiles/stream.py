@@ -16,8 +16,9 @@ from earlyexit.errors import DataError
 from earlyexit.source_file import StrictDocument
 from earlyexit.tasks.label import differ
 from profiles.npz import read_npz, write_npz
-from profiles.records import ExitRecords, check_losses, check_ramps
+from profiles.records import ExitRecords, check_losses
 from profiles.scores import BoolArray, FloatArray, Score, check_score
+from profiles.table import check_ramps
 
 SCHEMA = 2
 SmallArray = npt.NDArray[np.float32]

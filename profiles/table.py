@@ -46,3 +46,9 @@ class LatencyTable:
 def _interpolate(batch_X: FloatArray, batches: tuple[int, ...], seconds_RB: FloatArray) -> FloatArray:
     rows = [np.interp(batch_X, batches, row) for row in seconds_RB]
     return np.array(rows).reshape(len(seconds_RB), *np.shape(batch_X))
+
+
+def check_ramps(ramps: tuple[int, ...], num_blocks: int) -> None:
+    """Raise DataError unless ramps ascend and sit below the last block."""
+    if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
+        raise DataError(f"ramps must ascend and sit below block {num_blocks - 1}, not {list(ramps)}")

@@ -9,8 +9,7 @@ from deployments.control.intake import Interval, ReplicaIntake, total
 from deployments.control.knowledge import Outlook
 from deployments.reports import ReplicaReport
 from earlyexit.split import Split
-from optimizer.evaluate import Reach, nested_reach
-from optimizer.live.expected import batch_seconds
+from optimizer.evaluate import Reach, nested_reach, split_seconds
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, Run, Straggler, find
 from optimizer.live.trial import Delivered
@@ -99,7 +98,7 @@ def stragglers(
     share_N = nested_reach(problem)(plan.ramps)
 
     def expected(device: str, split: Split, size: int) -> float:
-        return batch_seconds(problem.latency[device], problem.ramps, split, size, share_N)
+        return split_seconds(problem.latency[device], problem.ramps, split, share_N, size)
 
     times = [_times(report, intake, problem.ramps) for report in reports if report.device in problem.latency]
     return find(times, expected, ratio, resting=frozenset(resting))

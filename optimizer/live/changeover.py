@@ -91,11 +91,7 @@ class _Course:
 
     @classmethod
     def of(
-        cls,
-        before: PlacedPlan | None,
-        running: Mapping[str, int],
-        coming: Mapping[str, int],
-        target: Mapping[str, int],
+        cls, before: PlacedPlan | None, running: Mapping[str, int], coming: Mapping[str, int], target: Mapping[str, int]
     ) -> _Course:
         plan: Mapping[str, int | None] = {} if before is None else dict(before.occupied)
         idle = {slot: None if replicas else 0 for slot, replicas in coming.items() if slot not in plan}

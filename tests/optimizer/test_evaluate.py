@@ -11,7 +11,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
-from optimizer.evaluate import Evaluation, evaluate, nested_reach, violations
+from optimizer.evaluate import Evaluation, evaluate, nested_reach, split_seconds, violations
 from optimizer.plan import Stage
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
@@ -76,6 +76,16 @@ def test_seconds_are_linear_between_measured_batches() -> None:
     problem = replace(PROBLEM, survival_N=(1.0, 0.75, 0.75))
     # 4 * 0.75 = 3 inputs lie half way between 2 and 4.
     assert seconds(stage(split(0, 3, 0)), problem=problem) == pytest.approx([0.020 + 0.003 + 0.045 + 0.020])
+
+
+def test_a_batch_of_any_size_shrinks_by_the_survival_expected() -> None:
+    for each, size, seconds in (
+        (split(0, 2, 0), 4, 0.020 + 0.003 + 0.030),
+        (split(0, 2, 0), 3, 0.015 + 0.002 + 0.030),  # not full
+        (split(1, 3, 1), 4, 0.060 + 0.004 + 0.010),  # the rest of the model
+        (split(0, 1), 1, 0.010),  # below what was measured
+    ):
+        assert split_seconds(FAST, (0, 1), each, (1.0, 0.5, 0.25), size) == pytest.approx(seconds)
 
 
 def test_a_new_split_is_fused_to_its_own_batch() -> None:

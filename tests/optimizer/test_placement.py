@@ -8,7 +8,7 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
-from optimizer.placement import PlacedPlan, is_slot_of, parse_placed, placed_document, slot_name
+from optimizer.placement import PlacedPlan, initial_placement, is_slot_of, parse_placed, placed_document, slot_name
 from optimizer.plan import Plan, Stage
 
 
@@ -68,3 +68,12 @@ def test_a_document_holds_all_of_it() -> None:
     read = parse_placed(json.loads(json.dumps(placed_document(placed))))
     assert read == placed
     assert read.epoch == 7
+
+
+def test_every_stage_has_the_next_slot_of_its_accelerator_type() -> None:
+    devices = ("cpu", "V100", "cpu")
+    stages = tuple(
+        Stage(device=device, replicas=1, splits=(Split(first=index, end=index + 1, batch=1),))
+        for index, device in enumerate(devices)
+    )
+    assert initial_placement(Plan(stages=stages)).slots == ("split-cpu-0", "split-V100-0", "split-cpu-1")

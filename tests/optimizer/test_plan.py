@@ -25,7 +25,6 @@ def test_a_plan_knows_its_splits_ramps_and_blocks() -> None:
     assert [(each.first, each.end) for each in plan.splits] == [(0, 2), (2, 4), (4, 6)]
     assert (plan.ramps, plan.num_blocks) == ((1, 4, 5), 6)
     assert [(each.first, each.end) for each in plan.stages] == [(0, 4), (4, 6)]
-    assert [plan.stage_index_of(block) for block in range(6)] == [0, 0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from optimizer.scale.solve import solve_by_beam
 from optimizer.space import SPACES
 from tests.optimizer.random_problems import random_problem
 
-PROBLEMS = 60
+FEW, MANY = 5, 60
+"""Small problems by default, and in `make test-all`."""
 # Sums in another order.
 AGREE = 1e-6
 SLOW_LINK, FAST_LINK = BIG_LINKS["10 Gbit/s"], BIG_LINKS["100 Gbit/s"]
@@ -55,10 +56,11 @@ def assert_between(problem: PlanProblem, decision: Decision, exact: Decision) ->
         assert decision.bound >= rate * (1 - AGREE)
 
 
+@pytest.mark.parametrize("seeds", [range(FEW), pytest.param(range(FEW, MANY), marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("strategy", SPACES)
-def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: Strategy) -> None:
+def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: Strategy, seeds: range) -> None:
     planned = 0
-    for seed in range(PROBLEMS if strategy == "best" else PROBLEMS // 4):
+    for seed in seeds:
         problem, decision, exact = random_problem(seed), at_scale(seed, strategy), solve(random_problem(seed), strategy)
         if isinstance(decision, NoPlan):
             assert isinstance(exact, NoPlan), f"problem {seed} has a plan"
@@ -70,8 +72,11 @@ def test_bounds_hold_and_plans_keep_their_promises_on_small_problems(strategy: S
 
 @pytest.mark.parametrize(
     ("num_blocks", "counts"),
-    [(12, {"V100": 16}), (12, {"V100": 6, "T4": 8, "A30": 15}), (12, {"V100": 50, "T4": 50})],
-    ids=["16 V100", "29 of three types", "100 of two types"],
+    [
+        pytest.param(12, {"V100": 16}, id="16 V100"),
+        pytest.param(12, {"V100": 6, "T4": 8, "A30": 15}, id="29 of three types", marks=pytest.mark.slow),
+        pytest.param(12, {"V100": 50, "T4": 50}, id="100 of two types"),
+    ],
 )
 def test_the_exact_plan_is_between_the_plan_at_scale_and_its_bound(num_blocks: int, counts: dict[str, int]) -> None:
     problem = cluster_problem(num_blocks, counts)
@@ -94,8 +99,9 @@ def test_more_than_all_devices_can_do_is_refused_with_the_rate_that_they_can() -
     assert decision.nearest_slo_s is None
 
 
-def test_ten_thousand_devices_are_planned_near_the_bound() -> None:
-    problem = bert_large_problem(64, BIG_CLUSTER, FAST_LINK)
+@pytest.mark.parametrize("num_blocks", [16, pytest.param(64, marks=pytest.mark.slow)])
+def test_ten_thousand_devices_are_planned_near_the_bound(num_blocks: int) -> None:
+    problem = bert_large_problem(num_blocks, BIG_CLUSTER, FAST_LINK)
     assert is_too_big(problem, SPACES["best"])
     decision = solve(problem)
     assert isinstance(decision, Planned)
@@ -104,7 +110,7 @@ def test_ten_thousand_devices_are_planned_near_the_bound() -> None:
 
 
 def test_at_scale_a_strategy_is_no_worse_than_those_that_it_contains() -> None:
-    problem = bert_large_problem(64, BIG_CLUSTER, SLOW_LINK)
+    problem = bert_large_problem(16, BIG_CLUSTER, SLOW_LINK)
     rates = {}
     strategies: tuple[Strategy, ...] = ("stock", "early-exit", "serial")
     for strategy in strategies:

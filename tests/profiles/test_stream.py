@@ -12,6 +12,7 @@ import pytest
 from earlyexit.errors import DataError
 from profiles.stream import ExitStream, Observations, StreamShape, empty
 from profiles.windows import windows
+from tests.profiles.broken_files import broken
 
 SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
 
@@ -120,39 +121,37 @@ def test_a_file_is_what_the_next_test_changes(tmp_path: Path) -> None:
     assert sizes(ExitStream.load(tmp_path / "s.npz"), 240) == [(0, 1), (120, 1)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        pytest.param({"schema_version": 3}, "has schema 3, this version reads 2, 1", id="schema"),
-        pytest.param({"score": "margin"}, "does not hold a stream .* score: Input should be", id="score"),
-        pytest.param({"num_blocks": 6.0}, "num_blocks: Input should be a valid int", id="6.0 blocks"),
-        pytest.param({"num_blocks": 3}, "ramps must ascend", id="too few blocks"),
-        pytest.param({"ramps": [1, 3.0]}, r"ramps\.1: Input should be a valid int", id="ramp 3.0"),
-        pytest.param({"ramps": [True, 3]}, r"ramps\.0: Input should be a valid int", id="ramp true"),
-        pytest.param({"ramps": [1]}, "2 rows and 1 columns", id="another number of ramps"),
-        pytest.param({"since_s": np.inf}, "since_s: Input should be a finite number", id="since endless"),
-        pytest.param({"since_s": np.nan}, "since_s: Input should be a finite number", id="since NaN"),
-        pytest.param({"since_s": 1e300}, "cannot begin at", id="since too late"),
-        pytest.param({"period_s": np.nan}, "period_s: Input should be a finite number", id="period NaN"),
-        pytest.param({"period_s": 1e-300}, "too large to be told apart", id="period too short"),
-        pytest.param({"first_window": -1}, "window -1 cannot be the first", id="first before the recording"),
-        pytest.param({"first_window": 10**30}, "cannot be the first", id="first too late"),
-        pytest.param({"more": 1}, "more: Extra inputs", id="more"),
-    ],
+WRONG_HEADERS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"schema_version": 3}, "has schema 3, this version reads 2, 1"),
+    ({"score": "margin"}, "does not hold a stream .* score: "),
+    ({"num_blocks": 6.0}, "num_blocks: "),
+    ({"num_blocks": 3}, "ramps must ascend"),
+    ({"ramps": [1, 3.0]}, r"ramps\.1: "),
+    ({"ramps": [True, 3]}, r"ramps\.0: "),
+    ({"ramps": [1]}, "2 rows and 1 columns"),
+    ({"since_s": np.inf}, "since_s: "),
+    ({"since_s": np.nan}, "since_s: "),
+    ({"since_s": 1e300}, "cannot begin at"),
+    ({"period_s": np.nan}, "period_s: "),
+    ({"period_s": 1e-300}, "too large to be told apart"),
+    ({"first_window": -1}, "window -1 cannot be the first"),
+    ({"first_window": 10**30}, "cannot be the first"),
+    ({"more": 1}, "more: "),
 )
-def test_headers_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    write(tmp_path / "s.npz", json.dumps(HEADER | changes))
-    with pytest.raises(DataError, match=message):
-        ExitStream.load(tmp_path / "s.npz")
 
 
-@pytest.mark.parametrize(
-    "header", ["{", "3", json.dumps({"schema_version": 2}), "\x00"], ids=["not JSON", "number", "no fields", "nothing"]
-)
-def test_files_that_hold_no_stream_are_refused(tmp_path: Path, header: str) -> None:
-    write(tmp_path / "s.npz", header)
-    with pytest.raises(DataError, match="does not hold a stream"):
-        ExitStream.load(tmp_path / "s.npz")
+def test_headers_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    for changes, message in WRONG_HEADERS:
+        write(tmp_path / "s.npz", json.dumps(HEADER | changes))
+        with pytest.raises(DataError, match=message):
+            ExitStream.load(tmp_path / "s.npz")
+
+
+def test_files_that_hold_no_stream_are_refused(tmp_path: Path) -> None:
+    for header in ("{", "3", json.dumps({"schema_version": 2}), "\x00"):
+        write(tmp_path / "s.npz", header)
+        with pytest.raises(DataError, match="does not hold a stream"):
+            ExitStream.load(tmp_path / "s.npz")
     with pytest.raises(DataError, match="does not hold a stream"):
         ExitStream.load(tmp_path / "none.npz")
 
@@ -166,12 +165,13 @@ def test_arrays_of_a_stream_that_are_missing_or_of_another_kind_are_refused(tmp_
         ExitStream.load(tmp_path / "s.npz")
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_a_broken_file_is_refused_or_still_holds_a_stream(tmp_path: Path, seed: int) -> None:
+def test_a_broken_file_is_refused_or_still_holds_a_stream(tmp_path: Path) -> None:
     path = tmp_path / "s.npz"
     stream_of(*np.arange(0, 1000, 5.0)).save(path)
-    path.write_bytes(broken(path.read_bytes(), seed))
-    assert inputs_in(path) in (None, 192)  # of 200, those of the first eight windows
+    whole = path.read_bytes()
+    for seed in range(60):
+        path.write_bytes(broken(whole, seed))
+        assert inputs_in(path) in (None, 192), seed  # of 200, those of the first eight windows
 
 
 def inputs_in(path: Path) -> int | None:
@@ -180,18 +180,6 @@ def inputs_in(path: Path) -> int | None:
         return sum(window.num_inputs for window in windows(ExitStream.load(path), 960))
     except DataError:
         return None
-
-
-def broken(whole: bytes, seed: int) -> bytes:
-    """Cut off somewhere, or some bytes changed: anywhere, or in the second half alone."""
-    rng = np.random.default_rng(seed)
-    if seed % 3 == 0:
-        return whole[: rng.integers(len(whole))]
-    changed = bytearray(whole)
-    start = 0 if seed % 3 == 1 else len(whole) // 2
-    for place in rng.integers(start, len(whole), rng.integers(1, 20)):
-        changed[place] = rng.integers(256)
-    return bytes(changed)
 
 
 def test_streams_refuse_other_ramps() -> None:
@@ -206,20 +194,18 @@ def test_streams_refuse_other_ramps() -> None:
         replace(SHAPE, score="margin")  # type: ignore[arg-type]  # what a caller without types may pass
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        pytest.param({"period_s": 0.0}, "positive length", id="no period"),
-        pytest.param({"period_s": np.nan}, "positive length", id="period NaN"),
-        pytest.param({"keep_s": 60.0}, "at most the 60.0 s", id="kept less than a window"),
-        pytest.param({"keep_s": np.inf}, "at most the inf s", id="kept for ever"),
-        pytest.param({"since_s": np.inf}, "cannot begin at inf", id="since endless"),
-        pytest.param({"since_s": np.nan}, "cannot begin at nan", id="since NaN"),
-    ],
-)
-def test_senseless_windows_are_refused(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        ExitStream(SHAPE, **({"since_s": 0.0} | settings))
+def test_senseless_windows_are_refused() -> None:
+    senseless: tuple[tuple[dict[str, float], str], ...] = (
+        ({"period_s": 0.0}, "positive length"),
+        ({"period_s": np.nan}, "positive length"),
+        ({"keep_s": 60.0}, "at most the 60.0 s"),
+        ({"keep_s": np.inf}, "at most the inf s"),
+        ({"since_s": np.inf}, "cannot begin at inf"),
+        ({"since_s": np.nan}, "cannot begin at nan"),
+    )
+    for settings, message in senseless:
+        with pytest.raises(DataError, match=message):
+            ExitStream(SHAPE, **({"since_s": 0.0} | settings))
 
 
 def test_times_beyond_all_windows_are_refused() -> None:
@@ -270,18 +256,18 @@ def test_a_saved_stream_keeps_what_is_known_of_the_truth_and_of_its_losses(tmp_p
 LATE = inputs_at(5, 6)  # the first leaves after block 1, the second goes to the end; ramp 3 is off
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        pytest.param({"losses_NR": [[0, np.nan], [0, np.nan]]}, "losses must be there for", id="of an early answer"),
-        pytest.param({"losses_NR": [[np.nan, np.nan]] * 2}, "losses must be there for", id="not of one at the end"),
-        pytest.param({"losses_NR": [[np.nan, np.nan], [2, np.nan]]}, "numbers from 0 to 1", id="above 1"),
-        pytest.param({"losses_NR": [[np.nan, np.nan], [0.5, np.nan]]}, "to be 0 or 1", id="in between"),
-        pytest.param({"true_losses_NE": [[0, np.nan]] * 2}, "needs 2 rows and 3 columns", id="without the full model"),
-        pytest.param({"true_losses_NE": [[0, 0, np.nan]] * 2}, "against the truth must be", id="of a ramp that is off"),
-    ],
+UNSEEN: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"losses_NR": [[0, np.nan], [0, np.nan]]}, "losses must be there for"),
+    ({"losses_NR": [[np.nan, np.nan]] * 2}, "losses must be there for"),
+    ({"losses_NR": [[np.nan, np.nan], [2, np.nan]]}, "numbers from 0 to 1"),
+    ({"losses_NR": [[np.nan, np.nan], [0.5, np.nan]]}, "to be 0 or 1"),
+    ({"true_losses_NE": [[0, np.nan]] * 2}, "needs 2 rows and 3 columns"),
+    ({"true_losses_NE": [[0, 0, np.nan]] * 2}, "against the truth must be"),
 )
-def test_losses_of_what_nobody_saw_are_refused(changes: dict[str, Any], message: str) -> None:
-    arrays: dict[str, Any] = {name: np.array(rows, dtype=np.float32) for name, rows in changes.items()}
-    with pytest.raises(DataError, match=message):
-        replace(LATE, **arrays)
+
+
+def test_losses_of_what_nobody_saw_are_refused() -> None:
+    for changes, message in UNSEEN:
+        arrays: dict[str, Any] = {name: np.array(rows, dtype=np.float32) for name, rows in changes.items()}
+        with pytest.raises(DataError, match=message):
+            replace(LATE, **arrays)

@@ -52,10 +52,7 @@ def test_a_model_without_ramps_has_no_rows_of_ramps() -> None:
     ],
 )
 def test_a_table_that_contradicts_itself_is_refused(
-    batches: tuple[int, ...],
-    block_s_NB: npt.NDArray[np.float64],
-    ramp_s_EB: npt.NDArray[np.float64],
-    message: str,
+    batches: tuple[int, ...], block_s_NB: npt.NDArray[np.float64], ramp_s_EB: npt.NDArray[np.float64], message: str
 ) -> None:
     with pytest.raises(DataError) as refused:
         LatencyTable(batches=batches, block_s_NB=block_s_NB, ramp_s_EB=ramp_s_EB)
