@@ -2,72 +2,14 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.forecast import forecast_survival
-from profiles.records import ExitRecords
-from profiles.stream import ExitStream, Observations, StreamShape, empty, shape_of
-from profiles.windows import Window, WindowEstimate, survival_history, windows
-
-SHAPE = StreamShape(score="confidence", num_blocks=6, ramps=(1, 3))
-#          after 1, after 3
-SCORES = [[0.9, 0.95], [0.5, 0.8], [0.75, 0.6], [0.2, 0.3]]
-LABELS = [[0, 0], [0, 1], [0, 2], [1, 1]]
-RECORDS = ExitRecords.of_answers(
-    np.column_stack([np.array(LABELS), np.array([0, 1, 2, 2])]),
-    score="confidence",
-    num_blocks=6,
-    ramps=(1, 3),
-    sample_ids=("a", "b", "c", "d"),
-    scores_NR=np.array(SCORES, dtype=np.float32),
-    truth_N=np.array([0, 1, 0, 1]),
-)
-
-
-def observe(
-    records: ExitRecords, plan: dict[int, float], probe_N: npt.NDArray[np.bool_], times_s_N: Any = None
-) -> Observations:
-    """What a service that runs `plan` sees of these inputs."""
-    exits_N = records.outcome(plan).exits_N
-    active_NR = np.tile([ramp in plan for ramp in records.ramps], (len(records), 1))
-    seen_NR = (active_NR & (np.array(records.ramps) <= exits_N[:, None])) | probe_N[:, None]
-    end_N1 = ((exits_N == records.num_blocks - 1) | probe_N)[:, None]
-    assert records.true_losses_NE is not None
-    truth_NE = np.where(np.hstack([seen_NR, end_N1]), records.true_losses_NE, np.nan)
-    return Observations(
-        shape=shape_of(records),
-        times_s_N=np.zeros(len(records)) if times_s_N is None else np.asarray(times_s_N, dtype=float),
-        probe_N=probe_N,
-        active_NR=active_NR,
-        exits_N=exits_N.astype(np.int16),
-        scores_NR=np.where(seen_NR, records.scores_NR, np.nan).astype(np.float32),
-        losses_NR=np.where(seen_NR & end_N1, records.losses_NR, np.nan).astype(np.float32),
-        true_losses_NE=truth_NE.astype(np.float32),
-    )
-
-
-def estimate(records: ExitRecords, plan: dict[int, float], probe_N: Any, asked: dict[int, float]) -> WindowEstimate:
-    seen = observe(records, plan, np.array(probe_N, dtype=bool))
-    return Window(start_s=0, period_s=120, observations=seen).estimate(asked)
-
-
-def values(found: WindowEstimate) -> list[float]:
-    assert found.survival is not None
-    return [share.value for share in found.survival]
-
-
-def worth(found: WindowEstimate) -> list[float]:
-    """Of the share going on at every block but the last."""
-    assert found.go_on is not None
-    return [counts.effective_inputs() for counts in found.go_on]
-
-
-NONE = [False] * 4
+from profiles.stream import empty
+from profiles.windows import Window, WindowEstimate, survival_history
+from tests.profiles.windows_of import NONE, RECORDS, SHAPE, estimate, observe, random_records, values, worth
 
 
 def test_what_the_plan_ran_is_known_without_any_probe() -> None:
@@ -113,10 +55,14 @@ ASKED: tuple[dict[int, float], ...] = ({}, {1: 0.9}, {3: 0.7}, {1: 0.75, 3: 0.55
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-@pytest.mark.parametrize("num_probes", [1, 2, 3])
 def test_over_all_ways_to_draw_the_probes_estimates_are_right_on_average(
-    plan: dict[int, float], asked: dict[int, float], num_probes: int
+    plan: dict[int, float], asked: dict[int, float]
 ) -> None:
+    for num_probes in (1, 2, 3):
+        assert_right_on_average(plan, asked, num_probes)
+
+
+def assert_right_on_average(plan: dict[int, float], asked: dict[int, float], num_probes: int) -> None:
     truth = RECORDS.outcome(asked)
     by_sampled: dict[str, list[list[float]]] = {"survival": [], "agreement": [], "accuracy": []}
     for drawn in itertools.combinations(range(4), num_probes):
@@ -129,25 +75,6 @@ def test_over_all_ways_to_draw_the_probes_estimates_are_right_on_average(
     assert np.mean(by_sampled["survival"], axis=0) == pytest.approx(truth.survival)
     assert np.mean(by_sampled["agreement"], axis=0) == pytest.approx([truth.agreement])
     assert np.mean(by_sampled["accuracy"], axis=0) == pytest.approx([truth.accuracy])
-
-
-def random_records(num_inputs: int, seed: int) -> ExitRecords:
-    """Inputs of different difficulty: whoever leaves early is easy, so what was seen is no fair sample."""
-    rng = np.random.default_rng(seed)
-    ramps = (0, 1, 3, 4)
-    ease_N1 = rng.beta(1, 1, (num_inputs, 1))
-    scores_NR = np.clip(ease_N1 + 0.1 * np.array(ramps) + rng.normal(0, 0.2, (num_inputs, 4)), 0, 1)
-    final_labels_N = rng.integers(0, 3, num_inputs)
-    right_NR = rng.random((num_inputs, 4)) < scores_NR
-    return ExitRecords.of_answers(
-        np.column_stack([np.where(right_NR, final_labels_N[:, None], 3), final_labels_N]),
-        score="confidence",
-        num_blocks=6,
-        ramps=ramps,
-        sample_ids=tuple(map(str, range(num_inputs))),
-        scores_NR=scores_NR.astype(np.float32),
-        truth_N=np.where(rng.random(num_inputs) < 0.9, final_labels_N, 4),
-    )
 
 
 def figures(found: WindowEstimate) -> list[float]:
@@ -209,63 +136,6 @@ def test_a_small_unseen_rest_is_guessed_in_the_middle_and_a_large_one_is_not() -
     assert found.survival[4].effective_inputs == pytest.approx(0.005 * 0.995 / variance)
     two = RECORDS.subset(np.array(sure * 98 + unsure * 2))
     assert estimate(two, {1: 0.5}, [False] * 100, {1: 0.6, 3: 0.7}).survival is None
-
-
-SLIGHT = StreamShape(score="confidence", num_blocks=3, ramps=(0,))
-
-
-def unplanned(go_on_N: npt.NDArray[np.bool_], probe_N: npt.NDArray[np.bool_], start_s: float = 0) -> Window:
-    """A window under a plan without ramps: of its one ramp, at 0.5, only the probes tell who would go on."""
-    num_inputs = len(go_on_N)
-    return Window(
-        start_s=start_s,
-        period_s=120,
-        observations=Observations(
-            shape=SLIGHT,
-            times_s_N=np.full(num_inputs, start_s),
-            probe_N=probe_N,
-            active_NR=np.zeros((num_inputs, 1), dtype=bool),
-            exits_N=np.full(num_inputs, 2, dtype=np.int16),
-            scores_NR=np.where(probe_N, np.where(go_on_N, 0.1, 0.9), np.nan).astype(np.float32)[:, None],
-            losses_NR=np.where(probe_N, 0, np.nan).astype(np.float32)[:, None],
-        ),
-    )
-
-
-@pytest.mark.parametrize("going", [0, 1, 10, 19, 20])
-def test_probes_alone_are_worth_their_number_whatever_they_did(going: int) -> None:
-    found = unplanned(np.arange(1000) < going, np.arange(1000) < 20).estimate({0: 0.5})
-    assert found.survival is not None
-    assert found.survival[1].value == pytest.approx(going / 20)
-    assert found.survival[1].effective_inputs == pytest.approx(20)
-    assert worth(found) == pytest.approx([20, 1000 * going / 20])  # nobody asks whether they leave after block 1
-
-
-@pytest.mark.parametrize("go_on", [0.995, 0.98, 0.02])
-def test_windows_of_few_probes_together_show_no_bias(go_on: float) -> None:
-    rng = np.random.default_rng(6)
-    live = [unplanned(rng.random(1200) < go_on, rng.random(1200) < 0.02, start_s=120.0 * index) for index in range(200)]
-    history = survival_history([window.estimate({0: 0.5}) for window in live])
-    pooled = history.go_on_WR[:, 0].sum() / history.reach_WR[:, 0].sum()
-    # 200 windows of 24 probes: three standard errors.
-    assert pooled == pytest.approx(go_on, abs=3 * np.sqrt(go_on * (1 - go_on) / 4800))
-    forecast = forecast_survival(history)
-    assert forecast.survival_HK[0, 1] == pytest.approx(go_on, abs=4 * np.sqrt(go_on * (1 - go_on) / 4800))
-
-
-def test_windows_whose_probes_are_of_one_mind_count_no_more_than_others() -> None:
-    # Ramp 1 of the plan lets out four fifths, of which nine tenths would pass ramp 3; what it passes leaves there.
-    rng = np.random.default_rng(8)
-    found = []
-    for _ in range(400):
-        out_N = rng.random(400) < 0.8
-        scores_NR = np.stack([np.where(out_N, 0.6, 0.1), np.where(out_N & (rng.random(400) < 0.9), 0.1, 0.9)], axis=1)
-        records = replace(RECORDS.subset(np.zeros(400, dtype=np.int64)), scores_NR=scores_NR.astype(np.float32))
-        found.append(estimate(records, {1: 0.5, 3: 0.5}, rng.random(400) < 0.02, {1: 0.8, 3: 0.5}))
-    history = survival_history(found)
-    pooled = history.go_on_WR[:, 3].sum() / history.reach_WR[:, 3].sum()
-    # Some six probes a window: three standard errors. Weighed by its own probes each, the windows say 0.75.
-    assert pooled == pytest.approx(0.8 * 0.9, abs=0.015)
 
 
 def test_a_rest_that_is_all_probes_is_without_sampling_error() -> None:
@@ -379,64 +249,8 @@ def test_endless_scores_do_not_leave_at_ramps_that_are_off() -> None:
     assert values(estimate(endless, {}, [True] * 4, {3: 0.5})) == [1, 1, 1, 1, 0, 0]
 
 
-def stream_of(times_s: list[float], **settings: float) -> ExitStream:
-    stream = ExitStream(SHAPE, since_s=0, **settings)
-    rows = np.arange(len(times_s)) % 4
-    stream.append(observe(RECORDS.subset(rows), {1: 0.75}, np.zeros(len(times_s), dtype=bool), times_s))
-    return stream
-
-
-def test_windows_begin_at_multiples_of_the_period_and_only_whole_ones_are_given() -> None:
-    stream = stream_of([5, 119.9, 120, 361, 130])
-    found = windows(stream, now_s=480)
-    assert [(window.start_s, window.num_inputs) for window in found] == [(0, 2), (120, 2), (240, 0), (360, 1)]
-    assert found[0].rate_rps == 2 / 120
-    assert len(windows(stream, now_s=479)) == 3
-    assert found[2].estimate({1: 0.75}).survival is None
-
-
-def test_a_window_that_recording_began_in_is_left_out() -> None:
-    stream = ExitStream(SHAPE, since_s=100)
-    stream.append(observe(RECORDS, {}, np.array(NONE), [110, 130, 140, 150]))
-    assert [(window.start_s, window.num_inputs) for window in windows(stream, 240)] == [(120, 3)]
-
-
-def test_rates_are_by_the_second() -> None:
-    found = windows(stream_of([5, 59, 60], period_s=60), now_s=120)
-    assert [window.rate_rps for window in found] == [2 / 60, 1 / 60]
-
-
 def test_thresholds_of_ramps_that_the_stream_lacks_are_refused() -> None:
     with pytest.raises(DataError, match=r"no records of ramps \[2\]"):
         estimate(RECORDS, {}, NONE, {2: 0.5})
     with pytest.raises(DataError, match=r"thresholds of ramps \[1\] are not numbers"):
         estimate(RECORDS, {}, NONE, {1: np.nan})
-
-
-def test_estimates_become_a_history_with_missing_windows() -> None:
-    asked = {1: 0.8, 3: 0.7}
-    found = [
-        estimate(RECORDS, {1: 0.5}, [False, True, False, False], asked),
-        estimate(RECORDS, {1: 0.5}, NONE, asked),
-    ]
-    history = survival_history(found)
-    assert history.missing_W.tolist() == [False, True]
-    assert history.survival_WK[0].tolist() == [1.0, 1.0, 0.75, 0.75, 0.0, 0.0]
-    with pytest.raises(DataError, match="no window says anything"):
-        survival_history(found[1:])
-
-
-def test_a_stream_becomes_a_forecast_of_ramps_that_are_off() -> None:
-    # Twelve windows of 1,600 inputs in batches of 8; the plan runs ramp 3 alone, asked is about ramps 0 and 3.
-    rng = np.random.default_rng(5)
-    asked = {0: 0.7, 3: 0.9}
-    stream = ExitStream(StreamShape(score="confidence", num_blocks=6, ramps=(0, 1, 3, 4)), since_s=0)
-    for index in range(12):
-        probe_N = np.repeat(rng.random(200) < 0.1, 8)
-        times_s = index * 120 + np.sort(rng.random(1600)) * 120
-        stream.append(observe(random_records(1600, seed=index), {3: 0.9}, probe_N, times_s))
-    found = [window.estimate(asked) for window in windows(stream, now_s=12 * 120)]
-    forecast = forecast_survival(survival_history(found))
-    truth = random_records(50_000, seed=99).outcome(asked).survival
-    np.testing.assert_allclose(forecast.survival_HK[0], truth, atol=0.03)
-    assert [round(each.rate_rps, 2) for each in found] == [13.33] * 12
