@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from earlyexit.errors import InputError
-from offramp.cli.options import AsJson, above_zero, http_address
+from offramp.cli.options import AsJson, http_address
 from offramp.cli.printing import make_table, show
-from offramp.cli.service import moved
+from offramp.cli.service import At, Patience, ServiceFile, moved
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-ServiceFile = Annotated[Path, typer.Argument(metavar="SERVICE", help="Service file of the version, YAML or JSON.")]
 Url = Annotated[str, typer.Option(help="The service at the root.", callback=http_address)]
 Version = Annotated[str, typer.Option(help="The version.")]
-At = Annotated[str | None, typer.Option(help="Folder where the nodes find model/, exit records and state.")]
-Patience = Annotated[float, typer.Option(callback=above_zero, help="How long to wait until it is done.")]
 LOCAL = "http://127.0.0.1:8000"
 
 

@@ -9,6 +9,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from earlyexit.dataset import read_labelled
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
 from profiles.catalogue import published_profile
@@ -63,13 +64,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def model(checkpoint: Path, data: Path, tmp_path: Path) -> Path:
-    """A trained model's folder, not calibrated."""
-    from earlyexit.dataset import read_labelled
+@pytest.fixture(scope="session")
+def trained(checkpoint: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), read_labelled(data), folder)
+    return folder
 
-    train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), read_labelled(data), tmp_path / "model")
-    return tmp_path / "model"
+
+@pytest.fixture
+def model(trained: Path, tmp_path: Path) -> Path:
+    """A trained model's folder, not calibrated; each test has its own."""
+    return shutil.copytree(trained, tmp_path / "model")
 
 
 @pytest.fixture

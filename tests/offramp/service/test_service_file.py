@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from deployments.settings import ControlSettings, ServeSettings, TracingSettings
 from earlyexit.errors import InputError
 from offramp.service.file import Service, read_service
 from optimizer.plan import PolicySpec
-from optimizer.plan_file import parse_plan, write_plan
+from optimizer.plan_file import parse_plan, read_plan, write_plan
 from optimizer.problem import MinimizeCost, PlanProblem
 from profiles.catalogue import published_profile
 from tests.offramp.service.service_folders import WEIGHTS_BYTES, with_card, write_model, write_records
 
+ENTROPY = {"name": "entropy", "thresholds": 0.5}
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002], [0.003, 0.004]]}
 
 
@@ -39,6 +41,11 @@ class Files:
 
     def read(self, **parts: Any) -> Service:
         return read_service(self.write(**parts))
+
+    def write_plan(self, *, policy: dict[str, Any] | None = None, ramps: Sequence[int] = (), **stage: Any) -> None:
+        """A plan of one split for all blocks, in plan.yaml."""
+        split = {"first": 0, "end": 3, "batch": 2, "ramps": list(ramps)}
+        write_plan(parse_plan({"stages": [{"splits": [split]} | stage], "policy": policy}), self.folder / "plan.yaml")
 
     def refused(self, **parts: Any) -> tuple[int, str]:
         """The line and the words of a refusal."""
@@ -176,10 +183,9 @@ def test_a_fixed_plan_has_no_controller_no_probes_and_no_slots_but_its_own(files
 
 
 def test_a_plan_file_is_begun_with(files: Files) -> None:
-    plan = parse_plan({"stages": [{"replicas": 2, "splits": [{"first": 0, "end": 3, "batch": 2}]}]})
-    write_plan(plan, files.folder / "plan.yaml")
+    files.write_plan(replicas=2)
     settings = files.read(planner={"plan": "plan.yaml"}).settings
-    assert settings.plan.stages == plan.stages
+    assert settings.plan.stages == read_plan(files.folder / "plan.yaml").stages
     assert settings.slots == {"cpu": 3}  # two replicas, and one for each of the two idle slots
 
 
@@ -332,17 +338,13 @@ def test_of_an_emulated_cluster_the_nearest_slo_is_in_the_files_own_seconds(file
     assert files.refused(**emulated(scale=20.0), slo={"latency_s": 0.001}) == plain
 
 
-def test_a_model_folder_of_another_version_is_refused(files: Files) -> None:
+def test_a_model_of_another_version_or_without_a_calibration_is_refused(files: Files) -> None:
+    (files.model / "calibration.json").unlink()
+    assert "not calibrated; run: offramp calibrate" in files.refused()[1]
     with_card(files.model, schema_version=3)
     at, said = files.refused()
     assert at == files.line_of("folder: model")
     assert "model.json: schema_version" in said
-
-
-def test_a_model_that_is_not_calibrated_says_how(files: Files) -> None:
-    (files.model / "calibration.json").unlink()
-    with pytest.raises(InputError, match="not calibrated; run: offramp calibrate"):
-        files.read()
 
 
 def test_exit_records_of_another_model_are_refused(files: Files) -> None:
@@ -372,26 +374,20 @@ def test_a_model_must_fit_its_accelerator(files: Files, dtype: str, needed: int)
 
 
 def test_a_plan_that_needs_more_than_the_cluster_has_is_refused(files: Files) -> None:
-    plan = parse_plan({"stages": [{"replicas": 6, "splits": [{"first": 0, "end": 3, "batch": 2}]}]})
-    write_plan(plan, files.folder / "plan.yaml")
+    files.write_plan(replicas=6)
     at, said = files.refused(planner={"plan": "plan.yaml"})
     assert at == files.line_of("plan.yaml")
     assert "needs 2 cpu more than the cluster has" in said
 
 
 def test_a_plan_that_cannot_be_answered_from_records_is_refused_on_emulated_accelerators(files: Files) -> None:
-    splits = [{"first": 0, "end": 3, "batch": 2, "ramps": [0]}]
-    stages = [{"device": "emulated:V100", "replicas": 1, "splits": splits}]
-    plan = parse_plan({"stages": stages, "policy": {"name": "entropy", "thresholds": 0.5}})
-    write_plan(plan, files.folder / "plan.yaml")
+    files.write_plan(device="emulated:V100", ramps=[0], policy=ENTROPY)
     said = files.refused(**emulated(), planner={"plan": "plan.yaml"})[1]
     assert "leaves by entropy; emulated accelerators answer from exit records: recorded" in said
 
 
 def test_a_plan_with_ramps_that_the_controller_has_no_threshold_for_is_refused(files: Files) -> None:
-    splits = [{"first": 0, "end": 3, "batch": 2, "ramps": [1]}]
-    policy = {"name": "entropy", "thresholds": 0.5}
-    write_plan(parse_plan({"stages": [{"splits": splits}], "policy": policy}), files.folder / "plan.yaml")
+    files.write_plan(ramps=[1], policy=ENTROPY)
     parts = {"accuracy": {"policy": "entropy", "thresholds": {0: 0.5}, "budget": 0.1}}
     said = files.refused(**parts, planner={"plan": "plan.yaml"})[1]
     assert "has ramps [1]; the controller has thresholds for [0]" in said
