@@ -11,17 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
-from earlyexit.cut import cut_out
 from earlyexit.errors import ModelFolderError
-from earlyexit.families import find_family
 from earlyexit.families.own import PaddedBackbone, check_alone
 from earlyexit.layout import Layout
-from earlyexit.network import from_wire
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.reordered import ReorderedLinear, reorder_linears
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
-from tests.earlyexit.tokens import of_tokens, wire_of
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same
+from tests.earlyexit.tokens import of_tokens
 
 HERE = __name__
 WIDTH = 4
@@ -90,25 +88,6 @@ def test_a_network_that_lets_padding_through_is_refused_by_its_block() -> None:
         check_alone(leaky())
 
 
-def test_a_network_is_tried_in_inference_and_left_as_it_was() -> None:
-    backbone = padded(nn.Sequential()).train()
-    backbone.blocks[0] = Dropping()
-    check_alone(backbone)
-    assert backbone.training
-
-
-class Dropping(nn.Module):
-    """Would differ from run to run if it were trained."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        result: Tensor = self.drop(hidden_BTD)
-        return result
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -122,12 +101,7 @@ def test_what_is_no_network_is_refused(name: str, message: str) -> None:
         load_pretrained(name)
 
 
-def test_an_unknown_family_is_refused_with_the_way_to_ones_own() -> None:
-    with pytest.raises(ModelFolderError, match=r"unknown model family 'gpt'; known: bert.*, or your own as module:"):
-        find_family("gpt")
-
-
-def test_an_own_model_is_saved_loaded_cut_and_packed_only_where_it_may_be(tmp_path: Path) -> None:
+def test_an_own_model_is_saved_loaded_cut_and_reordered_only_where_it_may_be(tmp_path: Path) -> None:
     assert __name__ in sys.modules
     torch.manual_seed(0)
     pretrained, family = load_pretrained(f"{HERE}:build")
@@ -146,11 +120,5 @@ def test_an_own_model_is_saved_loaded_cut_and_packed_only_where_it_may_be(tmp_pa
     reorder_linears(loaded)
     assert not any(isinstance(each, ReorderedLinear) for each in loaded.backbone.modules())
     assert any(isinstance(each, ReorderedLinear) for each in loaded.head.modules())
-    policy = ConfidencePolicy(1.1)  # nobody leaves
-    wire = wire_of([of_tokens([1, 2]), of_tokens([3, 4, 5])])
-    whole = list(cut_out(model, 0, 2, (0,), policy).run(from_wire(model, wire, policy)))[-1].answers
-    first = list(cut_out(loaded, 0, 1, (0,), policy).run(from_wire(loaded, wire, policy)))[-1].survivors
-    assert first is not None
-    rest = list(cut_out(loaded, 1, 2, (), policy).run(first))[-1].answers
-    assert [each.value for each in rest] == [each.value for each in whole]
-    assert [each.score for each in rest] == pytest.approx([each.score for each in whole], abs=1e-5)
+    policy, encoded = ConfidencePolicy(1.1), [of_tokens([1, 2]), of_tokens([3, 4, 5])]  # nobody leaves
+    assert_same(answers_in_cuts(loaded, policy, encoded, (0, 1, 2)), answers_alone(model, policy, encoded))
