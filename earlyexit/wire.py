@@ -16,7 +16,7 @@ Lengths = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Array:
+class Numbers:
     """An answer of many numbers, as it travels."""
 
     dtype: str
@@ -24,7 +24,7 @@ class Array:
     raw: bytes
 
     @classmethod
-    def of(cls, array: npt.NDArray[np.generic]) -> Array:
+    def of(cls, array: npt.NDArray[np.generic]) -> Numbers:
         """A copy of an array."""
         return cls(array.dtype.str, array.shape, array.tobytes())
 
@@ -33,7 +33,7 @@ class Array:
         return np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape)
 
 
-Value = int | float | Array
+Value = int | float | Numbers
 """An answer, as its task has it: a label's index, a number, an array."""
 
 
@@ -89,11 +89,11 @@ def entering(sample_ids: Sequence[str], encoded: Sequence[Encoded]) -> WirePiece
 def values_of(array: npt.NDArray[Any]) -> list[Value]:
     """The answers that an array holds, one per row."""
     if array.ndim > 1:
-        return [Array.of(row) for row in array]
+        return [Numbers.of(row) for row in array]
     values: list[Value] = array.tolist()
     return values
 
 
 def stacked(values: Sequence[Value]) -> npt.NDArray[Any]:
     """Answers of one task as an array, one row each."""
-    return np.array([value.numpy() if isinstance(value, Array) else value for value in values])
+    return np.array([value.numpy() if isinstance(value, Numbers) else value for value in values])

@@ -17,7 +17,7 @@ from earlyexit.network import from_wire
 from earlyexit.piece import Piece, fuse
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.signature import Encoded
-from earlyexit.wire import Array, entering, stacked, values_of
+from earlyexit.wire import Numbers, entering, stacked, values_of
 
 all_lengths = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
@@ -153,13 +153,13 @@ def test_inputs_enter_one_after_the_other_tensor_by_tensor() -> None:
 )
 def test_answers_are_taken_apart_and_put_together(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
     values = values_of(array)
-    assert {type(value) for value in values} == {Array if array.ndim > 1 else type(array.tolist()[0])}
+    assert {type(value) for value in values} == {Numbers if array.ndim > 1 else type(array.tolist()[0])}
     assert stacked(values).tolist() == array.tolist()
 
 
 def test_an_answer_of_many_numbers_travels_with_its_type_and_shape() -> None:
     array = np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::2]
-    back = Array.of(array).numpy()
+    back = Numbers.of(array).numpy()
     assert back.dtype == array.dtype
     assert back.tolist() == [[0, 2], [3, 5]]
     assert not back.flags.writeable

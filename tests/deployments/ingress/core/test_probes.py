@@ -9,7 +9,7 @@ import pytest
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.core.probes import ProbeBook
 from earlyexit.tasks.label import differ
-from earlyexit.wire import Array, Seen
+from earlyexit.wire import Numbers, Seen
 from optimizer.plan import PolicySpec
 from profiles.records import ValueArray
 from profiles.scores import FloatArray, Score
@@ -86,7 +86,7 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
     book.begin([probe], BOTH, 2.0)
     book.answered(probe, 2, BOTH)
     for block, pixels in ((0, [[1, 1], [0, 0]]), (2, [[0, 1], [0, 0]]), (3, [[0, 0], [0, 0]])):
-        book.see([(probe, replace(seen(probe, block)[1], value=Array.of(np.array(pixels))))])
+        book.see([(probe, replace(seen(probe, block)[1], value=Numbers.of(np.array(pixels))))])
     assert book.agreement == 0.75
     observations = book.hand_over()
     assert observations is not None
