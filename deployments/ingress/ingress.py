@@ -31,7 +31,7 @@ from deployments.ingress.dispatch.flow_metrics import FlowMetrics
 from deployments.ingress.rpc.methods import RpcMethods
 from deployments.ingress.tracing.hooks import start_tracing
 from deployments.ingress.transport.controller_link import CONTROLLER, ControllerLink
-from deployments.ingress.transport.link import Link
+from deployments.ingress.transport.link import ReplicaLink
 from deployments.ingress.transport.members import board_of
 from deployments.ingress.transport.transport import LinkTransport
 from deployments.ingress.versions.http import version_paths
@@ -82,7 +82,7 @@ class Ingress(RpcMethods):
         phase = random.random()
         self._tracing = start_tracing(self._settings, self._clock)
         self._transports = {
-            name: LinkTransport(phase=phase, link=Link if self._tracing is None else self._tracing.link(name))
+            name: LinkTransport(phase=phase, link=ReplicaLink if self._tracing is None else self._tracing.link(name))
             for name in self._slots
         }
         self._core = build_core(self._settings, self.card, self._transports)

@@ -12,7 +12,7 @@ from deployments.ingress.api.endpoint import Counting, Endpoint, EndpointOf, Han
 from deployments.ingress.api.face import GONE
 from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.ingress.tracing.tracer import Tracer
-from deployments.ingress.transport.link import Link
+from deployments.ingress.transport.link import ReplicaLink
 from deployments.ingress.transport.transport import LinkTo
 from deployments.messages import Address, Chunk, StageCall
 from deployments.settings import ServeSettings
@@ -62,7 +62,7 @@ def failure_of(status: int | None) -> str | None:
     return "" if status >= SERVER_ERROR else None
 
 
-class TracedLink(Link):
+class TracedLink(ReplicaLink):
     """Notes the calls with inputs of sampled requests."""
 
     def __init__(

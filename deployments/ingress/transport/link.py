@@ -28,7 +28,7 @@ class _Open:
     done: asyncio.Future[None]
 
 
-class Link:
+class ReplicaLink:
     """Connects, and connects again, until it is closed; on one event loop."""
 
     def __init__(

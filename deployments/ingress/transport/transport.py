@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.ingress.core.routing import FillFirst
-from deployments.ingress.transport.link import Link
+from deployments.ingress.transport.link import ReplicaLink
 from deployments.ingress.transport.members import Board
 from deployments.messages import Address, Chunk, StageCall
 
-LinkTo = Callable[[str, Address, Callable[[], None]], Link]
+LinkTo = Callable[[str, Address, Callable[[], None]], ReplicaLink]
 """A replica's id, where it takes calls, and what is told when it comes to be up or no longer is."""
 
 
@@ -35,7 +35,7 @@ class Transport(Protocol):
 class _Replica:
     """What an ingress knows of one."""
 
-    link: Link
+    link: ReplicaLink
     load: int = 0
     """Inputs of this ingress's calls that it has."""
     position: int = -1
@@ -48,7 +48,7 @@ class LinkTransport:
     Serve's handles do the same at ten times the cost per part of a reply (docs/performance.md).
     """
 
-    def __init__(self, *, phase: float, link: LinkTo = Link) -> None:
+    def __init__(self, *, phase: float, link: LinkTo = ReplicaLink) -> None:
         """`phase`: where equal replicas are begun with; another one in every ingress. `link` connects to one."""
         self._link = link
         self._replicas: dict[str, _Replica] = {}

@@ -23,7 +23,7 @@ from deployments.ingress.dispatch.departure import Query
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.rpc.calls import Rpcs
 from deployments.ingress.tracing.hooks import Tracing, start_tracing
-from deployments.ingress.transport.link import Link
+from deployments.ingress.transport.link import ReplicaLink
 from deployments.ingress.transport.members import Board
 from deployments.ingress.transport.transport import LinkTransport, Transport
 from deployments.messages import Assignment
@@ -131,7 +131,7 @@ async def traced_service(settings: ServeSettings) -> AsyncIterator[Traced]:
         addresses = {slot: await _replica(settings, placed, slot, stack) for slot in placed.slots}
         boards = {slot: Board() for slot in placed.slots}
         transports = {
-            slot: LinkTransport(phase=0.0, link=Link if tracing is None else tracing.link(slot))
+            slot: LinkTransport(phase=0.0, link=ReplicaLink if tracing is None else tracing.link(slot))
             for slot in placed.slots
         }
         for slot, transport in transports.items():

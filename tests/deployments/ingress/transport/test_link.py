@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deployments.ingress.transport.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, Link
+from deployments.ingress.transport.link import FIRST_PAUSE_S, LONGEST_PAUSE_S, ReplicaLink
 from deployments.messages import Chunk
 from earlyexit.errors import DeadlineError
 from earlyexit.wire import Seen
@@ -21,7 +21,7 @@ class Scene:
         """Whether it was up, whenever it told of a change."""
         self._pauses: asyncio.Queue[float] = asyncio.Queue()
         self._over: asyncio.Queue[None] = asyncio.Queue()
-        self.link = Link("r1", self.replica.address, self._changed, pause=self._pause)
+        self.link = ReplicaLink("r1", self.replica.address, self._changed, pause=self._pause)
 
     def call(self, sample_ids: str) -> Call:
         return Call(self.link, sample_ids)
@@ -58,7 +58,7 @@ class Scene:
 class Call:
     """A call over the link, and the parts that came."""
 
-    def __init__(self, link: Link, sample_ids: str) -> None:
+    def __init__(self, link: ReplicaLink, sample_ids: str) -> None:
         self.parts: list[Chunk] = []
         self.task = asyncio.create_task(link.call(call_of(sample_ids), self.parts.append))
 
