@@ -9,33 +9,12 @@ from cluster.inventory import Accelerators, Inventory
 from cluster.render import BUILDER, serve_config
 from deployments.applications import check_devices, claimed, with_application, without_application
 from earlyexit.errors import InputError
+from tests.deployments.serve_status import application, serving
 
 PLAN = {
     "schema_version": 1,
     "stages": [{"device": "cpu", "replicas": 2, "splits": [{"first": 0, "end": 2, "batch": 8}]}],
 }
-
-
-def serving(*applications: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": 8000},
-        "grpc_options": None,
-        "applications": {each["name"]: each for each in applications},
-    }
-
-
-def application(name: str, *, status: str = "RUNNING", route: str | None = None, **deployments: Any) -> dict[str, Any]:
-    """One that a config deployed, as Serve describes it."""
-    config = {"name": name, "route_prefix": route or f"/{name}", "import_path": "m:a", "args": {"a": 1}}
-    return {
-        "name": name,
-        "status": status,
-        "message": "",
-        "route_prefix": route or f"/{name}",
-        "deployed_app_config": config,
-        "deployments": deployments,
-    }
 
 
 def config(**args: Any) -> dict[str, Any]:

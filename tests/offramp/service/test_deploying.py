@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.render import serve_config
 from earlyexit.clock import ManualClock
 from earlyexit.errors import InputError, OfframpError
 from offramp.service.deploying import (
@@ -18,6 +17,7 @@ from offramp.service.deploying import (
     wait_until_gone,
     wait_until_running,
 )
+from tests.deployments.serve_status import application, serving
 
 NODE = {
     "node_id": "a",
@@ -30,32 +30,6 @@ NODE = {
 def deployment(wanted: int = 1, running: int = 1, status: str = "HEALTHY") -> dict[str, Any]:
     states = ["RUNNING"] * running + ["STARTING"] * (wanted - running)
     return {"status": status, "target_num_replicas": wanted, "replicas": [{"state": state} for state in states]}
-
-
-def application(name: str, *, status: str = "RUNNING", route: str | None = None, **deployments: Any) -> dict[str, Any]:
-    """One that a config deployed, as Serve describes it."""
-    config = {"name": name, "route_prefix": route or f"/{name}", "import_path": "m:a", "args": {"a": 1}}
-    return {
-        "name": name,
-        "status": status,
-        "message": "",
-        "route_prefix": route or f"/{name}",
-        "deployed_app_config": config,
-        "deployments": deployments,
-    }
-
-
-def serving(*applications: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": 8000},
-        "grpc_options": None,
-        "applications": {each["name"]: each for each in applications},
-    }
-
-
-def config(**args: Any) -> dict[str, Any]:
-    return serve_config(args, name="demo", environment={"A": "1"}, host="0.0.0.0", port=9000)
 
 
 class FakeRay:
