@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field
 
 from earlyexit.errors import DataError
@@ -159,15 +158,7 @@ def _table(source: Source, index: int, num_blocks: int, num_ramps: int, document
                 if len(seconds) != len(document.batch):
                     raise DataError(f"values here: {len(seconds)}; needed: {len(document.batch)}, one a batch size")
     with source.said_at((*at, "batch")):
-        return LatencyTable(
-            batches=tuple(document.batch),
-            block_s_NB=_array(document.block_s, len(document.batch)),
-            ramp_s_EB=_array(document.ramp_s, len(document.batch)),
-        )
-
-
-def _array(rows: list[list[float]], num_batches: int) -> FloatArray:
-    return np.array(rows, dtype=np.float64).reshape(len(rows), num_batches)  # no rows at all still have a width
+        return LatencyTable.of_rows(document.batch, document.block_s, document.ramp_s)
 
 
 def _between(below: LatencyTable, above: LatencyTable, share: float) -> LatencyTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from earlyexit.errors import DataError
 
 FloatArray = npt.NDArray[np.float64]
+Rows = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,6 +23,14 @@ class LatencyTable:
     block_s_NB: FloatArray
     ramp_s_EB: FloatArray
     """One row per ramp of the model, active or not, in the order of the model's ramps."""
+
+    @classmethod
+    def of_rows(cls, batches: Sequence[int], block_s: Rows, ramp_s: Rows) -> LatencyTable:
+        """From lists of seconds; no rows at all still have a width."""
+        blocks, ramps = (
+            np.array(rows, dtype=np.float64).reshape(len(rows), len(batches)) for rows in (block_s, ramp_s)
+        )
+        return cls(batches=tuple(batches), block_s_NB=blocks, ramp_s_EB=ramps)
 
     def __post_init__(self) -> None:
         if not self.batches or list(self.batches) != sorted(set(self.batches)) or self.batches[0] < 1:
