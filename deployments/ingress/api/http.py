@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -143,7 +143,6 @@ def build_app(
     `Endpoint`. Starlette's router without its application: the middlewares around it do what `Endpoint` does, at 6 % of
     an ingress.
     """
-    routes = Routes(backend, gate)
     endpoint = endpoint or Endpoint
     before: list[Middleware] = []
     if cors_origins:
@@ -151,39 +150,40 @@ def build_app(
     if gate is not None:
         before.append(Middleware(Gatekeeper, backend=backend, gate=gate))
 
-    def route(path: str, handler: Handler, method: str = "GET") -> Route:
-        return Route(path, endpoint(backend, path, {method: handler}))
-
-    model = "/v2/models/{model}"
-    version = model + "/versions/{version}"
+    paths = (*_paths(backend, Routes(backend, gate)), *more)
     router = Router(
-        routes=[
-            route("/predict", routes.predict, "POST"),
-            route(model + "/infer", routes.v2_infer, "POST"),
-            route(version + "/infer", routes.v2_infer, "POST"),
-            route("/v2", routes.v2_server),
-            route("/v2/health/live", told(_live)),
-            route("/v2/health/ready", routes.ready),
-            route(model, routes.v2_model),
-            route(model + "/ready", routes.model_ready),
-            route(version, routes.v2_model),
-            route(version + "/ready", routes.model_ready),
-            route("/stats", told(backend.stats)),
-            route("/plan", told(backend.plan)),
-            route("/plan/history", routes.plan_history),
-            route("/dashboard", pages.page),
-            route("/dashboard/events", routes.events),
-            route("/dashboard/{asset}", pages.asset),
-            route("/openapi.json", routes.openapi),
-            route("/docs", _docs),
-            *(Route(path, endpoint(backend, path, handlers)) for path, handlers in more),
-        ],
+        routes=[Route(path, endpoint(backend, path, handlers)) for path, handlers in paths],
         redirect_slashes=False,
         default=nowhere(Endpoint(backend, "unknown", {})),
         middleware=before,
     )
     router.default = FromTheRoot(router)
     return router
+
+
+def _paths(backend: HttpBackend, routes: Routes) -> Iterator[tuple[str, Mapping[str, Handler]]]:
+    """With their handlers by method; what is asked most comes first."""
+    model = "/v2/models/{model}"
+    yield "/predict", {"POST": routes.predict}
+    for named in (model, model + "/versions/{version}"):
+        yield named + "/infer", {"POST": routes.v2_infer}
+        yield named, {"GET": routes.v2_model}
+        yield named + "/ready", {"GET": routes.model_ready}
+    gets: dict[str, Handler] = {
+        "/v2": routes.v2_server,
+        "/v2/health/live": told(_live),
+        "/v2/health/ready": routes.ready,
+        "/stats": told(backend.stats),
+        "/plan": told(backend.plan),
+        "/plan/history": routes.plan_history,
+        "/dashboard": pages.page,
+        "/dashboard/events": routes.events,
+        "/dashboard/{asset}": pages.asset,
+        "/openapi.json": routes.openapi,
+        "/docs": _docs,
+    }
+    for path, handler in gets.items():
+        yield path, {"GET": handler}
 
 
 class FromTheRoot:
