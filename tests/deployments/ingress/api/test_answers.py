@@ -8,8 +8,8 @@ from deployments.ingress.api.answers import predict_response, v2_response
 from deployments.ingress.api.bodies import V2Reply
 from deployments.ingress.rpc.conversion import infer_response
 from earlyexit.wire import Answer
-from tests.deployments.ingress.api.requests import packed
 from tests.deployments.ingress.api.signatures import TASK
+from tests.deployments.ingress.api.v2_requests import packed
 
 ANSWERS = (
     Answer(sample_id="#1.0", value=0, score=0.75, exit=2),

@@ -19,8 +19,8 @@ from deployments.ingress.rpc.conversion import CONTENTS, parse_infer
 from deployments.ingress.rpc.messages import message_class
 from earlyexit.errors import InputError
 from earlyexit.signature import DATATYPES
-from tests.deployments.ingress.api.requests import check_refused, refusal
 from tests.deployments.ingress.api.signatures import IMAGE, NUMBERS, PAIR, TEXT, tensor, tensors
+from tests.deployments.ingress.api.v2_requests import check_refused, refusal
 from tests.earlyexit.codecs.pictures import file_of, noise
 
 

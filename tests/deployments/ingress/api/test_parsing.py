@@ -15,7 +15,8 @@ from deployments.ingress.api.parsing import parse_predict as parse_predict_of
 from deployments.ingress.rpc.conversion import parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
 from earlyexit.errors import InputError
-from tests.deployments.ingress.api.requests import (
+from tests.deployments.ingress.api.signatures import TEXT
+from tests.deployments.ingress.api.v2_requests import (
     WAYS,
     Parsed,
     a_message,
@@ -27,7 +28,6 @@ from tests.deployments.ingress.api.requests import (
     refusal,
     v2_json,
 )
-from tests.deployments.ingress.api.signatures import TEXT
 
 
 def parse_predict(body: bytes) -> tuple[InferRequest, bool]:
