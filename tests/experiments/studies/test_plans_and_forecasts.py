@@ -101,7 +101,7 @@ def test_22_plans_are_simulated_on_the_true_exits() -> None:
     truth = facing(two_blocks(), half_leave())
     planned = solve(truth, "stock")
     assert isinstance(planned, Planned)
-    assert fig22.simulator(truth, half_leave(), "quick")(planned) == pytest.approx(3000, rel=0.03)
+    assert fig22.simulator(truth, half_leave(), "quick")(planned) == pytest.approx(3000, rel=0.1)
 
 
 def test_22_the_most_and_the_least_that_e3_loses_are_of_recorded_exits_alone() -> None:
