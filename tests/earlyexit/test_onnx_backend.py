@@ -38,8 +38,8 @@ POLICY = ConfidencePolicy(0.55)
 
 
 def fresh_model(ramps: RampOptions | None = None) -> EarlyExitModel:
-    model = small(LabelTask(("no", "yes")), seed=0, max_length=64, ramps=ramps)
-    model.temperatures_E.copy_(torch.tensor([0.5, 1.0, 2.0, 0.7]))
+    model = small(LabelTask(("no", "yes")), seed=0, num_blocks=3, max_length=64, ramps=ramps)
+    model.temperatures_E.copy_(torch.tensor([0.5, 2.0, 0.7]))
     return model
 
 
@@ -79,10 +79,10 @@ def assert_runners_agree(model: EarlyExitModel, segments: OnnxSegments, segment:
             torch.testing.assert_close(onnx_logits_BC, logits_BC, atol=1e-4, rtol=0)
 
 
-EXPORTED = [Segment(first=block, end=block + 1, ramp=block if block < 3 else None) for block in range(4)]
+EXPORTED = [Segment(first=block, end=block + 1, ramp=block if block < 2 else None) for block in range(3)]
 """Between all ramps: what most tests run."""
 OTHERS = [
-    Segment(first=first, end=end, ramp=end - 1 if end < 4 else None) for end in range(2, 5) for first in range(end - 1)
+    Segment(first=first, end=end, ramp=end - 1 if end < 3 else None) for end in range(2, 4) for first in range(end - 1)
 ]
 
 
@@ -118,13 +118,13 @@ def test_cuts_give_the_labels_and_exits_of_torch(
     expected = answers_alone(model, POLICY, encoded)
     if len(lengths) == max(map(len, BATCHES)):
         assert len({answer.exit for answer in expected.values()}) > 1
-    for bounds in ((0, 4), (0, 2, 4), (0, 1, 2, 3, 4)):
+    for bounds in ((0, 3), (0, 2, 3), (0, 1, 2, 3)):
         assert_same(answers_in_cuts(model, POLICY, encoded, bounds, segments=segments), expected, within=1e-4)
 
 
 def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: OnnxSegments) -> None:
-    segment = Segment(first=3, end=4, ramp=None)
-    piece = piece_before(model, 3, [4, 2])
+    segment = Segment(first=2, end=3, ramp=None)
+    piece = piece_before(model, 2, [4, 2])
     segments.run(segment, piece)
     path = segments.file(segment)
     os.utime(path, (1, 1))
@@ -133,7 +133,7 @@ def test_a_file_in_the_cache_is_used_again(model: EarlyExitModel, segments: Onnx
 
 
 def test_a_changed_weight_does_not_use_the_old_file(model: EarlyExitModel, segments: OnnxSegments, cache: Path) -> None:
-    segment = Segment(first=3, end=4, ramp=None)
+    segment = Segment(first=2, end=3, ramp=None)
     changed = fresh_model()
     same = OnnxSegments(changed, cache=cache).file(segment)
     next(changed.backbone.parameters())[0, 0] += 1
@@ -145,14 +145,14 @@ def test_a_changed_weight_does_not_use_the_old_file(model: EarlyExitModel, segme
 
 
 def test_a_changed_temperature_does_not_use_the_old_file(segments: OnnxSegments, cache: Path) -> None:
-    segment = Segment(first=3, end=4, ramp=None)
+    segment = Segment(first=2, end=3, ramp=None)
     changed = fresh_model()
-    changed.temperatures_E[3] = 1.5
+    changed.temperatures_E[2] = 1.5
     assert OnnxSegments(changed, cache=cache).file(segment) != segments.file(segment)
 
 
 def test_the_cache_holds_whole_files_only(model: EarlyExitModel, segments: OnnxSegments, cache: Path) -> None:
-    segments.run(Segment(first=3, end=4, ramp=None), piece_before(model, 3, [4, 2]))
+    segments.run(Segment(first=2, end=3, ramp=None), piece_before(model, 2, [4, 2]))
     assert {path.suffix for path in cache.iterdir()} == {".onnx"}
 
 
@@ -160,7 +160,7 @@ def test_sessions_are_made_beside_a_device_that_runs(
     model: EarlyExitModel, tmp_path: Path, encoded: list[Encoded]
 ) -> None:
     segments = OnnxSegments(model, cache=tmp_path, num_threads=1)
-    split = Split(first=0, end=3, batch=8)
+    split = Split(first=0, end=1, batch=8)
     runner, by_torch = TorchRunner(model, POLICY, segments), TorchRunner(model, POLICY)
     piece = runner.from_wire(wire_of(encoded[:4]))
     expected = hidden_after(by_torch, split, piece)
