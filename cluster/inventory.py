@@ -62,6 +62,24 @@ class Inventory:
         return {name: each.count for name, each in self.devices.items() if each.count}
 
 
+def accelerators(
+    name: str,
+    *,
+    usd_per_hour: float | None = None,
+    memory_bytes: int | None = None,
+    source: str | None = None,
+    **said: Any,
+) -> Accelerators:
+    """Those of a type, with the catalogue's price and memory where none are said."""
+    known = known_device(name)
+    return Accelerators(
+        usd_per_hour=known.usd_per_hour if usd_per_hour is None else usd_per_hour,
+        memory_bytes=memory_bytes or known.memory_bytes,
+        source=source or known.source,
+        **said,
+    )
+
+
 def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
     """What a live cluster has, from the list that `ray.nodes()` returns; nodes that are not alive count for nothing.
 
@@ -76,7 +94,7 @@ def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Inventory:
         for name, count in _on_node(node["Resources"]).items():
             counts[name] += count
             labels[name] = _common(labels[name], here) if name in labels else here
-    devices = {name: _accelerators(name, count, labels[name]) for name, count in sorted(counts.items())}
+    devices = {name: accelerators(name, count=count, labels=labels[name]) for name, count in sorted(counts.items())}
     return Inventory(devices=devices, link=known_link())
 
 
@@ -100,17 +118,6 @@ def _on_node(resources: Mapping[str, Any]) -> dict[str, int]:
     known = [name for name in types if name in RAY_ACCELERATORS]
     found[known[0] if known else "cuda"] = int(resources.get("GPU", 0))
     return {name: count for name, count in found.items() if count}
-
-
-def _accelerators(name: str, count: int, labels: Mapping[str, str]) -> Accelerators:
-    known = known_device(name)
-    return Accelerators(
-        count=count,
-        usd_per_hour=known.usd_per_hour,
-        memory_bytes=known.memory_bytes,
-        labels=labels,
-        source=known.source,
-    )
 
 
 def _common(labels: Mapping[str, str], others: Mapping[str, str]) -> dict[str, str]:

@@ -9,9 +9,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import Field
 
-from cluster.catalogue import ClusterLink, known_device, known_link
+from cluster.catalogue import ClusterLink, known_link
 from cluster.devices import find_device
-from cluster.inventory import Accelerators, Inventory
+from cluster.inventory import Inventory, accelerators
 from earlyexit.errors import InputError
 from earlyexit.source_file import Source, StrictDocument, read_source
 
@@ -64,23 +64,10 @@ def build_inventory(document: InventoryDocument, source: Source, at: tuple[str, 
     for name, each in document.devices.items():
         with source.said_at((*at, "devices", name)):
             find_device(name)
-            devices[name] = _accelerators(name, each)
+            devices[name] = accelerators(name, **each.model_dump())
     link = known_link() if document.link is None else ClusterLink(**document.link.model_dump())
     with source.said_at((*at, "time_scale")):
         return Inventory(devices=devices, link=link, time_scale=document.time_scale)
-
-
-def _accelerators(name: str, document: AcceleratorsDocument) -> Accelerators:
-    known = known_device(name)
-    said = document.source or known.source
-    return Accelerators(
-        count=document.count,
-        usd_per_hour=known.usd_per_hour if document.usd_per_hour is None else document.usd_per_hour,
-        memory_bytes=document.memory_bytes or known.memory_bytes,
-        labels=document.labels,
-        node_selector=document.node_selector,
-        source=said,
-    )
 
 
 def refuse_unknown_fields(source: Source, shape: type[StrictDocument]) -> None:
