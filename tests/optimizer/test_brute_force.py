@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -138,33 +139,41 @@ def test_the_space_of_four_blocks_is_whole() -> None:
     assert num_plans == 8 * (1 * 2 * 3 + 3 * 4 * 6 + 3 * 8 * 10 + 1 * 16 * 15)
 
 
-@pytest.mark.parametrize("seed", range(60), ids="problem {}".format)
-def test_the_twin_scores_as_the_cost_model_does(seed: int) -> None:
-    problem, rng = random_problem(seed), default_rng(seed)
-    twin, spaces = Twin(problem), list(layouts(problem, "best"))
-    chosen = [spaces[index] for index in rng.permutation(len(spaces))[:30]]
-    scored = [(layout, scores) for layout in chosen for scores in [twin.scores(layout)] if len(scores.replicas_QG)]
-    assert scored or not spaces
-    for layout, scores in scored:
-        p, q = rng.integers(len(scores.batch_PS)), rng.integers(len(scores.replicas_QG))
-        figures = evaluate(problem, plan_of(layout, scores.batch_PS[p], scores.replicas_QG[q]))
-        assert scores.rate_per_s_PQ[p, q] == pytest.approx(figures.rate_per_s, rel=1e-12)
-        assert scores.latency_s_PQ[p, q] == pytest.approx(figures.latency_s, rel=1e-12)
-        assert scores.usd_per_hour_Q[q] == pytest.approx(figures.usd_per_hour, rel=1e-12)
+def some(problems: list[int], few: int) -> pytest.MarkDecorator:
+    """The first problems, and for `make test-all` the others."""
+    rest = pytest.param(problems[few:], id="many", marks=pytest.mark.slow)
+    return pytest.mark.parametrize("seeds", [pytest.param(problems[:few], id="few"), rest])
 
 
-@pytest.mark.parametrize("seed", TINY, ids="problem {}".format)
-def test_the_twin_agrees_with_scoring_plan_by_plan(seed: int) -> None:
-    problem = random_problem(seed)
-    for strategy in STRATEGIES:
+@some(list(range(60)), 15)
+def test_the_twin_scores_as_the_cost_model_does(seeds: list[int]) -> None:
+    for seed in seeds:
+        problem, rng = random_problem(seed), default_rng(seed)
+        twin, spaces = Twin(problem), list(layouts(problem, "best"))
+        chosen = [spaces[index] for index in rng.permutation(len(spaces))[:30]]
+        scored = [(layout, scores) for layout in chosen for scores in [twin.scores(layout)] if len(scores.replicas_QG)]
+        assert scored or not spaces, seed
+        for layout, scores in scored:
+            p, q = rng.integers(len(scores.batch_PS)), rng.integers(len(scores.replicas_QG))
+            figures = evaluate(problem, plan_of(layout, scores.batch_PS[p], scores.replicas_QG[q]))
+            assert scores.rate_per_s_PQ[p, q] == pytest.approx(figures.rate_per_s, rel=1e-12), seed
+            assert scores.latency_s_PQ[p, q] == pytest.approx(figures.latency_s, rel=1e-12), seed
+            assert scores.usd_per_hour_Q[q] == pytest.approx(figures.usd_per_hour, rel=1e-12), seed
+
+
+@some(TINY, 20)
+def test_the_twin_agrees_with_scoring_plan_by_plan(seeds: list[int]) -> None:
+    for seed, strategy in product(seeds, STRATEGIES):
+        problem = random_problem(seed)
         scored = [(stages, evaluate(problem, stages)) for stages in plans(problem, strategy)]
         kept = [figures for stages, figures in scored if not violations(problem, stages, figures)]
         found = Twin(problem).best(strategy)
-        assert (found is None) == (not kept)
+        assert (found is None) == (not kept), seed
         if found is not None and isinstance(problem.objective, MinimizeCost):
-            assert found.figures.usd_per_hour == min(figures.usd_per_hour for figures in kept)
+            assert found.figures.usd_per_hour == min(figures.usd_per_hour for figures in kept), seed
         elif found is not None:
-            assert found.figures.rate_per_s == pytest.approx(max(figures.rate_per_s for figures in kept), rel=1e-12)
+            best = max(figures.rate_per_s for figures in kept)
+            assert found.figures.rate_per_s == pytest.approx(best, rel=1e-12), seed
 
 
 def test_survival_counts_from_the_last_active_ramp() -> None:

@@ -16,12 +16,12 @@ from profiles.catalogue_file import read_catalogue
 from profiles.latency import LatencyProfile
 
 BERT_BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
-each_profile = pytest.mark.parametrize(
-    "profile",
-    [pytest.param(published_profile(e.model, e.device), id=f"{e.model} {e.device}") for e in catalogue()],
-)
 DATA = data_folder()
 needs_data = pytest.mark.skipif(DATA is None, reason="the published tables are not in OFFRAMP_DATA")
+
+
+def profiles() -> list[LatencyProfile]:
+    return [published_profile(entry.model, entry.device) for entry in catalogue()]
 
 
 def whole_ms(model: str, device: str, length: int, batch: int) -> float:
@@ -127,22 +127,18 @@ def test_a_latency_that_fell_with_the_batch_is_raised_and_that_is_said() -> None
     assert "smoothed" not in published_profile("resnet50", "V100").provenance
 
 
-@each_profile
-def test_seconds_never_fall_with_the_batch(profile: LatencyProfile) -> None:
-    for table in profile.tables.values():
-        assert (np.diff(table.block_s_NB, axis=1) >= 0).all()
-        assert (np.diff(table.ramp_s_EB, axis=1) >= 0).all()
+def test_every_profile_has_seconds_that_never_fall_with_the_batch_and_ramps_after_all_blocks_but_the_last() -> None:
+    for profile in profiles():
+        assert profile.ramps == tuple(range(profile.num_blocks - 1))
+        for table in profile.tables.values():
+            assert (np.diff(table.block_s_NB, axis=1) >= 0).all(), (profile.model, profile.device)
+            assert (np.diff(table.ramp_s_EB, axis=1) >= 0).all(), (profile.model, profile.device)
 
 
-@each_profile
-def test_ramps_sit_after_every_block_but_the_last(profile: LatencyProfile) -> None:
-    assert profile.ramps == tuple(range(profile.num_blocks - 1))
-
-
-@each_profile
-def test_what_the_catalogue_gives_can_be_saved(profile: LatencyProfile, tmp_path: Path) -> None:
-    profile.save(tmp_path / "profile.json")
-    assert LatencyProfile.load(tmp_path / "profile.json").provenance == profile.provenance
+def test_what_the_catalogue_gives_can_be_saved(tmp_path: Path) -> None:
+    for profile in profiles():
+        profile.save(tmp_path / "profile.json")
+        assert LatencyProfile.load(tmp_path / "profile.json").provenance == profile.provenance
 
 
 def test_an_unknown_model_is_refused_with_those_known() -> None:
