@@ -28,7 +28,7 @@ DASHBOARD_URL = f"http://127.0.0.1:{DASHBOARD_PORT}"
 ORDER_S = 120.0
 """For Ray to start, a service to take the place of another, or a plan that of another."""
 READY_S = 20.0
-STOP_S = 20.0
+STOP_S = 60.0
 MARK = "OFFRAMP_TEST_RUN"
 
 
