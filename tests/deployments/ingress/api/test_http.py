@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -50,7 +49,6 @@ ORDERS: dict[str, dict[str, Any]] = {
     "/v2/models/{model}/canary": {"version": "2", "share": 0.1},
     "/v2/models/{model}/default": {"version": "2"},
 }
-
 MEDIA_TYPES = {
     "/docs": "text/html",
     "/dashboard": "text/html",
@@ -288,51 +286,14 @@ async def test_a_body_that_says_it_is_too_large_is_refused_unread(backend: FakeB
 
 
 @pytest.fixture
-async def document(client: httpx.AsyncClient) -> dict[str, Any]:
-    document: dict[str, Any] = (await client.get("/openapi.json")).json()
-    return document
-
-
-def references(node: object) -> list[str]:
-    """Every `$ref` in a document."""
-    if isinstance(node, dict):
-        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
-        return own + [each for value in node.values() for each in references(value)]
-    return [each for value in node for each in references(value)] if isinstance(node, list) else []
+async def document(client: httpx.AsyncClient) -> Any:
+    return (await client.get("/openapi.json")).json()
 
 
 async def test_the_description_names_every_route_and_no_other(document: dict[str, Any]) -> None:
-    described = [(method.upper(), path) for path, item in document["paths"].items() for method in item]
-    described = [(method, path) for method, path in described if method != "PARAMETERS"]
+    paths = document["paths"].items()
+    described = [(method.upper(), path) for path, item in paths for method in set(item) - {"parameters"}]
     assert sorted(described) == sorted(ROUTES)
-
-
-async def test_the_description_is_whole(document: dict[str, Any]) -> None:
-    assert document["openapi"].startswith("3.1")
-    assert {"title", "version"} <= set(document["info"])
-    for reference in references(document):
-        node: Any = document
-        for key in reference.removeprefix("#/").split("/"):
-            node = node[key]
-    for path, item in document["paths"].items():
-        declared = [parameter["name"] for parameter in item.get("parameters", [])]
-        assert declared == re.findall(r"{(\w+)}", path)
-        for method in set(item) - {"parameters"}:
-            operation = item[method]
-            assert operation["summary"]
-            assert all(response["description"] for response in operation["responses"].values())
-            assert ("requestBody" in operation) == (method in ("post", "put"))
-
-
-async def test_errors_are_described_in_the_form_that_they_have(document: dict[str, Any]) -> None:
-    for path, schema in [("/predict", "ErrorBody"), ("/v2/models/{model}/infer", "V2Error")]:
-        responses = document["paths"][path]["post"]["responses"]
-        assert {"400", "404", "413", "422", "500", "503", "504"} <= set(responses)
-        content = responses["503"]["content"]["application/json"]
-        assert content["schema"]["$ref"].endswith(f"/{schema}")
-
-
-# What is refused unread
 
 
 # Below a route prefix

@@ -2,19 +2,15 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from deployments.ingress.api.bodies import InferRequest, V2Reply
 from deployments.ingress.api.parsing import parse_predict as parse_predict_of
 from deployments.ingress.rpc.conversion import parse_infer, read_message
 from deployments.ingress.rpc.messages import message_class
-from earlyexit.errors import InputError
 from tests.deployments.ingress.api.signatures import TEXT
 from tests.deployments.ingress.api.v2_requests import (
     WAYS,
@@ -260,102 +256,3 @@ def test_what_only_messages_can_have_wrong_is_refused() -> None:
     assert (
         refusal(lambda: read_message("ModelInferRequest", b"\xff\xff\xff")) == "the message is not a ModelInferRequest"
     )
-
-
-# Anything at all
-
-
-def nested_deeply(value: Any) -> Any:
-    for _ in range(300):
-        value = [value]
-    return value
-
-
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([10**30, -(10**30), 10**400, 10**4000, 2**63, -1, 0, 1])
-    | st.floats(allow_nan=True, allow_infinity=True)
-    | st.text(st.characters(exclude_categories=()))  # lone surrogates as well
-    | st.sampled_from(["text", "BYTES", "label", "a"])
-)
-VALID: list[dict[str, Any]] = [
-    {"inputs": ["a", "b"], "ids": ["x", "y"], "truncate": True, "timeout_s": 1.5},
-    {"inputs": "a"},
-    {
-        "id": "r",
-        "inputs": [{"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": [["a"], ["b"]], "parameters": {}}],
-        "outputs": [{"name": "label", "parameters": {"binary_data": True}}],
-        "parameters": {"timeout": 5, "truncate": False, "ids": ["x", "y"], "binary_data_output": False},
-    },
-    {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}]},
-]
-KEYS = st.sampled_from(sorted(set(re.findall(r'"(\w+)":', json.dumps(VALID)))))
-JSON_VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=5) | inner.map(nested_deeply),
-    max_leaves=12,
-)
-
-
-@st.composite
-def mutated_documents(draw: st.DrawFn) -> bytes:
-    """A valid body with something in it replaced, dropped or added."""
-    document = json.loads(json.dumps(draw(st.sampled_from(VALID))))
-    for _ in range(draw(st.integers(1, 3))):
-        mutate(draw, document)
-    return json.dumps(document).encode()
-
-
-def mutate(draw: st.DrawFn, node: Any) -> None:
-    while True:
-        keys = list(node) if isinstance(node, dict) else list(range(len(node)))
-        if not keys:
-            return
-        key = draw(st.sampled_from(keys))
-        if not isinstance(node[key], (dict, list)) or draw(st.booleans()):
-            break
-        node = node[key]
-    if draw(st.booleans()):
-        node[key] = draw(JSON_VALUES)
-    elif isinstance(node, dict) and draw(st.booleans()):
-        node[draw(KEYS)] = draw(JSON_VALUES)
-    else:
-        del node[key]
-
-
-@st.composite
-def mutated_bytes(draw: st.DrawFn) -> bytes:
-    """A valid body, its binary tensor included, with a run of bytes replaced by others."""
-    body = json.dumps(draw(st.sampled_from(VALID))).encode() + draw(st.sampled_from([b"", packed(b"a")]))
-    start = draw(st.integers(0, len(body)))
-    return body[:start] + draw(st.binary(max_size=4)) + body[start + draw(st.integers(0, 8)) :]
-
-
-BODIES = st.binary() | JSON_VALUES.map(lambda value: json.dumps(value).encode()) | mutated_documents() | mutated_bytes()
-
-
-def is_sound_or_refused_in_words(parse: Callable[[], tuple[InferRequest, object]]) -> bool:
-    """Whether what was parsed can be served, or the refusal says something; another error is the caller's to see."""
-    try:
-        request, _ = parse()
-    except InputError as error:
-        return bool(str(error).encode().strip())
-    whole = bool(request.rows) and all(request.rows) and len(request.ids) == len(request.rows)
-    in_time = request.timeout_s is None or request.timeout_s > 0
-    return whole and in_time and isinstance(request.truncate, bool)
-
-
-@settings(max_examples=200, deadline=None)
-@given(body=BODIES)
-def test_whatever_is_sent_to_predict_is_parsed_or_refused_in_words(body: bytes) -> None:
-    assert is_sound_or_refused_in_words(lambda: parse_predict(body))
-
-
-@settings(max_examples=200, deadline=None)
-@given(body=BODIES, data=st.data())
-def test_whatever_is_sent_to_v2_is_parsed_or_refused_in_words(body: bytes, data: st.DataObject) -> None:
-    lengths = st.none() | st.integers(0, len(body)) | st.just(max(0, len(body) - 5)) | st.integers()
-    json_length = data.draw(lengths)
-    assert is_sound_or_refused_in_words(lambda: parse_v2(body, json_length))

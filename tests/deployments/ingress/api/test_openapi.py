@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from deployments.ingress.api.openapi import openapi_document
+from tests.deployments.ingress.api.signatures import TEXT
+
+
+def references(node: object) -> list[str]:
+    """Every `$ref` in a document."""
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [each for value in node.values() for each in references(value)]
+    return [each for value in node for each in references(value)] if isinstance(node, list) else []
+
+
+def test_the_description_is_whole() -> None:
+    document = openapi_document(TEXT)
+    assert document["openapi"].startswith("3.1")
+    assert {"title", "version"} <= set(document["info"])
+    for reference in references(document):
+        node: Any = document
+        for key in reference.removeprefix("#/").split("/"):
+            node = node[key]
+    for path, item in document["paths"].items():
+        declared = [parameter["name"] for parameter in item.get("parameters", [])]
+        assert declared == re.findall(r"{(\w+)}", path)
+        for method in set(item) - {"parameters"}:
+            operation = item[method]
+            assert operation["summary"]
+            assert all(response["description"] for response in operation["responses"].values())
+            assert ("requestBody" in operation) == (method in ("post", "put"))
+
+
+def test_errors_are_described_in_the_form_that_they_have() -> None:
+    document = openapi_document(TEXT)
+    for path, schema in [("/predict", "ErrorBody"), ("/v2/models/{model}/infer", "V2Error")]:
+        responses = document["paths"][path]["post"]["responses"]
+        assert {"400", "404", "413", "422", "500", "503", "504"} <= set(responses)
+        assert responses["503"]["content"]["application/json"]["schema"]["$ref"].endswith(f"/{schema}")

@@ -1,0 +1,71 @@
+"""A service file that a test may change, and its model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from earlyexit.errors import InputError
+from offramp.service.file import Service, read_service
+from optimizer.plan_file import parse_plan, write_plan
+from tests.offramp.service.service_folders import write_model
+
+ENTROPY = {"name": "entropy", "thresholds": 0.5}
+TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 3, "ramp_s": [[0.001, 0.002], [0.003, 0.004]]}
+
+
+class Files:
+    """A service file and its model's folder; what is given takes the place of what the file says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = write_model(folder / "model")
+        self.path = folder / "service.yaml"
+
+    def write(self, **parts: Any) -> Path:
+        document: dict[str, Any] = {
+            "schema_version": 1,
+            "name": "demo",
+            "model": {"folder": "model", "latency": {"cpu": TABLE}},
+            "slo": {"latency_s": 1.0, "slack": 0.2},
+            "cluster": {"devices": {"cpu": {"count": 4}}, "link": {"bandwidth_bytes_per_s": 1e6, "delay_s": 0.001}},
+        }
+        self.path.write_text(yaml.safe_dump(document | parts, sort_keys=False), encoding="utf-8")
+        return self.path
+
+    def read(self, **parts: Any) -> Service:
+        return read_service(self.write(**parts))
+
+    def write_plan(self, *, policy: dict[str, Any] | None = None, ramps: Sequence[int] = (), **stage: Any) -> None:
+        """A plan of one split for all blocks, in plan.yaml."""
+        split = {"first": 0, "end": 3, "batch": 2, "ramps": list(ramps)}
+        write_plan(parse_plan({"stages": [{"splits": [split]} | stage], "policy": policy}), self.folder / "plan.yaml")
+
+    def refused(self, **parts: Any) -> tuple[int, str]:
+        """The line and the words of a refusal."""
+        with pytest.raises(InputError) as refusal:
+            self.read(**parts)
+        where, _, words = str(refusal.value).partition(": ")
+        name, _, line = where.rpartition(":")
+        assert name == str(self.path)
+        return int(line), words
+
+    def line_of(self, text: str) -> int:
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        return next(number for number, line in enumerate(lines, start=1) if text in line)
+
+
+def emulated(scale: float = 1.0, count: int = 4, **model: Any) -> dict[str, Any]:
+    """The parts of a service on emulated accelerators."""
+    return {
+        "model": {"folder": "model", "latency": {"emulated:V100": TABLE}} | model,
+        "cluster": {
+            "devices": {"emulated:V100": {"count": count}},
+            "link": {"bandwidth_bytes_per_s": 1e6, "delay_s": 0.001},
+            "time_scale": scale,
+        },
+    }
