@@ -171,25 +171,6 @@ class ExitRecords:
             raise DataError(f"nested survival has all ramps active; {without} have no threshold")
         return self.outcome(thresholds).survival
 
-    def survivals(self, thresholds: Mapping[int, float], active_MR: BoolArray) -> FloatArray:
-        """Survival (M, blocks) under many sets of active ramps (M), each with the thresholds given for its ramps.
-
-        Exact for every set; `nested_survival` read at the last active ramp is exact only where an input that is sure
-        at a ramp stays sure. Inputs that are sure at the same ramps are counted once.
-        """
-        if active_MR.shape[1:] != (len(self.ramps),):
-            raise DataError(f"sets of active ramps need {len(self.ramps)} columns, one per recorded ramp")
-        active = {self.ramps[column] for column in np.flatnonzero(active_MR.any(0))}
-        if not active <= set(thresholds):
-            raise DataError(f"ramps {sorted(active - set(thresholds))} are active and have no threshold")
-        sure_PR, counts_P = np.unique(self.sure_NR(thresholds), axis=0, return_counts=True)
-        survival_MK = np.ones((len(active_MR), self.num_blocks))
-        inside_MP = np.ones((len(active_MR), len(sure_PR)), dtype=bool)
-        for column, ramp in enumerate(self.ramps):
-            inside_MP &= ~(active_MR[:, column, None] & sure_PR[:, column])
-            survival_MK[:, ramp + 1 :] = (inside_MP @ counts_P / len(self))[:, None]
-        return survival_MK
-
     def sure_NR(self, thresholds: Mapping[int, float]) -> BoolArray:
         """Which ramps are sure of each input; raises DataError as `outcome` does."""
         return sure_NR(self.score, self.ramps, self.scores_NR, thresholds)

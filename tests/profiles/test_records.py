@@ -277,27 +277,6 @@ def test_nested_survival_has_all_ramps_active() -> None:
         RECORDS.nested_survival({1: 0.75})
 
 
-def test_survival_of_many_sets_is_that_of_each_alone() -> None:
-    limits = {1: 0.75, 3: 0.6}
-    found = RECORDS.survivals(limits, np.array([[False, False], [True, False], [False, True], [True, True]]))
-    # c is sure after block 1 and after block 3; a as well; b only after block 3.
-    assert found.tolist() == [
-        [1, 1, 1, 1, 1, 1],
-        [1, 1, 0.5, 0.5, 0.5, 0.5],
-        [1, 1, 1, 1, 0.25, 0.25],
-        [1, 1, 0.5, 0.5, 0.25, 0.25],
-    ]
-    assert found[2].tolist() == list(RECORDS.outcome({3: 0.6}).survival)
-    assert RECORDS.survivals({1: 0.75}, np.array([[True, False]])).shape == (1, 6)
-
-
-def test_sets_of_ramps_that_cannot_be_active_are_refused() -> None:
-    with pytest.raises(DataError, match=r"ramps \[3\] are active and have no threshold"):
-        RECORDS.survivals({1: 0.75}, np.array([[True, True]]))
-    with pytest.raises(DataError, match="need 2 columns"):
-        RECORDS.survivals({1: 0.75}, np.array([[True]]))
-
-
 def test_arrival_times_stay_with_their_inputs(tmp_path: Path) -> None:
     timed = replace(RECORDS, times_s_N=np.array([5.0, 6.0, 7.5, 9.0]))
     part = timed.subset(np.array([3, 1]))
