@@ -31,7 +31,7 @@ serve: $(STAMP)  ## The same model served on port 8000 until Ctrl-C
 # A file is run by one process, and all that starts Ray too (tests/conftest.py).
 TEST := $(BIN)/python -m pytest -q --durations 20 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: $(STAMP)  ## Every test: units on all cores, beside them the service end to end on Ray (minutes)
+test: $(STAMP)  ## Every test but the slow ones: units on all cores, beside them the service end to end on Ray (minutes)
 	$(TEST) -m 'not gpu and not slow'
 
 test-fast: $(STAMP)  ## The tests that need neither Ray nor a browser (minutes)

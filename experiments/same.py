@@ -154,7 +154,9 @@ def compare_studies(older: Side, ours: Side) -> list[str]:
         folder = side.root / "runs" / "report-quick"
         records.append({path.stem: json.loads(path.read_bytes()) for path in sorted(folder.glob("*.json"))})
     before, now = records
+    undone = [name for side in records for name, record in side.items() if record["outcome"]["state"] != "done"]
     print(f"studies: {len(before)} before, {len(now)} now, {len(TIMED)} of times left out")
+    different += [f"{name}: not done on both sides" for name in undone]
     for name in sorted(before.keys() | now.keys()):
         if name not in TIMED:
             pair = [dict(_figures(side.get(name, {}).get("outcome", {}).get("result", {}))) for side in (before, now)]

@@ -38,8 +38,8 @@ def test_an_expression_says_which_labels_of_which_metrics_it_uses() -> None:
         Used(metric="ray_x", labels=frozenset({"le", "a", "b", "d"})),
         Used(metric="ray_y", labels=frozenset({"le", "a"})),
     ]
-    for wrong in ("sum(x", "x)", "sum by (x", "rat(x[1m])", "x{a=b"):
-        with pytest.raises(ValueError, match=r"clos|no function"):
+    for wrong in ("sum(x", "x)", "sum by (x", "rat(x[1m])", "x{a=b", "sum(offramp_x)"):
+        with pytest.raises(ValueError, match=r"clos|no function|no metrics"):
             uses(wrong)
 
 
@@ -49,7 +49,9 @@ def test_every_metric_and_label_of_the_dashboard_is_documented_and_every_metric_
         for used in uses(expression):
             assert used.metric in known, expression
             assert used.labels <= known[used.metric] | added_labels(), expression
-            assert "application" in used.labels, f"of the chosen services: {expression}"
+            assert not re.search(r"ray_\w+(?!\w|\{[^}]*application)", expression), (
+                f"of the chosen services: {expression}"
+            )
             seen.add(used.metric)
     assert {family(name) for name in known} == {family(name) for name in seen}
 

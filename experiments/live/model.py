@@ -7,6 +7,7 @@ Twelve blocks with a ramp after all but the last, exit records and a calibration
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,7 @@ def made_up(survival: tuple[float, ...], *, num_inputs: int, rng: np.random.Gene
         truth_N=labels_N,
         provenance={"data": "made up from a survival"},
     )
+
+
+if __name__ == "__main__":
+    make_model(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

@@ -103,7 +103,10 @@ class OneRay:
         readable, _, _ = select.select([self._process.stdout], [], [], ORDER_S)
         line = self._process.stdout.readline() if readable else b""
         if not line:
-            self._process.kill()
+            process, self._process, self._served = self._process, None, None
+            process.kill()
+            process.wait()
+            kill_remaining(self._mark)  # the next service has a Ray of its own
             pytest.fail(f"the service said nothing:\n{self.log.read_text()}")
         return json.loads(line)
 

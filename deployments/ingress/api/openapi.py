@@ -42,7 +42,7 @@ ERRORS = {
     "400": "The request is malformed, or asks for what is not allowed.",
     "401": "No API key, or none that is known here.",
     "403": "The service's settings allow no such orders by HTTP.",
-    "404": "No such model or version.",
+    "404": "No such path, model or version.",
     "405": "A path asked with a method that it does not take.",
     "413": "The body is too large.",
     "422": "An input that this model cannot take.",

@@ -77,7 +77,7 @@ class Tracer:
         ended_s = self._clock.now_s()
         for serial in record.serials:
             del self._inputs[serial]
-        attributes = {**attributes, "offramp.client.inputs": len(record.inputs)}
+        attributes = {**attributes, "offramp.inputs": len(record.inputs)}
         if request_id is not None:
             attributes["offramp.request_id"] = request_id
         self._exporter.end(record.root, request_spans(record, ended_s), ended_s, attributes, failure)

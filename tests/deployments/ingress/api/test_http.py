@@ -240,6 +240,8 @@ async def test_errors_outside_of_the_protocol_have_a_kind_and_the_requests_id(
             status, kind, message = predict_error(response)
             assert (status, kind, said[2] and message) == said
             assert response.headers.get("retry-after") == retry_after
+        await client.post(V2_INFER, json=V2_BODY)
+        assert backend.counted[-1] == ("/v2/models/{model}/infer", said[0])
 
 
 async def test_a_wrong_method_is_a_405_that_names_the_right_one(client: httpx.AsyncClient) -> None:

@@ -60,7 +60,7 @@ async def test_an_input_that_goes_to_the_end_shows_its_queue_stages_splits_and_h
         "http.request.method": "POST",
         "http.route": "/predict",
         "http.response.status_code": 200,
-        "offramp.client.inputs": 1,
+        "offramp.inputs": 1,
         "offramp.request_id": "r-7",
     }
     assert root.names == ["prepare", "input", "reply"]
@@ -97,7 +97,7 @@ async def test_an_rpc_is_traced_like_a_request_of_http_and_its_caller_is_told_wh
         "rpc.service": "inference.GRPCInferenceService",
         "rpc.method": "ModelInfer",
         "rpc.grpc.status_code": 0,
-        "offramp.client.inputs": 1,
+        "offramp.inputs": 1,
         "offramp.request_id": "r-7",
     }
     assert root.names == ["prepare", "input", "reply"]

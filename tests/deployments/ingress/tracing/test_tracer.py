@@ -61,7 +61,7 @@ def test_a_sampled_request_is_told_with_what_became_of_it() -> None:
     scene.clock.advance(2.0)
     assert scene.tracer.headers(record) == {"traceparent": "root at 100"}
     scene.tracer.end(record, {"http.response.status_code": 200}, "r-1", failure=None)
-    attributes = {"offramp.client.inputs": 2, "offramp.request_id": "r-1", "http.response.status_code": 200}
+    attributes = {"offramp.inputs": 2, "offramp.request_id": "r-1", "http.response.status_code": 200}
     assert scene.exporter.ended == [("root at 100", ["prepare", "input", "input", "reply"], 102.0, attributes, None)]
 
 
@@ -131,4 +131,4 @@ def test_an_input_of_a_request_that_has_ended_is_not_noted_any_more() -> None:
     scene.follow(1)
     scene.tracer.end(record, {}, None, failure="nobody took the response")
     assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
-    assert scene.exporter.ended[0][3:] == ({"offramp.client.inputs": 1}, "nobody took the response")
+    assert scene.exporter.ended[0][3:] == ({"offramp.inputs": 1}, "nobody took the response")
