@@ -42,6 +42,7 @@ def build(settings: dict[str, Any]) -> Application:
     Raises PlanError or ModelFolderError before anything starts.
     """
     checked = ServeSettings.model_validate(settings)
+    settings = checked.model_dump(mode="json")  # replicas read it anew, where files that it names may be missing
     card = read_card(Path(checked.model))
     shape = ModelShape(num_blocks=card.num_blocks, ramps=card.ramps)
     plan = parse_plan(settings["plan"], shape)

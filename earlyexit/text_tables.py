@@ -97,6 +97,9 @@ def _delimited(
         try:
             columns = list(reader.fieldnames or ())
             _check_columns(path, columns, text_columns, label_column)
+            twice = [name for name in (*text_columns, label_column) if columns.count(str(name)) > 1]
+            if twice:
+                raise DataError(f"{path}:1: {twice[0]!r} heads more than one column")
             for row in reader:
                 cells = row.values() if label_column is None else [row[name] for name in (*text_columns, label_column)]
                 if None in row or None in cells:

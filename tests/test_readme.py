@@ -165,6 +165,21 @@ def test_the_table_of_folders_names_every_package() -> None:
     assert {package for package in packages if "." not in package} <= set(named)
 
 
+def test_the_example_image_copies_every_package() -> None:
+    packages = tomllib.loads(read(ROOT / "pyproject.toml"))["tool"]["setuptools"]["packages"]
+    copied = set(re.findall(r"^COPY (\w+) \1$", read(ROOT / "examples" / "kuberay" / "Dockerfile"), flags=re.MULTILINE))
+    assert {package for package in packages if "." not in package} <= copied
+
+
+def test_every_module_that_a_document_runs_can_be_run() -> None:
+    texts = [read(path) for path in (*DOCUMENTS, ROOT / "Makefile", *(ROOT / "examples").rglob("*.yaml"))]
+    named = {name for text in texts for name in re.findall(r"-m (experiments(?:\.\w+)*\w)", text)}
+    for name in sorted(named):
+        path = ROOT / name.replace(".", "/")
+        runs = (path / "__main__.py").is_file() or "__main__" in read(path.with_suffix(".py"))
+        assert runs, name
+
+
 def test_the_picture_stands_for_itself() -> None:
     picture = ROOT / "docs" / "picture.svg"
     root = ElementTree.fromstring(read(picture))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from earlyexit.boundary import Boundary
+from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
 from earlyexit.named import NamedSpec
 from earlyexit.piece import Tensors
@@ -29,6 +30,11 @@ class Backbone(nn.Module, ABC):
     reorders_linears: ClassVar[bool] = True
     """Whether its linear layers are only called, with two-dimensional values, so that a CPU may keep their weights in
     another layout."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "packs_linears" in vars(cls):  # ignored, it would let an own network fail where it is served
+            raise ModelFolderError(f"{cls.__name__}: packs_linears is called reorders_linears")
 
     num_blocks: int
     max_length: int = 1

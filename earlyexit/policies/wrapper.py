@@ -43,7 +43,7 @@ def exit_wrapper(*, state_width: int) -> Callable[[DependentRule], OwnExit]: ...
 
 
 def exit_wrapper(
-    rule: IndependentRule | None = None, *, state_width: int = 0
+    rule: IndependentRule | None = None, *, state_width: int | None = None
 ) -> OwnExit | Callable[[DependentRule], OwnExit]:
     """Make an exit policy of a function; plans name it as `own: "module:name"`.
 
@@ -52,6 +52,8 @@ def exit_wrapper(
     every row by itself.
     """
     if rule is None:
+        if state_width is None:
+            raise TypeError("exit_wrapper takes a rule, or the state_width of a dependent one")
         return lambda dependent: OwnExit(dependent, state_width)
     return OwnExit(lambda ramp, outputs_BC, state_BS: (rule(ramp, outputs_BC), state_BS), 0)
 

@@ -143,10 +143,16 @@ def tracing_options(endpoint: str | None, ratio: float | None) -> dict[str, Any]
 
 def _document(**parts: Any) -> ApplicationDocument:
     """The options as a service file would say them; raises InputError that names the field."""
-    from earlyexit.source_file import Source
+    from pydantic import ValidationError
+
     from offramp.service.shape import ApplicationDocument
 
-    return Source(document=parts, where="serve", raises=InputError).parse(ApplicationDocument, called="the options")
+    try:
+        return ApplicationDocument.model_validate(parts)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where}: {first['msg']}, not {first['input']}") from error
 
 
 def _serve_until_stopped(

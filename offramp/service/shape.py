@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,17 +22,19 @@ from optimizer.problem_shape import (
 
 
 class PartDocument(StrictDocument):
-    """Base of the parts: null says what leaving a field out says."""
+    """Base of parts in which null may stand for a setting: it says what leaving it out says."""
+
+    nullable: ClassVar[frozenset[str]]
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in given.items() if value is not None or name not in cls.nullable}
 
 
-class ServedModelDocument(PartDocument, ModelSettings):
+class ServedModelDocument(StrictDocument, ModelSettings):
     """What is served."""
 
     folder: str
@@ -70,6 +72,8 @@ class AccuracyDocument(StrictDocument):
 class PlannerDocument(PartDocument, PlanningSettings):
     """How plans are made."""
 
+    nullable = frozenset(PlanningSettings.model_fields) - {"strategy"}
+
     objective: ObjectiveDocument = Field(default_factory=lambda: ObjectiveDocument(maximize="rate"))
     budget: BudgetDocument | None = None
     control: bool = True
@@ -88,6 +92,8 @@ class PlannerDocument(PartDocument, PlanningSettings):
 class IngressDocument(PartDocument, IngressSettings):
     """Where requests come in."""
 
+    nullable = frozenset({*IngressSettings.model_fields, "replicas"})
+
     replicas: int = Field(default=1, ge=1)
     port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int | None = Field(default=None, ge=1, le=65535)
@@ -103,11 +109,11 @@ class VersionsDocument(StrictDocument, VersionSettings):
     """Which versions of the model there are, and who decides on them; the folder is one of the nodes."""
 
 
-class TracingDocument(PartDocument, TracingSettings):
+class TracingDocument(StrictDocument, TracingSettings):
     """Where traces go."""
 
 
-class AccessDocument(PartDocument, AccessSettings):
+class AccessDocument(StrictDocument, AccessSettings):
     """Who may use it, and how much; `keys_file` is relative to the service file's folder."""
 
 

@@ -171,8 +171,9 @@ def beam_search(
     start.used_LC[0] = 0.0
     start.latency_L[0], start.estimate_L[0] = 0.0, ways.closed_P[0] - steer.latency * bounds.latency_s
     closed, opened = [start], [_empty(0, num_devices)]
+    most = 4 * max(width, open_width)
     pool = Pool(
-        np.empty((2, 4 * width, num_devices)), np.empty((2, 4 * width, 4)), np.empty((2, 4 * width, 4), np.int64),
+        np.empty((2, most, num_devices)), np.empty((2, most, 4)), np.empty((2, most, 4), np.int64),
         np.array([open_width, width]), np.zeros(2, np.int64), np.empty(2),
     )  # fmt: skip
     for node in range(1, num_nodes):

@@ -44,7 +44,7 @@ class ReplicaSlows(_At):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorsLost(_At):
-    """AcceleratorPool of a type are gone, with what runs on them; a node that dies is all of its own."""
+    """Accelerators of a type are gone, with what runs on them; a node that dies is all of its own."""
 
     device: str
     numbers: tuple[int, ...]

@@ -159,7 +159,7 @@ class SimulatedFleet(Fleet):
         self._later(self._delays.notice_s, self._reconcile, replica.name.rpartition("#")[0])
 
     def lose(self, device: str, numbers: tuple[int, ...]) -> None:
-        """AcceleratorPool are gone, with the replicas that run or start on them."""
+        """Accelerators are gone, with the replicas that run or start on them."""
         self.say(f"{device} {', '.join(map(str, numbers))} lost")
         for holder in self._accelerators[device].lose(numbers, self._events.time_s):
             if isinstance(holder, SimulatedReplica):
@@ -169,7 +169,7 @@ class SimulatedFleet(Fleet):
                 self._later(self._delays.notice_s, self._reconcile, holder.slot)
 
     def bring_back(self, device: str, numbers: tuple[int, ...]) -> None:
-        """AcceleratorPool that were lost are there again, empty."""
+        """Accelerators that were lost are there again, empty."""
         self.say(f"{device} {', '.join(map(str, numbers))} back")
         self._accelerators[device].bring_back(numbers)
         self._place()

@@ -64,6 +64,7 @@ def test_label_names_are_sorted() -> None:
 REFUSED = {
     "csv, no text": ("d.csv", "words,label\na,x\n", ": no column 'text'; there are words, label"),
     "tsv, no label": ("d.tsv", "text\tclass\na\tx\n", ": no column 'label'; there are text, class"),
+    "column twice": ("d.csv", "text,label,text\na,x,b\n", ":1: 'text' heads more than one column"),
     "short row": ("d.csv", "text,label\na,x\nb\n", ":3: the row does not have 2 columns"),
     "long row": ("d.csv", "text,label\na,x,y\n", ":2: the row does not have 2 columns"),
     "empty text": ("d.csv", "text,label\na,x\n  ,y\n", ":3: the text is empty"),

@@ -122,3 +122,8 @@ def test_an_own_model_is_saved_loaded_cut_and_reordered_only_where_it_may_be(tmp
     assert any(isinstance(each, ReorderedLinear) for each in loaded.head.modules())
     policy, encoded = ConfidencePolicy(1.1), [of_tokens([1, 2]), of_tokens([3, 4, 5])]  # nobody leaves
     assert_same(answers_in_cuts(loaded, policy, encoded, (0, 1, 2)), answers_alone(model, policy, encoded))
+
+
+def test_a_backbone_that_sets_an_earlier_name_is_told_the_present_one() -> None:
+    with pytest.raises(ModelFolderError, match="Old: packs_linears is called reorders_linears"):
+        type("Old", (PaddedBackbone,), {"packs_linears": False})

@@ -230,3 +230,8 @@ def test_policies_without_a_score_of_their_own_cannot_be_probed(policy: ExitPoli
     assert not policy.can_look(0)
     with pytest.raises(PlanError, match=r"cannot be probed.*those that can be are entropy, confidence and recorded"):
         look(policy)
+
+
+def test_a_wrapper_without_a_rule_or_a_width_is_refused_where_it_stands() -> None:
+    with pytest.raises(TypeError, match="exit_wrapper takes a rule, or the state_width of a dependent one"):
+        exit_wrapper()  # type: ignore[call-overload]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.plan_file import ModelShape, parse_plan, plan_document, read_plan, write_plan
+from optimizer.plan_file import (
+    ModelShape,
+    parse_plan,
+    parse_policy,
+    plan_document,
+    policy_document,
+    read_plan,
+    write_plan,
+)
 
 SHAPE = ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4))
 GOOD = """\
@@ -185,3 +194,19 @@ def test_plain_data_is_parsed_without_a_file() -> None:
 def test_a_plan_that_cannot_be_written_is_refused_with_the_reason(path: Path, reason: str) -> None:
     with pytest.raises(PlanError, match=f"^{path}: cannot be written: {reason}$"):
         write_plan(PLAN, path)
+
+
+def test_plain_data_is_held_against_the_models_shape() -> None:
+    with pytest.raises(PlanError, match="plan:1: the last split ends at block 2, the model has 3 blocks"):
+        parse_plan({"stages": [{"splits": [{"first": 0, "end": 2, "batch": 4}]}]}, ModelShape(num_blocks=3, ramps=()))
+
+
+def test_a_policy_alone_is_read_back_and_refused_by_the_name_of_its_place() -> None:
+    policy = PolicySpec(name="confidence", thresholds=MappingProxyType({1: 0.9}))
+    assert policy_document(policy) == {"name": "confidence", "thresholds": {1: 0.9}}
+    assert type(policy_document(policy)["thresholds"]) is dict, "as YAML writes it"
+    assert parse_policy(policy_document(policy)) == policy
+    with pytest.raises(PlanError, match=r"^policy:1: the policy: Input should be a mapping with name, thresholds, "):
+        parse_policy([])
+    with pytest.raises(PlanError, match=r"^control\.policy:1: votes: "):
+        parse_policy({"name": "voting", "votes": 0}, where="control.policy")

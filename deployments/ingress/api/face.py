@@ -57,6 +57,8 @@ class Names(Protocol):
     async def names(self) -> list[str]: ...
 
 
+VERSION = version("offramp")
+"""Read once: it lies in a file."""
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository")
 """Of the protocol, by Triton's names."""
 GONE = 499
@@ -92,9 +94,10 @@ class Face:
         self._backend = backend
         self._gate = gate
 
-    def charge(self, caller: str, asked: InferRequest) -> None:
-        """Count a request's inputs; raises RateLimitError."""
+    def charge(self, caller: str | None, asked: InferRequest) -> None:
+        """Count a request's inputs; raises RateLimitError. `caller`: whom the gate let in, where there is one."""
         if self._gate is not None:
+            assert caller is not None
             self._gate.charge(caller, len(asked.rows))
 
     async def answer(self, asked: InferRequest, *, names_version: bool) -> tuple[Served, list[Answer]]:
@@ -122,7 +125,7 @@ class Face:
 
     def server_metadata(self) -> dict[str, Any]:
         """As the protocol names its parts."""
-        return {"name": "offramp", "version": version("offramp"), "extensions": EXTENSIONS}
+        return {"name": "offramp", "version": VERSION, "extensions": EXTENSIONS}
 
 
 def log_error(logger: logging.Logger, request_id: str, error: OfframpError) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from deployments.ingress.access.gate import EVERYBODY, Gate
+from deployments.ingress.access.gate import Gate
 from deployments.ingress.api.answers import predict_response, v2_response
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.endpoint import (
@@ -95,7 +95,7 @@ class Routes:
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})
 
     async def _answer(self, request: Request, asked: InferRequest) -> tuple[Served, list[Answer]]:
-        self._face.charge(request.scope.get(CALLER, EVERYBODY), asked)
+        self._face.charge(request.scope.get(CALLER), asked)
         asked = replace(asked, request_id=request_id(request))
         return await self._face.answer(asked, names_version="version" in request.path_params)
 

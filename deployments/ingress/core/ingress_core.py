@@ -235,7 +235,10 @@ class IngressCore(Generic[I, W]):
         if not mine:
             return []
         self._calls.part(call, len(mine), now_s)
-        if not [flight for flight in mine if self.is_awaited(call, flight)]:
+        for flight in mine:
+            if not flight.settled or (call.probe and self.is_awaited(call, flight)):
+                break
+        else:
             for flight in mine:
                 flight.holder = None
             return []

@@ -19,6 +19,8 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "cluster": (
         {"cluster": {"devices": {"cpu": {"number": 1}}}}, "number", "cluster.devices.cpu.number: unknown field"
     ),
+    "null": ({"planner": {"control": None}}, "control", "planner.control: Input should be a valid boolean, not null"),
+    "null folder": ({"model": MODEL | {"folder": None}}, "folder", "model.folder: Input should be a valid string"),
     "name": ({"name": "a/b"}, "a/b", "String should match pattern"),
     "quoted number": ({"ingress": {"max_queued": "7"}}, "max_queued", "ingress.max_queued: Input should be a valid in"),
     "route": ({"ingress": {"route_prefix": "b/"}}, "route_prefix", "route_prefix: String should match pattern"),
