@@ -235,10 +235,8 @@ class IngressCore(Generic[I, W]):
         if not mine:
             return []
         self._calls.part(call, len(mine), now_s)
-        for flight in mine:
-            if not flight.settled or (call.probe and self.is_awaited(call, flight)):
-                break
-        else:
+        # Nearly always somebody waits for the first, and to ask about all of them costs.
+        if mine[0].settled and not [flight for flight in mine if self.is_awaited(call, flight)]:
             for flight in mine:
                 flight.holder = None
             return []
