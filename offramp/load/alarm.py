@@ -52,7 +52,7 @@ class _TimerFile:
         if seconds <= 0:
             await asyncio.sleep(0)
             return
-        self._times[2], self._times[3] = int(seconds), int(seconds % 1 * 1e9) + 1  # a time of 0 would disarm it
+        self._times[2], self._times[3] = divmod(int(seconds * 1e9) + 1, 10**9)  # a time of 0 would disarm it
         if self._settime(self._file, 0, self._times, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
         self._rung = self._loop.create_future()

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -24,6 +24,7 @@ from offramp.load.generator import Body, Post
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn and Ray Serve close an idle connection: never send on one that is closing."""
+SWITCHING_PROTOCOLS = 101
 JSON = "Content-Type: application/json\r\n"
 WITH_LENGTH = (b"content-length", b"transfer-encoding")
 """Headers of an answer that does not end with its connection."""
@@ -40,20 +41,20 @@ async def connected(url: str, *, api_key: str | None = None) -> AsyncIterator[Po
 
 
 class Connections:
-    """To one server. Free ones take turns, so that a server of several processes has work for all of them."""
+    """To one server. Free ones take turns, so that a server of several processes has work for all of them.
+
+    Of a name with several addresses one is used for the whole run, until no connection to it can be made.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise InputError(f"a server's address is http://host:port or https://host, not {url!r}")
+        parts = _split(url)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host = parts.hostname
-        self._named = parts.hostname, parts.port or (443 if self._tls else 80)
+        self._host = parts.hostname or ""
+        self._named = self._host, parts.port or (443 if self._tls else 80)
         self._address = self._named
         """Of a connection that was made: spares later ones the look-up."""
         self._prefix = parts.path.rstrip("/")
-        host = parts.netloc.rpartition("@")[2]
-        self._head = _lines({"Host": host, "User-Agent": "offramp", "Accept": "*/*", **headers})
+        self._head = _lines({"Host": parts.netloc, "User-Agent": "offramp", "Accept": "*/*", **headers})
         self._free: deque[Connection] = deque()
 
     async def post(self, request_id: str, body: Body, timeout_s: float) -> Outcome:
@@ -72,6 +73,7 @@ class Connections:
         try:
             connection = self._take(now_s) or await self._connect(loop, now_s + timeout_s)
         except TimeoutError:
+            self._address = self._named
             return _timeout(timeout_s)
         except OSError as error:
             self._address = self._named
@@ -99,7 +101,9 @@ class Connections:
             transport, connection = await loop.create_connection(
                 lambda: Connection(self._free), *self._address, ssl=self._tls, server_hostname=server_name
             )
-        self._address = transport.get_extra_info("peername")[:2]
+        peer = transport.get_extra_info("peername")  # None: the server has gone already
+        if peer is not None and not any(peer[3:]):  # else of IPv6's link-local ones, which need their scope
+            self._address = peer[:2]
         return connection
 
 
@@ -114,15 +118,15 @@ class Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._outcome: asyncio.Future[Outcome | None] | None = None
         self._transport: asyncio.Transport
-        self._body: list[bytes] = []
-        self._retry_after: str | None = None
-        self._has_length = False
+        self._body: list[bytes]
+        self._retry_after: str | None
+        self._begin()
 
     async def ask(self, data: bytes, until_s: float) -> Outcome | None:
         """Send a request; None where it is not answered by then. The connection is free again afterwards, or closed."""
         outcome: asyncio.Future[Outcome | None] = self._loop.create_future()
         self._outcome = outcome
-        self._body, self._retry_after, self._has_length = [], None, False
+        self._begin()
         timer = self._loop.call_at(until_s, self._end, None)
         self._transport.write(data)
         try:
@@ -155,7 +159,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
-        if exc is None and self._parser.get_status_code() and self._body and not self._has_length:
+        if exc is None and self._has_headers and not self._has_length:
             self._end(self._reply())
         self._end(NoReply(kind="connection", message=str(exc or "the server closed the connection")))
 
@@ -169,18 +173,37 @@ class Connection(asyncio.Protocol):
         elif lower in WITH_LENGTH:
             self._has_length = True
 
+    def on_headers_complete(self) -> None:
+        """Note that an answer may end with its connection from here on."""
+        self._has_headers = True
+
     def on_body(self, body: bytes) -> None:
         """Note a piece of the body."""
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        """Tell the answer."""
-        if self._parser.should_keep_alive() and self.is_open and self._outcome is not None:
+        """Tell the answer, unless it is an interim one (RFC 9110, section 15.2): the real one follows."""
+        status = self._parser.get_status_code()
+        if status == SWITCHING_PROTOCOLS:
+            self._end(NoReply(kind="connection", message="the server wants to go on in another protocol (101)"))
+            self.close()
+        elif status < 200:
+            self._begin()
+        else:
+            self._tell()
+
+    def _tell(self) -> None:
+        is_awaited = self._outcome is not None and not self._outcome.done()  # done: given up in this round of the loop
+        if self._parser.should_keep_alive() and self.is_open and is_awaited:
             self.free_since_s = self._loop.time()
             self._free.append(self)
         else:
             self.close()
         self._end(self._reply())
+
+    def _begin(self) -> None:
+        self._body, self._retry_after = [], None
+        self._has_headers = self._has_length = False
 
     def _reply(self) -> Outcome:
         return read_reply(self._parser.get_status_code(), b"".join(self._body), self._retry_after)
@@ -189,6 +212,24 @@ class Connection(asyncio.Protocol):
         if self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(outcome)
         self._outcome = None
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a server's address, in ASCII and without a user. Raises InputError for any other."""
+    wrong = InputError(f"a server's address is http://host:port or https://host, in ASCII, not {url!r}")
+    try:
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
+            raise InputError("a server's address has no user or password in it: a key is given as api_key")
+        parts.netloc.encode("ascii")
+        (parts.hostname or "").encode("idna")  # as a look-up does: its parts are neither empty nor longer than 63
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not parts.query
+        parts = parts._replace(path=quote(parts.path, safe="/%"))
+    except ValueError:  # of a port, brackets or letters that no address has
+        raise wrong from None
+    if not is_address:
+        raise wrong
+    return parts
 
 
 def _timeout(timeout_s: float) -> NoReply:

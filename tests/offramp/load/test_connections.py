@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import socket
 import time
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -13,12 +15,15 @@ from offramp.client.inputs import TensorBody
 from offramp.client.protocol import NoReply, Reply
 from offramp.load import connections
 from offramp.load.alarm import exact_sleep
-from offramp.load.connections import connected
+from offramp.load.connections import Connection, connected
 from tests.offramp.load.scripted_server import Reply as Said
 from tests.offramp.load.scripted_server import ok, refusal, scripted
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b'5\r\n{"a":\r\n', b"3\r\n 1}\r\n0\r\n\r\n"
 TO_THE_END = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+CLOSING = b"HTTP/1.1 503 No\r\nRetry-After: 2\r\nConnection: close\r\n\r\n"
+HINTS = b"HTTP/1.1 103 Early Hints\r\nRetry-After: 9\r\n\r\n"
+SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
 BUSY = b"HTTP/1.1 503 No\r\nretry-after: 2.5\r\nContent-Length: 4\r\n\r\nbusy"
 
 
@@ -53,7 +58,11 @@ async def test_tensors_go_to_the_open_inference_protocol_with_the_time_that_is_l
         pytest.param((ok("12345")[:20], ok("12345")[20:-2], b"45"), (200, 12345), id="an answer in pieces"),
         pytest.param(CHUNKED, (200, {"a": 1}), id="an answer in chunks"),
         pytest.param((TO_THE_END + b"7", None), (200, 7), id="an answer that ends with its connection"),
+        pytest.param((CLOSING, None), (503, ""), id="no body, and the connection ends"),
         pytest.param((refusal(503),), (503, ""), id="refused"),
+        pytest.param((HINTS, HINTS + ok("12345")), (200, 12345), id="an answer after interim ones"),
+        pytest.param((HINTS, None), "connection", id="an interim answer alone"),
+        pytest.param((SWITCHING,), "connection", id="another protocol"),
         pytest.param((ok()[:-1], None), "connection", id="an answer that is cut off"),
         pytest.param((None,), "connection", id="closed without an answer"),
         pytest.param((b"SSH-2.0-OpenSSH_9.6\r\n",), "connection", id="not HTTP"),
@@ -64,7 +73,7 @@ async def test_every_request_has_its_outcome_and_the_next_one_is_answered(said: 
 
 
 async def test_when_to_come_again_is_what_the_last_answer_said() -> None:
-    async with scripted((BUSY,)) as server, connected(server.url) as post:
+    async with scripted((BUSY,), (HINTS, ok())) as server, connected(server.url) as post:
         busy, fine = [await post("r", {}, 30.0) for _ in range(2)]
     assert busy == Reply(status=503, payload="busy", retry_after_s=2.5)
     assert isinstance(fine, Reply)
@@ -79,6 +88,21 @@ async def test_a_connection_whose_request_was_given_up_carries_no_other(patience
             await asyncio.wait_for(post("r", {}, patience_s), 0.4)
         assert await post("r", {}, 0.2) == NoReply(kind="timeout", message="no answer within 0.2 s")
     assert 0 not in server.connections[2:]
+
+
+async def test_an_answer_to_a_request_that_was_just_cancelled_frees_no_connection() -> None:
+    free: deque[Connection] = deque()
+    async with scripted(then=()) as server:
+        loop, (host, port) = asyncio.get_running_loop(), server.url.removeprefix("http://").split(":")
+        _, connection = await loop.create_connection(lambda: Connection(free), host, int(port))
+        asking = asyncio.create_task(connection.ask(b"", loop.time() + 30.0))
+        await asyncio.sleep(0)
+        asking.cancel()
+        connection.data_received(ok())
+        assert not free
+        assert not connection.is_open
+        with pytest.raises(asyncio.CancelledError):
+            await asking
 
 
 async def test_free_connections_take_turns_and_busy_ones_are_joined_by_more() -> None:
@@ -101,6 +125,47 @@ async def test_a_connection_that_may_be_gone_is_replaced(said: Said, monkeypatch
     assert server.num_connections == 2
 
 
+@pytest.fixture
+async def hosts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where connections went, one for each request; the second is met with silence where it goes to an address."""
+    asked_for: list[str] = []
+    loop = asyncio.get_running_loop()
+    connect: Any = loop.create_connection
+
+    async def create_connection(protocol: object, host: str, port: int, **more: object) -> object:
+        asked_for.append(host)
+        if len(asked_for) == 2 and host != "localhost":
+            await asyncio.Event().wait()
+        return await connect(protocol, host, port, **more)
+
+    monkeypatch.setattr(loop, "create_connection", create_connection)
+    monkeypatch.setattr(connections, "KEEP_ALIVE_S", 0.0)
+    return asked_for
+
+
+async def test_an_address_that_is_silent_is_looked_up_again(hosts: list[str]) -> None:
+    async with scripted() as server, connected(server.url.replace("127.0.0.1", "localhost")) as post:
+        outcomes = [await post("r", {}, timeout_s) for timeout_s in (30.0, 0.01, 30.0)]
+    assert hosts == ["localhost", "127.0.0.1", "localhost"]
+    assert [isinstance(each, Reply) for each in outcomes] == [True, False, True]
+
+
+@pytest.mark.parametrize("peer", [None, ("fe80::1", 80, 0, 2)], ids=["gone already", "of one link only"])
+async def test_an_address_that_leads_nowhere_is_not_kept(
+    peer: object, hosts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def getpeername(_: socket.socket) -> object:
+        if peer is None:
+            raise OSError("not connected")
+        return peer
+
+    monkeypatch.setattr(socket.socket, "getpeername", getpeername)
+    async with scripted() as server, connected(server.url.replace("127.0.0.1", "localhost")) as post:
+        for _ in range(2):
+            assert isinstance(await post("r", {}, 30.0), Reply)
+    assert hosts == ["localhost"] * 2
+
+
 async def test_where_nobody_listens_the_connection_is_to_blame() -> None:
     with socket.socket() as bound:  # nobody else takes the port
         bound.bind(("127.0.0.1", 0))
@@ -111,11 +176,25 @@ async def test_where_nobody_listens_the_connection_is_to_blame() -> None:
     assert "Connect call failed" in outcome.message
 
 
-@pytest.mark.parametrize("url", ["there:81", "http://", "ftp://there", "http://there?x=1"])
-async def test_an_address_is_one_of_http(url: str) -> None:
-    with pytest.raises(InputError, match="http://host:port"):
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        *((url, "http://host:port") for url in ("there:81", "http://", "ftp://there", "http://there?x=1")),
+        *((url, "http://host:port") for url in ("http://there:81x", "http://there:0", "http://[::1", "http://a..b")),
+        *((url, "http://host:port") for url in ("http://bücher", "http://a/\udcff")),
+        ("http://me:secret@there", "^(?!.*secret).*api_key"),
+    ],
+)
+async def test_an_address_is_one_of_http(url: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
         async with connected(url):
             pytest.fail("nothing to connect to")
+
+
+async def test_letters_that_no_path_may_have_are_quoted() -> None:
+    async with scripted() as server, connected(f"{server.url}/bü cher%20/") as post:
+        await post("r", {}, 30.0)
+    assert server.heads[0].startswith(b"POST /b%C3%BC%20cher%20/predict HTTP/1.1\r\n")
 
 
 async def test_an_address_of_https_is_spoken_to_in_tls() -> None:
@@ -140,3 +219,13 @@ async def test_a_sleeper_is_never_woken_before_its_time_and_can_sleep_again() ->
             began_s = time.monotonic()
             await sleep(seconds)
             assert time.monotonic() - began_s >= seconds
+
+
+async def test_a_sleep_just_short_of_a_second_is_one() -> None:
+    with exact_sleep() as sleep:
+        sleeping = asyncio.ensure_future(sleep(1 - 1e-10))
+        await asyncio.sleep(0)
+        assert not sleeping.done()
+        sleeping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sleeping
