@@ -6,7 +6,7 @@ import sys
 
 def test_importing_offramp_loads_no_http_library_until_a_client_is_asked_for() -> None:
     code = (
-        "import sys, offramp; heavy = {'httpx', 'aiohttp', 'torch', 'ray', 'numpy'};"
+        "import sys, offramp; heavy = {'httpx', 'aiohttp', 'httptools', 'torch', 'ray', 'numpy'};"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules);"
         "offramp.Client, offramp.AsyncClient, offramp.__version__; assert 'httpx' in sys.modules"
     )

@@ -13,7 +13,7 @@ from offramp.cli.options import BUILT_IN_PLANS, STRATEGY_NAMES
 from offramp.service.application import BUILT_IN
 from optimizer.decision import Strategy
 
-HEAVY = ("torch", "ray", "numpy", "scipy", "numba", "transformers", "httpx", "aiohttp", "psutil")
+HEAVY = ("torch", "ray", "numpy", "scipy", "numba", "transformers", "httpx", "aiohttp", "httptools", "psutil")
 COMMAND = f"""
 import atexit, sys
 sys.argv = ["offramp"]

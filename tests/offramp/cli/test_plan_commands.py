@@ -199,7 +199,8 @@ def test_planning_loads_nothing_that_it_does_not_need(problem: Path) -> None:
         "from offramp.cli.app import main\n"
         f"try:\n    main(['plan', {str(problem)!r}, '--json'])\n"
         "except SystemExit as ended:\n    assert ended.code == 0\n"
-        "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'pandas', 'matplotlib', 'httpx', 'aiohttp'}\n"
+        "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'pandas', 'matplotlib', "
+        "'httpx', 'aiohttp', 'httptools'}\n"
         "loaded = heavy & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )

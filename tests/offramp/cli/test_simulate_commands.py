@@ -160,7 +160,8 @@ def test_equal_seeds_print_equal_bytes_in_another_process_too(problem: Path, pla
         "from offramp.cli.app import main\n"
         f"try:\n    main({command!r})\n"
         "except SystemExit as ended:\n    assert ended.code == 0\n"
-        "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'matplotlib', 'httpx', 'aiohttp', 'experiments'}\n"
+        "heavy = {'torch', 'ray', 'transformers', 'statsmodels', 'matplotlib', "
+        "'httpx', 'aiohttp', 'httptools', 'experiments'}\n"
         "loaded = heavy & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
