@@ -138,7 +138,7 @@ def compare_speed(older: Side, ours: Side, paths: Sequence[Path], rounds: int) -
             least[side.name] = np.minimum(least[side.name], seconds)
     before, now = least[older.name], least[ours.name]
     show(
-        f"planning, {len(long)} problems of {ENOUGH_S:g} s or more, least of {rounds} rounds",
+        f"{len(long)} problems",
         ("", "CPU s", "median ms"),
         [(name, each.sum(), 1000 * float(np.median(each))) for name, each in least.items()],
     )
