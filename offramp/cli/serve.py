@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,14 +142,19 @@ def tracing_options(endpoint: str | None, ratio: float | None) -> dict[str, Any]
     return None if endpoint is None else {"endpoint": endpoint, "ratio": ratio}
 
 
-def _document(**parts: Any) -> ApplicationDocument:
-    """The options as a service file would say them; raises InputError that names the field."""
+def _document(**parts: Mapping[str, Any] | None) -> ApplicationDocument:
+    """The options that are given, as a service file would say them; raises InputError that names the field."""
     from pydantic import ValidationError
 
     from offramp.service.shape import ApplicationDocument
 
+    given = {
+        name: {field: value for field, value in part.items() if value is not None}
+        for name, part in parts.items()
+        if part is not None
+    }
     try:
-        return ApplicationDocument.model_validate(parts)
+        return ApplicationDocument.model_validate(given)
     except ValidationError as error:
         [first, *_] = error.errors()
         where = ".".join(map(str, first["loc"]))

@@ -184,6 +184,13 @@ def test_options_of_serve_are_fields_of_a_service_file(model: Path, monkeypatch:
     )
 
 
+def test_options_that_are_left_out_are_the_applications_own(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("offramp.cli.serve._serve_until_stopped", lambda *what: started.extend(what))
+    assert run("serve", model, "--plan", "stock") == 0
+    assert started[0] == ServeSettings(model=str(model), plan=started[0].plan)
+
+
 def test_a_server_that_is_not_there_is_one_line_and_exit_status_1(dead_url: str, capsys: Captured) -> None:
     assert refused(capsys, "predict", "a text", "--url", dead_url, status=1).startswith("no connection to http://127")
 
