@@ -63,6 +63,9 @@ class _TimerFile:
         os.close(self._file)
 
     def _ring(self) -> None:
-        os.read(self._file, 8)  # else the file stays readable
+        try:
+            os.read(self._file, 8)  # else the file stays readable
+        except BlockingIOError:  # set anew in the turn in which it rang: it rings again
+            return
         if self._rung is not None and not self._rung.done():
             self._rung.set_result(None)

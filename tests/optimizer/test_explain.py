@@ -11,39 +11,23 @@ from optimizer.explain import binds, compare, explain, no_plan_text
 from optimizer.plan import Stage
 from optimizer.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem
+from tests.optimizer.two_blocks import BEST, DOCUMENT
 
-PROBLEM = parse_problem(
-    {
-        "blocks": 2,
-        "ramps": [0],
-        "survival": [1.0, 0.5],
-        "latency": {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 2, "ramp_s": [[0.0] * 3]}},
-        "devices": {"V100": {"count": 4, "usd_per_hour": 3}},
-        "link": {"bandwidth_bytes_per_s": 1e9},
-        "bytes_per_sample": 1000,
-        "slo": {"latency_s": 0.1, "slack": 0.2},
-        "objective": {"maximize": "rate"},
-    }
-).problem
-STAGES = (
-    Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)),)),
-    Stage(device="V100", replicas=2, splits=(Split(first=1, end=2, batch=2),)),
-)
-"""Stage 0 does 4 inputs in 1 ms. Half of them reach stage 1, which does 2 x 2 of those in 1 ms: twice as much."""
+PROBLEM = parse_problem(DOCUMENT).problem
 LATENCY_S = 0.001 + 0.001 + 0.001 + 0.001 + 2e-6
 """Stage 0 fills 4 at 4000/s in 1 ms, stage 1 fills 2 at 2000/s in 1 ms; each runs 1 ms; 2 kB hop at 1 GB/s."""
 
 
-def planned(problem: PlanProblem, stages: tuple[Stage, ...] = STAGES, strategy: Strategy = "best") -> Planned:
+def planned(problem: PlanProblem, stages: tuple[Stage, ...] = BEST, strategy: Strategy = "best") -> Planned:
     return Planned(strategy=strategy, stages=stages, figures=evaluate(problem, stages), bound=4000.0, gap=0.0)
 
 
-def texts(problem: PlanProblem, stages: tuple[Stage, ...] = STAGES) -> list[str]:
+def texts(problem: PlanProblem, stages: tuple[Stage, ...] = BEST) -> list[str]:
     return [each.text for each in binds(problem, stages, evaluate(problem, stages))]
 
 
 def test_the_slowest_stage_binds() -> None:
-    [bind] = binds(PROBLEM, STAGES, evaluate(PROBLEM, STAGES))
+    [bind] = binds(PROBLEM, BEST, evaluate(PROBLEM, BEST))
     assert (bind.kind, bind.stage_index, bind.text) == ("stage", 0, "stage 0 does at most 4000/s")
 
 
@@ -52,7 +36,7 @@ def test_where_a_cost_is_sought_the_stages_that_can_spare_no_replica_bind() -> N
     assert texts(replace(PROBLEM, objective=MinimizeCost(rate_per_s=3000))) == [
         "stage 0 would do 0/s with one replica less; 3000/s are asked for"
     ]
-    stages = (replace(STAGES[0], replicas=2), STAGES[1])  # 8000/s, so 4000/s with one less
+    stages = (replace(BEST[0], replicas=2), BEST[1])  # 8000/s, so 4000/s with one less
     assert texts(replace(PROBLEM, objective=MinimizeCost(rate_per_s=5000)), stages) == [
         "stage 0 would do 4000/s with one replica less; 5000/s are asked for",
         "stage 1 would do 4000/s with one replica less; 5000/s are asked for",
@@ -62,7 +46,7 @@ def test_where_a_cost_is_sought_the_stages_that_can_spare_no_replica_bind() -> N
 
 def test_a_slow_link_binds() -> None:
     slow = replace(PROBLEM, link=Link(bandwidth_bytes_per_s=1e6))  # 2 kB take 2 ms: 4 inputs in 2 ms
-    [bind] = binds(slow, STAGES, evaluate(slow, STAGES))
+    [bind] = binds(slow, BEST, evaluate(slow, BEST))
     assert (bind.kind, bind.stage_index, bind.text) == ("hop", 0, "the hop after stage 0 does at most 2000/s")
 
 
@@ -97,8 +81,8 @@ def test_an_explanation_holds_fills_and_comparisons() -> None:
 
 
 def test_a_rate_is_compared_by_its_share_and_a_cost_by_its_excess() -> None:
-    half = (replace(STAGES[0], splits=(Split(first=0, end=1, batch=2, ramps=(0,)),)), STAGES[1])  # 2 inputs in 1 ms
-    dear = (STAGES[0], replace(STAGES[1], replicas=3))  # 4 devices, not 3
+    half = (replace(BEST[0], splits=(Split(first=0, end=1, batch=2, ramps=(0,)),)), BEST[1])  # 2 inputs in 1 ms
+    dear = (BEST[0], replace(BEST[1], replicas=3))  # 4 devices, not 3
     cheapest = replace(PROBLEM, objective=MinimizeCost(rate_per_s=2000))
     [by_rate] = compare(PROBLEM, {"best": planned(PROBLEM), "stock": planned(PROBLEM, half)})
     [by_cost] = compare(cheapest, {"best": planned(cheapest), "stock": planned(cheapest, dear)})

@@ -30,24 +30,9 @@ from optimizer.problem import PlanProblem
 from optimizer.problem_file import ProblemFile, parse_problem
 from optimizer.what_if import Axis
 from profiles.records import ExitRecords
+from tests.optimizer.two_blocks import BEST, DOCUMENT
 
-DOCUMENT = {
-    "blocks": 2,
-    "ramps": [0],
-    "survival": [1.0, 0.5],
-    "latency": {"V100": {"batch": [1, 2, 4], "block_s": [[0.001] * 3] * 2, "ramp_s": [[0.0] * 3]}},
-    "devices": {"V100": {"count": 4, "usd_per_hour": 3}},
-    "link": {"bandwidth_bytes_per_s": 1e9},
-    "bytes_per_sample": 1000,
-    "slo": {"latency_s": 0.1, "slack": 0.2},
-    "objective": {"maximize": "rate"},
-}
 FILE = parse_problem(DOCUMENT)
-BEST = (
-    Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)),)),
-    Stage(device="V100", replicas=2, splits=(Split(first=1, end=2, batch=2),)),
-)
-"""4000/s: 4 inputs in 1 ms; then 2 x 2 in 1 ms, of half as many."""
 STOCK = (Stage(device="V100", replicas=1, splits=(Split(first=0, end=2, batch=4),)),)
 """2000/s: 4 inputs in 2 ms."""
 
