@@ -22,4 +22,4 @@ BEST = (
     Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)),)),
     Stage(device="V100", replicas=2, splits=(Split(first=1, end=2, batch=2),)),
 )
-"""4000/s: stage 0 does 4 inputs in 1 ms; half of them reach stage 1, which does 2 x 2 of those in 1 ms: twice as much."""
+"""4000/s: stage 0 does 4 inputs in 1 ms; half of them reach stage 1, which does 2 x 2 of those in 1 ms: twice that."""
