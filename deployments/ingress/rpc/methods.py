@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +26,20 @@ class RpcMethods:
         tracer = None if self._tracing is None else self._tracing.tracer
         return Rpcs(self, self._gate, tracer)  # type: ignore[arg-type] # an ingress, which is a backend
 
+    async def ServerLive(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ServerLive", request, grpc_context)
 
-def _method(name: str) -> Callable[[RpcMethods, bytes, RayServegRPCContext], Awaitable[Any]]:
-    async def call(self: RpcMethods, request: bytes, grpc_context: RayServegRPCContext) -> Any:
-        return await self._rpcs.call(name, request, grpc_context)
+    async def ServerReady(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ServerReady", request, grpc_context)
 
-    call.__name__ = name
-    return call
+    async def ModelReady(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ModelReady", request, grpc_context)
 
+    async def ServerMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ServerMetadata", request, grpc_context)
 
-for _name in ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer"):
-    setattr(RpcMethods, _name, _method(_name))
+    async def ModelMetadata(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ModelMetadata", request, grpc_context)
+
+    async def ModelInfer(self, request: bytes, grpc_context: RayServegRPCContext) -> Any:
+        return await self._rpcs.call("ModelInfer", request, grpc_context)
