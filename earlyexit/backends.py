@@ -25,7 +25,9 @@ else:  # what reads files refuses other names, and lists these
 def open_segments(backend: BackendName, model: EarlyExitModel, folder: Path, num_threads: int) -> SegmentRunner:
     """How a model that no longer changes is computed; its own modules may be replaced by equal ones.
 
-    What takes long to make is kept in `folder`. Raises PlanError for a model that the backend cannot run.
+    What takes long to make is kept in `folder`. A backbone that has a runtime of its own is computed by that one,
+    whatever the backend. Raises PlanError for a model that the backend cannot run.
     """
-    segments: SegmentRunner = imported(BACKENDS[backend])(model, folder, num_threads)
+    place = model.backbone.own_segments or BACKENDS[backend]
+    segments: SegmentRunner = imported(place)(model, folder, num_threads)
     return segments

@@ -146,11 +146,11 @@ def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | No
     head, names = pretrained.head, pretrained.label_names
     if head is None:
         return task, None
-    if isinstance(task, RegressionTask) and len(head.weights["classifier.bias"]) == 1:
-        return task, replace(head, weights=_in_units_of(task, head.weights))
+    if isinstance(task, RegressionTask) and head.num_outputs == 1 and head.style != "given":
+        return task, replace(head, num_outputs=task.num_outputs, weights=_in_units_of(task, head.weights))
     if isinstance(task, LabelTask) and names is not None and sorted(names) == sorted(task.label_names):
         return LabelTask(names), head
-    if isinstance(task, LabelTask) and names is None and len(head.weights["classifier.bias"]) == task.num_outputs:
+    if isinstance(task, LabelTask) and names is None and head.num_outputs == task.num_outputs:
         return task, head
     return task, None
 

@@ -31,10 +31,9 @@ class Layout:
         """Whether all inputs have the same length, so that packed and padded are the same."""
         return self.num_tokens == self.num_inputs * self.longest
 
-    @property
-    def single(self) -> bool:
-        """Whether every input is one row: packed, padded and pooled are then the same."""
-        return self.longest == 1
+    def per_input(self, values: Tensor) -> bool:
+        """Whether values have a row per input; where every input is one token, that is also one per token."""
+        return len(values) == self.num_inputs
 
     @cached_property
     def first_token_B(self) -> Tensor:

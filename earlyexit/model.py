@@ -75,7 +75,7 @@ class EarlyExitModel(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.backbone.parameters()).dtype
+        return torch.float32 if self.backbone.float32_only else next(self.backbone.parameters()).dtype
 
     def boundary(self, block: int) -> Boundary:
         """What crosses after a block; -1 for what the network takes."""
@@ -109,9 +109,7 @@ class EarlyExitModel(nn.Module):
     def run_blocks(self, first: int, end: int, values: Tensors, layout: Layout) -> Tensors:
         """Blocks first to end - 1 on what crosses before the first of them (the model's inputs if that is 0)."""
         hidden = self.backbone.embed(self._in_own_precision(values), layout) if first == 0 else values
-        for index in range(first, end):
-            hidden = self.backbone.run_block(index, hidden, layout)
-        return hidden
+        return self.backbone.run_blocks(first, end, hidden, layout)
 
     def _in_own_precision(self, inputs: Tensors) -> Tensors:
         """Codecs give float32, whatever the model was loaded in."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from importlib import import_module, metadata
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from earlyexit.errors import PlanError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.onnx_export import EXPORT_VERSION, OPSET, export, export_elsewhere, index_tensors, value_names
+from earlyexit.onnx_sessions import Sessions, load_runtime, open_session, provider_of
 from earlyexit.piece import Piece, Tensors
 from earlyexit.split import Segment
 
@@ -47,41 +47,30 @@ class OnnxSegments:
         """
         if model.dtype != torch.float32:
             raise PlanError(f"ONNX Runtime runs float32 models here, not {str(model.dtype).removeprefix('torch.')}")
-        self._runtime = _load_runtime(providers)
+        self._runtime = load_runtime(providers, needs=("onnx", "onnxscript", "onnxruntime"))
         self._model = model
         self._cache = cache
         self._providers = tuple(providers)
         self._num_threads = num_threads
-        self._sessions: dict[Segment, Any] = {}
-        self._prepared: frozenset[Segment] = frozenset()
+        self._sessions: Sessions[Segment] = Sessions(self._open)
         self._fingerprint: str | None = None
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         values = zip(value_names(self._model, segment.first), piece.tensors, strict=True)
         feeds = dict(values) | index_tensors(self._model, Layout(piece.lengths_B))
-        results = self._session(segment).run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
+        results = self._sessions.get(segment).run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
         tensors = tuple(torch.from_numpy(result).to(self._model.device) for result in results)
         return (tensors[:-1], tensors[-1]) if self._model.has_exit(segment) else (tensors, None)
 
     def is_ready(self, segment: Segment) -> bool:
-        return segment in self._sessions
+        return self._sessions.is_ready(segment)
 
     def prepare(self, segments: Collection[Segment]) -> None:
-        """Open a session for each, for seconds each if it was never exported; others may run at the same time.
-
-        Every session holds weights: those of segments that are neither here nor among the last ones prepared (a plan's
-        that is still in force while the next is made ready) are closed.
-        """
+        """Open a session for each, for seconds each if it was never exported; others may run at the same time."""
         missing = {segment: path for segment in segments if not (path := self.file(segment)).is_file()}
         if missing:
             export_elsewhere(self._model, missing)
-        for segment in segments:
-            self._session(segment)
-        wanted = frozenset(segments)
-        if wanted != self._prepared:
-            kept = wanted | self._prepared
-            self._sessions = {segment: session for segment, session in self._sessions.items() if segment in kept}
-            self._prepared = wanted
+        self._sessions.prepare(segments)
 
     def file(self, segment: Segment) -> Path:
         """Where the segment's export is kept; the name changes with whatever changes its content."""
@@ -89,42 +78,17 @@ class OnnxSegments:
         end = f"{segment.end}-exit" if self._model.has_exit(segment) else f"{segment.end}"
         return self._cache / f"{self._model.info.name}-{segment.first}-{end}-{self._fingerprint[:16]}.onnx"
 
-    def _session(self, segment: Segment) -> Any:
-        session = self._sessions.get(segment)
-        if session is None:
-            path = self.file(segment)
-            if not path.is_file():
-                export(self._model, segment, path)
-            session = self._sessions[segment] = self._open(path)
-        return session
-
-    def _open(self, path: Path) -> Any:
-        options = self._runtime.SessionOptions()
-        options.graph_optimization_level = self._runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.intra_op_num_threads = self._num_threads or 0  # ONNX Runtime's word for its own choice
-        session = self._runtime.InferenceSession(path, options, providers=list(self._providers))
-        # A provider whose libraries do not load is left out with a line on stderr, and the CPU takes its place.
-        missing = sorted(set(self._providers) - set(session.get_providers()))
-        if missing:
-            raise PlanError(f"ONNX Runtime could not start {', '.join(missing)}; its own log line says why")
-        return session
+    def _open(self, segment: Segment) -> Any:
+        path = self.file(segment)
+        if not path.is_file():
+            export(self._model, segment, path)
+        return open_session(self._runtime, path, providers=self._providers, num_threads=self._num_threads)
 
 
 def onnx_segments(model: EarlyExitModel, folder: Path, num_threads: int) -> OnnxSegments:
     """On the model's own device; exports are kept beside the model."""
-    provider = "CUDAExecutionProvider" if model.device.type == "cuda" else "CPUExecutionProvider"
+    provider = provider_of(model.device.type)
     return OnnxSegments(model, cache=folder / "onnx", providers=(provider,), num_threads=num_threads)
-
-
-def _load_runtime(providers: Sequence[str]) -> Any:
-    if any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")):
-        raise PlanError("ONNX Runtime is not installed: install offramp[onnx] or offramp[gpu]")
-    runtime = import_module("onnxruntime")
-    available = runtime.get_available_providers()
-    unknown = [name for name in providers if name not in available]
-    if unknown:
-        raise PlanError(f"this ONNX Runtime has no {', '.join(unknown)}; it has {', '.join(available)}")
-    return runtime
 
 
 def _fingerprint(model: EarlyExitModel) -> str:

@@ -97,8 +97,7 @@ class _GraphLayout(Layout):
     def uniform(self) -> bool:
         return False
 
-    @property
-    def single(self) -> bool:
+    def per_input(self, values: Tensor) -> bool:
         return False
 
 
@@ -107,6 +106,9 @@ class _NoTokens(Layout):
 
     def __init__(self) -> None:
         self.longest = 1
+
+    def per_input(self, values: Tensor) -> bool:
+        return True
 
 
 _NO_TOKENS = _NoTokens()

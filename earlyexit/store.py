@@ -141,10 +141,11 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def save_model(model: EarlyExitModel, folder: Path) -> None:
-    """Write weights and card; the tokenizer's file is put there by whoever has it."""
+    """Write weights, what else the backbone needs, and the card; the tokenizer's file is put there by who has it."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
+    model.backbone.write_files(folder)
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / WEIGHTS_FILE)
     info = {each.name: getattr(model.info, each.name) for each in fields(model.info)}
     card = ModelCard(
@@ -184,13 +185,17 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     try:
         family = find_family(card.family)
         with torch.device("meta" if family.lazy_weights else "cpu"):  # no time spent on random weights
-            model = assemble(info, family.build(card.backbone), card.ramps)
+            model = assemble(info, family.build(card.backbone, folder), card.ramps)
     except (KeyError, TypeError) as error:
         raise ModelFolderError(f"{folder / CARD_FILE}: no {card.family} backbone can be built: {error}") from error
     try:
         model.load_state_dict(load_file(folder / WEIGHTS_FILE), assign=True)
     except (FileNotFoundError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"{folder / WEIGHTS_FILE} does not fit {CARD_FILE}: {error}") from error
+    if dtype not in (None, torch.float32) and model.backbone.float32_only:
+        raise ModelFolderError(
+            f"{folder}: {card.family} models run in float32, not {str(dtype).removeprefix('torch.')}"
+        )
     model.requires_grad_(False)
     model.to(device)
     if dtype is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Tensors
@@ -164,7 +165,12 @@ def _by_outputs(task: Task, full_NC: Tensor) -> Loss:
 def train_jointly(
     model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: TrainOptions = JOINT_OPTIONS
 ) -> None:
-    """Train backbone, ramps and head together on the average of all heads' losses, equal weights (PAME section 5.2)."""
+    """Train backbone, ramps and head together on the average of all heads' losses, equal weights (PAME section 5.2).
+
+    Raises ModelFolderError for a backbone without weights to train.
+    """
+    if next(model.backbone.parameters(), None) is None:
+        raise ModelFolderError(f"a backbone of the family {model.info.family} stays as it is: train its ramps alone")
     loss_of = _by_answers(model.task, targets, options)
 
     def loss(rows: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ class Backbone(nn.Module, ABC):
     reorders_linears: ClassVar[bool] = True
     """Whether its linear layers are only called, with two-dimensional values, so that a CPU may keep their weights in
     another layout."""
+    float32_only: ClassVar[bool] = False
+    """Whether it computes in float32 whatever type is asked for; it may then be without parameters."""
+    own_segments: ClassVar[str | None] = None
+    """Where what computes its segments is, as in `BACKENDS`, whichever backend is named; None where that one does."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -57,9 +62,18 @@ class Backbone(nn.Module, ABC):
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
         """One block on what crosses before it, to what crosses after it."""
 
+    def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
+        """Blocks first to end - 1, with nothing to decide between them."""
+        for index in range(first, end):
+            hidden = self.run_block(index, hidden, layout)
+        return hidden
+
     @abstractmethod
     def to_config(self) -> JsonDict:
         """What `build` of the family needs to make an equal, untrained backbone; JSON."""
+
+    def write_files(self, folder: Path) -> None:
+        """Put what `build` reads of a model's folder there, if it is not there already; for most that is nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +82,9 @@ class FinalHead:
 
     style: RampStyle
     pooling: Pooling
+    num_outputs: int
     weights: Mapping[str, Tensor]
-    """As that style names them; `classifier.weight` and `classifier.bias` in any."""
+    """As that style names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +108,12 @@ class Family(ABC):
     """Whether all its tensors come from the saved weights, so that building may leave them out."""
 
     @abstractmethod
-    def build(self, config: JsonDict) -> Backbone:
-        """A backbone with random weights from `Backbone.to_config` (missing keys: the family's defaults)."""
+    def build(self, config: JsonDict, folder: Path | None = None) -> Backbone:
+        """A backbone with random weights from `Backbone.to_config` (missing keys: the family's defaults).
+
+        `folder` is the model's, where a family keeps files of its own there (`Backbone.write_files`); None where there
+        is none. Raises ModelFolderError for files that are not those of the configuration.
+        """
 
     @abstractmethod
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class Bert(Family):
     """Whether its checkpoints embed them; where inputs do not tell them apart, the first's goes into the positions."""
     head_style: ClassVar[RampStyle] = "pooler"
 
-    def build(self, config: JsonDict) -> EncoderBackbone:
+    def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
         return EncoderBackbone(EncoderConfig(**config))
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
@@ -97,7 +98,7 @@ class DistilBert(Bert):
     has_token_types = False
     head_style = "pooler-relu"
 
-    def build(self, config: JsonDict) -> EncoderBackbone:
+    def build(self, config: JsonDict, folder: Path | None = None) -> EncoderBackbone:
         return super().build({"num_blocks": 6, **config})
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:

@@ -197,7 +197,7 @@ def final_head(style: RampStyle, dense: nn.Linear, classifier: nn.Linear) -> Fin
     """The head of a fine-tuned checkpoint: dense, activation, classifier."""
     parts = {"dense": dense, "classifier": classifier}
     weights = {f"{name}.{kind}": tensor for name, part in parts.items() for kind, tensor in part.state_dict().items()}
-    return FinalHead(style=style, pooling="first", weights=weights)
+    return FinalHead(style=style, pooling="first", num_outputs=classifier.out_features, weights=weights)
 
 
 def label_names(hf_config: object) -> tuple[str, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,7 +58,7 @@ class OwnBackbone(Backbone):
         training = self.training
         self.eval()
         with torch.inference_mode():
-            hidden = self.embed(_examples(self, layout), layout)
+            hidden = self.embed(examples(self.inputs, layout), layout)
             boundaries = []
             for index in range(self.num_blocks):
                 hidden = self.run_block(index, hidden, layout)
@@ -145,7 +146,7 @@ class OwnFamily(Family):
         self.name = name
         self._make: Callable[..., Any] = import_own(name, called="network")
 
-    def build(self, config: JsonDict) -> Backbone:
+    def build(self, config: JsonDict, folder: Path | None = None) -> Backbone:
         backbone = self._make(**config)
         if not isinstance(backbone, Backbone):
             raise ModelFolderError(
@@ -170,7 +171,7 @@ def check_alone(backbone: Backbone) -> None:
     layout = _layout([min(length, backbone.max_length) for length in LENGTHS])
     training = backbone.training
     backbone.eval()
-    together = _examples(backbone, layout)
+    together = examples(backbone.inputs, layout)
     layouts = [_layout([length]) for length in layout.lengths_B.tolist()]
     alone = list(zip(*(_apart(values, layout) for values in together), strict=True))
     for block in range(-1, backbone.num_blocks):
@@ -200,10 +201,10 @@ def _check_rows(hidden: Tensors, layout: Layout, block: int) -> None:
             )
 
 
-def _examples(backbone: Backbone, layout: Layout) -> Tensors:
-    """Inputs that differ from each other."""
+def examples(inputs: Boundary, layout: Layout) -> Tensors:
+    """Inputs of a network that differ from each other, the same at every call."""
     generator = torch.Generator().manual_seed(0)
-    return tuple(_example(each, layout, generator) for each in backbone.inputs)
+    return tuple(_example(each, layout, generator) for each in inputs)
 
 
 def _example(spec: TensorSpec, layout: Layout, generator: torch.Generator) -> Tensor:

@@ -135,7 +135,7 @@ class ResNet(Family):
     name = "resnet"
     lazy_weights = False
 
-    def build(self, config: JsonDict) -> ResNetBackbone:
+    def build(self, config: JsonDict, folder: Path | None = None) -> ResNetBackbone:
         fields: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
         return ResNetBackbone(ResNetConfig(**fields))
 
@@ -158,7 +158,7 @@ class ResNet(Family):
         codec = {"name": "image", "height": backbone.config.side, "width": backbone.config.side}
         return Pretrained(
             backbone=backbone,
-            head=FinalHead(style="light", pooling="mean", weights=head),
+            head=FinalHead(style="light", pooling="mean", num_outputs=len(head["classifier.bias"]), weights=head),
             label_names=None,
             codec=codec,
         )

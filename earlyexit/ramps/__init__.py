@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # Style -> where its Ramp is. A style is one class there and one line here.
 RAMPS = {
+    "given": "earlyexit.ramps.heads:GivenHead",
     "light": "earlyexit.ramps.heads:LightRamp",
     "mlp": "earlyexit.ramps.heads:MlpRamp",
     "pooler": "earlyexit.ramps.heads:PoolerRamp",

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
+from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
 from earlyexit.ramps.pooling import Pooling, pool
 
@@ -18,8 +19,6 @@ DROPOUT = 0.1
 
 class Ramp(nn.Module, ABC):
     """An exit head after a block; the full model's head is one too."""
-
-    classifier: nn.Linear
 
     def __init__(self, pooling: Pooling) -> None:
         super().__init__()
@@ -84,3 +83,16 @@ class ReluPoolerRamp(PoolerRamp):
 
     def activation(self, values: Tensor) -> Tensor:
         return torch.relu(values)
+
+
+class GivenHead(Ramp):
+    """None at all: what crosses before it is the outputs already, of a network that brings its own classifier."""
+
+    def __init__(self, size: int, num_outputs: int, pooling: Pooling) -> None:
+        """Raise ModelFolderError where what is given is not one number per output of the task."""
+        super().__init__(pooling)
+        if size != num_outputs:
+            raise ModelFolderError(f"the network gives {size} outputs, the task has {num_outputs}")
+
+    def classify(self, pooled_BD: Tensor) -> Tensor:
+        return pooled_BD

@@ -84,9 +84,9 @@ def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
 
 
 def pool(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
-    """One vector per input, (B, D), of packed rows (N, D) or of maps (N, C, H, W)."""
+    """One vector per input, (B, D), of rows (N, D) or maps (N, C, H, W) that are packed tokens', or whole inputs'."""
     kind = POOLINGS[pooling]
-    rows = hidden if layout.single else kind.of_tokens(hidden, layout)
+    rows = hidden if layout.per_input(hidden) else kind.of_tokens(hidden, layout)
     if rows.ndim == 2:
         return rows
     assert kind.of_map is not None

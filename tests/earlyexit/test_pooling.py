@@ -44,6 +44,12 @@ def test_a_vector_per_input_is_as_it_is() -> None:
     assert pool(rows_BD, single(3), "mean").equal(rows_BD)
 
 
+def test_a_vector_per_input_of_several_tokens_is_as_it_is() -> None:
+    rows_BD = torch.randn(2, 5)
+    layout = Layout(np.array([3, 1], dtype=np.int32))
+    assert all(pool(rows_BD, layout, pooling).equal(rows_BD) for pooling in ("mean", "first", "grid"))
+
+
 @pytest.mark.parametrize(
     ("row", "pooling"),
     [

@@ -85,7 +85,10 @@ def test_the_card_says_what_the_network_takes_and_may_leave_it_out(folder: Path)
 REFUSED = {
     "another schema": ({"schema_version": 3}, "schema_version: Input should be 2"),
     "unknown key": ({"colour": "red"}, "colour: Extra inputs"),
-    "another ramp": ({"ramp_style": "deep"}, "ramp_style: Input should be 'light', 'mlp', 'pooler' or 'pooler-relu'"),
+    "another ramp": (
+        {"ramp_style": "deep"},
+        "ramp_style: Input should be 'given', 'light', 'mlp', 'pooler' or 'pooler-relu'",
+    ),
     "another pooling": ({"pooling": "max"}, "pooling: Input should be 'mean', 'first' or 'grid'"),
     "a codec without a name": ({"codec": {"max_length": 8}}, "codec: Value error, a name is needed"),
     "no length": ({"codec": {"name": "text", "max_length": 0}}, "codec: .*max_length must be"),

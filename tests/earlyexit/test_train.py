@@ -93,6 +93,7 @@ def test_a_head_that_a_checkpoint_brought_is_kept() -> None:
     head = FinalHead(
         style="pooler",
         pooling="first",
+        num_outputs=2,
         weights={name: torch.randn(shape, generator=generator) for name, shape in shapes.items()},
     )
     pretrained = Pretrained(backbone=find_family("bert").build(SIZES), head=head, label_names=("no", "yes"))
