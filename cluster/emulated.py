@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ from profiles.records import ExitRecords
 
 IntArray = npt.NDArray[np.int64]
 WARM_UP_LENGTH = 16
-STAYS = -1
+NOWHERE = -1
+"""The ramp of an input that none lets leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,57 +111,45 @@ class RecordedRunner(Runner[EmulatedPiece]):
         )
 
     def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:
-        """One step for every ramp where somebody leaves, and one for the split's end; of probes one for every ramp.
+        """One step for every ramp where somebody leaves, or that looks, and one for the split's end.
 
-        At a ramp without a threshold, of a plan that another has replaced, nobody leaves. Raises
-        UnprocessableInputError for ids without records.
+        Where inputs stay the active ramps look; where they are probes, all that were recorded. At a ramp without a
+        threshold, of a plan that another has replaced, nobody leaves. Raises UnprocessableInputError for ids without
+        records.
         """
         rows_B = np.array([self._row(member.sample_id) for member in batch.members], dtype=np.int64)
-        inside = _together(batch.members)
-        exits = self._exits(batch.split.ramps, rows_B)
-        if batch.probe:
-            return self._look(batch.split, inside, rows_B, exits)
-        return self._leave(batch.split, inside, rows_B, exits)
+        asked = self._records.ramps if batch.probe else batch.split.ramps if batch.stays else ()
+        looks = self._column_of.keys() & asked
+        return self._steps(batch, looks, rows_B, self._exits(batch.split.ramps, rows_B))
 
     def _exits(self, ramps: Sequence[int], rows_B: IntArray) -> list[int]:
-        """The first of the ramps where each input is sure enough; STAYS for those that leave nowhere."""
+        """The first of the ramps where each input is sure enough; NOWHERE for those that leave nowhere."""
         active = [ramp for ramp in ramps if ramp in self._thresholds]
         if not active:
-            return [STAYS] * len(rows_B)
+            return [NOWHERE] * len(rows_B)
         sure_BA = self._sure_NR[rows_B[:, None], [self._column_of[ramp] for ramp in active]]
-        exits_B = np.where(sure_BA.any(1), np.array(active)[sure_BA.argmax(1)], STAYS)
+        exits_B = np.where(sure_BA.any(1), np.array(active)[sure_BA.argmax(1)], NOWHERE)
         exits: list[int] = exits_B.tolist()
         return exits
 
-    def _leave(
-        self, split: Split, inside: EmulatedPiece, rows_B: IntArray, exits: list[int]
+    def _steps(
+        self, batch: Batch[EmulatedPiece], looks: set[int], rows_B: IntArray, exits: list[int]
     ) -> Iterator[Step[EmulatedPiece]]:
-        stay = list(range(len(inside)))
-        for ramp in sorted(set(exits) - {STAYS}):
-            left = [k for k in stay if exits[k] == ramp]
-            stay = [k for k in stay if exits[k] != ramp]
-            survivors = inside.at(ramp + 1, stay) if stay else None
-            yield Step(answers=self._early(ramp, inside, left, rows_B), survivors=survivors)
-            if not stay or ramp + 1 == split.end:
-                return
-        yield self._end(split, inside, stay, rows_B)
-
-    def _look(
-        self, split: Split, inside: EmulatedPiece, rows_B: IntArray, exits: list[int]
-    ) -> Iterator[Step[EmulatedPiece]]:
-        everyone = range(len(inside))
-        for ramp in (ramp for ramp in self._records.ramps if split.first <= ramp < split.end):
-            left = [k for k in everyone if exits[k] == ramp]
+        split, all_of_it = batch.split, _together(batch.members)
+        inside = list(range(len(all_of_it)))
+        for ramp in sorted(ramp for ramp in looks.union(exits) if split.first <= ramp < split.end):
+            left = [k for k in inside if exits[k] == ramp]
+            if not batch.stays:
+                inside = [k for k in inside if exits[k] != ramp]
             yield Step(
-                answers=self._early(ramp, inside, left, rows_B),
-                survivors=inside.at(ramp + 1, everyone),
-                seen=self._seen(ramp, inside, rows_B),
+                answers=self._early(ramp, all_of_it, left, rows_B),
+                survivors=all_of_it.at(ramp + 1, inside) if inside else None,
+                seen=self._seen(ramp, all_of_it, rows_B) if ramp in looks else (),
             )
-            if ramp + 1 == split.end:
+            if not inside or ramp + 1 == split.end:
                 return
-        step = self._end(split, inside, everyone, rows_B)
-        seen = tuple(_full_model(answer) for answer in step.answers)
-        yield Step(answers=step.answers, survivors=step.survivors, seen=seen)
+        end = self._end(split, all_of_it, inside, rows_B)
+        yield replace(end, seen=tuple(map(_full_model, end.answers))) if batch.stays else end
 
     def _early(self, ramp: int, inside: EmulatedPiece, left: Sequence[int], rows_B: IntArray) -> tuple[Answer, ...]:
         if not left:

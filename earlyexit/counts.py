@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from earlyexit.split import Split
+from earlyexit.split import AfterAnswer, Split
 
 V = TypeVar("V")
 
 MOST_SPLITS = 64
 """Splits whose times are kept: a few dozen plans, at some kilobytes in all."""
 
-Work = tuple[int, int, tuple[int, ...]]
-"""What a batch of a split computes: first block, end and ramps. Splits of two plans may start with the same block."""
+Work = tuple[int, int, tuple[int, ...], AfterAnswer]
+"""What a batch of a split computes: first block, end and ramps, and whether it shrinks at them. Splits of two plans may
+start with the same block."""
 
 
 @dataclass(slots=True)
@@ -50,6 +51,7 @@ class TimesRun:
     """Inputs at the split's first block."""
     batches: int
     seconds: float
+    after_answer: AfterAnswer = "stop"
 
 
 @dataclass(slots=True)
@@ -120,11 +122,19 @@ class RunSums(BySplit[dict[int, tuple[int, float]]]):
     def all(self) -> tuple[TimesRun, ...]:
         """Every split and size that ran and is still kept."""
         return tuple(
-            TimesRun(first=first, end=end, ramps=ramps, size=size, batches=batches, seconds=seconds)
-            for (first, end, ramps), by_size in self.items()
+            TimesRun(
+                first=first,
+                end=end,
+                ramps=ramps,
+                size=size,
+                batches=batches,
+                seconds=seconds,
+                after_answer=after_answer,
+            )
+            for (first, end, ramps, after_answer), by_size in self.items()
             for size, (batches, seconds) in by_size.copy().items()
         )
 
 
 def _work(split: Split) -> Work:
-    return split.first, split.end, split.ramps
+    return split.first, split.end, split.ramps, split.after_answer

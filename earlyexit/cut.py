@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from earlyexit.network import Network, SegmentRunner
 from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.release import Step
-from earlyexit.split import Segment, Split
+from earlyexit.split import AfterAnswer, Segment, Split
 from earlyexit.transfer import mark_cuda, to_host, when_computed
 from earlyexit.wire import Answer, Seen, Value, values_of
 
@@ -48,8 +48,8 @@ def cut_out(
 class Cut:
     """Blocks first to end - 1 with some ramps active. An input's answer does not depend on its batch-mates.
 
-    For probes every ramp that the policy can look at is an exit to look at. The active ones alone decide, and change
-    the policy's state; those whom they let leave are answered and stay inside all the same.
+    The active ramps alone decide, and change the policy's state. Whom they let leave is gone; where inputs stay, each
+    is answered and inside all the same, and what it passes is told besides: what the ramps that look say, and the end.
     """
 
     def __init__(
@@ -61,23 +61,37 @@ class Cut:
         policy: ExitPolicy,
         segments: SegmentRunner | None = None,
         *,
-        probe: bool = False,
+        after_answer: AfterAnswer = "stop",
+        looks: frozenset[int] = frozenset(),
     ) -> None:
+        """`looks`: ramps, active or not, that tell what they say of every input; the policy can look at them."""
         self.first = first
         self.end = end
         self._network = network
         self._ramps = ramps
         self._policy = policy
-        self._probe = probe
+        self._others = segments
+        self._stays = after_answer == "stay"
+        self._looks = looks
         active = Split(first=first, end=end, batch=1, ramps=ramps)
-        self._segments = (_with_looks(active, network.ramp_indices, policy) if probe else active).segments()
-        # Probes are run by the network whatever the others are run by: one batch in fifty is no reason to hold a
-        # session of ONNX Runtime, with its own copy of the weights, for every ramp.
-        self._runner = network if probe or segments is None else segments
+        run = tuple(sorted(looks.union(ramps)))
+        self._segments = replace(active, ramps=run).segments()
+        # Where ramps look that are not active the network runs them, whatever the others are run by: one batch in fifty
+        # is no reason to hold a session of ONNX Runtime, with its own copy of the weights, for every ramp.
+        self._runner = network if segments is None or run != ramps else segments
+
+    def staying(self) -> Cut:
+        """The same blocks and active ramps, for inputs that stay: every active ramp looks."""
+        return self._staying(self._ramps)
 
     def for_probes(self) -> Cut:
-        """The same blocks and active ramps, for batches of probes."""
-        return Cut(self._network, self.first, self.end, self._ramps, self._policy, probe=True)
+        """The same blocks and active ramps, for probes: they stay, and every ramp looks."""
+        return self._staying(self._network.ramp_indices)
+
+    def _staying(self, ramps: Iterable[int]) -> Cut:
+        looks = frozenset(ramp for ramp in ramps if self.first <= ramp < self.end and self._policy.can_look(ramp))
+        own = self._network, self.first, self.end, self._ramps, self._policy, self._others
+        return Cut(*own, after_answer="stay", looks=looks)
 
     def run(self, piece: Piece) -> Iterator[Step[Piece]]:
         """Run a piece whose next block is `first`; one step per segment, as soon as it is known and computed.
@@ -111,7 +125,7 @@ class Cut:
         if segment.end == self._network.num_blocks:
             return self._conclude(piece, opinion)
         assert segment.ramp is not None
-        seen = self._look(segment.ramp, opinion, piece) if self._probe else ()
+        seen = self._look(segment.ramp, opinion, piece) if segment.ramp in self._looks else ()
         if segment.ramp not in self._ramps:
             return Step(answers=(), survivors=after, seen=seen)
         state_BS = piece.state_BS.to(opinion.outputs_BC.device)
@@ -120,7 +134,7 @@ class Cut:
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
         answers = _answers(piece, left, verdict.value_B, verdict.score_B, segment.ramp) if left else ()
         after = replace(after, state_BS=verdict.state_BS.to(piece.state_BS.device))
-        if self._probe:
+        if self._stays:
             answered.update(answer.sample_id for answer in answers)
             return Step(answers=answers, survivors=after, seen=seen)
         if not left:
@@ -132,24 +146,17 @@ class Cut:
         value_B, score_B = self._policy.conclude(opinion, piece.sample_ids)
         last = self._network.num_blocks - 1
         answers = _answers(piece, range(len(piece)), value_B, score_B, last)
-        if not self._probe:
+        if not self._stays:
             return Step(answers=answers, survivors=None)
         seen = _seen(piece, [answer.value for answer in answers], [math.nan] * len(piece), last)
         return Step(answers=answers, survivors=None, seen=seen)
 
     def _look(self, ramp: int, opinion: Opinion, piece: Piece) -> tuple[Seen, ...]:
-        if not self._policy.can_look(ramp):
-            return ()
         score_B, value_B = self._policy.look(ramp, opinion, piece.sample_ids)
         # A ramp that is broken, and perhaps not even active, costs the record of an input, not its answer.
         seen = _seen(piece, values_of(value_B.numpy()), score_B.tolist(), ramp)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
-
-
-def _with_looks(split: Split, ramps: Sequence[int], policy: ExitPolicy) -> Split:
-    looks = {ramp for ramp in ramps if split.first <= ramp < split.end and policy.can_look(ramp)}
-    return replace(split, ramps=tuple(sorted(looks.union(split.ramps))))
 
 
 def _seen(piece: Piece, values: Sequence[Value], scores: Sequence[float], block: int) -> tuple[Seen, ...]:

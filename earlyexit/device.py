@@ -30,7 +30,7 @@ class Runner(Protocol[P]):
     def run(self, batch: Batch[P]) -> Iterator[Step[P]]:
         """Run a batch, one step per exit, as soon as it is known; the last survivors wait for the split's end.
 
-        Of a batch of probes, an answer to an input that is also among the step's survivors is an early one.
+        Of a batch that stays, an answer to an input that is also among the step's survivors is an early one.
         """
         ...
 
@@ -132,7 +132,7 @@ class Device(Generic[P]):
             survivors = step.survivors
             if step.answers and first_s is None:
                 first_s = elapsed_s
-            if releases := inside.releases(step, elapsed_s, probe=batch.probe):
+            if releases := inside.releases(step, elapsed_s, stay=batch.stays):
                 self._deliver(releases)
         total_s = self.clock.now_s() - batch.started_s
         self._on_batch(batch)

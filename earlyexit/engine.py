@@ -35,6 +35,11 @@ class Batch(Generic[P]):
     probe: bool = False
     """Whether its members, all of them, are probes."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether its members run on when they are answered: probes do, and whatever its split has do so."""
+        return self.probe or self.split.stays
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(Generic[P]):
@@ -234,7 +239,8 @@ class BatchEngine(Generic[P]):
 
     def _drop_late(self, waiting: Sequence[Queue[P]], now_s: float) -> tuple[Member[P], ...]:
         # Clockwork's rule (E3 section 3.1): no work for an answer that would come too late even if run alone, now.
-        # Probes that were answered early are no exception: else the records would hold too many that leave early.
+        # Who was answered and stays is no exception. The records would else hold too many that leave early, and where
+        # there is too much to do, what is only to be learnt would be done before what is waited for.
         dropped: list[Member[P]] = []
         for queue in waiting:
             earliest_s = now_s + self._trust * self.times.soonest_s(queue.split)

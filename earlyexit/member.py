@@ -29,6 +29,8 @@ class Member(Generic[P]):
     """Whoever gave it to the engine."""
     probe: bool = False
     """Whether every ramp looks at it; it is never in one batch with inputs that are no probes."""
+    answered: bool = False
+    """Whether its answer was released already: then it stays, and no later ramp answers it again."""
     queued_since_s: float = 0.0
     queued_serial: int = 0
     """Counts what was submitted to the engine; the same for all that came at once."""

@@ -42,9 +42,9 @@ class Step(Generic[P]):
 
     answers: tuple[Answer, ...]
     survivors: P | None
-    """None when nobody is left. A probe that was answered is among them until the model's end."""
+    """None when nobody is left. Who stays is among them until the model's end, answered or not."""
     seen: tuple[Seen, ...] = ()
-    """What the exit said of probes."""
+    """What the exit said of inputs that stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +54,12 @@ class Told(Generic[P]):
     member: Member[P]
     answer: Answer
     stays: bool = False
-    """Whether it is a probe that goes on to the model's end; should it be answered again, the first answer counts."""
+    """Whether it goes on to the model's end all the same; should it be answered again, the first answer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked(Generic[P]):
-    """What an exit said of a probe, which is released besides."""
+    """What an exit said of an input that stays, which is released besides."""
 
     member: Member[P]
     seen: Seen
@@ -75,7 +75,7 @@ class GoesOn(Generic[P]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost(Generic[P]):
-    """An input that gets no answer here, unless it is a probe that had one early, and why."""
+    """An input that gets no answer here, unless it stayed after one, and why."""
 
     member: Member[P]
     error: OfframpError
@@ -90,14 +90,14 @@ class Inside(Generic[P]):
     """Members of a running batch that are not released for good, by sample id."""
 
     members: dict[str, Member[P]]
-    # Of probes, what has been released already: a batch that failed runs again, and says nothing twice. Those answered
-    # early come with the seconds of this run that their compute time holds since.
+    # Of those that stay, what has been released already: a batch that failed runs again, and says nothing twice. Those
+    # answered early come with the seconds of this run that their compute time holds since.
     answered_s: dict[str, float] = field(default_factory=dict)
     looked: set[tuple[str, int]] = field(default_factory=set)
 
-    def releases(self, step: Step[P], elapsed_s: float, *, probe: bool) -> list[Release[P]]:
-        """What a step releases, `elapsed_s` after the batch started."""
-        if not probe:
+    def releases(self, step: Step[P], elapsed_s: float, *, stay: bool) -> list[Release[P]]:
+        """What a step releases, `elapsed_s` after the batch started; `stay`: whether inputs do that are answered."""
+        if not stay:
             return [self._leave(answer, elapsed_s) for answer in step.answers]
         staying = frozenset[str]() if step.survivors is None else frozenset(step.survivors.sample_ids)
         releases: list[Release[P]] = []
@@ -108,7 +108,7 @@ class Inside(Generic[P]):
         for answer in step.answers:
             if answer.sample_id not in staying:
                 releases.append(self._leave(answer, elapsed_s))
-            elif answer.sample_id not in self.answered_s:
+            elif not self.members[answer.sample_id].answered:  # here or, at an earlier ramp, in another split's batch
                 releases.append(self._answer_early(answer, elapsed_s))
         return releases
 
@@ -136,5 +136,6 @@ class Inside(Generic[P]):
     def _answer_early(self, answer: Answer, elapsed_s: float) -> Told[P]:
         member = self.members[answer.sample_id]
         member.compute_s += elapsed_s
+        member.answered = True
         self.answered_s[answer.sample_id] = elapsed_s
         return Told(member=member, answer=answer, stays=True)

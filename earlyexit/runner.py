@@ -70,8 +70,11 @@ class TorchRunner:
             ramps = tuple(ramp for ramp in split.ramps if regime.policy.can_decide(ramp))
             cut = cut_out(self._network, split.first, split.end, ramps, regime.policy, self._segments)
             # With nothing to record, a probe is run as any other input.
-            looks = probe and any(map(regime.policy.can_look, self._network.ramp_indices))
-            regime.cuts[split, probe] = cut.for_probes() if looks else cut
+            if probe and any(map(regime.policy.can_look, self._network.ramp_indices)):
+                cut = cut.for_probes()
+            elif split.stays:
+                cut = cut.staying()
+            regime.cuts[split, probe] = cut
         return regime.cuts[split, probe]
 
     def _in_state(self, piece: Piece, policy: ExitPolicy) -> Piece:

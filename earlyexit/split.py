@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from earlyexit.errors import PlanError
+
+AfterAnswer = Literal["stop", "stay"]
+"""What inputs do whose answer left at a ramp: leave with it, so that batches shrink (E3), or run on to the model's end,
+so that the full model's answer is known of every input (Apparate, section 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +24,8 @@ class Segment:
 class Split:
     """Consecutive blocks run as one batch, at one batch size.
 
-    Inputs leave at the active ramps inside; what is left goes on at its end. Raises PlanError when the values
-    contradict each other.
+    Answers leave at the active ramps inside; what is left of the inputs goes on at its end. Raises PlanError when the
+    values contradict each other.
     """
 
     first: int
@@ -31,6 +36,7 @@ class Split:
     """The batch size that the split is fused to, in inputs."""
     ramps: tuple[int, ...] = ()
     """Active ramps, ascending; ramp r sits after block r."""
+    after_answer: AfterAnswer = "stop"
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.end:
@@ -42,6 +48,11 @@ class Split:
         for ramp in self.ramps:
             if not self.first <= ramp < self.end:
                 raise PlanError(f"ramp {ramp} is outside its split, whose blocks are {self.first} to {self.end - 1}")
+
+    @property
+    def stays(self) -> bool:
+        """Whether its inputs run on when they are answered."""
+        return self.after_answer == "stay"
 
     def segments(self) -> tuple[Segment, ...]:
         """The split cut at its active ramps: first to last, without gaps."""

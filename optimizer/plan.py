@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.policies import PolicyName, kind_of
-from earlyexit.split import Split
+from earlyexit.split import AfterAnswer, Split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order, from block 0 to the model's end; refuses gaps and overlaps."""
+    """Stages in order, from block 0 to the model's end; refuses gaps, overlaps, and splits of two minds."""
 
     stages: tuple[Stage, ...]
     policy: PolicySpec | None = None
@@ -100,6 +100,11 @@ class Plan:
             raise PlanError(f"the first split must start at block 0, not {splits[0].first}")
         for before, after in pairwise(splits):
             _check_adjacent(before, after)
+            if before.after_answer != after.after_answer:
+                raise PlanError(
+                    f"inputs stop or stay in a whole plan: blocks {after.first} on say {after.after_answer!r}, "
+                    f"those before {before.after_answer!r}"
+                )
         if self.ramps and self.policy is None:
             raise PlanError(f"ramps {list(self.ramps)} are active, but no exit policy says when to leave")
         thresholds = None if self.policy is None else self.policy.thresholds
@@ -119,6 +124,19 @@ class Plan:
     @property
     def num_blocks(self) -> int:
         return self.splits[-1].end
+
+    @property
+    def after_answer(self) -> AfterAnswer:
+        """What inputs do whose answer left at a ramp."""
+        return self.stages[0].splits[0].after_answer
+
+    def with_after_answer(self, after_answer: AfterAnswer) -> Plan:
+        """The same plan, whose inputs stop or stay; what was predicted of it is kept."""
+        stages = tuple(
+            replace(stage, splits=tuple(replace(split, after_answer=after_answer) for split in stage.splits))
+            for stage in self.stages
+        )
+        return replace(self, stages=stages)
 
 
 def stock_plan(num_blocks: int, *, batch: int, device: str = "cpu", replicas: int = 1) -> Plan:

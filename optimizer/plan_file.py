@@ -15,7 +15,7 @@ from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.policies import PolicyName
 from earlyexit.source_file import Source, StrictDocument, read_source
-from earlyexit.split import Split
+from earlyexit.split import AfterAnswer, Split
 from optimizer.plan import Plan, PolicySpec, Stage, check_own
 
 RampKey = Annotated[int, Field(strict=False)]
@@ -65,6 +65,7 @@ class PlanDocument(StrictDocument):
     stages: list[StageDocument] = Field(min_length=1)
     policy: PolicyDocument | None = None
     dispatch: Dispatch = "work-conserving"
+    after_answer: AfterAnswer = "stop"
     epoch: int = Field(default=0, ge=0)
     predicted: dict[str, Any] = Field(default_factory=dict)
 
@@ -97,6 +98,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "dispatch": plan.dispatch,
+        **({} if plan.after_answer == "stop" else {"after_answer": plan.after_answer}),
         "epoch": plan.epoch,
         "policy": None if policy is None else policy_document(policy),
         "stages": stages_document(plan.stages),
@@ -141,7 +143,7 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
         splits: list[Split] = []
         for position, split in enumerate(stage.splits):
             with source.said_at(("stages", index, "splits", position)):
-                splits.append(_build_split(split, end, shape))
+                splits.append(_build_split(split, document.after_answer, end, shape))
             end = split.end
         with source.said_at(("stages", index, "device")):
             find_device(stage.device)
@@ -160,8 +162,16 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
         )
 
 
-def _build_split(document: SplitDocument, end_before: int, shape: ModelShape | None) -> Split:
-    split = Split(first=document.first, end=document.end, batch=document.batch, ramps=tuple(document.ramps))
+def _build_split(
+    document: SplitDocument, after_answer: AfterAnswer, end_before: int, shape: ModelShape | None
+) -> Split:
+    split = Split(
+        first=document.first,
+        end=document.end,
+        batch=document.batch,
+        ramps=tuple(document.ramps),
+        after_answer=after_answer,
+    )
     if split.first > end_before:
         raise PlanError(f"gap: no split runs blocks {end_before} to {split.first - 1}")
     if split.first < end_before:

@@ -20,7 +20,7 @@ from profiles.records import ExitRecords, check_losses
 from profiles.scores import BoolArray, FloatArray, Score, check_score
 from profiles.table import check_ramps
 
-SCHEMA = 2
+SCHEMA = 3
 SmallArray = npt.NDArray[np.float32]
 
 
@@ -50,14 +50,17 @@ def shape_of(records: ExitRecords) -> StreamShape:
 class Observations:
     """Inputs (N) and what was seen of them at the ramps (R); refuses to have seen what it cannot.
 
-    An input that is no probe is seen at its active ramps up to its exit, and by the full model if it got there. A
-    probe is answered at the same exit as it would have been, but runs every ramp and goes to the end. What a ramp's
-    answer costs is known where the full model was seen as well. Where it has a column, it is the last (E = R + 1).
+    An input whose plan has answered inputs stop is seen at its active ramps up to its exit, and by the full model if it
+    got there. Where the plan has them stay it is seen at all of its active ramps, and by the full model. A probe is
+    answered at the same exit as it would have been, but runs every ramp and goes to the end. What a ramp's answer costs
+    is known where the full model was seen as well. Where it has a column, it is the last (E = R + 1).
     """
 
     shape: StreamShape
     times_s_N: FloatArray
     probe_N: BoolArray
+    stayed_N: BoolArray
+    """Whether its plan has it run on after its answer; of a probe as well, whose plan may be either."""
     active_NR: BoolArray
     """The ramps that were active for the input: those of its plan, for a probe as well."""
     exits_N: npt.NDArray[np.int16]
@@ -74,7 +77,7 @@ class Observations:
         for name in ("active_NR", "scores_NR", "losses_NR"):
             if getattr(self, name).shape != (num_inputs, num_ramps):
                 raise DataError(f"{name} needs {num_inputs} rows and {num_ramps} columns")
-        for name in ("times_s_N", "probe_N", "exits_N"):
+        for name in ("times_s_N", "probe_N", "stayed_N", "exits_N"):
             if getattr(self, name).shape != (num_inputs,):
                 raise DataError(f"{name} needs {num_inputs} values")
         if not np.isfinite(self.times_s_N).all():
@@ -100,7 +103,7 @@ class Observations:
 
     def _check_exits(self) -> None:
         at_NR = self.exits_N[:, None] == np.array(self.shape.ramps)
-        if not ((at_NR & self.active_NR).any(1) | self.would_end_N).all():
+        if not ((at_NR & self.active_NR).any(1) | (self.exits_N == self.shape.num_blocks - 1)).all():
             raise DataError("an input leaves at one of its active ramps or after the last block")
 
     def __len__(self) -> int:
@@ -108,8 +111,8 @@ class Observations:
 
     @property
     def would_end_N(self) -> BoolArray:
-        """Inputs that the plan sent to the end: seen there, probe or not."""
-        return np.asarray(self.exits_N == self.shape.num_blocks - 1)
+        """Inputs that the plan ran to the end: seen there, probe or not."""
+        return np.asarray((self.exits_N == self.shape.num_blocks - 1) | self.stayed_N)
 
     @property
     def at_end_N(self) -> BoolArray:
@@ -119,7 +122,8 @@ class Observations:
     @property
     def would_see_NR(self) -> BoolArray:
         """The ramps that the plan ran for each input, leaving aside what a probe ran in addition."""
-        return np.asarray(self.active_NR & (np.array(self.shape.ramps) <= self.exits_N[:, None]))
+        reached_NR = np.array(self.shape.ramps) <= self.exits_N[:, None]
+        return np.asarray(self.active_NR & (reached_NR | self.stayed_N[:, None]))
 
     def take(self, rows: npt.NDArray[Any]) -> Observations:
         """Some inputs, by index or mask."""
@@ -148,6 +152,7 @@ class Observations:
 COLUMNS = tuple(field.name for field in fields(Observations) if field.name not in ("shape", "true_losses_NE"))
 _SEEN = {"times_s_N": "f", "probe_N": "b", "active_NR": "b", "exits_N": "i", "scores_NR": "f"}
 KINDS = {
+    3: {**_SEEN, "stayed_N": "b", "losses_NR": "f", "true_losses_NE": "f"},
     2: {**_SEEN, "losses_NR": "f", "true_losses_NE": "f"},
     1: {**_SEEN, "labels_NR": "i", "final_labels_N": "i", "true_labels_N": "i"},
 }
@@ -165,6 +170,7 @@ def empty(shape: StreamShape) -> Observations:
         shape=shape,
         times_s_N=np.zeros(0),
         probe_N=np.zeros(0, dtype=bool),
+        stayed_N=np.zeros(0, dtype=bool),
         active_NR=np.zeros(none_NR, dtype=bool),
         exits_N=np.zeros(0, dtype=np.int16),
         scores_NR=np.zeros(none_NR, dtype=np.float32),
@@ -175,7 +181,7 @@ def empty(shape: StreamShape) -> Observations:
 class StreamHeader(StrictDocument):
     """What a file holds of a stream but its arrays."""
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[1, 2, 3]
     score: Score
     zero_one: bool = True
     num_blocks: int = Field(ge=1)
@@ -189,8 +195,8 @@ class StreamHeader(StrictDocument):
 class ExitStream:
     """Observations by window.
 
-    A window that was asked for (`window`, `windows`) or saved takes 9 bytes a ramp and 11 an input, where the truth is
-    known 4 more an exit: at 11 ramps a million inputs take 110 MB, or 158. Until then what was appended stays in its
+    A window that was asked for (`window`, `windows`) or saved takes 9 bytes a ramp and 12 an input, where the truth is
+    known 4 more an exit: at 11 ramps a million inputs take 111 MB, or 159. Until then what was appended stays in its
     parts, and every part costs some 700 bytes more: in batches of 16, 150 bytes an input.
     """
 
@@ -256,11 +262,10 @@ class ExitStream:
 
     @classmethod
     def load(cls, path: Path) -> ExitStream:
-        """Read what `save` wrote, in this version or the one before it; raises DataError for anything else."""
+        """Read what `save` wrote, in this version or one before it; raises DataError for anything else."""
         header, arrays = read_npz(
             path, StreamHeader, KINDS, called="a stream of exit records", optional=("true_losses_NE",)
         )
-        columns = of_labels(arrays) if header.schema_version == 1 else arrays
         shape = StreamShape(
             score=header.score, num_blocks=header.num_blocks, ramps=tuple(header.ramps), zero_one=header.zero_one
         )
@@ -268,12 +273,20 @@ class ExitStream:
         if not stream._first <= header.first_window < MOST_WINDOWS:
             raise DataError(f"{path}: window {header.first_window} cannot be the first that is kept")
         stream._first = header.first_window
-        stream.append(Observations(shape=shape, **columns))
+        stream.append(Observations(shape=shape, **of_any_schema(arrays)))
         return stream
 
 
-def of_labels(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """The columns of schema 1 as those of schema 2: labels become losses."""
+def of_any_schema(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    """The columns of this schema or one before it as those of this one.
+
+    Before schema 3 nobody stayed; in schema 1 labels stood for losses.
+    """
+    columns = _of_labels(arrays) if "labels_NR" in arrays else dict(arrays)
+    return {"stayed_N": np.zeros(len(arrays["times_s_N"]), dtype=bool)} | columns
+
+
+def _of_labels(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     columns = {name: array for name, array in arrays.items() if not name.endswith(("labels_NR", "labels_N"))}
     labels_NR, full_N1, true_N1 = (
         arrays["labels_NR"],

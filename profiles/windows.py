@@ -13,6 +13,12 @@ The known side is a census, without error. On the other side, given how many pro
 sample, so their mean is unbiased, whatever the true share of probes was. (Probes come in batches: then the mean is a
 ratio of two random sums, and its bias falls with the number of batches.)
 
+Where answered inputs stay, nothing that their plan's ramps say is hidden: asked about ramps that were all active, each
+is known, beyond its exit too and with the full model's answer. So the rest is empty, and the estimate a census at any
+thresholds. Of ramps that were off, as ever, only probes tell. (A window in which a plan that has inputs stay took over
+from one that has them stop holds all inputs of the one part and, in a live service, the probes of the other: it says
+more of the first.)
+
 Where it falls short. A window with no probe among its rest says nothing, or guesses if the rest is tiny (MOST_GUESSED);
 so windows of few inputs, pooled, count inputs of the rest too little where most windows have none. And the number of
 probes among the rest is left to chance: where it is small the estimate can err more than the probes alone (root mean

@@ -17,7 +17,7 @@ import numpy as np
 
 from deployments.control.intake import Interval
 from earlyexit.errors import DataError
-from profiles.stream import COLUMNS, Observations, StreamShape, of_labels
+from profiles.stream import COLUMNS, Observations, StreamShape, of_any_schema
 
 SCHEMA = 1
 KEEP_S = 7200.0
@@ -213,9 +213,7 @@ def _unpacked(shape: str, columns: bytes) -> Observations:
     document = json.loads(shape)
     try:
         with np.load(io.BytesIO(columns), allow_pickle=False) as arrays:
-            kept = dict(arrays)
-            if "labels_NR" in kept:  # of a controller from before there were losses
-                kept = of_labels(kept)
+            kept = of_any_schema(dict(arrays))
     except (OSError, ValueError, KeyError, EOFError, zlib.error, BadZipFile) as error:
         raise DataError(f"the controller's memory holds probes that cannot be read: {error}") from error
     try:

@@ -10,9 +10,10 @@ from typing import TypeVar
 
 from deployments.reports import BUCKET, IngressReport, ReplicaReport
 from earlyexit.counts import TimesRun
+from earlyexit.split import AfterAnswer
 
 Key = TypeVar("Key")
-Ran = tuple[int, int, tuple[int, ...], int]
+Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int]
 """A split's first block, end and ramps, and a batch size."""
 
 
@@ -111,7 +112,7 @@ def _longer(before: TimesRun | None, now: TimesRun) -> TimesRun:
 
 
 def _key(time: TimesRun) -> Ran:
-    return time.first, time.end, time.ramps, time.size
+    return time.first, time.end, time.ramps, time.after_answer, time.size
 
 
 def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_s: float) -> Interval:

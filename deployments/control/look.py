@@ -135,6 +135,7 @@ def _times(report: ReplicaReport, intake: ReplicaIntake, ramps: Sequence[int]) -
                 end=each.end,
                 batch=each.size,
                 ramps=tuple(ramp for ramp in each.ramps if ramp in ramps),
+                after_answer=each.after_answer,
             ),
             size=each.size,
             batches=each.batches,

@@ -43,6 +43,16 @@ def test_plans_that_do_not_run_every_block_once_are_refused(stages: list[list[tu
         Plan(stages=tuple(stage(*(split(*bounds) for bounds in splits)) for splits in stages))
 
 
+def test_what_inputs_do_after_their_answer_is_one_thing_in_a_whole_plan() -> None:
+    plan = Plan(stages=(stage(split(0, 2, 1), split(2, 4)), stage(split(4, 6))), policy=ENTROPY)
+    assert plan.after_answer == "stop"
+    staying = plan.with_after_answer("stay")
+    assert (staying.after_answer, [each.stays for each in staying.splits]) == ("stay", [True] * 3)
+    assert staying.with_after_answer("stop") == plan
+    with pytest.raises(PlanError, match="blocks 4 on say 'stop', those before 'stay'"):
+        Plan(stages=(staying.stages[0], plan.stages[1]), policy=ENTROPY)
+
+
 def test_active_ramps_need_a_policy() -> None:
     with pytest.raises(PlanError, match=r"ramps \[1\] are active, but no exit policy says when to leave"):
         Plan(stages=(stage(split(0, 2, 1)),))

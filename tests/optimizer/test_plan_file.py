@@ -75,6 +75,7 @@ def test_a_plan_is_read_from_json_whose_keys_are_strings(tmp_path: Path) -> None
     "plan",
     [
         pytest.param(PLAN, id="two stages"),
+        pytest.param(PLAN.with_after_answer("stay"), id="two stages whose inputs stay"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(thresholds=0.4), epoch=7), id="one threshold"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(name="patience", patience=3)), id="patience"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(name="own", own="module:rule")), id="own"),
@@ -90,6 +91,11 @@ def test_a_plan_is_read_from_json_whose_keys_are_strings(tmp_path: Path) -> None
 def test_a_written_plan_is_read_back_equal(plan: Plan, tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml") == plan
+
+
+def test_only_a_plan_whose_inputs_stay_says_so() -> None:
+    assert "after_answer" not in plan_document(PLAN)
+    assert plan_document(PLAN.with_after_answer("stay")) == {**plan_document(PLAN), "after_answer": "stay"}
 
 
 def changed(old: str, new: str) -> str:
@@ -116,6 +122,7 @@ MISTAKES = (
     ("replicas: 2", "copies: 2", "10: stages.0.copies: "),
     ("schema_version: 1", "schema_version: 2", "1: schema_version: "),
     ("dispatch: deferred", "dispatch: eager", "2: dispatch: Input should be 'work-conserving' or 'deferred'"),
+    ("dispatch: deferred", "after_answer: leave", "2: after_answer: Input should be 'stop' or 'stay'"),
     ("name: confidence", "name: patience", "4: exit policy 'patience' takes patience, not thresholds"),
     ("first: 4", 'first: "4"', "16: stages.1.splits.0.first: "),
     ("1: 0.9", "1: high", "6: policy.thresholds.1: "),

@@ -25,6 +25,7 @@ def inputs_at(*times_s: float) -> Observations:
         shape=SHAPE,
         times_s_N=np.array(times_s, dtype=np.float64),
         probe_N=np.zeros(len(times_s), dtype=bool),
+        stayed_N=np.zeros(len(times_s), dtype=bool),
         active_NR=seen_NR,
         exits_N=np.where(early_N, 1, 5).astype(np.int16),
         scores_NR=np.where(seen_NR, np.where(early_N, 0.9, 0.2)[:, None], np.nan).astype(np.float32),
@@ -97,7 +98,7 @@ def test_no_window_is_lost_between_saving_and_loading(tmp_path: Path) -> None:
 
 
 HEADER: dict[str, Any] = {
-    "schema_version": 2,
+    "schema_version": 3,
     "score": "confidence",
     "num_blocks": 6,
     "ramps": [1, 3],
@@ -122,7 +123,7 @@ def test_a_file_is_what_the_next_test_changes(tmp_path: Path) -> None:
 
 
 WRONG_HEADERS: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"schema_version": 3}, "has schema 3, this version reads 2, 1"),
+    ({"schema_version": 4}, "has schema 4, this version reads 3, 2, 1"),
     ({"score": "margin"}, "does not hold a stream .* score: "),
     ({"num_blocks": 6.0}, "num_blocks: "),
     ({"num_blocks": 3}, "ramps must ascend"),
@@ -233,6 +234,14 @@ def test_a_stream_of_schema_1_becomes_losses(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.true_losses_NE, [[0, np.nan, np.nan], [np.nan, np.nan, np.nan], [1, np.nan, 0]])
 
 
+def test_in_a_stream_of_schema_2_nobody_stayed(tmp_path: Path) -> None:
+    stream_of(5, 6).save(tmp_path / "s.npz")
+    with np.load(tmp_path / "s.npz") as file:
+        arrays = {name: file[name] for name in file.files if name not in ("header", "stayed_N")}
+    np.savez(tmp_path / "s.npz", header=np.array(json.dumps(HEADER | {"schema_version": 2})), **arrays)
+    assert ExitStream.load(tmp_path / "s.npz").window(0).stayed_N.tolist() == [False, False]
+
+
 def test_a_saved_stream_keeps_what_is_known_of_the_truth_and_of_its_losses(tmp_path: Path) -> None:
     shape = replace(SHAPE, zero_one=False)
     known = replace(
@@ -254,6 +263,17 @@ def test_a_saved_stream_keeps_what_is_known_of_the_truth_and_of_its_losses(tmp_p
 
 
 LATE = inputs_at(5, 6)  # the first leaves after block 1, the second goes to the end; ramp 3 is off
+
+
+def test_who_stayed_is_seen_at_all_its_ramps_and_at_the_end() -> None:
+    scores_NR = np.array([[0.9, 0.5], [0.2, 0.5]], dtype=np.float32)
+    stayed = {"stayed_N": np.array([True, True]), "active_NR": np.ones((2, 2), dtype=bool)}
+    seen = replace(LATE, **stayed, scores_NR=scores_NR, losses_NR=np.zeros((2, 2), dtype=np.float32))
+    assert (seen.would_see_NR.all(), seen.at_end_N.all(), seen.would_end_N.all()) == (True, True, True)
+    with pytest.raises(DataError, match="an input leaves at one of its active ramps or after the last block"):
+        replace(seen, exits_N=np.array([2, 5], dtype=np.int16))
+    with pytest.raises(DataError, match="scores must be there for what an input ran"):
+        replace(seen, stayed_N=np.array([False, True]))
 
 
 UNSEEN: tuple[tuple[dict[str, Any], str], ...] = (

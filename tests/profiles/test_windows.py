@@ -55,18 +55,36 @@ ASKED: tuple[dict[int, float], ...] = ({}, {1: 0.9}, {3: 0.7}, {1: 0.75, 3: 0.55
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("stay", [False, True], ids=["stop", "stay"])
 def test_over_all_ways_to_draw_the_probes_estimates_are_right_on_average(
-    plan: dict[int, float], asked: dict[int, float]
+    plan: dict[int, float], asked: dict[int, float], stay: bool
 ) -> None:
     for num_probes in (1, 2, 3):
-        assert_right_on_average(plan, asked, num_probes)
+        assert_right_on_average(plan, asked, num_probes, stay)
 
 
-def assert_right_on_average(plan: dict[int, float], asked: dict[int, float], num_probes: int) -> None:
+@pytest.mark.parametrize("plan", [plan for plan in PLANS if plan], ids=str)
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+def test_of_inputs_that_stay_all_is_known_that_is_asked_of_their_active_ramps(
+    plan: dict[int, float], asked: dict[int, float]
+) -> None:
+    records = random_records(500, seed=3)
+    plan, asked = ({0 if ramp == 1 else 3: limit for ramp, limit in each.items()} for each in (plan, asked))
+    found = estimate(records, plan, [False] * 500, asked, stay=True)
+    truth = records.outcome(asked)
+    if asked.keys() <= plan.keys():  # a census: more cautious thresholds too, and what the full model says
+        assert figures(found) == pytest.approx([*truth.survival, truth.agreement, truth.accuracy])
+        assert found.survival is not None
+        assert found.survival[-1].effective_inputs == pytest.approx(500)
+    else:
+        assert found.survival is None
+
+
+def assert_right_on_average(plan: dict[int, float], asked: dict[int, float], num_probes: int, stay: bool) -> None:
     truth = RECORDS.outcome(asked)
     by_sampled: dict[str, list[list[float]]] = {"survival": [], "agreement": [], "accuracy": []}
     for drawn in itertools.combinations(range(4), num_probes):
-        found = estimate(RECORDS, plan, np.isin(range(4), drawn), asked)
+        found = estimate(RECORDS, plan, np.isin(range(4), drawn), asked, stay=stay)
         for name, share in (("agreement", found.agreement), ("accuracy", found.accuracy)):
             if share is not None:  # a probe fell among the rest, or there is no rest
                 by_sampled[name].append([share.value])

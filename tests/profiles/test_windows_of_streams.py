@@ -25,6 +25,7 @@ def unplanned(go_on_N: npt.NDArray[np.bool_], probe_N: npt.NDArray[np.bool_], st
             shape=SLIGHT,
             times_s_N=np.full(num_inputs, start_s),
             probe_N=probe_N,
+            stayed_N=np.zeros(num_inputs, dtype=bool),
             active_NR=np.zeros((num_inputs, 1), dtype=bool),
             exits_N=np.full(num_inputs, 2, dtype=np.int16),
             scores_NR=np.where(probe_N, np.where(go_on_N, 0.1, 0.9), np.nan).astype(np.float32)[:, None],

@@ -27,19 +27,27 @@ RECORDS = ExitRecords.of_answers(
 
 
 def observe(
-    records: ExitRecords, plan: dict[int, float], probe_N: npt.NDArray[np.bool_], times_s_N: Any = None
+    records: ExitRecords,
+    plan: dict[int, float],
+    probe_N: npt.NDArray[np.bool_],
+    times_s_N: Any = None,
+    *,
+    stay: bool = False,
 ) -> Observations:
-    """What a service that runs `plan` sees of these inputs."""
+    """What a service that runs `plan` sees of these inputs, which stop when they are answered, or stay."""
     exits_N = records.outcome(plan).exits_N
     active_NR = np.tile([ramp in plan for ramp in records.ramps], (len(records), 1))
-    seen_NR = (active_NR & (np.array(records.ramps) <= exits_N[:, None])) | probe_N[:, None]
-    end_N1 = ((exits_N == records.num_blocks - 1) | probe_N)[:, None]
+    stayed_N = np.full(len(records), stay)
+    reached_NR = (np.array(records.ramps) <= exits_N[:, None]) | stay
+    seen_NR = (active_NR & reached_NR) | probe_N[:, None]
+    end_N1 = ((exits_N == records.num_blocks - 1) | stayed_N | probe_N)[:, None]
     assert records.true_losses_NE is not None
     truth_NE = np.where(np.hstack([seen_NR, end_N1]), records.true_losses_NE, np.nan)
     return Observations(
         shape=shape_of(records),
         times_s_N=np.zeros(len(records)) if times_s_N is None else np.asarray(times_s_N, dtype=float),
         probe_N=probe_N,
+        stayed_N=stayed_N,
         active_NR=active_NR,
         exits_N=exits_N.astype(np.int16),
         scores_NR=np.where(seen_NR, records.scores_NR, np.nan).astype(np.float32),
@@ -48,8 +56,10 @@ def observe(
     )
 
 
-def estimate(records: ExitRecords, plan: dict[int, float], probe_N: Any, asked: dict[int, float]) -> WindowEstimate:
-    seen = observe(records, plan, np.array(probe_N, dtype=bool))
+def estimate(
+    records: ExitRecords, plan: dict[int, float], probe_N: Any, asked: dict[int, float], *, stay: bool = False
+) -> WindowEstimate:
+    seen = observe(records, plan, np.array(probe_N, dtype=bool), stay=stay)
     return Window(start_s=0, period_s=120, observations=seen).estimate(asked)
 
 

@@ -208,6 +208,7 @@ def _observations(shape: StreamShape, probes: Collection[CompleteProbe], ahead_s
         shape=shape,
         times_s_N=np.array([probe.arrived_s + ahead_s for probe in probes]),
         probe_N=np.ones(count, dtype=bool),
+        stayed_N=np.zeros(count, dtype=bool),
         active_NR=active_NR.reshape(count, num_ramps),
         exits_N=np.array([probe.exit for probe in probes], dtype=np.int16),
         scores_NR=np.array([probe.scores for probe in probes], dtype=np.float32).reshape(count, num_ramps),

@@ -78,6 +78,7 @@ def probes(times_s: Sequence[float], leaving: Sequence[bool], plan: Plan) -> Obs
         shape=SHAPE,
         times_s_N=np.array(times_s, dtype=np.float64),
         probe_N=np.ones(num, dtype=bool),
+        stayed_N=np.zeros(num, dtype=bool),
         active_NR=active_NR,
         exits_N=np.where(leaves_N & (1 in plan.ramps), 1, 3).astype(np.int16),
         scores_NR=scores_NR,

@@ -112,6 +112,7 @@ def test_inputs_that_are_no_probes_are_left_out() -> None:
         shape=seen(START_S, leaving=1, staying=0).shape,
         times_s_N=np.array([START_S]),
         probe_N=np.array([False]),
+        stayed_N=np.array([False]),
         active_NR=np.array([[False, True, False]]),
         exits_N=np.array([1], dtype=np.int16),
         scores_NR=np.array([[np.nan, 1.0, np.nan]], dtype=np.float32),
