@@ -13,11 +13,9 @@ The known side is a census, without error. On the other side, given how many pro
 sample, so their mean is unbiased, whatever the true share of probes was. (Probes come in batches: then the mean is a
 ratio of two random sums, and its bias falls with the number of batches.)
 
-Where answered inputs stay, nothing that their plan's ramps say is hidden: asked about ramps that were all active, each
-is known, beyond its exit too and with the full model's answer. So the rest is empty, and the estimate a census at any
-thresholds. Of ramps that were off, as ever, only probes tell. (A window in which a plan that has inputs stay took over
-from one that has them stop holds all inputs of the one part and, in a live service, the probes of the other: it says
-more of the first.)
+Where answered inputs stay, whoever is asked about ramps that were all active is known, beyond its exit too and with the
+full model's answer: a census at any thresholds. Of ramps that were off, as ever, only probes tell. (A live window in
+which inputs began to stay holds all of those, and of those before the probes alone: it says more of its later part.)
 
 Where it falls short. A window with no probe among its rest says nothing, or guesses if the rest is tiny (MOST_GUESSED);
 so windows of few inputs, pooled, count inputs of the rest too little where most windows have none. And the number of
@@ -25,9 +23,9 @@ probes among the rest is left to chance: where it is small the estimate can err 
 square 0.0081 against 0.0070 for 40 probes among 1,000 inputs, a tenth of them the rest).
 
 Rejected. *Probes alone*: unbiased, but blind to the 98 % that saw the ramps asked for: with more than a few probes
-among the rest they err more. *Horvitz-Thompson* (known 1, the
-rest 1 / probe_share): unbiased as well, but its variance grows with the mean square where ours grows with the variance,
-and it needs the share. *Every observed score, per ramp*: biased, as whether a ramp was seen depends on earlier ones.
+among the rest they err more. *Horvitz-Thompson* (known 1, the rest 1 / probe_share): unbiased as well, but its variance
+grows with the mean square where ours grows with the variance, and it needs the share. *Every observed score, per ramp*:
+biased, as whether a ramp was seen depends on earlier ones.
 """
 
 from __future__ import annotations

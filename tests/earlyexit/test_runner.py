@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -197,9 +197,24 @@ def test_torch_runs_what_is_not_prepared_and_says_so(
     assert survivors_of(prepared).tensors[0].equal(survivors_of(unprepared).tensors[0])
 
 
-def test_probes_are_run_by_torch(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
+def test_where_ramps_look_that_are_off_torch_runs_them(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
     slow = SlowSegments(small_model)
     runner = TorchRunner(small_model, NOBODY_LEAVES, slow)
-    runner.prepare([WHOLE])
-    assert exits(run(runner, WHOLE, runner.from_wire(wire_of(encoded[:2])), probe=True)) == [3, 3]
+    some = replace(WHOLE, ramps=(1,))
+    runner.prepare([some])
+    assert exits(run(runner, some, runner.from_wire(wire_of(encoded[:2])), probe=True)) == [3, 3]
     assert slow.ran == []
+
+
+def test_inputs_that_stay_are_run_as_those_that_stop_are(small_model: EarlyExitModel, encoded: list[Encoded]) -> None:
+    slow = SlowSegments(small_model)
+    runner = TorchRunner(small_model, EVERYONE_LEAVES, slow)
+    staying = replace(HALVES[0], after_answer="stay")
+    runner.prepare([staying])
+    (first, second) = run(runner, staying, runner.from_wire(wire_of(encoded[:2])))
+    assert [segment.ramp for segment in slow.ran] == [0, None]
+    assert ([answer.exit for answer in first.answers], len(first.seen), second.seen) == ([0, 0], 2, ())
+    assert survivors_of([second]).sample_ids == ("i0", "i1")
+    patient = TorchRunner(small_model, PatiencePolicy(1), slow)  # of which no ramp by itself has anything to show
+    steps = run(patient, replace(WHOLE, after_answer="stay"), patient.from_wire(wire_of(encoded[:2])))
+    assert [[seen.block for seen in step.seen] for step in steps] == [[], [], [], [3, 3]]
