@@ -267,9 +267,16 @@ LATE = inputs_at(5, 6)  # the first leaves after block 1, the second goes to the
 
 def test_who_stayed_is_seen_at_all_its_ramps_and_at_the_end() -> None:
     scores_NR = np.array([[0.9, 0.5], [0.2, 0.5]], dtype=np.float32)
-    stayed = {"stayed_N": np.array([True, True]), "active_NR": np.ones((2, 2), dtype=bool)}
-    seen = replace(LATE, **stayed, scores_NR=scores_NR, losses_NR=np.zeros((2, 2), dtype=np.float32))
-    assert (seen.would_see_NR.all(), seen.at_end_N.all(), seen.would_end_N.all()) == (True, True, True)
+    seen = replace(
+        LATE,
+        stayed_N=np.array([True, True]),
+        active_NR=np.ones((2, 2), dtype=bool),
+        scores_NR=scores_NR,
+        losses_NR=np.zeros((2, 2), dtype=np.float32),
+    )
+    assert seen.would_see_NR.all()
+    assert seen.at_end_N.all()
+    assert seen.would_end_N.all()
     with pytest.raises(DataError, match="an input leaves at one of its active ramps or after the last block"):
         replace(seen, exits_N=np.array([2, 5], dtype=np.int16))
     with pytest.raises(DataError, match="scores must be there for what an input ran"):
