@@ -11,7 +11,8 @@ OfframpError                        500 INTERNAL
 │   ├── UnprocessableInputError     422 INVALID_ARGUMENT    well-formed, but this model cannot take it
 │   ├── PlanError                   422                     a plan that contradicts itself or does not fit its model
 │   ├── DataError                   422                     training or calibration data that cannot be used
-│   └── ModelFolderError            422                     a folder that is not a saved model of a known schema
+│   ├── ModelFolderError            422                     a folder that is not a saved model of a known schema
+│   └── GraphError                  422                     a model's graph that cannot be read, or not be cut
 ├── RateLimitError                  429 RESOURCE_EXHAUSTED  more than this caller may send; carries retry_after_s
 ├── OverloadedError                 503 UNAVAILABLE         more is queued than allowed; carries retry_after_s
 ├── AdmissionError                  503 UNAVAILABLE         it would be answered too late, so it is not begun; the same
@@ -119,6 +120,12 @@ class DataError(InputError):
 
 class ModelFolderError(InputError):
     """A folder that is not a saved model of a known schema."""
+
+    http_status = 422
+
+
+class GraphError(InputError):
+    """The graph of a model that nobody prepared: it cannot be read, or not be cut."""
 
     http_status = 422
 

@@ -1,0 +1,201 @@
+"""Reads an ONNX file as a dataflow: its structure only, so weights beside the file are not loaded."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from earlyexit.errors import GraphError
+from earlyexit.graph.dataflow import Dataflow, Operator
+from earlyexit.graph.onnx_operators import BRANCHING, kind_of
+
+OPEN_SIZE = 128
+"""Of axes that a model leaves open, but the first, which counts inputs: tokens of a text, pixels of a side."""
+PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+"""How torch's files and bare pickles begin."""
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+"""Of operators that `onnx_operators` knows; in others the same name may mean anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxFile:
+    """An ONNX file that was read and checked."""
+
+    path: Path
+    proto: Any
+    """onnx.ModelProto, without functions of its own; weights beside the file are not in it."""
+    flow: Dataflow
+    """Tensors are named as in `proto`; operators too, all of whose nodes have a name of their own."""
+    beside: tuple[Path, ...]
+    """Files with weights, in the folder of the model or below it."""
+
+
+def read_onnx(path: Path, *, open_size: int = OPEN_SIZE) -> OnnxFile:
+    """Read a model; axes that it leaves open are `open_size` long where bytes are counted.
+
+    Raises GraphError for what is no ONNX model, for weights outside its folder, and for If, Loop and Scan.
+    """
+    proto = load_structure(path)
+    beside = weights_beside(proto, path)
+    if proto.functions:
+        import onnx.inliner
+
+        proto = onnx.inliner.inline_local_functions(proto)
+    _check_operators(proto.graph, path)
+    return OnnxFile(path=path, proto=proto, flow=_dataflow(proto.graph, _with_shapes(proto, open_size)), beside=beside)
+
+
+def load_structure(path: Path) -> Any:
+    """The onnx.ModelProto of a file, without weights that lie beside it; raises GraphError where there is none."""
+    if find_spec("onnx") is None:
+        raise GraphError("ONNX files are read with onnx: install offramp[onnx] or offramp[gpu]")
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+        if start.startswith(PICKLES):
+            raise GraphError(f"{path} is a pickle or a zip, which may run anybody's code and is not loaded; {_WANTED}")
+        proto = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise GraphError(f"{path}: {error.strerror}; {_WANTED}") from error
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise GraphError(f"{path} is no ONNX model; {_WANTED}") from error
+    if not proto.graph.node:
+        raise GraphError(f"{path} is no ONNX model, or one without operators; {_WANTED}")
+    return proto
+
+
+_WANTED = "a model is a file .onnx, or module:function that gives a torch module and example inputs"
+
+
+def weights_beside(proto: Any, path: Path) -> tuple[Path, ...]:
+    """The files beside a model that hold its weights; raises GraphError where one lies outside the model's folder."""
+    import onnx.external_data_helper
+
+    folder = path.resolve().parent
+    found: dict[Path, None] = {}
+    for tensor in onnx.external_data_helper._get_all_tensors(proto):
+        if not onnx.external_data_helper.uses_external_data(tensor):
+            continue
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        file = (folder / location).resolve()
+        if not location or not file.is_relative_to(folder) or file == folder:
+            raise GraphError(
+                f"{path}: weights of {tensor.name!r} lie at {location!r}, outside the model's folder; "
+                "put them beside the file"
+            )
+        found[file] = None
+    return tuple(found)
+
+
+def _check_operators(graph: Any, path: Path) -> None:
+    """Refuse what cannot be cut, and give every node a name of its own."""
+    names = Counter(node.name for node in graph.node)
+    known = {each.name for each in (*graph.input, *graph.initializer)} | {
+        each.values.name for each in graph.sparse_initializer
+    }
+    for index, node in enumerate(graph.node):
+        if not node.name or names[node.name] > 1:
+            node.name = f"{node.op_type}#{index}"
+        if node.op_type in BRANCHING or any(attribute.HasField("g") for attribute in node.attribute):
+            raise GraphError(
+                f"{path}: {node.op_type} ({node.name}) runs a graph of its own, by what inputs hold: such models "
+                "cannot be cut"
+            )
+        missing = [name for name in node.input if name and name not in known]
+        if missing:
+            raise GraphError(f"{path}: {node.name} reads {missing[0]!r}, which nothing before it gives")
+        known.update(node.output)
+
+
+def _dataflow(graph: Any, inferred: Any) -> Dataflow:
+    weights = {each.name for each in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
+    inputs = tuple(each.name for each in graph.input if each.name not in weights)
+    shapes, item_bytes = {}, {}
+    for name, tensor in _known_tensors(inferred):
+        shapes[name] = tuple(dim.dim_value for dim in tensor.shape.dim)
+        item_bytes[name] = _item_bytes(tensor.elem_type)
+    batch = batch_of(shapes, inputs)
+    return Dataflow(
+        operators=tuple(_operators(graph, weights)),
+        inputs=inputs,
+        outputs=tuple(each.name for each in graph.output),
+        weights=frozenset(weights),
+        shapes=shapes,
+        bytes_per_input={name: math.prod(shape) * item_bytes[name] // batch for name, shape in shapes.items()},
+        batch=batch,
+    )
+
+
+def _operators(graph: Any, weights: set[str]) -> Iterator[Operator]:
+    constants = set(weights)
+    for node in graph.node:
+        op = node.op_type if node.domain in DOMAINS else f"{node.domain}.{node.op_type}"
+        inputs = tuple(filter(None, node.input))
+        if constants.issuperset(inputs):
+            constants.update(node.output)
+        looks_up = op == "Gather" and inputs[0] in constants
+        yield Operator(
+            name=node.name,
+            op=op,
+            kind=kind_of(op, looks_up_weights=looks_up),
+            inputs=inputs,
+            outputs=tuple(filter(None, node.output)),
+        )
+
+
+def batch_of(shapes: Mapping[str, tuple[int, ...]], inputs: tuple[str, ...]) -> int:
+    """How many inputs the first axis of the graph's inputs counts."""
+    return next((shapes[name][0] for name in inputs if shapes.get(name)), 1) or 1
+
+
+def _with_shapes(proto: Any, open_size: int) -> Any:
+    """The graph with the shapes that onnx infers, for one input where the model leaves the first axis open."""
+    import onnx
+
+    known = onnx.ModelProto()
+    known.CopyFrom(proto)
+    weights = {each.name for each in known.graph.initializer}
+    _close_axes([each for each in known.graph.input if each.name not in weights], open_size)
+    del known.graph.value_info[:]
+    for output in known.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    try:
+        return onnx.shape_inference.infer_shapes(known, data_prop=True).graph
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return known.graph
+
+
+def _close_axes(inputs: list[Any], open_size: int) -> None:
+    """Give every open axis a size: one input, or as many as another input of the model always has."""
+    firsts = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
+    batch = next((dim.dim_value for dim in firsts if dim.dim_value), 1)
+    counts_inputs = {dim.dim_param for dim in firsts} - {""}
+    for each in inputs:
+        for axis, dim in enumerate(each.type.tensor_type.shape.dim):
+            if not dim.dim_value:
+                dim.dim_value = batch if axis == 0 or dim.dim_param in counts_inputs else open_size
+
+
+def _known_tensors(graph: Any) -> Iterator[tuple[str, Any]]:
+    """Names and types of tensors all of whose axes are known."""
+    for each in (*graph.input, *graph.value_info, *graph.output):
+        tensor = each.type.tensor_type
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            yield each.name, tensor
+
+
+def _item_bytes(elem_type: int) -> int:
+    import onnx
+
+    try:
+        return int(onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
+    except KeyError:  # a type that numpy does not have
+        return 1

@@ -1,0 +1,119 @@
+"""Where ramps can go: tensors that carry all that a model knows of its inputs (Apparate, section 3.1).
+
+Apparate takes operators that are cut vertices of the graph. A tensor is what a ramp reads and what crosses between
+blocks, so tensors are the vertices here, and of the graph only what inputs pass on their way to the outputs counts:
+with the edges of `Shape`, which only ask how large a tensor is, hardly a vertex cuts a transformer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from earlyexit.graph.dataflow import Dataflow, Operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A place where a model can be cut, and a ramp can look."""
+
+    tensors: tuple[str, ...]
+    """What crosses. One tensor; of a cut set several, the one that is made last first: a ramp looks at that."""
+    after: str
+    """The name of the operator that gives the first of them."""
+    bytes_per_input: int | None
+    """Of all of them; None where a shape is not known."""
+
+
+def carriers(flow: Dataflow) -> tuple[str, ...]:
+    """Every tensor without which nothing of any input reaches any output, in the order of the way; not the inputs."""
+    import networkx as nx
+
+    graph, source, sink = _ways(flow)
+    if sink not in graph or source not in graph or not nx.has_path(graph, source, sink):
+        return ()
+    dominator = nx.immediate_dominators(graph, source)
+    found = []
+    vertex = dominator[sink]
+    while vertex != source:
+        found.append(vertex)
+        vertex = dominator[vertex]
+    return tuple(name for kind, name in reversed(found) if kind == "tensor" and name not in flow.inputs)
+
+
+def _ways(flow: Dataflow) -> tuple[Any, Any, Any]:
+    """Operators and tensors that are not free as vertices; one before all inputs, and one behind all outputs."""
+    import networkx as nx
+
+    source, sink = ("end", "inputs"), ("end", "outputs")
+    graph = nx.DiGraph()
+    for name in set(flow.inputs) - flow.free:
+        graph.add_edge(source, ("tensor", name))
+    for operator in flow.live:
+        if operator.kind == "random":
+            graph.add_edge(source, ("operator", operator.name))
+        for name in set(operator.inputs) - flow.free:
+            graph.add_edge(("tensor", name), ("operator", operator.name))
+        for name in operator.outputs:
+            graph.add_edge(("operator", operator.name), ("tensor", name))
+    for name in set(flow.outputs) - flow.free:
+        graph.add_edge(("tensor", name), sink)
+    return graph, source, sink
+
+
+def find_sites(flow: Dataflow) -> tuple[Site, ...]:
+    """One site per run of light operators: between operators that work, all carriers cost the same.
+
+    Of a run the last carrier counts (after Conv-BN-ReLU the ReLU's), but none behind a pooling that leaves one vector
+    of an input where the run has one before it: ramps pool by themselves. None before the first operator that works,
+    and none after the last, the classifier.
+    """
+    found = carriers(flow)
+    regions = regions_of(flow, found)
+    works = [any(operator.kind == "work" for operator in operators) for operators in regions]
+    sites = []
+    for run in _runs(found, works):
+        wide = [name for name in run if not _is_vector(flow, name)]
+        sites.append(site_of(flow, ((wide or run)[-1],)))
+    return tuple(sites)
+
+
+def regions_of(flow: Dataflow, chain: Iterable[str]) -> tuple[tuple[Operator, ...], ...]:
+    """Live operators by where they are: before the first of a chain of carriers, between two, behind the last."""
+    place = {name: index for index, name in enumerate(chain)}
+    region_of: dict[str, int] = {}
+    regions: list[list[Operator]] = [[] for _ in range(len(place) + 1)]
+    for operator in flow.live:
+        region = max((region_of.get(name, 0) for name in operator.inputs if name not in flow.free), default=0)
+        regions[region].append(operator)
+        region_of.update({name: place[name] + 1 if name in place else region for name in operator.outputs})
+    return tuple(map(tuple, regions))
+
+
+def _runs(found: tuple[str, ...], works: list[bool]) -> list[list[str]]:
+    """Carriers in groups with no work between; without those before the first work, and after the last."""
+    runs: list[list[str]] = []
+    for index, name in enumerate(found):
+        if not any(works[: index + 1]) or not any(works[index + 1 :]):
+            continue
+        if works[index] or not runs:
+            runs.append([])
+        runs[-1].append(name)
+    return runs
+
+
+def _is_vector(flow: Dataflow, tensor: str) -> bool:
+    """Whether a tensor holds one vector of an input: all axes but one have a single place."""
+    shape = flow.shapes.get(tensor)
+    return shape is not None and sum(size > 1 for size in shape[1:]) <= 1
+
+
+def site_of(flow: Dataflow, tensors: tuple[str, ...]) -> Site:
+    """The site where these cross."""
+    known = [flow.bytes_per_input.get(name) for name in tensors]
+    return Site(
+        tensors=tensors,
+        after=flow.maker[tensors[0]].name,
+        bytes_per_input=None if None in known else sum(each for each in known if each is not None),
+    )

@@ -1,0 +1,37 @@
+"""Whether a tensor carries everything, found by taking it away: what `carriers` must equal."""
+
+from __future__ import annotations
+
+from earlyexit.graph.dataflow import Dataflow
+
+
+def carriers_by_removal(flow: Dataflow) -> list[str]:
+    """Tensors without which no output follows from any input; in the order of the operators, inputs left out."""
+    free = _free(flow)
+    if not _reached(flow, free, None):
+        return []
+    return [
+        name
+        for operator in flow.operators
+        for name in operator.outputs
+        if name not in free and not _reached(flow, free, removed=name)
+    ]
+
+
+def _free(flow: Dataflow) -> set[str]:
+    free = {*flow.weights, *(flow.layout & set(flow.inputs))}
+    for operator in flow.operators:
+        if operator.kind == "sizes" or (operator.kind != "random" and all(name in free for name in operator.inputs)):
+            free |= set(operator.outputs)
+    return free
+
+
+def _reached(flow: Dataflow, free: set[str], removed: str | None) -> bool:
+    """Whether an output depends on an input, by a way around what is removed."""
+    known = set(flow.inputs) - free - {removed}
+    for operator in flow.operators:
+        if operator.kind == "sizes":
+            continue
+        if known.intersection(operator.inputs) or operator.kind == "random":
+            known |= set(operator.outputs) - free - {removed}
+    return bool(known & set(flow.outputs))

@@ -1,0 +1,53 @@
+"""Small ONNX graphs for tests, built here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+Node = tuple[str, str, str]
+"""Operator, tensors it reads and tensors it gives, the names separated by spaces."""
+
+
+def weight(name: str, *shape: int) -> Any:
+    """A stored tensor of drawn values."""
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32) / 4
+    return numpy_helper.from_array(values, name)
+
+
+def graph_of(
+    nodes: Sequence[Any],
+    inputs: Sequence[str | tuple[str, int, Sequence[int | str]]],
+    outputs: Sequence[str],
+    weights: Sequence[Any] = (),
+) -> Any:
+    """A model; nodes as protobufs or `Node`s; inputs by name are (batch, 4) float."""
+    made = [
+        helper.make_node(each[0], each[1].split(), each[2].split()) if isinstance(each, tuple) else each
+        for each in nodes
+    ]
+    typed = [(each, TensorProto.FLOAT, ("batch", 4)) if isinstance(each, str) else each for each in inputs]
+    graph = helper.make_graph(
+        made,
+        "tiny",
+        [helper.make_tensor_value_info(*each) for each in typed],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        list(weights),
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def _made(op: str, inputs: str, outputs: str) -> Any:
+    return helper.make_node(op, inputs.split(), outputs.split())
+
+
+def saved(folder: Path, model: Any, name: str = "model.onnx") -> Path:
+    """The file that a model was written to."""
+    path = folder / name
+    onnx.save(model, path)
+    return path
