@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import count
 
@@ -37,7 +37,9 @@ class Guarantee:
 
     def inputs_for(self, lost: int) -> int:
         """Inputs that a test needs to accept so many inputs lost, losses being 0 or 1."""
-        return next(number for number in count(self.least_inputs) if self.holds(lost, number))
+        most = next(number for number in (self.least_inputs << k for k in count()) if self.holds(lost, number))
+        known = range(self.least_inputs, most + 1)
+        return known[bisect_left(known, True, key=lambda number: self.holds(lost, number))]
 
     def holds(self, total_loss: float, num_inputs: int, *, zero_one: bool = True) -> bool:
         """Whether so little loss, a sum over the inputs, rejects a true mean above the budget."""

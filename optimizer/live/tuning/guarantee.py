@@ -1,0 +1,228 @@
+"""Thresholds that passed a test, and an alarm behind them: Learn-then-Test on what the stream showed last.
+
+What is promised, and how often. *Each time* that new thresholds are put in force, their mean loss on a stream like
+the inputs they were tested on is above the budget with a probability of at most 1 - confidence; it is a promise per
+test, since tests go on for ever. Behind it stands *one alarm* for all thresholds in turn, until it sounds: while
+answers lose no more than the budget, whichever thresholds gave them, it ever sounds with a probability of at most 1 -
+confidence.
+
+When it sounds, nobody leaves from that moment on, and the stream counts as another one: only what arrives afterwards
+is tested on. (Inputs before it were seen to lose too much: a test on them would choose its data by their outcome.)
+The path that is tested may come from any inputs, the test is valid for all of them, so older ones lay it and no new
+one is spent.
+
+When tests are made hangs on numbers of inputs alone, never on what they showed, and what a test finds is put in force
+even if it saves less than before: to keep the bolder would be to keep the luckier. The first test takes as many
+inputs as allow for no loss at all, each next one allows for twice as many and one: boldness comes with time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from optimizer.live.tuning.alarm import Alarm
+from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, check_followed
+from optimizer.live.tuning.rows import answered_losses_N, lets_nobody_leave, never, records_of, whole_N
+from optimizer.thresholds import Calibration, learn_then_test
+from profiles.stream import Observations
+
+FORGIVEN = (0, 1, 3, 7, 15, 31)
+"""Inputs lost that a test allows for, test by test; at 1 % and 90 % they take 230 to 4,000 inputs. A larger one would
+say less about the present."""
+DESIGN = 100
+"""Inputs that lay the path: a logistic model of two numbers per ramp wants no more."""
+LATELY = 100
+"""Answers that an alarm's words are about."""
+OLD_PATHS = 2
+"""Tests whose path may come from before the last alarm; later ones have inputs enough of their own."""
+
+
+class GuaranteeTuner(Tuner):
+    """The default of services that are tuned."""
+
+    name = "guarantee"
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(question)
+        self._sizes = [question.guarantee.inputs_for(lost) for lost in FORGIVEN]
+        self._thresholds: Mapping[int, float] | None = None
+        self._alarm = self._new_alarm()
+        self._watched = _Watched()
+        self._changed_s = -np.inf
+        """When the alarm last sounded; what arrived later is of the present stream."""
+        self._rows = _Rows(most=self._sizes[-1] + DESIGN)
+        self._test_index = 0
+        self._next_test: int | None = None
+
+    def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
+        """See `Tuner`.
+
+        Thresholds to begin with that let inputs leave passed a test elsewhere, of many inputs as a rule: so the first
+        test here is the largest, and until then there is the alarm.
+        """
+        first = self._thresholds is None
+        other_ramps = not first and set(check_followed(self._thresholds)) != set(thresholds)
+        self._thresholds = dict(thresholds)
+        safe = lets_nobody_leave(self.question.score, thresholds)
+        if safe:
+            self._watched.since_s = np.inf
+        else:
+            self._alarm.begin()
+            self._watched.since_s = min(self._watched.since_s, since_s)
+        if first:
+            self._test_index = 0 if safe else len(self._sizes) - 1
+        if other_ramps:
+            self._rows.keep(list(thresholds), self._changed_s)
+
+    def observe(self, seen: Observations) -> Tuned | None:
+        """See `Tuner`."""
+        ramps = list(check_followed(self._thresholds))
+        whole = seen.take(np.flatnonzero(whole_N(seen, ramps)))
+        whole = whole.take(whole.times_s_N.argsort(kind="stable"))
+        alarmed = self._watch(whole)
+        self._rows.add(whole, self._changed_s)
+        return self._test() or alarmed
+
+    @property
+    def state(self) -> TunerState:
+        """See `Tuner`."""
+        thresholds = check_followed(self._thresholds)
+        return TunerState(
+            evidence=self._alarm.evidence,
+            limit=self._alarm.limit,
+            watched=self._watched.number,
+            watched_loss=self._watched.mean,
+            rows=self._rows.fresh,
+            next_test=self._due,
+            safe=lets_nobody_leave(self.question.score, thresholds),
+        )
+
+    def _new_alarm(self) -> Alarm:
+        guarantee = self.question.guarantee
+        return Alarm(guarantee.budget, false_alarms=1 - guarantee.confidence)
+
+    def _watch(self, whole: Observations) -> Tuned | None:
+        watched = whole.take(whole.times_s_N >= self._watched.since_s)
+        losses_N = answered_losses_N(watched)
+        row = self._alarm.see(losses_N)
+        taken = len(losses_N) if row is None else row + 1
+        self._watched.add(losses_N[:taken].tolist())
+        return None if row is None else self._sound(float(watched.times_s_N[row]))
+
+    def _sound(self, at_s: float) -> Tuned:
+        words = (
+            f"alarm: the last {len(self._watched.last)} answers lost {self._watched.lately:.1%} on average, "
+            f"{self.question.guarantee.budget:.1%} are allowed; nobody leaves until new thresholds have passed a test"
+        )
+        self._changed_s = at_s
+        self._alarm, self._watched = self._new_alarm(), _Watched()
+        self._rows.forget_fresh()
+        self._test_index, self._next_test = 0, None
+        return Tuned(
+            thresholds=never(self.question.score, list(check_followed(self._thresholds))),
+            why="alarm",
+            words=words,
+            at_s=at_s,
+        )
+
+    @property
+    def _due(self) -> int:
+        """Rows of the present stream at which the next test is made."""
+        if self._next_test is not None:
+            return self._next_test
+        size = self._sizes[self._test_index]
+        old = 0 if self._test_index >= OLD_PATHS else min(self._rows.old, DESIGN)
+        return size + DESIGN - old
+
+    def _test(self) -> Tuned | None:
+        if self._rows.fresh < self._due:
+            return None
+        ramps, size = list(check_followed(self._thresholds)), self._sizes[self._test_index]
+        rows = self._rows.joined()
+        design, tested = rows.take(np.arange(-size - DESIGN, -size)), rows.take(np.arange(-size, 0))
+        found = learn_then_test(records_of(design, ramps), records_of(tested, ramps), self.question.guarantee)
+        self._schedule()
+        return self._put(found, ramps, float(tested.times_s_N[-1]))
+
+    def _schedule(self) -> None:
+        if self._test_index == len(self._sizes) - 1:
+            self._next_test = self._rows.fresh + self._sizes[-1] // 2
+        else:
+            self._test_index += 1
+
+    def _put(self, found: Calibration, ramps: list[int], at_s: float) -> Tuned | None:
+        score, number = self.question.score, len(found.tested.exits_N)
+        if not found.thresholds or found.tested.mean_blocks == found.tested.num_blocks:
+            if lets_nobody_leave(score, check_followed(self._thresholds)):
+                return None
+            words = f"no thresholds passed the test on the last {number} inputs: nobody leaves"
+            return Tuned(thresholds=never(score, ramps), why="not passed", words=words, at_s=at_s)
+        words = (
+            f"tested on the last {number} inputs: at worst {found.worst_loss:.2%} is lost, "
+            f"{found.tested.mean_blocks:.2f} of {found.tested.num_blocks} blocks are run before the answer"
+        )
+        return Tuned(thresholds=found.thresholds, why="tested", words=words, at_s=at_s)
+
+
+class _Watched:
+    """What the alarm has taken since it was set."""
+
+    def __init__(self) -> None:
+        self.since_s = np.inf
+        """Answers to what arrived before are not the alarm's affair."""
+        self.number = 0
+        self.last: deque[float] = deque(maxlen=LATELY)
+        self._lost = 0.0
+
+    def add(self, losses: Sequence[float]) -> None:
+        self.number += len(losses)
+        self._lost += sum(losses)
+        self.last.extend(losses)
+
+    @property
+    def mean(self) -> float | None:
+        return self._lost / self.number if self.number else None
+
+    @property
+    def lately(self) -> float:
+        return sum(self.last) / max(len(self.last), 1)
+
+
+class _Rows:
+    """The last whole inputs, in order of arrival, and how many of them are of the present stream."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: list[Observations] = []
+        self._kept = 0
+        self.fresh = 0
+
+    @property
+    def old(self) -> int:
+        """Kept ones that arrived before the stream changed."""
+        return max(self._kept - self.fresh, 0)
+
+    def add(self, rows: Observations, changed_s: float) -> None:
+        self.fresh += int((rows.times_s_N > changed_s).sum())
+        self._parts.append(rows)
+        self._kept += len(rows)
+        while self._kept - len(self._parts[0]) >= self._most:
+            self._kept -= len(self._parts.pop(0))
+
+    def forget_fresh(self) -> None:
+        self.fresh = 0
+
+    def keep(self, ramps: list[int], changed_s: float) -> None:
+        """Only those of which these ramps were seen."""
+        if not self._parts:
+            return
+        rows = self.joined()
+        parts, self._parts, self._kept, self.fresh = rows.take(np.flatnonzero(whole_N(rows, ramps))), [], 0, 0
+        self.add(parts, changed_s)
+
+    def joined(self) -> Observations:
+        rows = Observations.join(self._parts[0].shape, self._parts)
+        return rows.take(rows.times_s_N.argsort(kind="stable"))

@@ -1,0 +1,20 @@
+"""The tuners there are, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from earlyexit.errors import PlanError
+from optimizer.live.tuning.apparate import ApparateTuner
+from optimizer.live.tuning.base import Question, Tuner
+from optimizer.live.tuning.guarantee import GuaranteeTuner
+
+TUNERS: Mapping[str, type[Tuner]] = {kind.name: kind for kind in (GuaranteeTuner, ApparateTuner)}
+"""`guarantee`: tested thresholds and an alarm, the default; `apparate`: the paper's."""
+
+
+def make_tuner(name: str, question: Question) -> Tuner:
+    """Raises PlanError with the known names."""
+    if name not in TUNERS:
+        raise PlanError(f"unknown tuner {name!r}; known: {', '.join(TUNERS)}")
+    return TUNERS[name](question)

@@ -1,0 +1,121 @@
+"""The alarm on losses: honest while they are within the budget, and quick where they are not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from optimizer.live.tuning.alarm import AT_ONCE, BETS, Alarm, bet, kept
+
+
+def losses(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float64)
+
+
+def mean_evidence(laws: list[dict[float, float]], false_alarms: float, begins: set[int]) -> float:
+    """Over all sequences of losses, each drawn by its law, what is owned when it sounds, or at the end."""
+    total = 0.0
+    for sequence in product(*(law.items() for law in laws)):
+        alarm = Alarm(0.1, false_alarms)
+        for index, (loss, _) in enumerate(sequence):
+            if index in begins:
+                alarm.begin()
+            if alarm.see(losses(loss)) is not None:
+                break
+        total += alarm.evidence * float(np.prod([share for _, share in sequence]))
+    return total
+
+
+@pytest.mark.parametrize("begins", [set(), {0}, {0, 3, 4}], ids=["no stake", "one stake", "three stakes"])
+@pytest.mark.parametrize("false_alarms", [0.01, 0.6], ids=["played to the end", "stopped when it sounds"])
+def test_at_the_budget_no_bet_gains_on_average(begins: set[int], false_alarms: float) -> None:
+    yes_or_no = {1.0: 0.1, 0.0: 0.9}
+    parts = {0.5: 0.1, 0.25: 0.2, 0.0: 0.7}
+    laws = [yes_or_no, parts, yes_or_no, yes_or_no, parts, yes_or_no, yes_or_no]
+    assert mean_evidence(laws, false_alarms, begins) == pytest.approx(1.0)
+
+
+def test_below_the_budget_it_loses_and_above_it_gains() -> None:
+    assert mean_evidence([{1.0: 0.05, 0.0: 0.95}] * 8, 0.01, {0}) < 1
+    assert mean_evidence([{1.0: 0.5, 0.0: 0.5}] * 8, 0.01, {0}) > 1
+
+
+def test_a_stake_grows_by_the_ratio_of_likelihoods() -> None:
+    for times in BETS:
+        grown = 1 + bet(0.01, times) * (1 - 0.01)
+        shrunk = 1 + bet(0.01, times) * (0 - 0.01)
+        assert grown == pytest.approx(times)
+        assert shrunk == pytest.approx((1 - times * 0.01) / 0.99)
+
+
+@pytest.mark.parametrize("budget", [0.001, 0.01, 0.1, 0.5, 0.9])
+def test_no_bet_can_lose_all(budget: float) -> None:
+    assert all(0 < bet(budget, times) < 1 / budget for times in BETS)
+
+
+def test_many_losses_at_once_are_the_same_as_one_by_one() -> None:
+    seen = (np.random.default_rng(0).random(3 * AT_ONCE + 5) < 0.02).astype(float)
+    together, alone = Alarm(0.01, 0.001), Alarm(0.01, 0.001)
+    together.begin()
+    alone.begin()
+    assert together.see(seen) is None
+    assert [alone.see(losses(loss)) for loss in seen.tolist()] == [None] * len(seen)
+    assert together.evidence == pytest.approx(alone.evidence)
+
+
+def test_it_tells_the_input_at_which_it_sounds() -> None:
+    alarm = Alarm(0.01, 0.1)
+    alarm.begin()
+    # Of the first stake, 1/2, parts of .2, .6 and .2 grow 2, 5 and 15 times as much with a loss: to about
+    # 0.5 * (0.2 * 4 + 0.6 * 25 + 0.2 * 225) = 30 with the second one.
+    assert alarm.see(losses(0, 1, 0, 1, 1)) == 3
+    assert alarm.sounds
+    assert alarm.evidence >= alarm.limit == pytest.approx(10)
+
+
+def test_without_a_loss_what_is_left_is_the_reserve() -> None:
+    alarm = Alarm(0.01, 0.1)
+    alarm.begin()
+    assert alarm.see(np.zeros(50_000)) is None
+    assert alarm.evidence == pytest.approx(0.5 * float(np.prod(kept(0, 50_000)[-1])), rel=0.05)
+
+
+def test_stakes_for_new_thresholds_never_use_up_the_reserve() -> None:
+    alarm = Alarm(0.01, 0.1)
+    for _ in range(9):
+        alarm.begin()
+        alarm.see(np.zeros(64))
+    assert alarm.evidence > 0.1 * kept(0, 9 * 64)[-1]
+
+
+def test_the_reserve_falls_slower_and_slower() -> None:
+    left = kept(0, 100_000)
+    assert (np.diff(left) < 0).all()
+    assert (np.diff(left, 2) > 0).all()
+    assert kept(1000, 10).tolist() == pytest.approx((left[1000:1010] / left[999]).tolist())
+
+
+@pytest.mark.parametrize("good", [0, 300, 3000], ids=lambda good: f"after {good} good inputs")
+def test_half_of_all_jumps_to_five_budgets_are_found_soon(good: int) -> None:
+    rng = np.random.default_rng(1)
+    delays = []
+    for _ in range(60):
+        alarm = Alarm(0.01, 0.1)
+        alarm.begin()
+        if alarm.see((rng.random(good) < 0.005).astype(float)) is None:
+            delays.append(alarm.see((rng.random(2000) < 0.05).astype(float)) or 2000)
+    assert np.median(delays) < (100 if good == 0 else 250)
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.1, np.nan])
+def test_losses_that_are_none_are_refused(wrong: float) -> None:
+    with pytest.raises(DataError, match="losses must be numbers from 0 to 1"):
+        Alarm(0.01, 0.1).see(losses(0, wrong))
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match="must be between 0 and 1"):
+        Alarm(0.0, 0.1)

@@ -1,0 +1,113 @@
+"""Apparate's threshold search on windows that fit on a page, and beside all vectors of a grid."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from optimizer.live.exit_times import ExitTimes
+from optimizer.live.tuning.greedy import FoundThresholds, ThresholdGame, greedy, grid, worth
+from profiles.records import ExitRecords
+
+
+def records(scores: list[list[float]], wrong: list[list[int]], *, score: str = "confidence") -> ExitRecords:
+    """Ramps after blocks 0, 1, ... of a model with two blocks more than ramps."""
+    num_ramps = len(scores[0])
+    return ExitRecords(
+        score=score,  # type: ignore[arg-type]  # the tests name both
+        num_blocks=num_ramps + 2,
+        ramps=tuple(range(num_ramps)),
+        sample_ids=tuple(map(str, range(len(scores)))),
+        scores_NR=np.array(scores, dtype=np.float32),
+        losses_NR=np.array(wrong, dtype=np.float64),
+    )
+
+
+def times(num_ramps: int, ramp_s: float = 0.0) -> ExitTimes:
+    return ExitTimes(block_s=(1.0,) * (num_ramps + 2), ramp_s=dict.fromkeys(range(num_ramps), ramp_s))
+
+
+def random_game(seed: int, num_ramps: int, budget: float = 0.03, number: int = 200) -> ThresholdGame:
+    """Ramps that are the surer and the righter the deeper they are."""
+    rng = np.random.default_rng(seed)
+    ease_N1 = rng.beta(2, 1, (number, 1))
+    scores_NR = np.clip(ease_N1 + 0.05 * np.arange(num_ramps) + rng.normal(0, 0.1, (number, num_ramps)), 0.5, 1)
+    wrong_NR = rng.random((number, num_ramps)) > scores_NR**0.3
+    found = records(scores_NR.tolist(), wrong_NR.astype(int).tolist())
+    return ThresholdGame(found, times(num_ramps, 0.01), budget)
+
+
+WINDOW = records([[0.95], [0.85], [0.75], [0.65]], [[0], [0], [0], [1]])
+
+
+def test_an_error_below_the_threshold_lets_an_input_leave() -> None:
+    game = ThresholdGame(WINDOW, times(1), 0.5)
+    assert game.play([0.0]) == (0.0, 0.0)
+    # Two of four leave after one of three blocks.
+    assert game.play([0.2]) == (0.0, 2 * 2 / 4)
+    assert game.play([1.0]) == (1 / 4, 2.0)
+
+
+def test_it_goes_as_far_as_the_budget_allows() -> None:
+    found = greedy(ThresholdGame(WINDOW, times(1), 0.1))
+    assert 0.25 <= found.errors[0] < 0.35
+    assert (found.loss, found.saved_s) == (0.0, 1.5)
+    outcome = WINDOW.outcome(found.thresholds)
+    assert outcome.exits_N.tolist() == [0, 0, 0, 2]
+
+
+def test_with_room_for_one_loss_everybody_leaves() -> None:
+    assert greedy(ThresholdGame(WINDOW, times(1), 0.25)).errors == (1.0,)
+
+
+def test_of_an_entropy_the_error_is_its_share_of_the_largest() -> None:
+    window = records([[0.05], [0.3], [0.6]], [[0], [0], [1]], score="entropy")
+    found = greedy(ThresholdGame(window, times(1), 0.1))
+    assert 0.5 <= found.errors[0] < 1
+    assert 0.3 <= found.thresholds[0] < 0.6
+    assert window.outcome(found.thresholds).exits_N.tolist() == [0, 0, 2]
+
+
+def test_a_ramp_that_is_wrong_about_everybody_stays_shut() -> None:
+    window = records([[0.9, 0.9]] * 4, [[1, 0]] * 4)
+    found = greedy(ThresholdGame(window, times(2), 0.1))
+    assert found.errors[0] < 0.11
+    assert window.outcome(found.thresholds).exits_N.tolist() == [1, 1, 1, 1]
+
+
+def test_a_step_is_worth_what_it_saves_per_loss() -> None:
+    here = (0.0, 1.0)
+    nothing, dear, cheap, free = (0.0, 1.0), (0.02, 1.1), (0.01, 1.1), (0.0, 1.01)
+    assert worth(here, nothing) < worth(here, dear) < worth(here, cheap) < worth(here, free)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("num_ramps", [1, 2, 3])
+def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) -> None:
+    found, best = greedy(random_game(seed, num_ramps)), grid(random_game(seed, num_ramps), 0.1)
+    assert found.loss <= 0.03
+    assert found.saved_s >= 0.9 * best.saved_s
+    if num_ramps > 2:
+        assert found.looked_at < best.looked_at / 5
+
+
+def test_the_grid_finds_the_best_of_its_vectors() -> None:
+    game = random_game(7, 2)
+    best: FoundThresholds = grid(game, 0.25)
+    steps = [0.0, 0.25, 0.5, 0.75, 1.0]
+    all_played = [game.play([first, second]) for first in steps for second in steps]
+    assert best.saved_s == max(saved_s for loss, saved_s in all_played if loss <= 0.03)
+
+
+def test_what_was_found_is_what_the_policy_does_with_it() -> None:
+    for seed in range(5):
+        game = random_game(seed, 3)
+        found = greedy(game)
+        outcome = game.records.outcome(found.thresholds)
+        assert outcome.losses_N.mean() == pytest.approx(found.loss)
+
+
+def test_a_budget_of_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match="the budget must be between 0 and 1"):
+        ThresholdGame(WINDOW, times(1), 0.0)

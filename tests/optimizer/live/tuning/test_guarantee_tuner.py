@@ -1,0 +1,147 @@
+"""Thresholds tested on what the stream showed last, and an alarm behind them: literal logs of a small stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from earlyexit.errors import PlanError
+from optimizer.live.tuning.guarantee import DESIGN
+from optimizer.live.tuning.rows import lets_nobody_leave
+from optimizer.live.tuning.tuners import make_tuner
+from tests.optimizer.live.tuning.logs import NOBODY, SURE, lying, mixed, question, stream
+
+# At a budget of 10 % and a confidence of 90 % a test takes 22 inputs to allow for no loss, 38 for one.
+FIRST_TEST = 22
+BOLD = {0: 0.8, 1: 0.8}
+
+
+def test_nobody_leaves_until_a_first_test_was_passed() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(NOBODY, 0.0)
+    assert tuner.state.next_test == DESIGN + FIRST_TEST
+    assert tuner.observe(mixed(DESIGN + FIRST_TEST - 1, NOBODY)) is None
+    assert tuner.state.safe
+
+    found = tuner.observe(mixed(1, NOBODY, first_s=200.0))
+    assert found is not None
+    assert (found.why, found.at_s) == ("tested", 200.0)
+    # The sure half leaves at the first ramp, the others are wrong there.
+    assert 0.6 < found.thresholds[0] <= 0.9
+    assert found.words.startswith("tested on the last 22 inputs: at worst 0.00% is lost, ")
+
+
+def test_inputs_that_left_for_good_tell_nothing() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(NOBODY, 0.0)
+    assert tuner.observe(mixed(1000, NOBODY, whole=False)) is None
+    assert tuner.state.rows == 0
+
+
+def test_when_the_alarm_sounds_nobody_leaves_and_only_later_inputs_are_tested_on() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(BOLD, 0.0)
+    assert tuner.observe(mixed(100, BOLD)) is None
+    assert tuner.state.evidence < tuner.state.limit
+
+    alarm = tuner.observe(lying(10, BOLD, first_s=100.0))
+    assert alarm is not None
+    assert alarm.why == "alarm"
+    assert alarm.thresholds == NOBODY
+    assert alarm.at_s < 109  # some lies were enough
+    assert alarm.words.endswith("10.0% are allowed; nobody leaves until new thresholds have passed a test")
+
+    tuner.follow(alarm.thresholds, 110.0)
+    late_lies = 109 - int(alarm.at_s)
+    assert tuner.state.rows == late_lies > 0
+    # The path may be laid on inputs from before the alarm, so the test comes with its own inputs alone.
+    assert tuner.state.next_test == FIRST_TEST
+    # It allows for no loss, and the last lies are among its inputs.
+    assert tuner.observe(mixed(FIRST_TEST - late_lies, NOBODY, first_s=110.0)) is None
+    assert tuner.state.safe
+
+
+def test_after_the_alarm_good_inputs_let_others_leave_again() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(BOLD, 0.0)
+    tuner.observe(mixed(200, BOLD))
+    alarm = tuner.observe(lying(10, BOLD, first_s=200.0))
+    assert alarm is not None
+    tuner.follow(NOBODY, 210.0)
+    found = [tuner.observe(mixed(1, NOBODY, first_s=210.0 + index)) for index in range(300)]
+    first = next(each for each in found if each is not None)
+    assert first.why == "tested"
+    assert not lets_nobody_leave("confidence", first.thresholds)
+
+
+def test_answers_given_under_thresholds_before_the_alarm_do_not_sound_it_again() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(BOLD, 0.0)
+    assert tuner.observe(lying(10, BOLD, first_s=0.0)) is not None
+    assert tuner.observe(lying(20, BOLD, first_s=10.0)) is None
+    tuner.follow(NOBODY, 30.0)
+    assert tuner.observe(lying(5, BOLD, first_s=25.0)) is None
+    tuner.follow(BOLD, 50.0)
+    assert tuner.observe(lying(10, BOLD, first_s=40.0)) is None
+    assert tuner.observe(lying(10, BOLD, first_s=50.0)) is not None
+
+
+def test_a_change_of_thresholds_keeps_the_alarm_and_what_it_knows() -> None:
+    tuner = make_tuner("guarantee", question(budget=0.01))
+    tuner.follow(BOLD, 0.0)
+    tuner.observe(mixed(50, BOLD))
+    tuner.follow({0: 0.85, 1: 0.85}, 50.0)
+    tuner.observe(mixed(50, BOLD, first_s=50.0))
+    assert tuner.state.watched == 100
+
+
+def test_thresholds_to_begin_with_are_held_until_the_largest_test() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(BOLD, 0.0)
+    assert tuner.observe(mixed(300, BOLD)) is None
+    due = tuner.state.next_test
+    assert due is not None
+    assert due > 300
+    found = tuner.observe(mixed(due, BOLD, first_s=300.0))
+    assert found is not None
+    assert found.why == "tested"
+
+
+def test_of_thresholds_that_no_longer_pass_nobody_leaves() -> None:
+    tuner = make_tuner("guarantee", question(confidence=0.99999))
+    tuner.follow(BOLD, 0.0)
+    due = tuner.state.next_test
+    assert due is not None
+    # An eighth is lost: too much for the test, too little for so patient an alarm.
+    wrong = [(1, 1) if index % 8 == 0 else (0, 0) for index in range(due)]
+    found = tuner.observe(stream([SURE] * due, wrong, BOLD))
+    assert found is not None
+    assert (found.why, found.thresholds) == ("not passed", NOBODY)
+    assert found.words.endswith("nobody leaves")
+
+
+def test_ramps_that_were_off_are_tuned_by_inputs_that_saw_them() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(NOBODY, 0.0)
+    tuner.observe(mixed(60, NOBODY))
+    tuner.follow({1: NOBODY[1]}, 60.0)
+    assert tuner.state.rows == 60
+    found = tuner.observe(mixed(100, NOBODY, first_s=60.0))
+    assert found is not None
+    assert set(found.thresholds) == {1}
+
+
+def test_a_tuner_that_was_told_nothing_refuses() -> None:
+    with pytest.raises(PlanError, match="follows the thresholds in force"):
+        make_tuner("guarantee", question()).observe(mixed(1, NOBODY))
+
+
+def test_ramps_that_the_stream_does_not_have_are_refused() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow({7: 0.5}, 0.0)
+    with pytest.raises(PlanError, match=r"ramps \[7\] are not in the stream, whose ramps are \[0, 1\]"):
+        tuner.observe(mixed(1, NOBODY))
+
+
+def test_an_unknown_tuner_is_refused() -> None:
+    with pytest.raises(PlanError, match="unknown tuner 'best'; known: guarantee, apparate"):
+        make_tuner("best", question())
