@@ -18,7 +18,7 @@ from earlyexit.model import EarlyExitModel, ModelInfo
 from earlyexit.named import NamedSpec, is_own
 from earlyexit.ramps import RampStyle, build_ramp
 from earlyexit.ramps.heads import Ramp
-from earlyexit.ramps.pooling import Pooling, pooled_size
+from earlyexit.ramps.pooling import Pooling
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
@@ -133,8 +133,7 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
         raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")
 
     def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:
-        size = pooled_size(backbone.boundary(block)[0].shape, pooling)
-        return build_ramp(style, size, info.task.num_outputs, pooling)
+        return build_ramp(style, backbone.boundary(block)[0].shape, info.task.num_outputs, pooling)
 
     ramps = {block: exit_head(block, info.ramp_style, info.pooling) for block in at}
     head = exit_head(last, info.head_style, info.head_pooling)

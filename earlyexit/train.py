@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Tensors
 from earlyexit.ramps.heads import Ramp
-from earlyexit.ramps.pooling import Pooling, pool, pooled_size
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.wire import entering
@@ -89,22 +90,19 @@ def exit_outputs(
 
 
 @torch.inference_mode()
-def pooled_features(
+def exit_features(
     model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
-) -> dict[tuple[int, Pooling], Tensor]:
-    """The pooled hidden state (N, D) after every block that has an exit, in each pooling that exits there use.
+) -> dict[int, Tensor]:
+    """What every exit's head looks at, (N, ...), mostly the pooled hidden state; by block.
 
     One pass over the backbone; float32 on the host, N * D * 4 bytes per exit.
     """
-    wanted = _exits_and_poolings(model)
-    features = {
-        (at, pooling): torch.empty(len(encoded), pooled_size(model.boundary(at)[0].shape, pooling))
-        for at, pooling in wanted
-    }
+    exits = {*model.ramp_indices, model.num_blocks - 1}
+    features: dict[int, Tensor] = {}
     for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("features", *n)):
-        for at, pooling in wanted:
-            if at == block:
-                features[at, pooling][rows] = pool(hidden[0], layout, pooling).float().cpu()
+        if block in exits:
+            found = model.exit_head(block).gather(hidden[0], layout).float().cpu()
+            features.setdefault(block, torch.empty(len(encoded), *found.shape[1:]))[rows] = found
     return {key: feature.clone() for key, feature in features.items()}
 
 
@@ -113,10 +111,11 @@ def train_ramps(
 ) -> None:
     """Train all ramps, and the full model's head unless a checkpoint brought it, on the frozen backbone.
 
-    Every input trains every ramp, so that ramps do not depend on which others are active (Apparate section 3.1).
+    Every input trains every ramp, and nothing of one reaches another, neither by its gradients nor by what is drawn at
+    random: trained alone a ramp becomes what it becomes among others (Apparate section 3.1).
     """
     options = options or TrainOptions()
-    features = pooled_features(model, encoded, progress=options.progress)
+    features = exit_features(model, encoded, progress=options.progress)
     last = model.num_blocks - 1
     ramps = {block: model.exit_head(block) for block in model.ramp_indices}
     head = {} if "head" in model.info.provenance else {last: model.head}
@@ -126,29 +125,52 @@ def train_ramps(
     if head:
         _train_heads(model, head, features, _by_answers(model.task, targets, options), options)
     with torch.inference_mode():
-        full_NC = model.head.classify(features[last, model.head.pooling].to(model.device)).cpu()
+        full_NC = model.head.classify(features[last].to(model.device)).cpu()
     _train_heads(model, ramps, features, _by_outputs(model.task, full_NC), options)
 
 
 def _train_heads(
     model: EarlyExitModel,
     heads: Mapping[int, Ramp],
-    features: Mapping[tuple[int, Pooling], Tensor],
+    features: Mapping[int, Tensor],
     loss_of: Loss,
     options: TrainOptions,
 ) -> None:
-    inputs = {block: features[block, head.pooling] for block, head in heads.items()}
-    device = model.device
+    if not heads:
+        return
+    device, steps = model.device, count()
+    dropping = {at for at, head in heads.items() if any(isinstance(part, nn.Dropout) for part in head.modules())}
 
     def loss(rows: Tensor) -> Tensor:
-        losses = [loss_of(head.classify(inputs[at][rows].to(device)), rows) for at, head in heads.items()]
-        return torch.stack(losses).mean()
+        step = next(steps)
+        losses = []
+        for at, head in heads.items():
+            if at in dropping:  # what a head leaves out does not hang on the others
+                torch.manual_seed(_draw(options.seed, at, step))
+            losses.append(loss_of(head.classify(features[at][rows].to(device)), rows))
+        return torch.stack(losses).sum()  # not the mean: a head's gradient is then that of its own loss
 
-    parameters = [parameter for head in heads.values() for parameter in head.parameters()]
-    for head in heads.values():
+    for at, head in heads.items():
+        _begin(head, _draw(options.seed, at))
         head.train()
-    _descend(parameters, loss, len(next(iter(inputs.values()))), options)
+    parameters = [parameter for head in heads.values() for parameter in head.parameters()]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        _descend(parameters, loss, len(next(iter(features.values()))), options)
     model.eval()
+
+
+def _begin(head: Ramp, seed: int) -> None:
+    """Draw its weights anew, by a seed of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for module in head.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
+                module.reset_parameters()
+
+
+def _draw(*numbers: int) -> int:
+    """A seed of its own for each row of numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _by_answers(task: Task, targets: ValueArray, options: TrainOptions) -> Loss:
@@ -187,11 +209,6 @@ def train_jointly(
     _descend(list(model.parameters()), loss, len(targets), options)
     model.requires_grad_(False)
     model.eval()
-
-
-def _exits_and_poolings(model: EarlyExitModel) -> list[tuple[int, Pooling]]:
-    exits = [*model.ramp_indices, model.num_blocks - 1]
-    return [(block, model.exit_head(block).pooling) for block in exits]
 
 
 def _descend(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from earlyexit.named import imported
@@ -12,11 +13,13 @@ if TYPE_CHECKING:
 
 # Style -> where its Ramp is. A style is one class there and one line here.
 RAMPS = {
+    "conv": "earlyexit.ramps.heads:ConvRamp",
     "given": "earlyexit.ramps.heads:GivenHead",
     "light": "earlyexit.ramps.heads:LightRamp",
     "mlp": "earlyexit.ramps.heads:MlpRamp",
     "pooler": "earlyexit.ramps.heads:PoolerRamp",
     "pooler-relu": "earlyexit.ramps.heads:ReluPoolerRamp",
+    "reduced": "earlyexit.ramps.heads:ReducedRamp",
 }
 if TYPE_CHECKING:
     RampStyle = str
@@ -24,7 +27,10 @@ else:  # what reads files refuses other names, and lists these
     RampStyle = Literal[tuple(RAMPS)]
 
 
-def build_ramp(style: RampStyle, size: int, num_outputs: int, pooling: Pooling) -> Ramp:
-    """An untrained ramp on pooled vectors of `size` numbers."""
-    ramp: Ramp = imported(RAMPS[style])(size, num_outputs, pooling)
+def build_ramp(style: RampStyle, row: Sequence[int], num_outputs: int, pooling: Pooling) -> Ramp:
+    """An untrained ramp on a hidden state whose rows have this shape: (D,), or a map's (C, H, W).
+
+    Raises ModelFolderError where the style or the pooling does not fit it.
+    """
+    ramp: Ramp = imported(RAMPS[style])(row, num_outputs, pooling)
     return ramp

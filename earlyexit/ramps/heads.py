@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
-from earlyexit.ramps.pooling import Pooling, pool
+from earlyexit.ramps.pooling import Pooling, of_inputs, pool, pool_maps, pooled_size
 
 WIDTH = 64
 """Of `MlpRamp`'s hidden layer. ResNet-20 on CIFAR-10, a grid, budget 1 %: 6.6 of 9 blocks, 7.1 with a linear ramp."""
+MAP_SIDES = 2
+"""Height and width: what a convolution goes over."""
 DROPOUT = 0.1
 """The share of numbers that training leaves out before the last layer."""
 
@@ -25,38 +28,43 @@ class Ramp(nn.Module, ABC):
         self.pooling = pooling
 
     @abstractmethod
-    def classify(self, pooled_BD: Tensor) -> Tensor:
-        """Outputs (B, C) of pooled hidden states (B, D)."""
+    def classify(self, gathered: Tensor) -> Tensor:
+        """Outputs (B, C) of what `gather` gives: pooled hidden states (B, D), where a style says nothing else."""
+
+    def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """What the head looks at, one row per input, of a packed hidden state; it has no weights that are trained."""
+        return pool(hidden, layout, self.pooling)
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Outputs (B, C) of a packed hidden state (N, D), or (N, ...)."""
-        return self.classify(pool(hidden, layout, self.pooling))
+        return self.classify(self.gather(hidden, layout))
 
 
 class LightRamp(Ramp):
     """One linear layer. Apparate's (section 3.1) pools the first token; a frozen sentence encoder wants the mean."""
 
-    def __init__(self, size: int, num_outputs: int, pooling: Pooling) -> None:
+    def __init__(self, row: Sequence[int], num_outputs: int, pooling: Pooling) -> None:
         super().__init__(pooling)
-        self.classifier = nn.Linear(size, num_outputs)
+        self.classifier = nn.Linear(pooled_size(row, pooling), num_outputs)
 
-    def classify(self, pooled_BD: Tensor) -> Tensor:
-        outputs_BC: Tensor = self.classifier(pooled_BD)
+    def classify(self, gathered: Tensor) -> Tensor:
+        outputs_BC: Tensor = self.classifier(gathered)
         return outputs_BC
 
 
 class MlpRamp(Ramp):
     """One narrow hidden layer: what a linear ramp cannot tell from early features, at a fraction of a block."""
 
-    def __init__(self, size: int, num_outputs: int, pooling: Pooling) -> None:
+    def __init__(self, row: Sequence[int], num_outputs: int, pooling: Pooling) -> None:
         super().__init__(pooling)
+        size = pooled_size(row, pooling)
         self.norm = nn.LayerNorm(size)
         self.dense = nn.Linear(size, WIDTH)
         self.dropout = nn.Dropout(DROPOUT)
         self.classifier = nn.Linear(WIDTH, num_outputs)
 
-    def classify(self, pooled_BD: Tensor) -> Tensor:
-        hidden_BW = torch.relu(self.dense(self.norm(pooled_BD)))
+    def classify(self, gathered: Tensor) -> Tensor:
+        hidden_BW = torch.relu(self.dense(self.norm(gathered)))
         outputs_BC: Tensor = self.classifier(self.dropout(hidden_BW))
         return outputs_BC
 
@@ -64,14 +72,15 @@ class MlpRamp(Ramp):
 class PoolerRamp(Ramp):
     """DeeBERT's: BERT's whole pooler, then linear (Apparate section 3.1 compares it). BERT's classifiers end so."""
 
-    def __init__(self, size: int, num_outputs: int, pooling: Pooling) -> None:
+    def __init__(self, row: Sequence[int], num_outputs: int, pooling: Pooling) -> None:
         super().__init__(pooling)
+        size = pooled_size(row, pooling)
         self.dense = nn.Linear(size, size)
         self.dropout = nn.Dropout(DROPOUT)
         self.classifier = nn.Linear(size, num_outputs)
 
-    def classify(self, pooled_BD: Tensor) -> Tensor:
-        outputs_BC: Tensor = self.classifier(self.dropout(self.activation(self.dense(pooled_BD))))
+    def classify(self, gathered: Tensor) -> Tensor:
+        outputs_BC: Tensor = self.classifier(self.dropout(self.activation(self.dense(gathered))))
         return outputs_BC
 
     def activation(self, values: Tensor) -> Tensor:
@@ -88,11 +97,52 @@ class ReluPoolerRamp(PoolerRamp):
 class GivenHead(Ramp):
     """None at all: what crosses before it is the outputs already, of a network that brings its own classifier."""
 
-    def __init__(self, size: int, num_outputs: int, pooling: Pooling) -> None:
+    def __init__(self, row: Sequence[int], num_outputs: int, pooling: Pooling) -> None:
         """Raise ModelFolderError where what is given is not one number per output of the task."""
         super().__init__(pooling)
+        size = pooled_size(row, pooling)
         if size != num_outputs:
             raise ModelFolderError(f"the network gives {size} outputs, the task has {num_outputs}")
 
-    def classify(self, pooled_BD: Tensor) -> Tensor:
-        return pooled_BD
+    def classify(self, gathered: Tensor) -> Tensor:
+        return gathered
+
+
+class ReducedRamp(Ramp):
+    """Two layers of falling width before the last: Apparate's first dearer style for texts (section 3.1, figure 9)."""
+
+    def __init__(self, row: Sequence[int], num_outputs: int, pooling: Pooling) -> None:
+        super().__init__(pooling)
+        size = pooled_size(row, pooling)
+        widths = max(1, size // 2), max(1, size // 4)
+        self.dense_1 = nn.Linear(size, widths[0])
+        self.dense_2 = nn.Linear(widths[0], widths[1])
+        self.classifier = nn.Linear(widths[1], num_outputs)
+
+    def classify(self, gathered: Tensor) -> Tensor:
+        hidden_BW = torch.relu(self.dense_2(torch.relu(self.dense_1(gathered))))
+        outputs_BC: Tensor = self.classifier(hidden_BW)
+        return outputs_BC
+
+
+class ConvRamp(Ramp):
+    """A convolution before pooling: Apparate's dearer style for images (section 3.1, figure 9).
+
+    Training keeps whole maps, N * C * H * W * 4 bytes per ramp.
+    """
+
+    def __init__(self, row: Sequence[int], num_outputs: int, pooling: Pooling) -> None:
+        super().__init__(pooling)
+        if len(row) != MAP_SIDES + 1:
+            raise ModelFolderError(f"a convolution is over maps (C, H, W), not over a hidden state of {list(row)}")
+        channels = row[0]
+        self.convolution = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
+        self.classifier = nn.Linear(pooled_size(row, pooling), num_outputs)
+
+    def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
+        return of_inputs(hidden, layout, self.pooling)
+
+    def classify(self, gathered: Tensor) -> Tensor:
+        maps_BCHW = torch.relu(self.convolution(gathered))
+        outputs_BC: Tensor = self.classifier(pool_maps(maps_BCHW, self.pooling))
+        return outputs_BC

@@ -85,9 +85,17 @@ def pooled_size(row: Sequence[int], pooling: Pooling) -> int:
 
 def pool(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
     """One vector per input, (B, D), of rows (N, D) or maps (N, C, H, W) that are packed tokens', or whole inputs'."""
-    kind = POOLINGS[pooling]
-    rows = hidden if layout.per_input(hidden) else kind.of_tokens(hidden, layout)
-    if rows.ndim == 2:
-        return rows
-    assert kind.of_map is not None
-    return kind.of_map(rows.float()).flatten(1).to(rows.dtype)
+    rows = of_inputs(hidden, layout, pooling)
+    return rows if rows.ndim == 2 else pool_maps(rows, pooling)
+
+
+def of_inputs(hidden: Tensor, layout: Layout, pooling: Pooling) -> Tensor:
+    """One row per input, (B, ...), of packed rows (N, ...)."""
+    return hidden if layout.per_input(hidden) else POOLINGS[pooling].of_tokens(hidden, layout)
+
+
+def pool_maps(maps: Tensor, pooling: Pooling) -> Tensor:
+    """One vector per map, (B, D), of maps (B, C, ...)."""
+    of_map = POOLINGS[pooling].of_map
+    assert of_map is not None
+    return of_map(maps.float()).flatten(1).to(maps.dtype)

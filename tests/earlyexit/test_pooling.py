@@ -82,8 +82,15 @@ def test_what_cannot_be_pooled_is_refused(row: tuple[int, ...], pooling: Pooling
 
 def test_an_mlp_ramp_answers_each_input_by_itself() -> None:
     torch.manual_seed(0)
-    ramp = build_ramp("mlp", pooled_size((3, 8, 8), "grid"), 5, "grid").eval()
+    ramp = build_ramp("mlp", (3, 8, 8), 5, "grid").eval()
     maps_BCHW = torch.randn(4, 3, 8, 8)
     together = ramp(maps_BCHW, single(4))
     assert together.shape == (4, 5)
     torch.testing.assert_close(together[2:3], ramp(maps_BCHW[2:3], single(1)))
+
+
+def test_a_convolution_is_over_maps() -> None:
+    with pytest.raises(
+        ModelFolderError, match=r"a convolution is over maps \(C, H, W\), not over a hidden state of \[6\]"
+    ):
+        build_ramp("conv", (6,), 2, "mean")
