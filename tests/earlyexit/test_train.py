@@ -186,7 +186,8 @@ def test_ramps_are_drawn_by_the_seed_alone() -> None:
         torch.manual_seed(before)
         model = random_model(SIZES)
         train_ramps(model, *toy(seed=0), TrainOptions(epochs=1, batch=32, seed=seed))
-        return model.exit_head(0).state_dict()["classifier.weight"]
+        weight: Tensor = model.exit_head(0).state_dict()["classifier.weight"]
+        return weight
 
     assert trained(seed=0, before=1).equal(trained(seed=0, before=2))
     assert not trained(seed=1, before=1).equal(trained(seed=0, before=1))
