@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from earlyexit.errors import DataError, InputError
 from earlyexit.image_files import is_images, open_images
 from earlyexit.signature import Column, Encoded, fitting
-from earlyexit.text_tables import read_table
+from earlyexit.text_tables import has_column, read_table, read_texts
 
 if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
@@ -56,6 +56,10 @@ class LabelledRows:
         if tuple(self.columns) != (TEXT,):
             raise DataError(f"single texts are needed; the data holds {', '.join(self.columns)}")
         return tuple(self.columns[TEXT])
+
+    def with_labels(self, labels: Iterable[str]) -> LabelledRows:
+        """The same inputs with other labels."""
+        return replace(self, labels=tuple(labels))
 
     def divide(self, share: float, seed: int) -> tuple[LabelledRows, LabelledRows]:
         """All but a share of every label's rows, and that share, drawn at random, both in file order.
@@ -105,10 +109,10 @@ def read_labelled(
     *,
     text_column: str = "text",
     pair_column: str | None = None,
-    label_column: str = "label",
+    label_column: str | None = "label",
     part: str | None = None,
 ) -> LabelledRows:
-    """Read what a path holds, by its ending.
+    """Read what a path holds, by its ending; labels are empty without a `label_column`.
 
     - .csv, .tsv, .jsonl, and .json in CLINC150's form, of which `part` names a list: texts; with `pair_column` pairs
     - a folder or .zip with a folder of images per label, of which `part` names a folder above those
@@ -119,9 +123,13 @@ def read_labelled(
     if is_images(path):
         with open_images(path, part=part) as images:
             files = tuple(f"{path}: {name}" for name in images.names)
-            return LabelledRows(columns={IMAGE: _objects(images)}, labels=images.labels, files=files)
+            labels = images.labels if label_column is not None else ("",) * len(images)
+            return LabelledRows(columns={IMAGE: _objects(images)}, labels=labels, files=files)
     if path.suffix == ".npz":
-        return _labelled_arrays(path)
+        return _labelled_arrays(path, labelled=label_column is not None)
+    if path.suffix == ".txt" and label_column is None:
+        texts = read_texts(path)
+        return LabelledRows.of_texts(texts, ("",) * len(texts))
     names = (TEXT,) if pair_column is None else (TEXT, PAIR)
     of_file = (text_column,) if pair_column is None else (text_column, pair_column)
     rows = read_table(path, of_file, label_column, part)
@@ -130,6 +138,19 @@ def read_labelled(
         columns={name: _objects(column) for name, column in zip(names, columns, strict=True)},
         labels=tuple(label for _, _, label in rows),
     )
+
+
+def has_labels(path: Path, *, label_column: str = "label", part: str | None = None) -> bool:
+    """Whether `read_labelled` finds labels there; False too for what it cannot read."""
+    if is_images(path):
+        with open_images(path, part=part) as images:
+            try:
+                return bool(images.labels)
+            except DataError:
+                return False
+    if path.suffix == ".npz":
+        return LABELS in read_arrays(path)
+    return path.suffix == ".json" or has_column(path, label_column)
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -180,9 +201,11 @@ def _suffix(image: bytes) -> str:
     return ".webp" if image.startswith(b"RIFF") else ".jpg"
 
 
-def _labelled_arrays(path: Path) -> LabelledRows:
+def _labelled_arrays(path: Path, *, labelled: bool) -> LabelledRows:
     arrays = read_arrays(path)
     labels = arrays.pop(LABELS, None)
+    if not labelled:
+        labels = np.full(max((len(array) for array in arrays.values() if array.ndim), default=0), "")
     if labels is None or labels.ndim != 1 or not arrays:
         raise DataError(f"{path}: {LABELS!r}, one for each row, and at least one other array are needed")
     for name, array in arrays.items():

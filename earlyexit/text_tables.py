@@ -17,10 +17,11 @@ Row = tuple[int, tuple[str, ...], str]
 TABLES = (".csv", ".tsv", ".jsonl")
 
 
-def read_table(path: Path, text_columns: Sequence[str], label_column: str, part: str | None) -> list[Row]:
+def read_table(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> list[Row]:
     """The rows of a file, in its order, by its ending; of CLINC150's form `part` names a list.
 
-    Raises DataError, naming file, line and what is allowed, for anything that is no labelled text.
+    Without a `label_column` labels are empty, but for CLINC150's. Raises DataError, naming file, line and what is
+    allowed, for anything that is no labelled text.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
@@ -31,9 +32,21 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str, part:
         for name, text in zip(text_columns, texts, strict=True):
             if not text.strip():
                 raise DataError(f"{path}:{line}: the {'text' if len(texts) == 1 else name} is empty")
-        if not label.strip():
+        if label_column is not None and not label.strip():
             raise DataError(f"{path}:{line}: the label is empty")
     return rows
+
+
+def has_column(path: Path, name: str) -> bool:
+    """Whether a table's head, or the first object of a .jsonl file, has a column of that name."""
+    if path.suffix not in TABLES or not path.is_file():
+        return False
+    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+    if path.suffix == ".jsonl":
+        row = _parse(path, 1, first.rstrip("\n"))
+        return isinstance(row, dict) and name in row
+    return name in next(csv.reader([first], delimiter="\t" if path.suffix == ".tsv" else ","), [])
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
@@ -79,7 +92,7 @@ def _first_bad_line(path: Path) -> int:
     return 1
 
 
-def _rows(path: Path, text_columns: Sequence[str], label_column: str, part: str | None) -> Iterator[Row]:
+def _rows(path: Path, text_columns: Sequence[str], label_column: str | None, part: str | None) -> Iterator[Row]:
     if path.suffix in TABLES:
         return stream_table(path, text_columns, label_column)
     if path.suffix != ".json":
