@@ -1,0 +1,183 @@
+"""Apparate's ramp adjustment, round by round, on windows that fit on a page; and all sets of ramps beside it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from optimizer.live.best_ramps import affordable, best_ramps, fixed, greedily, of_ramps
+from optimizer.live.exit_times import ExitTimes
+from optimizer.live.ramp_mover import move, settled, spread_out, utilities
+from profiles.records import ExitRecords
+from profiles.scores import SCORES
+from profiles.table import LatencyTable
+
+NEVER = SCORES["confidence"].never
+NUM_BLOCKS = 11
+TIMES = ExitTimes(block_s=(1.0,) * NUM_BLOCKS, ramp_s=dict.fromkeys(range(10), 0.1))
+BUDGET = 0.03
+"""Of 11 seconds: three ramps of 0.1 s."""
+
+
+def leaving(counts: dict[int, int], number: int) -> ExitRecords:
+    """Of these ramps so many inputs are sure, each of one ramp and all later ones; all answers are right."""
+    ramps = tuple(sorted(counts))
+    sure_from = np.full(number, NUM_BLOCKS)
+    sure_from[: sum(counts.values())] = np.repeat(ramps, [counts[ramp] for ramp in ramps])
+    scores_NR = np.where(np.array(ramps) >= sure_from[:, None], 0.9, 0.5).astype(np.float32)
+    return ExitRecords(
+        score="confidence",
+        num_blocks=NUM_BLOCKS,
+        ramps=ramps,
+        sample_ids=tuple(map(str, range(number))),
+        scores_NR=scores_NR,
+        losses_NR=(scores_NR < 0.9).astype(np.float64),
+    )
+
+
+def at(*ramps: int, threshold: float = 0.9) -> dict[int, float]:
+    return dict.fromkeys(ramps, threshold)
+
+
+def kept_thresholds(records: ExitRecords) -> dict[int, float]:
+    """A search that always ends at 0.9."""
+    return at(*records.ramps)
+
+
+def test_answers_are_released_after_the_blocks_and_active_ramps_before_them() -> None:
+    times = ExitTimes(block_s=(1.0, 2.0, 3.0), ramp_s={0: 0.5, 1: 0.25})
+    assert times.released_s([]).tolist() == [1, 3, 6]
+    assert times.released_s([1]).tolist() == [1, 3.25, 6.25]
+    assert times.overhead([0, 1]) == 0.75 / 6
+    assert times.mean_s(np.array([1, 2]), [1]) == (3.25 + 6.25) / 2
+
+
+def test_a_profile_gives_the_times_at_a_batch_size() -> None:
+    table = LatencyTable.of_rows([1, 2], [[1.0, 2.0], [3.0, 4.0]], [[0.1, 0.2]])
+    times = ExitTimes.of(table, (0,), 1.5)
+    assert (times.block_s, times.ramp_s) == ((1.5, 3.5), {0: pytest.approx(0.15)})
+
+
+@pytest.mark.parametrize(
+    ("block_s", "ramp_s", "says"),
+    [
+        ((), {}, "need seconds"),
+        ((1.0, -1.0), {}, "need seconds"),
+        ((1.0, 1.0), {1: 0.1}, r"ramps \[1\] are not before"),
+    ],
+)
+def test_times_that_cannot_be_are_refused(block_s: tuple[float, ...], ramp_s: dict[int, float], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        ExitTimes(block_s=block_s, ramp_s=ramp_s)
+
+
+def test_a_ramps_utility_is_what_it_saves_less_what_it_costs_those_that_pass() -> None:
+    window = leaving({2: 1, 8: 1}, 10)
+    found = utilities(window.outcome(at(2, 8)), (2, 8), TIMES)
+    # Ramp 2 spares one input eight blocks and ramp 8, nine others pass; ramp 8 spares one two blocks, eight pass.
+    assert found == {2: pytest.approx(8 + 0.1 - 9 * 0.1), 8: pytest.approx(2 - 8 * 0.1)}
+
+
+def test_ramps_that_cost_more_than_they_save_go_and_the_middle_of_an_interval_is_tried() -> None:
+    # Figure 12: ramp 2 stays, 5 and 9 are dropped. Behind 2 the intervals are 3-4 and 6-8; their middles 3 and 7.
+    window = leaving({2: 100, 5: 10, 9: 50}, 1000)
+    moved = move(window, at(2, 5, 9), TIMES, kept_thresholds, BUDGET)
+    # 10 of 900 may leave at 3: 10 * 7 s less 890 * 0.1 s. 60 may leave at 7: 60 * 3 s less 840 * 0.1 s, which is more.
+    assert moved.words == "drops ramps [5, 9], tries ramp 7"
+    assert moved.active == (2, 7)
+    assert moved.thresholds == {2: 0.9, 7: NEVER}
+
+
+def test_where_no_middle_promises_anything_later_places_are_looked_at() -> None:
+    times = ExitTimes(block_s=(1.0,) * NUM_BLOCKS, ramp_s={**dict.fromkeys(range(10), 0.2), 8: 0.01})
+    window = leaving({9: 1}, 100)
+    moved = move(window, at(9), times, kept_thresholds, BUDGET)
+    # One of 100 may leave at the middle of 0 to 8, place 4: it saves 6 s and costs 99 * 0.2 s. Nor do 6 and 7 pay; 8 is
+    # cheap.
+    assert moved.words == "drops ramps [9], tries ramp 8"
+
+
+def test_a_search_for_thresholds_may_save_the_ramps() -> None:
+    window = leaving({2: 10}, 20)
+    moved = move(window, {2: NEVER}, TIMES, kept_thresholds, BUDGET)
+    assert moved.active == (2,)
+    assert moved.thresholds == at(2)
+    assert moved.words == "tuned: no ramp costs more than it saves"
+
+
+def test_where_all_are_worth_their_cost_one_is_added_before_the_best() -> None:
+    moved = move(leaving({4: 50, 8: 20}, 100), at(4, 8), TIMES, kept_thresholds, BUDGET)
+    assert (moved.active, moved.words) == ((3, 4, 8), "tries ramp 3, before ramp 4")
+    assert moved.thresholds == {3: NEVER, **at(4, 8)}
+
+
+def test_without_budget_for_one_more_the_worst_moves_one_place_earlier() -> None:
+    window = leaving({3: 30, 5: 30, 8: 30}, 100)
+    moved = move(window, at(3, 5, 8), TIMES, kept_thresholds, BUDGET)
+    assert (moved.active, moved.words) == ((3, 5, 7), "shifts ramp 8 to 7")
+
+
+def test_a_single_ramp_is_the_best_and_is_left_where_it_is() -> None:
+    moved = move(leaving({3: 30}, 100), at(3), TIMES, kept_thresholds, 0.01)
+    assert (moved.active, moved.words) == ((3,), "stays: no ramp can be added or shifted")
+
+
+def test_where_no_ramp_is_left_all_begins_anew() -> None:
+    empty = of_ramps(leaving({3: 30}, 100), ())
+    assert move(empty, {}, TIMES, kept_thresholds, BUDGET).active == spread_out(TIMES, BUDGET)
+
+
+@pytest.mark.parametrize(
+    ("budget", "ramps"), [(0.005, ()), (0.01, (4,)), (0.02, (3, 6)), (0.03, (2, 4, 7)), (1.0, tuple(range(10)))]
+)
+def test_at_first_as_many_ramps_as_the_budget_allows_are_spread_out(budget: float, ramps: tuple[int, ...]) -> None:
+    assert spread_out(TIMES, budget) == ramps
+
+
+def test_affordable_are_all_sets_within_the_budget() -> None:
+    found = list(affordable(range(10), TIMES, 0.02))
+    assert found == [*combinations(range(10), 1), *combinations(range(10), 2)]
+
+
+def random_records(seed: int, number: int = 400) -> ExitRecords:
+    rng = np.random.default_rng(seed)
+    ramps = tuple(range(10))
+    ease_N1 = rng.beta(1, 1, (number, 1))
+    scores_NR = np.clip(ease_N1 * np.linspace(0.6, 1.1, 10) + rng.normal(0, 0.1, (number, 10)), 0, 1)
+    return ExitRecords(
+        score="confidence",
+        num_blocks=NUM_BLOCKS,
+        ramps=ramps,
+        sample_ids=tuple(map(str, range(number))),
+        scores_NR=scores_NR.astype(np.float32),
+        losses_NR=(rng.random((number, 10)) > scores_NR**0.05).astype(np.float64),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_set_is_never_worse_than_any_that_the_mover_meets(seed: int) -> None:
+    records, tune = random_records(seed), greedily(TIMES, 0.02)
+    best = best_ramps(records, TIMES, 0.02, tune)
+    history = settled(records, TIMES, tune, 0.02)
+    for each in history:
+        window = of_ramps(records, each.active)
+        assert TIMES.saved(window.outcome(tune(window)), each.active) <= best.saved + 1e-12
+    assert all(TIMES.overhead(each.active) <= 0.02 for each in history)
+    assert len(history) > 1
+
+
+def test_the_best_set_by_given_thresholds_is_that_of_brute_force() -> None:
+    records = random_records(5)
+    thresholds = dict.fromkeys(records.ramps, 0.8)
+    best = best_ramps(records, TIMES, 0.03, fixed(thresholds))
+    each = {
+        ramps: TIMES.saved(records.outcome(dict.fromkeys(ramps, 0.8)), ramps)
+        for number in range(4)
+        for ramps in combinations(records.ramps, number)
+    }
+    assert best.saved == max(each.values())
+    assert each[best.ramps] == best.saved
+    assert best.thresholds == dict.fromkeys(best.ramps, 0.8)
