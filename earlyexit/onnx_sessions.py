@@ -16,6 +16,9 @@ Key = TypeVar("Key", bound=Hashable)
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """ONNX Runtime's name for where the weights are that lie beside a graph."""
 
+FATAL = 4
+"""ONNX Runtime's number of the least that is logged when nearly nothing is."""
+
 
 class Sessions(Generic[Key]):
     """Sessions by what they compute, each opened when it is first prepared or asked for.
@@ -88,15 +91,18 @@ def open_session(
     providers: Sequence[str],
     num_threads: int | None = None,
     weights: Path | None = None,
+    quiet: bool = False,
 ) -> Any:
     """A session of a file, or of a graph in memory whose weights lie in the folder `weights`.
 
-    `num_threads` None leaves the choice to ONNX Runtime. Raises PlanError for a provider that does not start, and what
-    ONNX Runtime raises.
+    `num_threads` None leaves the choice to ONNX Runtime. `quiet`: what fails is raised, and not logged too.
+    Raises PlanError for a provider that does not start, and what ONNX Runtime raises.
     """
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = num_threads or 0  # ONNX Runtime's word for its own choice
+    if quiet:
+        options.log_severity_level = FATAL
     if weights is not None:
         options.add_session_config_entry(WEIGHTS_FOLDER, str(weights))
     session = runtime.InferenceSession(graph, options, providers=list(providers))

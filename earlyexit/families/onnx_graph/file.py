@@ -1,0 +1,147 @@
+"""Files of ONNX graphs: one from anywhere, which is checked, and that in a model's folder, its weights beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.onnx_graph.parts import operators
+
+WEIGHTS_SUFFIX = ".data"
+"""Of the file with the weights, after the graph's own name."""
+INLINE_BYTES = 1024
+"""Tensors below this stay in the graph: shapes and the like, which ONNX Runtime reads while it opens a session."""
+CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
+"""What holds graphs of its own, which no cut goes through."""
+UNKNOWN = (
+    re.compile(r"(?P<name>[\w.]+:\w+)\(-?\d+\) is not a registered function/op"),
+    re.compile(r"No Op registered for (?P<name>\w+) "),
+    re.compile(r"Could not find an implementation for (?P<name>\w+)\("),
+    re.compile(r"No opset import for domain '(?P<name>[\w.]+)'"),
+)
+"""What ONNX Runtime says of operators that it does not have."""
+
+
+def read_source(path: Path) -> Any:
+    """The ModelProto of a file, its weights in memory.
+
+    Raises ModelFolderError for what is no ONNX file, for weights that are not beside it, and for control flow.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if not path.is_file():
+        raise ModelFolderError(f"there is no file {path}")
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise ModelFolderError(f"{path} is no ONNX file: {error}") from error
+    if not model.graph.node:
+        raise ModelFolderError(f"{path} holds no graph")
+    found = [name for name in CONTROL_FLOW if name in operators(model)]
+    if found:
+        raise ModelFolderError(f"{path} holds {', '.join(found)}: graphs inside a graph cannot be cut")
+    for location in locations(model):
+        _check_beside(path, location)
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise ModelFolderError(f"the weights beside {path} cannot be read: {_one_line(error)}") from error
+    return model
+
+
+def write_graph(model: Any, folder: Path, file: str) -> None:
+    """Put a graph, whose weights are in memory, into a folder; the proto is of no use afterwards."""
+    import onnx
+
+    _weights_from_constants(model.graph)
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = file + WEIGHTS_SUFFIX
+    for name in (file, beside):
+        (folder / name).unlink(missing_ok=True)  # weights would be appended
+    onnx.save_model(model, folder / file, save_as_external_data=True, location=beside, size_threshold=INLINE_BYTES)
+
+
+def read_graph(folder: Path, file: str) -> Any:
+    """The ModelProto of a model's folder, without its weights; raises ModelFolderError."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(folder / file, load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise ModelFolderError(f"{folder / file} is no ONNX file: {_one_line(error)}") from error
+    strange = set(locations(model)) - {file + WEIGHTS_SUFFIX}
+    if strange:
+        raise ModelFolderError(f"{folder / file} has weights in {sorted(strange)[0]!r}, which is not its own file")
+    return model
+
+
+def fingerprint(folder: Path, file: str) -> str:
+    """SHA-256 of a graph's file and of the weights beside it; raises ModelFolderError where there is none."""
+    digest = hashlib.sha256()
+    for name in (file, file + WEIGHTS_SUFFIX):
+        path = folder / name
+        if not path.is_file():
+            if name == file:
+                raise ModelFolderError(f"{folder} has no {file}, which its model consists of")
+            continue
+        with path.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+def locations(model: Any) -> Iterator[str]:
+    """Where a graph's tensors say that their numbers are, once for each tensor that lies beside it."""
+    graph = model.graph
+    tensors = [*graph.initializer]
+    tensors += [each for sparse in graph.sparse_initializer for each in (sparse.values, sparse.indices)]
+    tensors += [attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t")]
+    for tensor in tensors:
+        if tensor.data_location == tensor.EXTERNAL:
+            yield next((each.value for each in tensor.external_data if each.key == "location"), "")
+
+
+def in_plain_words(error: Exception) -> str:
+    """What ONNX Runtime could not do, in one line; operators that it does not have are named."""
+    said = str(error)
+    unknown = sorted({found["name"] for pattern in UNKNOWN for found in pattern.finditer(said)})
+    if unknown:
+        return f"ONNX Runtime has no operator {', '.join(unknown)}"
+    return f"ONNX Runtime refuses it: {_one_line(error)}"
+
+
+def _check_beside(path: Path, location: str) -> None:
+    folder = path.parent.resolve()
+    absolute = PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute()
+    if not location or absolute or not (folder / location).resolve().is_relative_to(folder):
+        raise ModelFolderError(f"{path} has weights at {location!r}, which is outside its folder")
+
+
+def _weights_from_constants(graph: Any) -> None:
+    """Large constants become weights, which may lie in another file, and so do numbers that are held one by one."""
+    from onnx import numpy_helper
+
+    for tensor in graph.initializer:
+        if not tensor.HasField("raw_data") and tensor.data_type != tensor.STRING:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+    kept = []
+    for node in graph.node:
+        value = next((each.t for each in node.attribute if each.name == "value"), None)
+        if node.op_type == "Constant" and value is not None and len(value.raw_data) >= INLINE_BYTES:
+            weight = graph.initializer.add()
+            weight.CopyFrom(value)
+            weight.name = node.output[0]
+        else:
+            kept.append(node)
+    if len(kept) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(kept)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,182 @@
+"""Sub-graphs of an ONNX graph, between tensors by name: what a block is.
+
+What follows from the layout alone (masks, positions, sizes) and constants are computed anew in every piece. Everything
+else that a piece needs must cross: `onnx.utils.Extractor` walks on to the graph's inputs where a tensor was forgotten,
+and so computes earlier blocks again, silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from earlyexit.errors import ModelFolderError
+
+SIZE_OPERATORS = ("Shape", "Size")
+"""What reads of a tensor how large it is, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a piece is made of."""
+
+    nodes: tuple[Any, ...]
+    """In the graph's order."""
+    inputs: tuple[str, ...]
+    """Of the tensors that were given, those that it reads."""
+    sizes: tuple[str, ...]
+    """Outputs of `Shape` and `Size` whose tensors it does not have: they are fed."""
+    weights: tuple[str, ...]
+
+
+class GraphParts:
+    """A graph whose nodes are in the order of their computation, and what can be taken out of it."""
+
+    def __init__(self, graph: Any) -> None:
+        """`graph`: a GraphProto."""
+        self._nodes = list(graph.node)
+        self.weights = {each.name: each for each in graph.initializer} | {
+            each.values.name: each for each in graph.sparse_initializer
+        }
+        self._maker = {name: index for index, node in enumerate(self._nodes) for name in node.output if name}
+
+    def has(self, name: str) -> bool:
+        """Whether a node gives it."""
+        return name in self._maker
+
+    def node_of(self, name: str) -> Any:
+        """The node that gives a tensor; None for inputs and weights."""
+        index = self._maker.get(name)
+        return None if index is None else self._nodes[index]
+
+    def part(self, given: Collection[str], free: Collection[str], wanted: Sequence[str]) -> Part:
+        """What computes `wanted` of the tensors in `given`, and of the inputs in `free`, which may always be read.
+
+        Raises ModelFolderError naming what it needs besides.
+        """
+        known = self._known({*given, *free})
+        nodes: set[int] = set()
+        sizes: dict[str, None] = {}
+        read: dict[str, None] = {}
+        todo = [name for name in reversed(wanted) if name not in given]
+        while todo:
+            name = todo.pop()
+            if name in read or name in sizes:
+                continue
+            if name in given or name in free or name in self.weights:
+                read[name] = None
+                continue
+            index = self._maker.get(name)
+            if index is None or not (name in known or self._depends(name, given)):
+                raise UncutError(name)
+            node = self._nodes[index]
+            if node.op_type in SIZE_OPERATORS and node.input[0] not in known:
+                sizes[name] = None
+            elif index not in nodes:
+                nodes.add(index)
+                todo += [each for each in node.input if each]
+        return Part(
+            nodes=tuple(self._nodes[index] for index in sorted(nodes)),
+            inputs=tuple(name for name in read if name not in self.weights),
+            sizes=tuple(sizes),
+            weights=tuple(name for name in read if name in self.weights),
+        )
+
+    def free(self, layout_inputs: Collection[str]) -> set[str]:
+        """Every tensor that follows from the layout and from constants."""
+        return self._known(set(layout_inputs))
+
+    def _known(self, given: set[str]) -> set[str]:
+        """All that can be computed of these, of weights, and of sizes."""
+        known = given | set(self.weights)
+        for node in self._nodes:
+            if node.op_type in SIZE_OPERATORS or all(name in known for name in node.input if name):
+                known.update(node.output)
+        return known
+
+    def _depends(self, name: str, given: Collection[str]) -> bool:
+        """Whether a tensor is computed, among others, of what was given."""
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            name = todo.pop()
+            if name in given:
+                return True
+            node = self.node_of(name)
+            if node is None or name in seen or node.op_type in SIZE_OPERATORS:
+                continue
+            seen.add(name)
+            todo += [each for each in node.input if each]
+        return False
+
+
+class UncutError(ModelFolderError):
+    """A cut does not part the graph: something else goes past it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the graph's tensor {name!r} goes past the cut")
+        self.name = name
+
+
+def check_cuts(parts: GraphParts, cuts: Sequence[Sequence[str]], codec: Sequence[str], layout: Collection[str]) -> None:
+    """Raise ModelFolderError unless every cut parts the graph, in this order, and the last is the graph's answer."""
+    free = parts.free(layout)
+    before: Sequence[str] = codec
+    for block, cut in enumerate(cuts):
+        for name in cut:
+            if not parts.has(name) and name not in codec:
+                raise ModelFolderError(f"the graph has no tensor {name!r} to cut at")
+            if name in free:
+                raise ModelFolderError(f"the graph's tensor {name!r} is the same for all inputs: nothing crosses in it")
+        try:
+            part = parts.part(before, layout, cut)
+        except UncutError as error:
+            where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
+            raise ModelFolderError(
+                f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; it has "
+                "to cross as well, or the cut to be elsewhere"
+            ) from error
+        if not part.nodes:
+            raise ModelFolderError(f"block {block} computes nothing: its cuts are at the same tensors")
+        before = cut
+
+
+def sizes_needed(
+    parts: GraphParts, cuts: Sequence[Sequence[str]], codec: Sequence[str], layout: Collection[str]
+) -> list[str]:
+    """Of all blocks, the sizes that are fed to them; pieces of several blocks need no others."""
+    befores = [codec, *cuts[:-1]]
+    found = (parts.part(before, layout, cut).sizes for before, cut in zip(befores, cuts, strict=True))
+    return sorted({name for sizes in found for name in sizes})
+
+
+def piece_model(model: Any, part: Part, parts: GraphParts, inputs: Iterable[Any], outputs: Iterable[Any]) -> Any:
+    """A ModelProto of a part; `inputs` and `outputs` are ValueInfoProtos. Its weights lie where the graph's do."""
+    from onnx import ModelProto
+
+    piece = ModelProto(ir_version=model.ir_version)
+    piece.opset_import.extend(model.opset_import)
+    piece.functions.extend(model.functions)
+    piece.graph.name = "piece"
+    piece.graph.node.extend(part.nodes)
+    for name in part.weights:
+        weight = parts.weights[name]
+        target = piece.graph.sparse_initializer if hasattr(weight, "values") else piece.graph.initializer
+        target.append(weight)
+    piece.graph.input.extend(inputs)
+    piece.graph.output.extend(outputs)
+    return piece
+
+
+def operators(model: Any) -> Mapping[str, int]:
+    """How often each operator stands in a graph, those of its functions and of graphs inside its nodes included."""
+    found: dict[str, int] = {}
+    todo = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    while todo:
+        node = todo.pop()
+        found[node.op_type] = found.get(node.op_type, 0) + 1
+        inner = [each.g for each in node.attribute if each.HasField("g")]
+        inner += [graph for each in node.attribute for graph in each.graphs]
+        todo += [each for graph in inner for each in graph.node]
+    return found

@@ -1,0 +1,176 @@
+"""From an ONNX file anywhere to that in a model's folder: checked, open to any batch, tried, its weights beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.base import FinalHead, Pretrained
+from earlyexit.families.onnx_graph.backbone import Array, OnnxBackbone
+from earlyexit.families.onnx_graph.config import GraphConfig, Outputs
+from earlyexit.families.onnx_graph.file import fingerprint, read_graph, read_source, write_graph
+from earlyexit.families.onnx_graph.inputs import Entry, describe_inputs, free_sizes
+from earlyexit.families.onnx_graph.parts import GraphParts, check_cuts, sizes_needed
+from earlyexit.families.onnx_graph.trial import Whole, check_blocks, crossing, layout_of, sizes_of
+from earlyexit.families.own import examples
+from earlyexit.named import NamedSpec
+
+FILE = "graph.onnx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOptions:
+    """How a graph becomes a backbone."""
+
+    cuts: Sequence[Sequence[str]]
+    """Between its blocks, in order: the tensors of each, those that exits look at first."""
+    codec: NamedSpec
+    pixels: Mapping[str, Any] = field(default_factory=dict)
+    """Of a codec of images: settings of `Pixels` beside its size and layout."""
+    output: str | None = None
+    """The tensor that is the answer; None for the only output that can be it."""
+    hidden: bool = False
+    """Whether that is a hidden state, which a head of our own classifies."""
+
+
+def take_graph(path: Path, folder: Path, options: GraphOptions) -> Pretrained:
+    """Put a file's graph into a model's folder, and make a backbone of it.
+
+    A number of inputs that the graph was made for is taken out of it. Raises ModelFolderError for what cannot be cut,
+    run, or classify; for inputs that no codec gives; and where blocks do not compute what the uncut graph does.
+    """
+    model = read_source(path)
+    entry = describe_inputs(model.graph, options.codec, options.pixels)
+    made_for = free_sizes(model.graph, entry)
+    write_graph(model, folder, FILE)
+    try:
+        backbone = _tried(folder, entry, options)
+    except ModelFolderError as error:
+        if made_for is None or not _reshape_any_batch(folder, entry, made_for):
+            raise
+        try:
+            backbone = _tried(folder, entry, options)
+        except ModelFolderError:
+            raise ModelFolderError(
+                f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
+            ) from error
+    return Pretrained(backbone=backbone, head=_head(backbone.config), label_names=None, codec=options.codec)
+
+
+def _tried(folder: Path, entry: Entry, options: GraphOptions) -> OnnxBackbone:
+    model = read_graph(folder, FILE)
+    parts = GraphParts(model.graph)
+    answers = [options.output] if options.output is not None else [each.name for each in model.graph.output]
+    unknown = [name for name in answers if not parts.has(name)]
+    if unknown:
+        raise ModelFolderError(f"the graph has no tensor {unknown[0]!r}; its outputs are {_outputs(model)}")
+    trials = Whole(model, folder, entry, answers).measured()
+    output = _answer(answers, trials, hidden=options.hidden)
+    codec = [each.name for each in entry.inputs if each.source == "codec"]
+    layout = {each.name for each in entry.inputs if each.source != "codec"}
+    cuts = [*options.cuts, [output]]
+    check_cuts(parts, cuts, codec, layout)
+    sizes = sizes_needed(parts, cuts, codec, layout)
+    tensors = [name for cut in cuts for name in cut]
+    whole = Whole(model, folder, entry, [*tensors, *sizes])
+    trials = whole.measured()
+    of_name = {name: [trial[name] for trial in trials] for name in (*tensors, *sizes)}
+    config = GraphConfig(
+        file=FILE,
+        sha256=fingerprint(folder, FILE),
+        inputs=entry.inputs,
+        cuts=tuple(tuple(crossing(name, of_name[name]) for name in cut) for cut in cuts),
+        outputs="hidden" if options.hidden else _kind(trials[0][output]),
+        sizes={name: sizes_of(name, of_name[name]) for name in sizes},
+        max_length=entry.max_length,
+        pixels=entry.pixels,
+    )
+    if entry.max_length > 1:
+        longest = layout_of([entry.max_length])
+        whole.run(examples(entry.boundary, longest), longest)
+    backbone = OnnxBackbone(config, folder)
+    check_blocks(backbone, whole, config)
+    return backbone
+
+
+def _answer(names: Sequence[str], trials: Sequence[Mapping[str, Array]], *, hidden: bool) -> str:
+    """Which tensor is the answer; raises ModelFolderError where that is none, or not said."""
+
+    def can_be(name: str) -> bool:
+        first, other = trials[0][name], trials[1][name]
+        if first.dtype.kind != "f":
+            return False
+        if hidden:
+            return first.ndim >= 2
+        inputs = len(first), len(other)
+        return first.ndim == 2 and inputs == (2, 3) and first.shape[1] >= 2 and first.shape[1] == other.shape[1]
+
+    found = [name for name in names if can_be(name)]
+    if len(found) == 1:
+        return found[0]
+    described = ", ".join(f"{name!r} {list(trials[0][name].shape)}" for name in names)
+    if not found:
+        raise ModelFolderError(
+            f"the graph's answer is no classification: of two inputs it gives {described}; two or more numbers for "
+            "each input are needed"
+        )
+    raise ModelFolderError(f"several of the graph's outputs can be the answer, name one: {described}")
+
+
+def _kind(answers: Array) -> Outputs:
+    """Whether answers (B, C) are probabilities."""
+    sums = np.abs(answers.sum(1) - 1)
+    return "probabilities" if (answers >= 0).all() and (sums < 1e-3).all() else "logits"
+
+
+def _head(config: GraphConfig) -> FinalHead | None:
+    if config.outputs == "hidden":
+        return None
+    [last] = config.cuts[-1]
+    return FinalHead(style="given", pooling="mean", num_outputs=last.shape[0], weights={})
+
+
+def _reshape_any_batch(folder: Path, entry: Entry, made_for: int) -> bool:
+    """Let every `Reshape` that names the number of inputs take any; says whether there was one."""
+    import onnx
+    from onnx import numpy_helper
+
+    model = read_graph(folder, FILE)
+    graph, parts = model.graph, GraphParts(model.graph)
+    free = parts.free({each.name for each in entry.inputs if each.source != "codec"})
+    changed = False
+    for index, node in enumerate(graph.node):
+        if node.op_type != "Reshape" or node.input[0] in free:
+            continue
+        shape = _constant(parts, node.input[1])
+        if shape is None or shape.ndim != 1 or not len(shape) or shape[0] != made_for:
+            continue
+        opened = graph.initializer.add()
+        opened.CopyFrom(numpy_helper.from_array(np.array([0, *shape[1:]], dtype=np.int64), f"any_batch_{index}"))
+        node.input[1] = opened.name
+        changed = True
+    if changed:
+        onnx.save_model(model, folder / FILE)
+    return changed
+
+
+def _constant(parts: GraphParts, name: str) -> Array | None:
+    from onnx import numpy_helper
+
+    node = parts.node_of(name)
+    tensor = parts.weights.get(name)
+    if node is not None and node.op_type == "Constant":
+        [value] = node.attribute
+        if value.name == "value_ints":
+            return np.array(value.ints)
+        tensor = value.t if value.name == "value" else None
+    return None if tensor is None else np.asarray(numpy_helper.to_array(tensor))
+
+
+def _outputs(model: Any) -> str:
+    return ", ".join(each.name for each in model.graph.output)

@@ -1,0 +1,177 @@
+"""Small ONNX graphs with random weights, as somebody else might have written them, and what they answer uncut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from onnx import numpy_helper, parser
+
+from earlyexit.checkpoint import RampOptions, add_ramps
+from earlyexit.families.base import Pretrained
+from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
+from earlyexit.model import EarlyExitModel
+from earlyexit.signature import Encoded
+from earlyexit.tasks.label import LabelTask
+
+Array = npt.NDArray[Any]
+SIDE = 8
+CODEC = {"name": "image", "height": SIDE, "width": SIDE}
+PIXELS = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)}
+TEXT = {"name": "text", "max_length": 16}
+WORDS = 50
+ABC = LabelTask(("a", "b", "c"))
+
+PICTURES = """
+pictures (float[BATCH, 3, 8, 8] x) => (float[BATCH, 3] LAST) {
+    c0 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w0)
+    r0 = Relu(c0)
+    c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r0, w1)
+    a1 = Add(c1, r0)
+    r1 = Relu(a1)
+    c2 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]> (r1, w2)
+    r2 = Relu(c2)
+    pooled = GlobalAveragePool(r2)
+    END
+}
+"""
+ENDS = {
+    "flat": "flat = Flatten(pooled) logits = Gemm(flat, head, bias)",
+    "probabilities": "flat = Flatten(pooled) sums = Gemm(flat, head, bias) answers = Softmax <axis = 1> (sums)",
+    "reshaped": "rows = Constant <value_ints = [1, 8]> () flat = Reshape(pooled, rows) logits = Gemm(flat, head, bias)",
+    "among others": """flat = Flatten(pooled) all = Constant <value_ints = [0]> () mean = ReduceMean(flat)
+        other = Sub(flat, mean) logits = Gemm(other, head, bias)""",
+}
+BLOCK = """
+    q{k} = MatMul({before}, w{k})
+    t{k} = Transpose <perm = [0, 2, 1]> ({before})
+    s{k} = MatMul(q{k}, t{k})
+    b{k} = Add(s{k}, bias_B1T)
+    p{k} = Softmax <axis = -1> (b{k})
+    m{k} = MatMul(p{k}, {before})
+    size{k} = Shape({sized})
+    e{k} = Reshape(m{k}, size{k})
+    a{k} = Add(e{k}, {before})
+    h{k} = Tanh(a{k})
+"""
+WORDS_GRAPH = """
+words (int64[B, T] input_ids, int64[B, T] attention_mask) => (float[B, 3] logits) {{
+    looked_up = Gather(table, input_ids)
+    shape = Shape(input_ids)
+    one = Constant <value_int = 1> ()
+    zero = Constant <value_int = 0> ()
+    length = Gather(shape, one)
+    place = Range(zero, length, one)
+    placed = Gather(places, place)
+    start = Add(looked_up, placed)
+    mask = Cast <to = 1> (attention_mask)
+    axis1 = Constant <value_ints = [1]> ()
+    axis2 = Constant <value_ints = [2]> ()
+    mask_B1T = Unsqueeze(mask, axis1)
+    mask_BT1 = Unsqueeze(mask, axis2)
+    full = Constant <value_float = 1.0> ()
+    lack = Sub(full, mask_B1T)
+    far = Constant <value_float = -10000.0> ()
+    bias_B1T = Mul(lack, far)
+    {blocks}
+    kept = Mul({last}, mask_BT1)
+    sum = ReduceSum <keepdims = 0> (kept, axis1)
+    count = ReduceSum <keepdims = 0> (mask, axis1)
+    count_B1 = Unsqueeze(count, axis1)
+    pooled = Div(sum, count_B1)
+    logits = Gemm(pooled, head, bias)
+}}
+"""
+
+
+def pictures_graph(*, end: str = "flat", batch: str = "B", seed: int = 0) -> onnx.ModelProto:
+    """Three convolutions, the second with a skip around it; tensors that part it: r0, r1, r2."""
+    text = PICTURES.replace("END", ENDS[end]).replace("BATCH", batch)
+    text = text.replace("LAST", "answers" if end == "probabilities" else "logits")
+    shapes = {"w0": (6, 3, 3, 3), "w1": (6, 6, 3, 3), "w2": (8, 6, 3, 3), "head": (8, 3), "bias": (3,)}
+    return _model(text, shapes, seed)
+
+
+def words_graph(*, num_blocks: int = 3, seed: int = 0) -> onnx.ModelProto:
+    """Attention over words; every block reads the sizes of a tensor of the first. What parts it: start, h0, h1, h2."""
+    before = ["start", *(f"h{k}" for k in range(num_blocks))]
+    blocks = "".join(BLOCK.format(k=k, before=before[k], sized="start") for k in range(num_blocks))
+    shapes = {"table": (WORDS, 8), "places": (32, 8), "head": (8, 3), "bias": (3,)}
+    shapes |= {f"w{k}": (8, 8) for k in range(num_blocks)}
+    return _model(WORDS_GRAPH.format(blocks=blocks, last=before[-1]), shapes, seed)
+
+
+def small_graph(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
+    """Of the text form of ONNX, with random weights of these shapes."""
+    return _model(text, shapes, 0)
+
+
+def saved(model: onnx.ModelProto, folder: Path, *, name: str = "theirs.onnx", beside: bool = False) -> Path:
+    """A file of it; its weights in another one beside it, if asked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save_model(model, folder / name, save_as_external_data=beside, location="theirs.bin", size_threshold=0)
+    return folder / name
+
+
+def pictures_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("r0",), ("r1",))) -> Pretrained:
+    """`pictures_graph`'s file in a model's folder."""
+    return take_graph(path, folder, GraphOptions(cuts=cuts, codec=CODEC, pixels=PIXELS))
+
+
+def words_taken(path: Path, folder: Path, cuts: Sequence[Sequence[str]] = (("h0",), ("h1",))) -> Pretrained:
+    """`words_graph`'s."""
+    return take_graph(path, folder, GraphOptions(cuts=cuts, codec=TEXT))
+
+
+def with_ramps(pretrained: Pretrained) -> EarlyExitModel:
+    """A ramp after every block but the last, untrained, with larger weights, so that some inputs leave at each."""
+    import torch
+
+    assert pretrained.codec is not None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = add_ramps(
+            pretrained, name="theirs", family="onnx", codec=pretrained.codec, task=ABC, ramps=RampOptions()
+        )
+        for parameter in model.ramps.parameters():
+            torch.nn.init.normal_(parameter, std=2.0)
+    return model.requires_grad_(False)
+
+
+def random_pictures(count: int, *, seed: int = 0) -> list[Encoded]:
+    """Pixels as the codec gives them."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 1, SIDE, SIDE, 3), dtype=np.uint8)
+    return [Encoded(1, (each,)) for each in pixels]
+
+
+def uncut(path: Path) -> Callable[[Mapping[str, Array]], Array]:
+    """The file's own answers, by ONNX Runtime alone."""
+    session = onnxruntime.InferenceSession(path)
+    return lambda feeds: np.asarray(session.run(None, dict(feeds))[0])
+
+
+def picture_feeds(encoded: Encoded) -> dict[str, Array]:
+    """One picture as the graph was trained on it."""
+    scaled = encoded.tensors[0].astype(np.float32) / 255
+    normal = (scaled - np.array(PIXELS["mean"], np.float32)) / np.array(PIXELS["std"], np.float32)
+    return {"x": normal.transpose(0, 3, 1, 2)}
+
+
+def words_feeds(encoded: Encoded) -> dict[str, Array]:
+    """One text alone: nothing is padded."""
+    ids = encoded.tensors[0].astype(np.int64)[None]
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+def _model(text: str, shapes: Mapping[str, tuple[int, ...]], seed: int) -> onnx.ModelProto:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["" : 17, "odd.ops" : 1]>' + text)
+    rng = np.random.default_rng(seed)
+    for name, shape in shapes.items():
+        values = rng.standard_normal(shape).astype(np.float32) / np.sqrt(np.prod(shape[1:]) or 1)
+        model.graph.initializer.append(numpy_helper.from_array(values.astype(np.float32), name))
+    return model

@@ -1,0 +1,254 @@
+"""Graphs that nobody here wrote, in blocks: what they answer beside their own file's answers, uncut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from earlyexit.backends import open_segments
+from earlyexit.cut import cut_out
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.onnx_graph.backbone import OnnxBackbone
+from earlyexit.layout import Layout
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import PreparedSegments
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.signature import Encoded
+from earlyexit.split import Segment
+from earlyexit.store import load_model, read_card, save_model
+from earlyexit.train import exit_outputs
+from tests.earlyexit import onnx_graphs
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.onnx_graphs import (
+    Array,
+    pictures_graph,
+    pictures_taken,
+    saved,
+    with_ramps,
+    words_graph,
+    words_taken,
+)
+from tests.earlyexit.tokens import of_tokens
+
+LENGTHS = (5, 1, 16, 3, 5, 9, 2, 12, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A file, the model that was made of it, and inputs."""
+
+    path: Path
+    model: EarlyExitModel
+    encoded: list[Encoded]
+    feeds: Callable[[Encoded], Mapping[str, Array]]
+
+    @property
+    def expected(self) -> Array:
+        answer = onnx_graphs.uncut(self.path)
+        return np.concatenate([answer(self.feeds(each)) for each in self.encoded])
+
+
+def words(count: int = len(LENGTHS)) -> list[Encoded]:
+    rng = np.random.default_rng(count)
+    return [of_tokens(rng.integers(0, onnx_graphs.WORDS, size=length, dtype=np.int32)) for length in LENGTHS[:count]]
+
+
+@pytest.fixture(scope="module", params=["pictures", "words"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "pictures":
+        path = saved(pictures_graph(), folder / "from")
+        pretrained, encoded, feeds = (
+            pictures_taken(path, folder),
+            onnx_graphs.random_pictures(9),
+            onnx_graphs.picture_feeds,
+        )
+    else:
+        path = saved(words_graph(), folder / "from")
+        pretrained, encoded, feeds = words_taken(path, folder), words(), onnx_graphs.words_feeds
+    return Case(path=path, model=with_ramps(pretrained), encoded=encoded, feeds=feeds)
+
+
+def halves(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolicy:
+    """About half of the inputs are surer than this at every ramp."""
+    thresholds = {}
+    for block, outputs_NC in exit_outputs(model, encoded).items():
+        scores = sorted(model.task.answer(outputs_NC)[1].tolist())
+        thresholds[block] = (scores[len(scores) // 2 - 1] + scores[len(scores) // 2]) / 2
+    return ConfidencePolicy(thresholds)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_every_cut_answers_as_the_uncut_graph_answers_an_input_alone(case: Case, count: int) -> None:
+    policy, encoded = halves(case.model, case.encoded), case.encoded[:count]
+    expected = answers_alone(case.model, policy, encoded)
+    if count == 7:
+        assert len({answer.exit for answer in expected.values()}) == 3
+    for seed, bounds in enumerate(every_bounds(case.model.num_blocks)):
+        assert_same(answers_in_cuts(case.model, policy, encoded, bounds, seed=seed), expected, within=1e-4)
+
+
+def test_inputs_that_go_to_the_end_get_the_files_own_outputs(case: Case) -> None:
+    outputs_NC = exit_outputs(case.model, case.encoded)[case.model.num_blocks - 1]
+    np.testing.assert_allclose(outputs_NC.numpy(), case.expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("bounds", [(0, 3), (0, 1, 3), (0, 2, 3), (0, 1, 2, 3)], ids=str)
+def test_blocks_in_any_sessions_give_the_files_own_outputs(case: Case, bounds: Sequence[int]) -> None:
+    never = ConfidencePolicy(2.0)
+    piece = piece_of(case.model, never, case.encoded)
+    for first, end in pairwise(bounds):
+        with torch.inference_mode():
+            hidden, outputs_BC = case.model.run(Segment(first=first, end=end, ramp=None), piece)
+        if outputs_BC is None:
+            (step,) = cut_out(case.model, first, end, (), never).run(piece)
+            assert step.survivors is not None
+            piece = step.survivors
+            assert all(a.equal(b) for a, b in zip(hidden, piece.tensors, strict=True))
+        else:
+            np.testing.assert_allclose(outputs_BC.numpy(), case.expected, atol=1e-4)
+
+
+def test_what_crosses_between_texts_is_packed(case: Case) -> None:
+    if case.model.max_length == 1:
+        assert [each.shape for block in range(3) for each in case.model.boundary(block)] == [(6, 8, 8), (6, 8, 8), (3,)]
+        return
+    assert [(each.shape, each.per_token) for block in range(3) for each in case.model.boundary(block)] == [
+        ((8,), True),
+        ((8,), True),
+        ((3,), False),
+    ]
+
+
+def test_a_saved_model_answers_the_same_and_has_no_weights_of_the_graph(case: Case, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    save_model(case.model, tmp_path / "copy")
+    with safe_open(tmp_path / "copy" / "model.safetensors", "pt") as tensors:
+        assert {name.split(".")[0] for name in tensors.keys()} == {"ramps", "temperatures_E"}  # noqa: SIM118 # no mapping
+    loaded = load_model(tmp_path / "copy")
+    assert (loaded.info, loaded.dtype) == (case.model.info, torch.float32)
+    for block, outputs_NC in exit_outputs(loaded, case.encoded).items():
+        assert outputs_NC.equal(exit_outputs(case.model, case.encoded)[block])
+    card = read_card(tmp_path / "copy")
+    assert (card.family, card.head_style, len(card.boundaries)) == ("onnx", "given", 3)
+    save_model(loaded, tmp_path / "copy")
+    assert exit_outputs(load_model(tmp_path / "copy"), case.encoded)[2].equal(outputs_NC)
+
+
+@pytest.mark.parametrize("name", ["graph.onnx", "graph.onnx.data"])
+def test_another_graph_or_other_weights_are_refused(case: Case, tmp_path: Path, name: str) -> None:
+    save_model(case.model, tmp_path)
+    path = tmp_path / name
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ModelFolderError, match="are not those that the model was made of"):
+        load_model(tmp_path)
+
+
+def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> None:
+    save_model(case.model, tmp_path)
+    (tmp_path / "graph.onnx").unlink()
+    with pytest.raises(ModelFolderError, match=r"has no graph.onnx, which its model consists of"):
+        load_model(tmp_path)
+
+
+def test_another_float_type_is_refused(case: Case, tmp_path: Path) -> None:
+    save_model(case.model, tmp_path)
+    with pytest.raises(ModelFolderError, match="onnx models run in float32, not bfloat16"):
+        load_model(tmp_path, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_sessions_are_prepared_whatever_the_backend_and_the_plan_before_last_is_closed(
+    case: Case, tmp_path: Path, backend: str
+) -> None:
+    save_model(case.model, tmp_path)
+    model = load_model(tmp_path)
+    segments = open_segments(backend, model, tmp_path, 1)
+    assert isinstance(segments, PreparedSegments)
+    whole = [Segment(first=0, end=3, ramp=None)]
+    parts = [Segment(first=0, end=1, ramp=0), Segment(first=1, end=3, ramp=None)]
+    segments.prepare(whole)
+    assert segments.is_ready(whole[0])
+    assert not segments.is_ready(parts[0])
+    segments.prepare(parts)
+    assert all(map(segments.is_ready, [*whole, *parts]))
+    policy = halves(case.model, case.encoded)
+    expected = answers_alone(case.model, policy, case.encoded)
+    assert_same(answers_in_cuts(model, policy, case.encoded, (0, 1, 3), segments=segments), expected, within=1e-4)
+    # Training and probes run other sessions; as many stay as there are blocks.
+    exit_outputs(model, case.encoded)
+    segments.prepare(parts)
+    segments.prepare([Segment(first=2, end=3, ramp=None)])
+    segments.prepare([])
+    backbone = model.backbone
+    assert isinstance(backbone, OnnxBackbone)
+    spans = [(first, end) for first in range(3) for end in range(first + 1, 4)]
+    assert sum(backbone.is_ready(first, end, "cpu") for first, end in spans) <= 1 + model.num_blocks
+
+
+def test_a_skip_crosses_in_a_cut_of_two_tensors(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from")
+    model = with_ramps(pictures_taken(path, tmp_path, cuts=(("c1", "r0"), ("r1", "c2"), ("r2",))))
+    assert [each.name for each in model.boundary(0)] == ["c1", "r0"]
+    encoded = onnx_graphs.random_pictures(7)
+    never = ConfidencePolicy(2.0)
+    expected = answers_alone(model, never, encoded)
+    for seed, bounds in enumerate(every_bounds(4)):
+        assert_same(answers_in_cuts(model, never, encoded, bounds, seed=seed), expected, within=1e-4)
+    answer = onnx_graphs.uncut(path)
+    outputs_NC = exit_outputs(model, encoded)[3].numpy()
+    np.testing.assert_allclose(
+        outputs_NC, np.concatenate([answer(onnx_graphs.picture_feeds(each)) for each in encoded]), atol=1e-4
+    )
+
+
+def test_a_tensor_may_cross_several_blocks(tmp_path: Path) -> None:
+    graph = pictures_graph()
+    cuts = (("c1", "r0"), ("a1", "r0"), ("r1",))
+    # r0 is of no use after a1, and crosses there all the same.
+    model = with_ramps(pictures_taken(saved(graph, tmp_path / "from"), tmp_path, cuts=cuts))
+    piece = piece_of(model, ConfidencePolicy(2.0), onnx_graphs.random_pictures(2))
+    with torch.inference_mode():
+        first, _ = model.run(Segment(first=0, end=1, ramp=None), piece)
+        second = model.run_blocks(1, 2, first, Layout(np.ones(2, dtype=np.int32)))
+    assert second[1].equal(first[1])
+
+
+def test_probabilities_are_answered_as_their_logarithm(tmp_path: Path) -> None:
+    path = saved(pictures_graph(end="probabilities"), tmp_path / "from")
+    model = with_ramps(pictures_taken(path, tmp_path))
+    encoded = onnx_graphs.random_pictures(4)
+    answer = onnx_graphs.uncut(path)
+    expected = np.concatenate([answer(onnx_graphs.picture_feeds(each)) for each in encoded])
+    outputs_NC = exit_outputs(model, encoded)[2]
+    np.testing.assert_allclose(outputs_NC.softmax(1).numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(outputs_NC.exp().numpy(), expected, atol=1e-5)
+
+
+def test_a_batch_that_is_built_into_the_graph_is_taken_out_of_it(tmp_path: Path) -> None:
+    path = saved(pictures_graph(end="reshaped", batch="1"), tmp_path / "from")
+    model = with_ramps(pictures_taken(path, tmp_path))
+    encoded = onnx_graphs.random_pictures(7)
+    answer = onnx_graphs.uncut(path)
+    expected = np.concatenate([answer(onnx_graphs.picture_feeds(each)) for each in encoded])
+    np.testing.assert_allclose(exit_outputs(model, encoded)[2].numpy(), expected, atol=1e-4)
+
+
+def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from", beside=True)
+    assert (tmp_path / "from" / "theirs.bin").stat().st_size > 1000
+    model = with_ramps(pictures_taken(path, tmp_path / "model"))
+    save_model(model, tmp_path / "model")
+    (tmp_path / "from" / "theirs.bin").unlink()
+    encoded = onnx_graphs.random_pictures(2)
+    assert exit_outputs(load_model(tmp_path / "model"), encoded)[2].equal(exit_outputs(model, encoded)[2])

@@ -1,0 +1,276 @@
+"""Graphs that cannot be served, or not as they were asked for: one line each, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import onnx
+from onnx import numpy_helper
+
+from earlyexit.checkpoint import random_model
+from earlyexit.errors import ModelFolderError
+from earlyexit.families import find_family
+from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
+from tests.earlyexit import onnx_graphs
+from tests.earlyexit.onnx_graphs import pictures_graph, pictures_taken, saved, small_graph, words_graph, words_taken
+
+NUMBERS = {"name": "tensor", "columns": [{"name": "x", "datatype": "FP32", "shape": [4]}]}
+GEMM = "hidden = Gemm(x, w, b) r = Relu(hidden) logits = Gemm(r, w, b)"
+
+
+def numbers_graph(body: str, *, inputs: str = "float[B, 4] x", output: str = "float[B, 4] logits") -> Any:
+    return small_graph(f"numbers ({inputs}) => ({output}) {{ {body} }}", w=(4, 4), b=(4,))
+
+
+def refused(graph: Any, folder: Path, **options: Any) -> str:
+    path = saved(graph, folder / "from")
+    with pytest.raises(ModelFolderError) as error:
+        take_graph(path, folder, GraphOptions(**{"cuts": [], "codec": NUMBERS} | options))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_skip_that_was_forgotten_is_named(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from")
+    with pytest.raises(ModelFolderError, match=r"block 1 also needs the graph's tensor 'r0', .* in a cut at c1;"):
+        pictures_taken(path, tmp_path, cuts=[["c1"]])
+
+
+def test_cuts_out_of_order_are_refused(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from")
+    with pytest.raises(ModelFolderError, match="block 1 also needs the graph's tensor"):
+        pictures_taken(path, tmp_path, cuts=[["r1"], ["r0"]])
+
+
+def test_two_cuts_at_one_place_are_refused(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from")
+    with pytest.raises(ModelFolderError, match="block 1 computes nothing"):
+        pictures_taken(path, tmp_path, cuts=[["r1"], ["r1"]])
+
+
+def test_a_cut_at_no_tensor_of_the_graph_is_refused(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from")
+    with pytest.raises(ModelFolderError, match="the graph has no tensor 'r9' to cut at"):
+        pictures_taken(path, tmp_path, cuts=[["r9"]])
+
+
+def test_a_cut_at_what_follows_from_the_layout_is_refused(tmp_path: Path) -> None:
+    path = saved(words_graph(), tmp_path / "from")
+    with pytest.raises(ModelFolderError, match="'bias_B1T' is the same for all inputs"):
+        words_taken(path, tmp_path, cuts=[["h0", "bias_B1T"]])
+
+
+def test_what_has_no_row_per_input_cannot_cross(tmp_path: Path) -> None:
+    said = refused(
+        numbers_graph("t = Transpose(x) r = Relu(t) s = Transpose(r) logits = Gemm(s, w, b)"), tmp_path, cuts=[["r"]]
+    )
+    assert "'r', [4, 2] for 2 inputs, has a row neither per input nor per token" in said
+
+
+@pytest.mark.parametrize("operator", ["If", "Loop", "Scan"])
+def test_graphs_inside_a_graph_are_refused(tmp_path: Path, operator: str) -> None:
+    graph = numbers_graph(GEMM)
+    inner = onnx.helper.make_graph([], "inner", [], [])
+    graph.graph.node.append(onnx.helper.make_node(operator, ["x"], ["y"], body=inner))
+    assert operator in refused(graph, tmp_path)
+
+
+def test_operators_that_the_runtime_does_not_have_are_named(tmp_path: Path) -> None:
+    graph = numbers_graph("hidden = odd.ops.Fold(x) logits = Gemm(hidden, w, b)")
+    assert "ONNX Runtime has no operator odd.ops:Fold" in refused(graph, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "output", "said"),
+    [
+        pytest.param("logits = Relu(x)", "float[B, 4, 1] logits", None, id="two numbers or more"),
+        pytest.param(
+            "one = Constant <value_ints = [1]> () logits = ReduceSum(x, one)",
+            "float[B, 1] logits",
+            "'logits' [2, 1]",
+            id="one number",
+        ),
+        pytest.param(
+            "two = Constant <value_ints = [2]> () logits = Unsqueeze(x, two)",
+            "float[B, 4, 1] logits",
+            "'logits' [2, 4, 1]",
+            id="a map",
+        ),
+        pytest.param("logits = Shape(x)", "int64[2] logits", "'logits' [2]", id="its size"),
+        pytest.param("logits = Cast <to = 7> (x)", "int64[B, 4] logits", "'logits' [2, 4]", id="whole numbers"),
+    ],
+)
+def test_an_answer_that_is_no_classification_is_refused(
+    tmp_path: Path, body: str, output: str, said: str | None
+) -> None:
+    graph = numbers_graph(body, output=output)
+    if said is None:
+        take_graph(saved(graph, tmp_path / "from"), tmp_path, GraphOptions(cuts=[], codec=NUMBERS))
+        return
+    told = refused(graph, tmp_path)
+    assert "no classification: of two inputs it gives" in told
+    assert said in told
+
+
+def test_several_outputs_need_a_choice(tmp_path: Path) -> None:
+    graph = numbers_graph("other = Relu(x) logits = Gemm(other, w, b)", output="float[B, 4] logits, float[B, 4] other")
+    assert "can be the answer, name one: 'logits' [2, 4], 'other' [2, 4]" in refused(graph, tmp_path)
+    taken = take_graph(
+        tmp_path / "from" / "theirs.onnx", tmp_path, GraphOptions(cuts=[], codec=NUMBERS, output="logits")
+    )
+    assert taken.head is not None
+    assert taken.head.num_outputs == 4
+    assert "no tensor 'answer'; its outputs are logits, other" in refused(graph, tmp_path, output="answer")
+
+
+def test_an_input_whose_answer_depends_on_others_is_refused(tmp_path: Path) -> None:
+    path = saved(pictures_graph(end="among others"), tmp_path / "from")
+    with pytest.raises(ModelFolderError, match="block 1 gives one of 2 inputs other values than alone"):
+        pictures_taken(path, tmp_path, cuts=[["r1"]])
+
+
+def test_a_text_graph_that_ignores_its_mask_is_refused(tmp_path: Path) -> None:
+    graph = words_graph(num_blocks=1)
+    [node] = [each for each in graph.graph.node if each.output[0] == "b0"]
+    node.CopyFrom(onnx.helper.make_node("Identity", ["s0"], ["b0"]))
+    path = saved(graph, tmp_path / "from")
+    with pytest.raises(ModelFolderError, match="block 0 gives one of 2 inputs other values than alone"):
+        words_taken(path, tmp_path, cuts=[["h0"]])
+
+
+def test_a_batch_that_cannot_be_taken_out_is_said(tmp_path: Path) -> None:
+    graph = numbers_graph(
+        "flat = Constant <value_ints = [8]> () t = Reshape(x, flat) back = Constant <value_ints = [2, 4]> ()"
+        " s = Reshape(t, back) logits = Gemm(s, w, b)",
+        inputs="float[2, 4] x",
+    )
+    assert "was made for batches of 2 and cannot be run in others" in refused(graph, tmp_path)
+
+
+def test_weights_outside_the_folder_are_refused(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from", beside=True)
+    (tmp_path / "theirs.bin").write_bytes((tmp_path / "from" / "theirs.bin").read_bytes())
+    for location in ("../theirs.bin", str(tmp_path / "theirs.bin"), ""):
+        model = onnx.load(path, load_external_data=False)
+        for tensor in model.graph.initializer:
+            [place] = [each for each in tensor.external_data if each.key == "location"]
+            place.value = location
+        path.write_bytes(model.SerializeToString())
+        with pytest.raises(ModelFolderError, match="outside its folder"):
+            pictures_taken(path, tmp_path / "model")
+
+
+def test_a_link_to_weights_outside_the_folder_is_refused(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from", beside=True)
+    beside = tmp_path / "from" / "theirs.bin"
+    beside.rename(tmp_path / "elsewhere.bin")
+    beside.symlink_to(tmp_path / "elsewhere.bin")
+    with pytest.raises(ModelFolderError, match="outside its folder"):
+        pictures_taken(path, tmp_path / "model")
+
+
+def test_missing_weights_are_said(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from", beside=True)
+    (tmp_path / "from" / "theirs.bin").unlink()
+    with pytest.raises(ModelFolderError, match=r"the weights beside .* cannot be read"):
+        pictures_taken(path, tmp_path / "model")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a graph", b"\x80\x04\x95pickled"], ids=["empty", "text", "pickle"])
+def test_what_is_no_onnx_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelFolderError, match=r"no ONNX|no graph"):
+        pictures_taken(path, tmp_path / "model")
+
+
+def picture(**changes: Any) -> dict[str, Any]:
+    return {"codec": onnx_graphs.CODEC | changes}
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "said"),
+    [
+        pytest.param(pictures_graph, picture(height=16), "codec gives images of 16 x 8 pixels", id="another size"),
+        pytest.param(
+            pictures_graph, {"codec": onnx_graphs.TEXT}, "'x' is float32 of 4 axes; texts are fed as", id="texts"
+        ),
+        pytest.param(pictures_graph, {}, "the column 'x'|rows of [4] do not fit", id="columns"),
+        pytest.param(
+            lambda: numbers_graph("s = Add(x, y) logits = Gemm(s, w, b)", inputs="float[B, 4] x, float[B, 4] y"),
+            {},
+            "the codec has the columns x; the graph takes x, y",
+            id="an input more",
+        ),
+        pytest.param(
+            lambda: numbers_graph(GEMM, inputs="double[B, 4] x"), {}, "'x' is float64; float32, float16", id="doubles"
+        ),
+        pytest.param(
+            words_graph,
+            {"codec": {"name": "text_pair", "max_length": 16}},
+            "of the graph's inputs 2 should take tokens, by their names: 'input_ids'",
+            id="pairs",
+        ),
+        pytest.param(
+            words_graph,
+            {"codec": {"name": "text", "max_length": 64}},
+            "does not take 1 inputs of 64 tokens",
+            id="longer",
+        ),
+    ],
+)
+def test_inputs_that_the_codec_does_not_give_are_refused(
+    tmp_path: Path, graph: Callable[[], Any], options: dict[str, Any], said: str
+) -> None:
+    told = refused(graph(), tmp_path, **options)
+    assert any(each in told for each in said.split("|"))
+
+
+def test_several_inputs_are_taken_where_the_codec_has_them(tmp_path: Path) -> None:
+    graph = numbers_graph("s = Add(x, y) logits = Gemm(s, w, b)", inputs="float[B, 4] y, float[B, 4] x")
+    columns = [{"name": name, "datatype": "FP32", "shape": [4]} for name in ("x", "y")]
+    codec = {"name": "tensor", "columns": columns}
+    taken = take_graph(saved(graph, tmp_path / "from"), tmp_path, GraphOptions(cuts=[["s"]], codec=codec))
+    assert [each.name for each in taken.backbone.inputs] == ["x", "y"]
+
+
+def test_a_graph_is_made_of_a_file_and_not_of_sizes() -> None:
+    with pytest.raises(ModelFolderError, match="a file in a model's folder"):
+        random_model(
+            {"sha256": "", "inputs": [{"name": "x"}], "cuts": [[{"name": "y"}]], "outputs": "logits"}, family="onnx"
+        )
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        pytest.param({}, "sha256: Field required", id="nothing"),
+        pytest.param({"cuts": [[]]}, "every block needs a tensor", id="no tensor"),
+        pytest.param({"inputs": []}, "an input from the codec is needed", id="no input"),
+        pytest.param({"file": "../graph.onnx"}, "outside the model's folder", id="another folder"),
+    ],
+)
+def test_a_card_that_describes_no_graph_is_refused(tmp_path: Path, config: dict[str, Any], said: str) -> None:
+    whole = {"sha256": "", "inputs": [{"name": "x"}], "cuts": [[{"name": "y"}]], "outputs": "logits"} | config
+    with pytest.raises(ModelFolderError, match=said):
+        find_family("onnx").build(whole if config else {}, tmp_path)
+
+
+def test_numbers_held_one_by_one_and_large_constants_are_weights_too(tmp_path: Path) -> None:
+    graph = pictures_graph()
+    [weight] = [each for each in graph.graph.initializer if each.name == "w1"]
+    values = numpy_helper.to_array(weight)
+    graph.graph.initializer.remove(weight)
+    graph.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["w1"], value=numpy_helper.from_array(values)))
+    [weight] = [each for each in graph.graph.initializer if each.name == "w2"]
+    values = numpy_helper.to_array(weight)
+    weight.CopyFrom(onnx.helper.make_tensor("w2", onnx.TensorProto.FLOAT, values.shape, values.flatten().tolist()))
+    pictures_taken(saved(graph, tmp_path / "from"), tmp_path)
+    assert (tmp_path / "graph.onnx.data").stat().st_size == 4 * (6 * 6 * 9 + 8 * 6 * 9)
