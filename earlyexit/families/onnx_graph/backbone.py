@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.boundary import Boundary
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.families.onnx_graph.config import (
     DTYPES,
@@ -213,7 +213,7 @@ FORMS: Mapping[Axes, _Form] = {
 def open_graph(
     model: Any, folder: Path, *, device_type: str = "cpu", num_threads: int | None = None, quiet: bool = False
 ) -> Any:
-    """A session of a ModelProto whose weights lie in a folder; raises ModelFolderError for what cannot be run.
+    """A session of a ModelProto whose weights lie in a folder; raises GraphError for what cannot be run.
 
     `quiet`: ONNX Runtime's own words of what fails are left out.
     """
@@ -230,7 +230,7 @@ def open_graph(
             quiet=quiet,
         )
     except (refusals.Fail, refusals.InvalidGraph, refusals.NotImplemented, refusals.InvalidArgument) as error:
-        raise ModelFolderError(f"the graph in {folder}: {in_plain_words(error)}") from error
+        raise GraphError(f"the graph in {folder}: {in_plain_words(error)}") from error
 
 
 def enter(inputs: Tensors, pixels: Pixels | None) -> Tensors:

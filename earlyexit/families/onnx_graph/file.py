@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
-from earlyexit.errors import ModelFolderError
-from earlyexit.families.onnx_graph.parts import operators
+from earlyexit.errors import GraphError, ModelFolderError
+from earlyexit.graph.onnx_file import read_onnx
 
 WEIGHTS_SUFFIX = ".data"
 """Of the file with the weights, after the graph's own name."""
 INLINE_BYTES = 1024
 """Tensors below this stay in the graph: shapes and the like, which ONNX Runtime reads while it opens a session."""
-CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
-"""What holds graphs of its own, which no cut goes through."""
 UNKNOWN = (
     re.compile(r"(?P<name>[\w.]+:\w+)\(-?\d+\) is not a registered function/op"),
     re.compile(r"No Op registered for (?P<name>\w+) "),
@@ -27,30 +25,14 @@ UNKNOWN = (
 
 
 def read_source(path: Path) -> Any:
-    """The ModelProto of a file, its weights in memory.
-
-    Raises ModelFolderError for what is no ONNX file, for weights that are not beside it, and for control flow.
-    """
+    """The ModelProto of a file from anywhere, its weights in memory; raises GraphError where there is none to cut."""
     import onnx
-    from google.protobuf.message import DecodeError
 
-    if not path.is_file():
-        raise ModelFolderError(f"there is no file {path}")
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except DecodeError as error:
-        raise ModelFolderError(f"{path} is no ONNX file: {error}") from error
-    if not model.graph.node:
-        raise ModelFolderError(f"{path} holds no graph")
-    found = [name for name in CONTROL_FLOW if name in operators(model)]
-    if found:
-        raise ModelFolderError(f"{path} holds {', '.join(found)}: graphs inside a graph cannot be cut")
-    for location in locations(model):
-        _check_beside(path, location)
+    model = read_onnx(path).proto
     try:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise ModelFolderError(f"the weights beside {path} cannot be read: {_one_line(error)}") from error
+        raise GraphError(f"the weights beside {path} cannot be read: {_one_line(error)}") from error
     return model
 
 
@@ -113,13 +95,6 @@ def in_plain_words(error: Exception) -> str:
     if unknown:
         return f"ONNX Runtime has no operator {', '.join(unknown)}"
     return f"ONNX Runtime refuses it: {_one_line(error)}"
-
-
-def _check_beside(path: Path, location: str) -> None:
-    folder = path.parent.resolve()
-    absolute = PurePosixPath(location).is_absolute() or PureWindowsPath(location).is_absolute()
-    if not location or absolute or not (folder / location).resolve().is_relative_to(folder):
-        raise ModelFolderError(f"{path} has weights at {location!r}, which is outside its folder")
 
 
 def _weights_from_constants(graph: Any) -> None:

@@ -14,7 +14,7 @@ from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
 from earlyexit.codecs.text import TokenizedCodec
 from earlyexit.codecs.text_pair import TextPairCodec
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import GraphError
 from earlyexit.families.onnx_graph.config import DTYPES, GraphInput, Pixels, Source, entry_boundary
 from earlyexit.named import NamedSpec
 from earlyexit.signature import DATATYPES
@@ -42,7 +42,7 @@ class Entry:
 def describe_inputs(graph: Any, codec: NamedSpec, pixels: Mapping[str, Any]) -> Entry:
     """How what a codec gives becomes a graph's inputs; `pixels` are settings of `Pixels` beside its size and layout.
 
-    Raises ModelFolderError where that cannot be told, or does not fit.
+    Raises GraphError where that cannot be told, or does not fit.
     """
     weights = {each.name for each in graph.initializer}
     infos = [each for each in graph.input if each.name not in weights]
@@ -82,7 +82,7 @@ def _token_inputs(graph: Any, infos: Sequence[Any], types_of_codec: bool) -> tup
         rank, dtype = len(info.type.tensor_type.shape.dim), _dtype(info)
         source: Source = next((role for part, role in ROLES.items() if part in info.name.lower()), "codec")
         if rank != 2 or (source == "codec" and dtype not in ("int64", "int32")):
-            raise ModelFolderError(
+            raise GraphError(
                 f"the graph's input {info.name!r} is {dtype} of {rank} axes; texts are fed as whole numbers (B, T)"
             )
         below = _rows_looked_up(graph, info.name) if source in ("codec", "zeros") else None
@@ -91,9 +91,7 @@ def _token_inputs(graph: Any, infos: Sequence[Any], types_of_codec: bool) -> tup
     tokens = [each.name for each in found if each.source == "codec"]
     if len(tokens) != 1 + types_of_codec:
         named = ", ".join(map(repr, tokens)) or "none"
-        raise ModelFolderError(
-            f"of the graph's inputs {1 + types_of_codec} should take tokens, by their names: {named}"
-        )
+        raise GraphError(f"of the graph's inputs {1 + types_of_codec} should take tokens, by their names: {named}")
     ids_first = sorted(found, key=lambda each: "type" in each.name.lower() or "segment" in each.name.lower())
     return tuple(ids_first)
 
@@ -101,14 +99,14 @@ def _token_inputs(graph: Any, infos: Sequence[Any], types_of_codec: bool) -> tup
 def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str, Any]) -> Entry:
     if len(infos) != 1:
         names = ", ".join(repr(each.name) for each in infos)
-        raise ModelFolderError(f"the codec image gives one tensor, the graph takes {names}")
+        raise GraphError(f"the codec image gives one tensor, the graph takes {names}")
     [info] = infos
     height, width = codec.size.height, codec.size.width
     sizes, dtype = _sizes(info), _dtype(info)
     planes = {"NCHW": (3, height, width), "NHWC": (height, width, 3)}
     layout = next((name for name, shape in planes.items() if _fits(sizes, shape)), None)
     if layout is None:
-        raise ModelFolderError(
+        raise GraphError(
             f"the graph's input {info.name!r} is {list(sizes)}; the codec gives images of {height} x {width} pixels"
         )
     taken = GraphInput(name=info.name, shape=planes[layout], dtype=dtype)
@@ -123,13 +121,13 @@ def _column_inputs(graph: Any, infos: Sequence[Any], codec: TensorCodec) -> list
     if len(columns) == len(infos) == 1:
         by_name = dict(zip(columns, infos, strict=True))
     if columns.keys() != by_name.keys():
-        raise ModelFolderError(f"the codec has the columns {', '.join(columns)}; the graph takes {', '.join(by_name)}")
+        raise GraphError(f"the codec has the columns {', '.join(columns)}; the graph takes {', '.join(by_name)}")
     found = []
     for name, column in columns.items():
         given = _as_declared(graph, by_name[name], column.shape)
         crosses = NUMPY[DTYPES[given.dtype]]
         if DATATYPES[column.datatype] != crosses:
-            raise ModelFolderError(f"the column {name!r} is {column.datatype}; the graph takes {crosses}")
+            raise GraphError(f"the column {name!r} is {column.datatype}; the graph takes {crosses}")
         found.append(given)
     return found
 
@@ -139,7 +137,7 @@ def _as_declared(graph: Any, info: Any, shape: tuple[int, ...] | None = None) ->
     sizes, dtype = _sizes(info), _dtype(info)
     shape = tuple(size or 0 for size in sizes[1:]) if shape is None else shape
     if not _fits(sizes, shape) or not all(shape):
-        raise ModelFolderError(f"the graph's input {info.name!r} is {list(sizes)}; rows of {list(shape)} do not fit it")
+        raise GraphError(f"the graph's input {info.name!r} is {list(sizes)}; rows of {list(shape)} do not fit it")
     below = _rows_looked_up(graph, info.name) if dtype in ("int64", "int32") else None
     return GraphInput(name=info.name, shape=shape, dtype=dtype, below=below)
 
@@ -171,5 +169,5 @@ def _dtype(info: Any) -> str:
 
     dtype = str(np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)))
     if dtype not in DTYPES:
-        raise ModelFolderError(f"the graph's input {info.name!r} is {dtype}; {', '.join(DTYPES)} are fed")
+        raise GraphError(f"the graph's input {info.name!r} is {dtype}; {', '.join(DTYPES)} are fed")
     return dtype

@@ -7,11 +7,12 @@ and so computes earlier blocks again, silently.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import GraphError
+from earlyexit.graph.onnx_operators import RANDOM
 
 SIZE_OPERATORS = ("Shape", "Size")
 """What reads of a tensor how large it is, and nothing else."""
@@ -53,7 +54,7 @@ class GraphParts:
     def part(self, given: Collection[str], free: Collection[str], wanted: Sequence[str]) -> Part:
         """What computes `wanted` of the tensors in `given`, and of the inputs in `free`, which may always be read.
 
-        Raises ModelFolderError naming what it needs besides.
+        Raises GraphError naming what it needs besides.
         """
         known = self._known({*given, *free})
         nodes: set[int] = set()
@@ -91,7 +92,8 @@ class GraphParts:
         """All that can be computed of these, of weights, and of sizes."""
         known = given | set(self.weights)
         for node in self._nodes:
-            if node.op_type in SIZE_OPERATORS or all(name in known for name in node.input if name):
+            repeats = node.op_type not in RANDOM and all(name in known for name in node.input if name)
+            if repeats or node.op_type in SIZE_OPERATORS:
                 known.update(node.output)
         return known
 
@@ -111,7 +113,7 @@ class GraphParts:
         return False
 
 
-class UncutError(ModelFolderError):
+class UncutError(GraphError):
     """A cut does not part the graph: something else goes past it."""
 
     def __init__(self, name: str) -> None:
@@ -120,25 +122,25 @@ class UncutError(ModelFolderError):
 
 
 def check_cuts(parts: GraphParts, cuts: Sequence[Sequence[str]], codec: Sequence[str], layout: Collection[str]) -> None:
-    """Raise ModelFolderError unless every cut parts the graph, in this order, and the last is the graph's answer."""
+    """Raise GraphError unless every cut parts the graph, in this order, and the last is the graph's answer."""
     free = parts.free(layout)
     before: Sequence[str] = codec
     for block, cut in enumerate(cuts):
         for name in cut:
             if not parts.has(name) and name not in codec:
-                raise ModelFolderError(f"the graph has no tensor {name!r} to cut at")
+                raise GraphError(f"the graph has no tensor {name!r} to cut at")
             if name in free:
-                raise ModelFolderError(f"the graph's tensor {name!r} is the same for all inputs: nothing crosses in it")
+                raise GraphError(f"the graph's tensor {name!r} is the same for all inputs: nothing crosses in it")
         try:
             part = parts.part(before, layout, cut)
         except UncutError as error:
             where = "the graph's input" if block == 0 else f"a cut at {', '.join(before)}"
-            raise ModelFolderError(
+            raise GraphError(
                 f"block {block} also needs the graph's tensor {error.name!r}, which does not cross in {where}; it has "
                 "to cross as well, or the cut to be elsewhere"
             ) from error
         if not part.nodes:
-            raise ModelFolderError(f"block {block} computes nothing: its cuts are at the same tensors")
+            raise GraphError(f"block {block} computes nothing: its cuts are at the same tensors")
         before = cut
 
 
@@ -157,7 +159,6 @@ def piece_model(model: Any, part: Part, parts: GraphParts, inputs: Iterable[Any]
 
     piece = ModelProto(ir_version=model.ir_version)
     piece.opset_import.extend(model.opset_import)
-    piece.functions.extend(model.functions)
     piece.graph.name = "piece"
     piece.graph.node.extend(part.nodes)
     for name in part.weights:
@@ -167,16 +168,3 @@ def piece_model(model: Any, part: Part, parts: GraphParts, inputs: Iterable[Any]
     piece.graph.input.extend(inputs)
     piece.graph.output.extend(outputs)
     return piece
-
-
-def operators(model: Any) -> Mapping[str, int]:
-    """How often each operator stands in a graph, those of its functions and of graphs inside its nodes included."""
-    found: dict[str, int] = {}
-    todo = [*model.graph.node, *(node for function in model.functions for node in function.node)]
-    while todo:
-        node = todo.pop()
-        found[node.op_type] = found.get(node.op_type, 0) + 1
-        inner = [each.g for each in node.attribute if each.HasField("g")]
-        inner += [graph for each in node.attribute for graph in each.graphs]
-        todo += [each for graph in inner for each in graph.node]
-    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import GraphError
 from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.families.onnx_graph.backbone import Array, OnnxBackbone
 from earlyexit.families.onnx_graph.config import GraphConfig, Outputs
@@ -41,7 +41,7 @@ class GraphOptions:
 def take_graph(path: Path, folder: Path, options: GraphOptions) -> Pretrained:
     """Put a file's graph into a model's folder, and make a backbone of it.
 
-    A number of inputs that the graph was made for is taken out of it. Raises ModelFolderError for what cannot be cut,
+    A number of inputs that the graph was made for is taken out of it. Raises GraphError for what cannot be cut,
     run, or classify; for inputs that no codec gives; and where blocks do not compute what the uncut graph does.
     """
     model = read_source(path)
@@ -50,13 +50,13 @@ def take_graph(path: Path, folder: Path, options: GraphOptions) -> Pretrained:
     write_graph(model, folder, FILE)
     try:
         backbone = _tried(folder, entry, options)
-    except ModelFolderError as error:
+    except GraphError as error:
         if made_for is None or not _reshape_any_batch(folder, entry, made_for):
             raise
         try:
             backbone = _tried(folder, entry, options)
-        except ModelFolderError:
-            raise ModelFolderError(
+        except GraphError:
+            raise GraphError(
                 f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
             ) from error
     return Pretrained(backbone=backbone, head=_head(backbone.config), label_names=None, codec=options.codec)
@@ -68,7 +68,7 @@ def _tried(folder: Path, entry: Entry, options: GraphOptions) -> OnnxBackbone:
     answers = [options.output] if options.output is not None else [each.name for each in model.graph.output]
     unknown = [name for name in answers if not parts.has(name)]
     if unknown:
-        raise ModelFolderError(f"the graph has no tensor {unknown[0]!r}; its outputs are {_outputs(model)}")
+        raise GraphError(f"the graph has no tensor {unknown[0]!r}; its outputs are {_outputs(model)}")
     trials = Whole(model, folder, entry, answers).measured()
     output = _answer(answers, trials, hidden=options.hidden)
     codec = [each.name for each in entry.inputs if each.source == "codec"]
@@ -99,7 +99,7 @@ def _tried(folder: Path, entry: Entry, options: GraphOptions) -> OnnxBackbone:
 
 
 def _answer(names: Sequence[str], trials: Sequence[Mapping[str, Array]], *, hidden: bool) -> str:
-    """Which tensor is the answer; raises ModelFolderError where that is none, or not said."""
+    """Which tensor is the answer; raises GraphError where that is none, or not said."""
 
     def can_be(name: str) -> bool:
         first, other = trials[0][name], trials[1][name]
@@ -115,11 +115,11 @@ def _answer(names: Sequence[str], trials: Sequence[Mapping[str, Array]], *, hidd
         return found[0]
     described = ", ".join(f"{name!r} {list(trials[0][name].shape)}" for name in names)
     if not found:
-        raise ModelFolderError(
+        raise GraphError(
             f"the graph's answer is no classification: of two inputs it gives {described}; two or more numbers for "
             "each input are needed"
         )
-    raise ModelFolderError(f"several of the graph's outputs can be the answer, name one: {described}")
+    raise GraphError(f"several of the graph's outputs can be the answer, name one: {described}")
 
 
 def _kind(answers: Array) -> Outputs:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import GraphError
 from earlyexit.families.base import Backbone
 from earlyexit.families.onnx_graph.backbone import Array, OnnxBackbone, enter, fed, layout_feeds, open_graph
 from earlyexit.families.onnx_graph.config import DTYPES, Axes, Crossing, GraphConfig, Size
@@ -34,7 +34,7 @@ class Whole:
     """The uncut graph; any of its tensors can be looked at."""
 
     def __init__(self, model: Any, folder: Path, entry: Entry, names: Sequence[str]) -> None:
-        """Raises ModelFolderError for operators that ONNX Runtime does not have."""
+        """Raises GraphError for operators that ONNX Runtime does not have."""
         import onnx
 
         looked_at = onnx.ModelProto()
@@ -46,7 +46,7 @@ class Whole:
         self._names = list(dict.fromkeys(names))
 
     def run(self, values: Tensors, layout: Layout) -> dict[str, Array]:
-        """The tensors of inputs as the codec gives them; raises ModelFolderError where the graph does not take them."""
+        """The tensors of inputs as the codec gives them; raises GraphError where the graph does not take them."""
         codec = [each for each in self._entry.inputs if each.source == "codec"]
         entered = enter(values, self._entry.pixels)
         feeds = {each.name: fed(each, rows, layout) for each, rows in zip(codec, entered, strict=True)}
@@ -54,7 +54,7 @@ class Whole:
         try:
             results = self._session.run(self._names, feeds)
         except Exception as error:  # ONNX Runtime's have no base of their own
-            raise ModelFolderError(
+            raise GraphError(
                 f"the graph does not take {layout.num_inputs} inputs"
                 f"{'' if layout.longest == 1 else f' of {layout.longest} tokens'}: {in_plain_words(error)}"
             ) from error
@@ -73,15 +73,15 @@ def layout_of(lengths: Sequence[int]) -> Layout:
 
 
 def crossing(name: str, trials: Sequence[Array]) -> Crossing:
-    """How a tensor crosses, by its shapes in `SHAPES`; raises ModelFolderError where it has no row per input."""
+    """How a tensor crosses, by its shapes in `SHAPES`; raises GraphError where it has no row per input."""
     dtype = str(trials[0].dtype)
     if dtype not in DTYPES:
-        raise ModelFolderError(f"the graph's tensor {name!r} is {dtype}; what crosses is {', '.join(DTYPES)}")
+        raise GraphError(f"the graph's tensor {name!r} is {dtype}; what crosses is {', '.join(DTYPES)}")
     for axes in get_args(Axes):
         found = [_row(trial.shape, axes, *shape) for trial, shape in zip(trials, SHAPES, strict=False)]
         if found[0] is not None and all(row == found[0] for row in found):
             return Crossing(name=name, axes=axes, shape=found[0], dtype=dtype)
-    raise ModelFolderError(
+    raise GraphError(
         f"the graph's tensor {name!r}, {list(trials[0].shape)} for {SHAPES[0][0]} inputs, has a row neither per input "
         "nor per token: it cannot cross"
     )
@@ -100,7 +100,7 @@ def _row(shape: tuple[int, ...], axes: Axes, num_inputs: int, longest: int) -> t
 
 
 def sizes_of(name: str, trials: Sequence[Array]) -> Size | tuple[Size, ...]:
-    """The numbers of a `Shape` or `Size`, by those of the trials; raises ModelFolderError where they do not follow."""
+    """The numbers of a `Shape` or `Size`, by those of the trials; raises GraphError where they do not follow."""
     if trials[0].ndim == 0:
         return _size(name, [int(trial) for trial in trials])
     return tuple(_size(name, [int(number) for number in numbers]) for numbers in zip(*trials, strict=True))
@@ -114,11 +114,11 @@ def _size(name: str, numbers: Sequence[int]) -> Size:
             size = Size(factor=factor, inputs=inputs, tokens=tokens)
             if not rest and all(size.of(*shape) == number for shape, number in zip(shapes, numbers, strict=True)):
                 return size
-    raise ModelFolderError(f"the size {name!r} in the graph does not follow from the numbers of inputs and tokens")
+    raise GraphError(f"the size {name!r} in the graph does not follow from the numbers of inputs and tokens")
 
 
 def check_blocks(backbone: OnnxBackbone, whole: Whole, config: GraphConfig) -> None:
-    """Raise ModelFolderError unless blocks give what the uncut graph does, and an input the same alone and together."""
+    """Raise GraphError unless blocks give what the uncut graph does, and an input the same alone and together."""
     for count in BATCHES:
         layout = layout_of([min(length, config.max_length) for length in LENGTHS[:count]])
         values = examples(backbone.inputs, layout)
@@ -154,9 +154,9 @@ def _apart(values: Tensor, layout: Layout) -> Sequence[Tensor]:
 
 def _check(values: Tensor, expected: Tensor, problem: str) -> None:
     if values.shape != expected.shape:
-        raise ModelFolderError(f"{problem}: {list(values.shape)} numbers, not {list(expected.shape)}")
+        raise GraphError(f"{problem}: {list(values.shape)} numbers, not {list(expected.shape)}")
     if not values.numel():
         return
     apart = float((values.double() - expected.double()).abs().max())
     if not apart <= TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise ModelFolderError(f"{problem} (by {apart:.2g})")
+        raise GraphError(f"{problem} (by {apart:.2g})")
