@@ -50,6 +50,9 @@ class EmulatedSettings(Settings):
     """For experiments: by the replica's rank in its slot, by how much it is slower than the profile."""
 
 
+Tuning = Literal["off", "guarantee", "apparate"]
+
+
 class PlanningSettings(Settings):
     """How a controller plans, and when; seconds are those of a clock."""
 
@@ -69,6 +72,9 @@ class PlanningSettings(Settings):
     """Slower than its peers, or its profile, by this: a straggler."""
     rollback_margin: float = Field(default=0.2, gt=0, lt=1)
     """Share of the predicted goodput that a new plan may miss before the old one comes back."""
+    tuning: Tuning = "off"
+    """How thresholds follow the stream: not at all; `guarantee`: tested on what was seen, and back to safe ones when an
+    alarm says that the budget is broken; `apparate`: by the paper's trigger and search. Needs probes and a budget."""
 
 
 class ControlSettings(PlanningSettings):
@@ -83,6 +89,8 @@ class ControlSettings(PlanningSettings):
     """SQLite file with what the controller remembers; where the controller runs, on a disk that outlives it."""
     accuracy_budget: float | None = Field(default=None, ge=0, lt=1)
     """Share of answers that may differ from the full model's; None: reported, held against nothing."""
+    accuracy_confidence: float = Field(default=0.9, gt=0, lt=1)
+    """How sure it must be of thresholds that are found while serving that they keep the budget."""
     dashboard_url: str | None = None
     """Where Ray's dashboard takes scale requests; None: port 8265 of the head."""
 

@@ -13,7 +13,8 @@ from earlyexit.counts import SplitCounts
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
-from simulator.decisions import IntArray, Probing
+from optimizer.plan import PolicySpec
+from simulator.decisions import Decisions, IntArray, Probing
 from simulator.events import Events
 from simulator.ingress import SimulatedIngress
 from simulator.outcome import Ledger
@@ -23,6 +24,7 @@ from simulator.slot import Slot
 from simulator.work import Work, Works
 
 ProbingOf = Callable[[int], Probing | None]
+Decide = Callable[[PolicySpec | None], Decisions]
 
 
 def no_probing(index: int) -> None:
@@ -39,8 +41,12 @@ class SimulatedService:
         placed: PlacedPlan,
         slots: Mapping[str, str],
         probing: ProbingOf = no_probing,
+        decide: Decide | None = None,
     ) -> None:
-        """`slots`: accelerator type by slot, of all that any plan will use; `probing`: by an ingress's index."""
+        """`slots`: accelerator type by slot, of all that any plan will use; `probing`: by an ingress's index.
+
+        `decide`: what inputs do under a plan's policy; None: what the scenario says, whatever the policy.
+        """
         self.scenario = scenario
         self.events = events
         self.ledger = Ledger(scenario.arrivals_s, scenario.inputs_per_request)
@@ -52,6 +58,8 @@ class SimulatedService:
         """Inputs whose numbers are that far apart are the same."""
         self._per_request = scenario.inputs_per_request
         self._rows_N: IntArray = scenario.rows_N
+        self._decide = decide
+        self._decisions = scenario.decisions
         self._leaves: dict[tuple[int, ...], array[int]] = {}
         self._works: dict[tuple[str, float], Works] = {}
         self.ingresses = [
@@ -118,7 +126,10 @@ class SimulatedService:
         missing = sorted(set(placed.slots) - set(self.slots))
         if missing:
             raise PlanError(f"the plan needs slots {missing}; there are {sorted(self.slots)}")
-        if placed.plan.ramps != self.placed.plan.ramps:
+        plan, before = placed.plan, self.placed.plan
+        if self._decide is not None and plan.policy != before.policy:
+            self._decisions = self._decide(plan.policy)
+        if (plan.ramps, plan.policy) != (before.ramps, before.policy):
             self._leaves = {}
             for works in self._works.values():
                 works.forget()
@@ -142,6 +153,6 @@ class SimulatedService:
     def _work(self, split: Split, pace: Pace) -> Work:
         leaves = self._leaves.get(split.ramps)
         if leaves is None:
-            leaves_N = self.scenario.decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
+            leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
             leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
         return Work(split, leaves, pace, self.counts.setdefault(split, SplitCounts(split.batch)))

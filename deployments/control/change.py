@@ -19,28 +19,42 @@ LOOK_S = 0.25
 
 Sleep = Callable[[float], Awaitable[None]]
 Reports = Callable[[], Awaitable[Sequence[IngressReport]]]
+Meanwhile = Callable[[], Awaitable[None]]
 
 
 class ChangeOver:
     """What leads a fleet from plan to plan."""
 
     def __init__(
-        self, fleet: Fleet, clock: Clock, sleep: Sleep, reports: Reports, starts_at_once: int | None = None
+        self,
+        fleet: Fleet,
+        clock: Clock,
+        sleep: Sleep,
+        reports: Reports,
+        starts_at_once: int | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> None:
-        """`reports` asks the ingresses, and keeps the probes that they hand over; None starts all replicas at once."""
+        """`reports` asks the ingresses, and keeps the probes that they hand over; None starts all replicas at once.
+
+        `meanwhile`: what must not wait until a change is through, asked at every look.
+        """
         self._fleet = fleet
         self._clock = clock
         self._sleep = sleep
         self._reports = reports
         self._starts_at_once = starts_at_once
+        self._meanwhile = meanwhile
         self.told: dict[str, int] = {}
         """Replicas that slots were asked for, by this process."""
         self.late = 0
         """Times in a row that replicas did not start in time."""
 
-    async def carry_out(self, steps: Sequence[ChangeStep], after: PlacedPlan, switched: Callable[[], None]) -> None:
+    async def carry_out(
+        self, steps: Sequence[ChangeStep], after: Callable[[], PlacedPlan], switched: Callable[[], None]
+    ) -> None:
         """Take the steps, and say when the ingresses follow.
 
+        `after`: the plan that they lead to, asked when it is needed, for its thresholds may become others on the way.
         Raises OfframpError where replicas do not come in time, or their accelerators are gone; and whatever the fleet
         raises. Steps taken then stay taken: what is still missing can be worked out anew.
         """
@@ -52,13 +66,13 @@ class ChangeOver:
                 case Await(replicas=replicas):
                     await self._await(replicas)
                 case Prepare():
-                    await self._fleet.prepare(after)
+                    await self._fleet.prepare(after())
                 case Switch():
-                    await self._fleet.follow(after)
+                    await self._fleet.follow(after())
                     self.late = 0
                     switched()
                 case Drain():
-                    await self._drain(after.epoch)
+                    await self._drain(after().epoch)
 
     async def keep_in_place(self, placed: PlacedPlan, running: Mapping[str, int]) -> None:
         """Have every slot told again that does not run what it should, without waiting.
@@ -97,7 +111,7 @@ class ChangeOver:
                 raise OfframpError(f"replicas did not start within {START_S:.0f} s: {missing}")
             if sum((await self._fleet.capacity()).values()) < room:
                 raise OfframpError(f"accelerators were lost while replicas were to start: {missing}")
-            await self._sleep(LOOK_S)
+            await self._wait()
 
     async def _drain(self, epoch: int) -> None:
         """An ingress that does not report may still have inputs under way."""
@@ -106,7 +120,12 @@ class ChangeOver:
             reports = await self._reports()
             if reports and all(report.oldest_epoch >= epoch for report in reports):
                 return
-            await self._sleep(LOOK_S)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        if self._meanwhile is not None:
+            await self._meanwhile()
+        await self._sleep(LOOK_S)
 
 
 def _missing(replicas: Mapping[str, int], running: Mapping[str, int]) -> str:

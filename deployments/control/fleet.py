@@ -27,6 +27,13 @@ class Fleet(Protocol):
         """Have all ingresses follow the plan, and wait for it."""
         ...
 
+    async def decide(self, placed: PlacedPlan) -> None:
+        """Have ingresses and replicas at once go by a plan that differs from the one followed in its policy alone.
+
+        Ingresses are waited for; a replica that is not reached learns it with its next call.
+        """
+        ...
+
     async def suspend(self, reason: str) -> None:
         """Have all ingresses refuse inputs, with the reason, until they follow a plan again."""
         ...

@@ -60,7 +60,9 @@ class Knowledge:
     ) -> None:
         """`since_s`: when the recording began; see `ExitStream`."""
         self.problem = problem
-        self.thresholds = {ramp: thresholds[ramp] for ramp in problem.ramps}
+        self._calibrated = {ramp: thresholds[ramp] for ramp in problem.ramps}
+        self.thresholds: Mapping[int, float] = self._calibrated
+        """Of all ramps of the problem, as they are now: estimates of past windows are made by these too."""
         self.period_s = period_s
         self.coverage = coverage
         self.began_s = since_s
@@ -90,6 +92,21 @@ class Knowledge:
         self._counts = [each for each in self._counts if each.at_s > now_s - KEEP_S]
         if self._stream is not None:
             self._stream.forget(now_s)
+
+    def decide_by(self, thresholds: Mapping[int, float] | None) -> None:
+        """Ask by these thresholds from now on; None: by those that were there at first."""
+        given = self._calibrated if thresholds is None else thresholds
+        self.thresholds = {ramp: given[ramp] for ramp in self.problem.ramps}
+
+    @property
+    def expected_survival_N(self) -> tuple[float, ...]:
+        """What is expected of inputs before anything was seen: of thresholds that nobody calibrated, that all stay."""
+        return tuple(self.problem.survival_N) if self.is_calibrated else (1.0,) * self.problem.num_blocks
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the thresholds are those that were there at first, of which it is known what to expect."""
+        return self.thresholds == self._calibrated
 
     def counts(self, since_s: float) -> list[Interval]:
         """Those that began at a time or after it."""
@@ -171,7 +188,7 @@ class Knowledge:
         return Outlook(
             at_s=now_s,
             survival=forecast_survival(
-                survival_history(estimates), prior=self.problem.survival_N, coverage=self.coverage
+                survival_history(estimates), prior=self.expected_survival_N, coverage=self.coverage
             ),
             num_probes=num_probes,
             how=f"{len(estimates)} windows",
@@ -182,7 +199,7 @@ class Knowledge:
         from profiles.forecast import forecast_survival
         from profiles.survival_history import SurvivalHistory
 
-        prior_N = self.problem.survival_N
+        prior_N = self.expected_survival_N
         estimate, num_probes = self.observed(self.changed_s, now_s)
         if estimate is None or estimate.survival is None:
             none = SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan))

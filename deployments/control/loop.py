@@ -25,6 +25,8 @@ from deployments.control.plan_words import with_epoch
 from deployments.control.planning import OffLoop, Planning
 from deployments.control.proposal import Solve
 from deployments.control.settings import thresholds_of
+from deployments.control.thresholds import Thresholds
+from deployments.control.tuning import MakeTuner, Tuning, tuner_of
 from deployments.control.watch import Look, Watch
 from deployments.settings import ControlSettings
 from earlyexit.clock import Clock
@@ -61,8 +63,12 @@ class ControlLoop:
         sleep: Sleep,
         solve: Solve,
         off_loop: OffLoop = asyncio.to_thread,
+        make_tuner: MakeTuner | None = None,
     ) -> None:
-        """`clock` is the wall's: what is remembered outlives the process. `first`: the plan to begin with."""
+        """`clock` is the wall's: what is remembered outlives the process. `first`: the plan to begin with.
+
+        `make_tuner`: None for the one that the settings name.
+        """
         self._settings = settings
         self._history = history
         self._clock = clock
@@ -75,12 +81,15 @@ class ControlLoop:
             coverage=settings.coverage,
             since_s=clock.now_s(),
         )
-        self.watch = Watch(fleet, history, self.knowledge, clock, lambda words: self.keeper.say("error", words))
-        change = ChangeOver(fleet, clock, sleep, self.watch.ingress_reports, settings.starts_at_once)
+        self.tuning = Tuning(make_tuner or tuner_of(settings, problem), self._complain)
+        self.watch = Watch(fleet, history, self.knowledge, clock, self._complain, self.tuning)
+        meanwhile = self._meanwhile if self.tuning.is_on else None
+        change = ChangeOver(fleet, clock, sleep, self.watch.ingress_reports, settings.starts_at_once, meanwhile)
         self.keeper = PlanKeeper(
             fleet, history, change, clock, problem=problem, policy=policy, slots=slots, first=first
         )
-        self.planning = Planning(settings, policy, self.knowledge, self.keeper, clock, solve, off_loop)
+        self.planning = Planning(settings, self.knowledge, self.keeper, clock, solve, off_loop)
+        self.thresholds = Thresholds(self.tuning, self.keeper, self.planning, clock)
         self.occasions = Occasions(settings, self.knowledge, self.keeper, self.planning)
         self._missing = Missing(self.keeper.devices)
         self.seen: Look | None = None
@@ -98,6 +107,7 @@ class ControlLoop:
     def restore(self) -> None:
         """Take up where a controller before this one was ended."""
         self.keeper.restore()
+        self.knowledge.decide_by(self.keeper.standing.thresholds)
         self.knowledge.changed_s = self.keeper.standing.changed_s
         self.knowledge.rate_changed_s = self.keeper.standing.rate_changed_s
         self.watch.restore()
@@ -152,7 +162,7 @@ class ControlLoop:
 
     async def _tick(self) -> None:
         seen = await self._look()
-        if await self._cope(seen) or await self._gave_up(seen):
+        if await self._retuned(seen) or await self._cope(seen) or await self._gave_up(seen):
             return
         await self.keeper.settle(seen)
         if self.keeper.standing.hold or await self._rolled_back(seen) or await self._rested(seen):
@@ -175,6 +185,25 @@ class ControlLoop:
         """Replicas are held against each other from here on."""
         await self.planning.replan(reason, seen)
         self.watch.mark()
+
+    async def _retuned(self, seen: Look) -> bool:
+        """Whether thresholds became others; where the plan is no longer the one for them, another is looked for."""
+        epoch = self.keeper.placed.epoch
+        reason = await self.thresholds.follow_tuning(seen)
+        if reason is not None and not self.keeper.standing.hold:
+            await self._replan(reason, seen)
+        await self.planning.keep_up(seen)
+        return self.keeper.placed.epoch != epoch
+
+    async def _meanwhile(self) -> None:
+        """While replicas are waited for."""
+        if self._clock.now_s() >= self.watch.looked_s + self._settings.watch_s:
+            await self.watch.ingress_reports()
+        if self.seen is not None:
+            await self.thresholds.sound_alarm(self.seen)
+
+    def _complain(self, words: str) -> None:
+        self.keeper.say("error", words)
 
     async def _cope(self, seen: Look) -> bool:
         """Accelerators came or went: with fewer than the plan has another is needed, or nothing can be served."""
@@ -239,7 +268,7 @@ class ControlLoop:
         if judgement.outcome == "keep" or before is None:
             return False
         self._blame()
-        placed = self.planning.place(before.plan, seen)
+        placed = self.planning.place(self.keeper.decided(before.plan), seen)
         if not self.keeper.has_room(placed, self.keeper.counts(seen.capacity)):
             await self._replan("roll back", seen)
         else:
@@ -251,7 +280,8 @@ class ControlLoop:
         standing, before = self.keeper.standing, self.keeper.to_go_back_to(seen)
         if before is None:
             return False
-        placed = replace(with_epoch(before, self.keeper.next_epoch(seen)), avoided=standing.resting.avoided)
+        before = replace(before, plan=self.keeper.decided(before.plan), avoided=standing.resting.avoided)
+        placed = with_epoch(before, self.keeper.next_epoch(seen))
         if not self.keeper.has_room(placed, self.keeper.counts(seen.capacity)):
             return False
         self._blame()

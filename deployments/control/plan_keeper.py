@@ -14,7 +14,8 @@ from deployments.control.fleet import Fleet
 from deployments.control.history import History, PlanRow
 from deployments.control.intake import Interval
 from deployments.control.look import served, used
-from deployments.control.plan_words import plan_words, with_epoch
+from deployments.control.plan_words import is_only_decided_otherwise, plan_words, with_epoch
+from deployments.control.settings import thresholds_at
 from deployments.control.standing import Standing, StandingChanges, parse_standing, standing_document
 from deployments.control.watch import Look
 from deployments.messages import Assignment
@@ -24,7 +25,7 @@ from earlyexit.errors import OfframpError
 from optimizer.live.changeover import steps
 from optimizer.live.trial import Trial
 from optimizer.placement import PlacedPlan, placed_document
-from optimizer.plan import PolicySpec
+from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import PlanProblem
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -80,6 +81,25 @@ class PlanKeeper:
     @property
     def placed(self) -> PlacedPlan:
         return self.standing.placed
+
+    @property
+    def policy(self) -> PolicySpec:
+        """The exit policy of plans to come: the settings', with the thresholds that tuning has found since."""
+        thresholds = self.standing.thresholds
+        return self._policy if thresholds is None else replace(self._policy, thresholds=thresholds)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the plan in force goes by the controller's thresholds; somebody's own plan may have its own."""
+        plan = self.placed.plan
+        if plan.policy is None or plan.policy.name != self._policy.name:
+            return plan.policy is None
+        return thresholds_at(plan.policy, plan.ramps) == thresholds_at(self.policy, plan.ramps)
+
+    def decided(self, plan: Plan) -> Plan:
+        """A plan of before, by the thresholds of now."""
+        foreign = plan.policy is not None and plan.policy.name != self._policy.name
+        return plan if foreign or self.standing.thresholds is None else replace(plan, policy=self.policy)
 
     def restore(self) -> None:
         """Take up what was remembered, unless the application has become another since."""
@@ -191,12 +211,30 @@ class PlanKeeper:
                 await self._fleet.follow(placed)
             await self._change.keep_in_place(placed, seen.running)
             return
+        if followed is not None and is_only_decided_otherwise(followed, placed):
+            await self._fleet.decide(placed)
+            self._switched()
+            self._say_in_force()
+            return
         coming = self._change.coming(seen.running)
         todo = steps(followed, placed, self.counts(seen.capacity), seen.running, coming)
         self._broke_off += 1
-        await self._change.carry_out(todo, placed, self._switched)
+        await self._change.carry_out(todo, lambda: self.placed, self._switched)
         self._broke_off = 0
-        self.say("plan", f"plan {placed.epoch} in force ({self.standing.reason}): {plan_words(placed)}")
+        self._say_in_force()
+
+    async def decide_meanwhile(self, followed: PlacedPlan | None, placed: PlacedPlan, reason: str, words: str) -> None:
+        """While a change is under way: have the plan that is followed be one of other thresholds, and the next too.
+
+        None: no plan is known to be followed.
+        """
+        self.changes[reason] += 1
+        self._remember(placed, "in force", self.standing.reason, f"goes on by other thresholds: {words}")
+        self.become(placed=placed, trial=None, previous=None)  # the later epoch first: ingresses must not be ahead
+        if followed is not None:
+            self._remember(followed, "in force", reason, words)
+            await self._fleet.decide(followed)
+            self.become(followed=followed, followed_s=self._clock.now_s())
 
     async def suspend(self, reason: str) -> None:
         """Have everything refused until a plan is put in force."""
@@ -204,6 +242,9 @@ class PlanKeeper:
             self.say("suspended", reason)
             self.become(suspended=reason, trial=None, previous=None, followed=None)
         await self._fleet.suspend(reason)
+
+    def _say_in_force(self) -> None:
+        self.say("plan", f"plan {self.placed.epoch} in force ({self.standing.reason}): {plan_words(self.placed)}")
 
     def _switched(self) -> None:
         self.become(followed=self.placed, followed_s=self._clock.now_s())

@@ -1,4 +1,4 @@
-"""Plans in one line, and plans as others of their kind."""
+"""Plans in one line, and plans beside others of their kind."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ def predicted_rps(plan: Plan) -> float | None:
 def with_epoch(placed: PlacedPlan, epoch: int) -> PlacedPlan:
     """The same plan as a later one."""
     return replace(placed, plan=replace(placed.plan, epoch=epoch))
+
+
+def is_only_decided_otherwise(before: PlacedPlan, after: PlacedPlan) -> bool:
+    """Whether two plans differ in what lets inputs leave, and in nothing that replicas would have to change for."""
+    if before.plan.policy == after.plan.policy:
+        return False
+    here, there = ((each.slots, each.avoided, each.plan.stages, each.plan.dispatch) for each in (before, after))
+    return here == there
 
 
 def _predicted_words(figures: Mapping[str, Any]) -> str:

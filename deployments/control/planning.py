@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.control.knowledge import Knowledge, Outlook
-from deployments.control.look import served
+from deployments.control.intake import total
+from deployments.control.look import RATE_LOOKS, served
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.plan_words import predicted, predicted_rps
 from deployments.control.proposal import Proposal, Solve, propose
@@ -24,7 +25,7 @@ from optimizer.live.slots import num_started, place
 from optimizer.live.stragglers import Resting
 from optimizer.live.trial import Trial
 from optimizer.placement import PlacedPlan
-from optimizer.plan import Plan, PolicySpec
+from optimizer.plan import Plan
 from optimizer.problem import MinimizeCost, PlanProblem
 from optimizer.rescore import joint_reach
 
@@ -40,6 +41,8 @@ class Ground:
     problem: PlanProblem
     counts: Mapping[str, int]
     """Accelerators that were there."""
+    thresholds: Mapping[int, float]
+    """That the outlook is for."""
 
 
 class Planning:
@@ -48,7 +51,6 @@ class Planning:
     def __init__(
         self,
         settings: ControlSettings,
-        policy: PolicySpec,
         knowledge: Knowledge,
         keeper: PlanKeeper,
         clock: Clock,
@@ -57,7 +59,6 @@ class Planning:
     ) -> None:
         """`solve` and `off_loop` spare the event loop what takes long."""
         self._settings = settings
-        self._policy = policy
         self._knowledge = knowledge
         self._keeper = keeper
         self._clock = clock
@@ -72,18 +73,48 @@ class Planning:
         """Plan, and change if it is worth it."""
         with self.timed("forecast"):
             outlook = await self._off_loop(self._knowledge.outlook, seen.at_s)
-            records = self._knowledge.records(seen.at_s)
-        reach = None if records is None else joint_reach(records, self._knowledge.thresholds)
+            reach = self._reach(seen.at_s)
         self._let_work_again(seen)
         counts = self._keeper.counts(seen.capacity)
         with self.timed("solve"):
             found = await self._propose(outlook, reach, counts)
         problem = found.problem if isinstance(found, Proposal) else self._knowledge.questions(outlook, counts)[0]
-        self.ground = Ground(outlook=outlook, reach=reach, problem=problem, counts=counts)
+        self.ground = Ground(
+            outlook=outlook, reach=reach, problem=problem, counts=counts, thresholds=self._knowledge.thresholds
+        )
         self._keeper.become(planned_s=seen.at_s)
         if isinstance(found, NoPlan):
             return await self._without_plan(found, counts, reason, seen)
         return await self._weigh(found, reason, seen)
+
+    def decide_by(self, thresholds: Mapping[int, float], at_s: float) -> None:
+        """Have plans be weighed by other thresholds at once, on what was seen; `keep_up` makes the forecasts anew."""
+        self._knowledge.decide_by(thresholds)
+        if self.ground is not None:
+            self.ground = replace(self.ground, reach=self._reach(at_s))
+
+    async def keep_up(self, seen: Look) -> None:
+        """Forecasts of other thresholds than the present ones would call every exit a drift: make them anew."""
+        ground = self.ground
+        if ground is None or ground.thresholds == self._knowledge.thresholds:
+            return
+        outlook = await self._off_loop(self._knowledge.outlook, seen.at_s)
+        self.ground = replace(
+            ground,
+            outlook=outlook,
+            reach=self._reach(seen.at_s),
+            problem=replace(ground.problem, survival_N=outlook.survival.next_survival),
+            thresholds=self._knowledge.thresholds,
+        )
+
+    def is_overrun(self) -> bool:
+        """Whether more inputs arrive now than the plan in force does per second by the present thresholds."""
+        now_s = self._clock.now_s()
+        recent = total(self._knowledge.counts(self._keeper.standing.planned_s)[-RATE_LOOKS:])
+        if recent is None or recent.seconds <= 0:
+            return False
+        does_rps = evaluate(self.problem, self._keeper.placed.plan.stages, self._reach(now_s)).rate_per_s
+        return recent.arrived / recent.seconds > does_rps
 
     async def put_in_force(
         self,
@@ -115,7 +146,7 @@ class Planning:
 
     def completed(self, plan: Plan) -> Plan:
         """Somebody's plan with what it does not say: the policy, by which probes are seen, and what it will do."""
-        plan = replace(plan, policy=plan.policy or self._policy)
+        plan = replace(plan, policy=plan.policy or self._keeper.policy)
         if self.ground is None or plan.predicted:
             return plan
         try:
@@ -136,9 +167,24 @@ class Planning:
         return self._knowledge.problem if self.ground is None else self.ground.problem
 
     @property
+    def thresholds(self) -> Mapping[int, float]:
+        """That plans are weighed by."""
+        return self._knowledge.thresholds
+
+    @property
     def period(self) -> int:
         """Counts periods since the epoch of the clock."""
         return int(self._clock.now_s() // self._settings.period_s)
+
+    def _reach(self, at_s: float) -> Reach | None:
+        """Of recent probes, by the present thresholds; None for too few."""
+        records = self._knowledge.records(at_s)
+        if records is not None:
+            return joint_reach(records, self._knowledge.thresholds)
+        if self._knowledge.is_calibrated:
+            return None
+        stay_N = self._knowledge.expected_survival_N
+        return lambda _: stay_N
 
     def _let_work_again(self, seen: Look) -> None:
         resting = self._keeper.standing.resting.at(self.period)
@@ -221,7 +267,7 @@ class Planning:
         """With the policy even where no ramp is active: probes are seen by it."""
         return Plan(
             stages=found.planned.stages,
-            policy=self._policy,
+            policy=self._keeper.policy,
             dispatch=self._keeper.placed.plan.dispatch,
             predicted=predicted(found.figures),
         )

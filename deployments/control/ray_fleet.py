@@ -74,7 +74,19 @@ class RayFleet(Fleet):
         await asyncio.gather(*calls)
 
     async def follow(self, placed: PlacedPlan) -> None:
-        await self._broadcast("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
+        await self._asked_to_follow(placed)
+
+    async def decide(self, placed: PlacedPlan) -> None:
+        calls = [
+            self._broadcast(slot, "follow", Assignment.of(placed.plan, stage), timeout_s=FOLLOW_S)
+            for slot, stage in placed.stage_of.items()
+        ]
+        followed, *told = await asyncio.gather(self._asked_to_follow(placed), *calls, return_exceptions=True)
+        for missed in told:
+            if isinstance(missed, BaseException):
+                logger.warning("a replica learns the new policy with its next call: %r", missed)
+        if isinstance(followed, BaseException):
+            raise followed
 
     async def suspend(self, reason: str) -> None:
         await self._broadcast("ingress", "follow", {"reason": reason}, timeout_s=FOLLOW_S)
@@ -97,6 +109,9 @@ class RayFleet(Fleet):
             )
             for device in self._devices
         }
+
+    async def _asked_to_follow(self, placed: PlacedPlan) -> list[Any]:
+        return await self._broadcast("ingress", "follow", placed_document(placed), timeout_s=FOLLOW_S)
 
     async def _reports(self, deployment: str) -> list[Any]:
         """Those of a deployment whose replica dies at that moment are missing until the next look."""

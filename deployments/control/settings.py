@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deployments.control.history import History
-from deployments.settings import ServeSettings
+from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import ModelShape
@@ -28,6 +28,27 @@ def thresholds_of(policy: PolicySpec, problem: PlanProblem) -> dict[int, float]:
     return {ramp: thresholds[ramp] for ramp in problem.ramps}
 
 
+def thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | None]:
+    """Those of some ramps; None where there is none."""
+    given = policy.thresholds
+    return [given.get(ramp) if isinstance(given, Mapping) else given for ramp in ramps]
+
+
+def check_tuning(control: ControlSettings, probe_share: float) -> None:
+    """Raise PlanError where thresholds cannot follow the stream: nothing would be seen, or nothing is promised."""
+    if control.tuning == "off":
+        return
+    if not control.accuracy_budget:
+        raise PlanError(
+            f"tuning {control.tuning!r} keeps an accuracy budget above 0, and it is {control.accuracy_budget}"
+        )
+    if not probe_share:
+        raise PlanError(
+            f"tuning {control.tuning!r} needs probes, and probe_share is 0: "
+            "inputs that stay tell of the active ramps only"
+        )
+
+
 def check_control(settings: ServeSettings, shape: ModelShape) -> None:
     """Say what is wrong before anything starts: raises PlanError, and DataError for the memory of somebody else."""
     control = settings.control
@@ -43,4 +64,5 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
     if unknown:
         raise PlanError(f"the plan to begin with has ramps {unknown}, control.problem has {list(problem.ramps)}")
     thresholds_of(control.policy, problem)
+    check_tuning(control, settings.probe_share)
     History.check(Path(control.state), settings.app)

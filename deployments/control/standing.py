@@ -46,6 +46,8 @@ class Standing:
     """What a plan on trial goes back to."""
     resting: Resting = field(default_factory=Resting)
     blamed: Blamed = field(default_factory=Blamed)
+    thresholds: Mapping[int, float] | None = None
+    """Of all ramps, where tuning has found others than the settings'; None: theirs."""
 
 
 class StandingChanges(TypedDict, total=False):
@@ -66,10 +68,13 @@ class StandingChanges(TypedDict, total=False):
     previous: PlacedPlan | None
     resting: Resting
     blamed: Blamed
+    thresholds: Mapping[int, float] | None
 
 
 PLANS = ("placed", "followed", "previous")
-PLAIN = tuple(each.name for each in fields(Standing) if each.name not in {*PLANS, "trial", "resting", "blamed"})
+PLAIN = tuple(
+    each.name for each in fields(Standing) if each.name not in {*PLANS, "trial", "resting", "blamed", "thresholds"}
+)
 
 
 def standing_document(standing: Standing) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def standing_document(standing: Standing) -> dict[str, Any]:
         "trial": _unless_none(asdict, standing.trial),
         "resting": [asdict(rest) for rest in standing.resting.rests],
         "blamed": [_blame_document(blame) for blame in standing.blamed.blames],
+        "thresholds": _unless_none(dict, standing.thresholds),
     }
 
 
@@ -92,6 +98,7 @@ def parse_standing(document: Mapping[str, Any]) -> Standing:
         trial=_unless_none(_parse_trial, document["trial"]),
         resting=Resting(tuple(Rest(**rest) for rest in document["resting"])),
         blamed=Blamed(tuple(_parse_blame(blame) for blame in document["blamed"])),
+        thresholds=_unless_none(_parse_thresholds, document.get("thresholds")),
     )
 
 
@@ -101,6 +108,11 @@ def _unless_none(change: Callable[[Any], T], value: Any) -> T | None:
 
 def _parse_trial(document: Mapping[str, Any]) -> Trial:
     return Trial(**{**document, "before": _unless_none(lambda before: Delivered(**before), document["before"])})
+
+
+def _parse_thresholds(document: Mapping[str, float]) -> dict[int, float]:
+    """JSON has string keys only."""
+    return {int(ramp): threshold for ramp, threshold in document.items()}
 
 
 def _blame_document(blame: Blame) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from deployments.control.fleet import Fleet
 from deployments.control.history import History
 from deployments.control.intake import IngressIntake, ReplicaIntake
 from deployments.control.knowledge import Knowledge
+from deployments.control.tuning import Tuning
 from deployments.reports import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError
@@ -33,7 +34,13 @@ class Watch:
     """Looks, and forgets nothing of what was handed over."""
 
     def __init__(
-        self, fleet: Fleet, history: History, knowledge: Knowledge, clock: Clock, complain: Callable[[str], None]
+        self,
+        fleet: Fleet,
+        history: History,
+        knowledge: Knowledge,
+        clock: Clock,
+        complain: Callable[[str], None],
+        tuning: Tuning,
     ) -> None:
         """`complain` is told of probes that cannot be used."""
         self._fleet = fleet
@@ -41,9 +48,12 @@ class Watch:
         self._knowledge = knowledge
         self._clock = clock
         self._complain = complain
+        self._tuning = tuning
         self._ingresses = IngressIntake()
         self.replicas = ReplicaIntake()
         self._mark = True
+        self.looked_s = 0.0
+        """When ingresses were last asked."""
 
     def restore(self) -> None:
         """Know again what was remembered."""
@@ -84,7 +94,7 @@ class Watch:
     async def ingress_reports(self) -> Sequence[IngressReport]:
         """Ask the ingresses; their probes and counts are kept."""
         reports = await self._fleet.ingress_reports()
-        now_s = self._clock.now_s()
+        now_s = self.looked_s = self._clock.now_s()
         interval = self._ingresses.take(reports, now_s)
         if interval is not None and interval.seconds > 0:
             self._history.add_counts(interval)
@@ -93,6 +103,9 @@ class Watch:
             if report.probes is not None and len(report.probes):
                 self._history.add_probes(now_s, report.probes)
                 self._know(report.probes)
+        seen = [report.probes for report in reports if report.probes is not None]
+        if seen and self._tuning.is_on:
+            self._tuning.observe(Observations.join(seen[0].shape, seen))
         self._history.commit()  # probes come once, and whoever waits for the file next must not wait for a change-over
         self._knowledge.forget(now_s)
         return reports

@@ -81,6 +81,10 @@ class StageReplica:
         """Make ready for a plan that is to come; returns when its first call will find everything warm."""
         await self._host.prepare(assignment)
 
+    async def follow(self, assignment: Assignment) -> None:
+        """Do so from the next batch on, without waiting for a call that says it: a plan of the same splits."""
+        self._host.follow(assignment)
+
     async def report(self) -> ReplicaReport:
         """For the controller."""
         context = serve.get_replica_context()

@@ -134,6 +134,11 @@ class SimulatedFleet(Fleet):
         self.say(f"follow {placed.epoch}")
         self._service.follow(placed)
 
+    async def decide(self, placed: PlacedPlan) -> None:
+        """Replicas go by what the service's plan says, so they are told with the ingresses."""
+        self.say(f"decide {placed.epoch}")
+        self._service.follow(placed)
+
     async def suspend(self, reason: str) -> None:
         self.say("suspend")
         for ingress in self._service.ingresses:

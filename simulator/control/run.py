@@ -20,7 +20,7 @@ from deployments.slots import slot_devices
 from earlyexit.errors import DataError, OfframpError, PlanError
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import initial_placement
-from optimizer.plan import NO_RAMPS, Plan
+from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
@@ -29,7 +29,7 @@ from simulator.control.closed import Closed, ClosedSender
 from simulator.control.faults import Fault, schedule
 from simulator.control.fleet import Delays, SimulatedFleet
 from simulator.control.simulated_time import SimulatedTime
-from simulator.decisions import Probing
+from simulator.decisions import Decisions, Probing, recorded
 from simulator.events import CONTROLS, Events
 from simulator.outcome import Outcome
 from simulator.scenario import Scenario
@@ -135,7 +135,7 @@ class _Run:
         self.time = SimulatedTime(self._events)
         self._placed = initial_placement(scenario.plan)
         slots = slot_devices(dict(control.slots))
-        self._service = SimulatedService(scenario, self._events, self._placed, slots, partial(self._probing, seed))
+        self._service = SimulatedService(scenario, self._events, self._placed, slots, partial(self._probing, seed), self._decide)
         self._load = None if closed is None else ClosedSender(self._service, closed)
         if self._load is not None:
             for ingress in self._service.ingresses:
@@ -145,6 +145,14 @@ class _Run:
         self.history = History.open(Path(":memory:"), "simulated")
         self._tasks: list[asyncio.Task[Any]] = []
         self._ended_s: float | None = None
+
+    def _decide(self, policy: PolicySpec | None) -> Decisions:
+        """By other thresholds than those to begin with the records say who leaves where."""
+        first, records = self._scenario.plan.policy, self._control.records
+        if policy is None or policy.thresholds is None or policy == first:
+            return self._scenario.decisions
+        given = policy.thresholds
+        return recorded(records, dict(given) if isinstance(given, Mapping) else dict.fromkeys(records.ramps, given))
 
     def _probing(self, seed: int, index: int) -> Probing:
         control, rng = self._control, random.Random(f"{seed} {index}")

@@ -14,6 +14,7 @@ from deployments.control.fleet import Fleet
 from deployments.control.history import History
 from deployments.control.knowledge import Outlook
 from deployments.control.loop import ControlLoop
+from deployments.control.tuning import MakeTuner
 from deployments.reports import IngressReport, ReplicaReport
 from deployments.settings import ControlSettings
 from earlyexit.clock import ManualClock
@@ -133,6 +134,11 @@ class FakeFleet(Fleet):
         self.is_suspended = False
         self.exits.clear()
 
+    async def decide(self, placed: PlacedPlan) -> None:
+        self._do("decide", str(placed.epoch))
+        self.followed = placed
+        self.exits.clear()
+
     async def suspend(self, reason: str) -> None:
         self._do("suspend", "")
         self.is_suspended = True
@@ -201,6 +207,7 @@ class Scene:
     problem: PlanProblem = field(default_factory=problem)
     policy: PolicySpec = POLICY
     solve_as: Callable[[PlanProblem], Decision] | None = None
+    make_tuner: MakeTuner | None = None
     meanwhile: Callable[[], None] = lambda: None
     """Happens whenever the loop waits."""
     clock: ManualClock = field(default_factory=lambda: ManualClock(START_S))
@@ -226,6 +233,7 @@ class Scene:
             sleep=self.sleep,
             solve=self.solve,
             off_loop=_at_once,
+            make_tuner=self.make_tuner,
         )
         self.loop.restore()
 

@@ -48,6 +48,8 @@ class SlowFleet:
 
     async def follow(self, placed: PlacedPlan) -> None: ...
 
+    async def decide(self, placed: PlacedPlan) -> None: ...
+
     async def suspend(self, reason: str) -> None: ...
 
     async def ingress_reports(self) -> list[IngressReport]:
@@ -75,6 +77,6 @@ async def test_so_many_replicas_start_at_a_time(starts_at_once: int | None, log:
 
     change = ChangeOver(fleet, clock, fleet.sleep, reports, starts_at_once)
     steps = (Scale(slot="split-cpu-0", replicas=3), Await(replicas={"split-cpu-0": 3}))
-    await change.carry_out(steps, PLACED, lambda: None)
+    await change.carry_out(steps, lambda: PLACED, lambda: None)
     assert fleet.log == log
     assert await fleet.running() == {"split-cpu-0": 3}

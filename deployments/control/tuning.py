@@ -1,0 +1,67 @@
+"""What the tuner says of thresholds, kept until the loop acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from earlyexit.errors import DataError
+from optimizer.live.tuning.base import Tuned, Tuner, TunerState
+from optimizer.live.tuning.rows import lets_nobody_leave
+from profiles.stream import Observations, StreamShape
+
+MakeTuner = Callable[[StreamShape], Tuner]
+"""Of what all observations share."""
+
+
+class Tuning:
+    """The tuner of one service, made when the first observations tell what they are of."""
+
+    def __init__(self, make: MakeTuner | None, complain: Callable[[str], None]) -> None:
+        """`make`: None where thresholds stay as they are. `complain` is told of observations that it cannot use."""
+        self._make = make
+        self._complain = complain
+        self._tuner: Tuner | None = None
+        self._shape: StreamShape | None = None
+        self._followed: tuple[Mapping[int, float], float] = {}, 0.0
+        self.is_paused = False
+        """Whether somebody else's thresholds are in force, of which nothing is to be learnt here."""
+        self.said: Tuned | None = None
+        """The last that is still to be put in force."""
+
+    @property
+    def is_on(self) -> bool:
+        return self._make is not None
+
+    @property
+    def alarm(self) -> Tuned | None:
+        """What must not wait."""
+        return self.said if self.said is not None and self.said.why == "alarm" else None
+
+    @property
+    def state(self) -> TunerState | None:
+        """None before the first observations."""
+        return None if self._tuner is None else self._tuner.state
+
+    def is_safe(self, thresholds: Mapping[int, float]) -> bool:
+        """Whether nobody leaves by them; not known before the first observations."""
+        return self._shape is not None and lets_nobody_leave(self._shape.score, thresholds)
+
+    def observe(self, seen: Observations) -> None:
+        """Have the tuner look; what it says now replaces what nobody has acted on yet."""
+        if self._make is None or self.is_paused:
+            return
+        try:
+            if self._tuner is None:
+                self._shape, self._tuner = seen.shape, self._make(seen.shape)
+                self._tuner.follow(*self._followed)
+            self.said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable"))) or self.said
+        except DataError as error:
+            self._complain(f"thresholds cannot be tuned by what was seen: {error}")
+
+    def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
+        """These are in force since then, with all ingresses."""
+        if self._followed[0] == thresholds:  # another plan by the same thresholds
+            return
+        self._followed = thresholds, since_s
+        if self._tuner is not None:
+            self._tuner.follow(thresholds, since_s)
