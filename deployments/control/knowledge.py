@@ -13,7 +13,8 @@ from deployments.control.intake import Interval, total
 from earlyexit.errors import DataError
 from optimizer.problem import MaximizeRate, MinimizeCost, Objective, PlanProblem
 from profiles.records import ExitRecords
-from profiles.stream import ExitStream, Observations, StreamShape
+from profiles.sampled import SampledStream
+from profiles.stream import Observations, StreamShape
 from profiles.windows import Window, WindowEstimate, survival_history, windows
 
 if TYPE_CHECKING:
@@ -69,19 +70,22 @@ class Knowledge:
         self.changed_s = since_s
         """When the stream last became another, as far as its exits go."""
         self.rate_changed_s = since_s
-        self._stream: ExitStream | None = None
+        self._stream: SampledStream | None = None
         self._counts: list[Interval] = []
 
-    def add_probes(self, probes: Observations) -> None:
-        """Take new probes; raises DataError for those of another model, and of ramps other than before."""
+    def add_probes(self, seen: Observations) -> Observations:
+        """Take probes, and inputs that stayed; gives what is kept of them, which is all that there is to remember.
+
+        Raises DataError for those of another model, and of ramps other than before.
+        """
         if self._stream is None:
-            self._check_shape(probes.shape)
+            self._check_shape(seen.shape)
             # From the border before the begin: the window that it falls into is not whole, but not lost either.
             border_s = self.began_s // self.period_s * self.period_s
-            self._stream = ExitStream(
-                probes.shape, since_s=border_s, period_s=self.period_s, keep_s=max(KEEP_S, self.period_s)
+            self._stream = SampledStream(
+                seen.shape, since_s=border_s, period_s=self.period_s, keep_s=max(KEEP_S, self.period_s)
             )
-        self._stream.append(probes.take(probes.probe_N))
+        return self._stream.take_in(seen.take(seen.probe_N | seen.stayed_N))
 
     def add_counts(self, interval: Interval) -> None:
         """Take new counts."""

@@ -14,7 +14,7 @@ from deployments.control.tuning import Tuning
 from deployments.reports import IngressReport, ReplicaReport
 from earlyexit.clock import Clock
 from earlyexit.errors import DataError
-from profiles.stream import Observations
+from profiles.stream import Observations, empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,7 @@ class Watch:
             self._knowledge.add_counts(interval)
         for report in reports:
             if report.probes is not None and len(report.probes):
-                self._history.add_probes(now_s, report.probes)
-                self._know(report.probes)
+                self._history.add_probes(now_s, self._know(report.probes))
         seen = [report.probes for report in reports if report.probes is not None]
         if seen and self._tuning.is_on:
             self._tuning.observe(Observations.join(seen[0].shape, seen))
@@ -110,8 +109,10 @@ class Watch:
         self._knowledge.forget(now_s)
         return reports
 
-    def _know(self, probes: Observations) -> None:
+    def _know(self, seen: Observations) -> Observations:
+        """What there is to remember of it; nothing of what cannot be used."""
         try:
-            self._knowledge.add_probes(probes)
+            return self._knowledge.add_probes(seen)
         except DataError as error:
             self._complain(f"probes cannot be used: {error}")
+            return empty(seen.shape)
