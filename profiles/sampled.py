@@ -1,9 +1,9 @@
 """A live stream that stays small: of inputs that stay a uniform sample per window, of probes all.
 
 Where a plan has answered inputs run on, every input is seen; a thousand a second for two hours are seven million. Each
-gets a key that looks like drawn at random from its own bits, and a window keeps those with the smallest keys. What is kept
-is a uniform sample of the window without replacement, whatever came when; joined or cut in any order, or restored from
-a file that holds what was kept, it is the same sample. Probes are a uniform sample too, so all that is kept of a window
+gets a key from its own bits that looks like drawn at random, and a window keeps those with the smallest keys. They are
+a uniform sample of the window without replacement, whatever came when; joined or cut in any order, or restored from a
+file that holds what was kept, it is the same sample. Probes are a uniform sample too, so all that is kept of a window
 in which one plan was in force is one. In a window with a change from stop to stay the part that stayed counts more.
 """
 
@@ -18,7 +18,7 @@ KeyArray = npt.NDArray[np.uint64]
 
 MOST_STAYED = 240_000
 """In all that is kept: of the default two hours 4,000 in two minutes, by which a share is known to 0.8 points (one
-standard deviation). At 11 ramps they take 27 MB (`ExitStream`), while windows are collected up to twice as many each."""
+standard deviation). At 11 ramps they take 27 MB; the present window may hold twice as many until it is asked for."""
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 """Of splitmix64 (Steele, Lea and Flood, 2014): after its three shifts and two products no bit tells of another."""
 
@@ -47,7 +47,8 @@ class SampledStream(ExitStream):
         self.append(kept)
         window_N = np.floor(kept.times_s_N / self.period_s).astype(np.int64)
         for window in np.unique(window_N[sampled_N(kept)]).tolist():
-            if window in self._parts and sum(_num_sampled(part) for part in self._parts[window]) >= 2 * self.most_of_window:
+            held = sum(_num_sampled(part) for part in self._parts.get(window, []))
+            if held >= 2 * self.most_of_window:
                 self.window(window)
         return kept
 

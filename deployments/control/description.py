@@ -40,6 +40,7 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings, now_s
         "stragglers": dict(standing.resting.avoided),
         "phases_s": dict(loop.planning.phases_s),
         "plan_changes": dict(loop.keeper.changes),
+        "tuning": _tuning(loop, settings),
         "events": history.events(LAST_EVENTS),
     }
 
@@ -62,6 +63,22 @@ def _forecast(outlook: Outlook) -> dict[str, Any]:
             "high_per_s": _finite(float(outlook.rate.high_rps_H[0])),
             "how": outlook.rate.method.how,
         },
+    }
+
+
+def _tuning(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
+    """By which thresholds inputs leave, all ramps', and how far the alarm is from sounding."""
+    assert settings.control is not None
+    thresholds, state = loop.knowledge.thresholds, loop.tuning.state
+    return {
+        "how": settings.control.tuning,
+        "thresholds": {str(ramp): threshold for ramp, threshold in thresholds.items()},
+        "safe": loop.tuning.is_safe(thresholds),
+        "alarms": loop.keeper.changes["alarm"],
+        "evidence": None if state is None else state.evidence / state.limit,
+        "watched": 0 if state is None else state.watched,
+        "next_test": None if state is None else state.next_test,
+        "rows": 0 if state is None else state.rows,
     }
 
 

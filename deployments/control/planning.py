@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deployments.control.knowledge import Knowledge, Outlook
 from deployments.control.intake import total
+from deployments.control.knowledge import Knowledge, Outlook
 from deployments.control.look import RATE_LOOKS, served
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.plan_words import predicted, predicted_rps
@@ -240,6 +240,9 @@ class Planning:
         if standing.resting.avoided != standing.placed.avoided:
             same = self.place(standing.placed.plan, seen)
             return await self.go_on_with(same, "straggler", "other replicas rest now", seen)
+        if not self._keeper.is_tuned:  # somebody's own thresholds were for their own plan only
+            same = self.place(replace(standing.placed.plan, policy=self._keeper.policy), seen)
+            return await self.go_on_with(same, reason, "the controller's own thresholds again", seen)
         self._keeper.say("keep", f"keeps plan {standing.placed.epoch} ({reason}): {verdict.words}")
         if not verdict.same:
             self._keeper.turned_down(placed, reason, verdict.words)

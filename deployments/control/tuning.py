@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from earlyexit.errors import DataError
-from optimizer.live.tuning.base import Tuned, Tuner, TunerState
+from deployments.settings import ControlSettings
+from earlyexit.errors import DataError, PlanError
+from optimizer.live.exit_times import ExitTimes
+from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState
 from optimizer.live.tuning.rows import lets_nobody_leave
+from optimizer.live.tuning.tuners import make_tuner
+from optimizer.problem import PlanProblem
+from optimizer.risk import Guarantee
 from profiles.stream import Observations, StreamShape
 
 MakeTuner = Callable[[StreamShape], Tuner]
@@ -65,3 +70,19 @@ class Tuning:
         self._followed = thresholds, since_s
         if self._tuner is not None:
             self._tuner.follow(thresholds, since_s)
+
+
+def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | None:
+    """The one that the settings name; None where thresholds stay as they are.
+
+    Raises PlanError where there is no budget to keep.
+    """
+    if settings.tuning == "off":
+        return None
+    if settings.accuracy_budget is None:
+        raise PlanError(f"tuning {settings.tuning!r} keeps an accuracy budget, and there is none")
+    guarantee = Guarantee(budget=settings.accuracy_budget, confidence=settings.accuracy_confidence)
+    table = next(iter(problem.latency.values()))
+    times = ExitTimes.of(table, problem.ramps, table.batches[-1])
+    name = settings.tuning
+    return lambda shape: make_tuner(name, Question(score=shape.score, guarantee=guarantee, times=times))

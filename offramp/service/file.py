@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from cluster.devices import find_device
 from cluster.inventory import Inventory
+from deployments.control.settings import check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
 from offramp.jobs.planning import Solve
 from offramp.service.application import application_settings
@@ -84,13 +85,18 @@ def _emulated(parts: ServiceParts, table: LatencyTable) -> EmulatedSettings:
 def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
     planner = parts.document.planner
     state = (parts.base / (planner.state or f"{parts.document.name}.sqlite")).resolve()
-    return ControlSettings(
+    confidence = {} if parts.exits.confidence is None else {"accuracy_confidence": parts.exits.confidence}
+    control = ControlSettings(
         problem=stretched(problem, parts.inventory.time_scale),
         policy=parts.exits.policy,
         state=str(state),
         accuracy_budget=parts.exits.budget,
+        **confidence,
         **planner.model_dump(include=set(PlanningSettings.model_fields)),
     )
+    with parts.source.said_at(("planner", "tuning")):
+        check_tuning(control, planner.probe_share)
+    return control
 
 
 def at_folder(settings: ServeSettings, folder: PurePosixPath) -> ServeSettings:

@@ -38,6 +38,8 @@ class Exits:
     thresholds: Mapping[int, float]
     records: ExitRecords
     budget: float | None
+    confidence: float | None
+    """That the calibration's thresholds keep its budget; None where none was tested."""
 
 
 def read_exits(
@@ -63,6 +65,7 @@ def read_exits(
         thresholds=thresholds,
         records=records,
         budget=document.budget if calibration is None or document.budget is not None else calibration.budget,
+        confidence=calibration.confidence if calibration is not None and calibration.confidence > 0 else None,
     )
 
 

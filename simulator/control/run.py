@@ -135,7 +135,9 @@ class _Run:
         self.time = SimulatedTime(self._events)
         self._placed = initial_placement(scenario.plan)
         slots = slot_devices(dict(control.slots))
-        self._service = SimulatedService(scenario, self._events, self._placed, slots, partial(self._probing, seed), self._decide)
+        self._service = SimulatedService(
+            scenario, self._events, self._placed, slots, partial(self._probing, seed), self._decide
+        )
         self._load = None if closed is None else ClosedSender(self._service, closed)
         if self._load is not None:
             for ingress in self._service.ingresses:

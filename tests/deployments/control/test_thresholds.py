@@ -1,0 +1,273 @@
+"""Thresholds that follow the stream: the tuner is the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from deployments.control.description import describe
+from optimizer.live.exit_times import ExitTimes
+from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why
+from optimizer.live.tuning.rows import lets_nobody_leave, never
+from optimizer.plan import Plan, PolicySpec
+from optimizer.plan_file import plan_document
+from optimizer.risk import Guarantee
+from profiles.stream import Observations
+from tests.deployments.control.control_fakes import (
+    EASY,
+    POLICY,
+    RAMPS,
+    Scene,
+    begun,
+    halves,
+    planned,
+    whole,
+)
+
+SAFE = never("confidence", RAMPS)
+LOWER = dict.fromkeys(RAMPS, 0.25)
+QUESTION = Question(
+    score="confidence", guarantee=Guarantee(), times=ExitTimes(block_s=(0.01,) * 4, ramp_s=dict.fromkeys(RAMPS, 0.0))
+)
+
+
+class ToldTuner(Tuner):
+    """Says what the test tells it to."""
+
+    name: ClassVar[str] = "told"
+
+    def __init__(self) -> None:
+        super().__init__(QUESTION)
+        self.followed: list[Mapping[int, float]] = []
+        self.observed = 0
+        self.next: Tuned | None = None
+
+    def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
+        self.followed.append(dict(thresholds))
+
+    def observe(self, seen: Observations) -> Tuned | None:
+        assert (np.diff(seen.times_s_N) >= 0).all()
+        self.observed += len(seen)
+        said, self.next = self.next, None
+        return said
+
+    def says(self, thresholds: Mapping[int, float], why: Why) -> None:
+        """At its next look."""
+        self.next = Tuned(thresholds=thresholds, why=why, words=f"{why}!", at_s=0.0)
+
+    @property
+    def state(self) -> TunerState:
+        safe = lets_nobody_leave("confidence", self.followed[-1])
+        return TunerState(
+            evidence=1.0, limit=10.0, watched=self.observed, watched_loss=None, rows=0, next_test=None, safe=safe
+        )
+
+
+async def tuned(path: Path, inputs: tuple[int, int] = EASY) -> tuple[Scene, ToldTuner]:
+    """A scene after its first period."""
+    tuner = ToldTuner()
+    scene = await begun(path, inputs, looks=6, first=halves(3, 1), best=halves(3, 1), make_tuner=lambda _: tuner)
+    scene.fleet.log.clear()
+    scene.asked.clear()
+    return scene, tuner
+
+
+def thresholds_of(scene: Scene) -> Any:
+    policy = scene.fleet.followed.plan.policy
+    assert policy is not None
+    return policy.thresholds
+
+
+def on_trial(scene: Scene) -> bool:
+    return scene.loop.keeper.standing.trial is not None
+
+
+async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    assert scene.fleet.log == ["decide 1"]
+    assert scene.fleet.followed.plan.stages == halves(3, 1)
+    assert thresholds_of(scene) == SAFE
+    assert scene.said("alarm") == ["alarm!"]
+    row = scene.history.plans(1)[0]
+    assert (row.epoch, row.outcome, row.reason) == (1, "in force", "alarm")
+    assert tuner.followed == [dict.fromkeys(RAMPS, 0.5), SAFE]
+    assert scene.asked == []  # 20 inputs/s come, and the plan does 200/s when nobody leaves
+
+
+async def test_what_a_plan_does_by_new_thresholds_is_predicted_from_what_was_seen(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    # One replica does the second half for everybody: 4 inputs in 20 ms.
+    assert scene.fleet.followed.plan.predicted["rate_per_s"] == pytest.approx(200.0)
+
+
+async def test_a_change_of_thresholds_is_not_taken_for_a_drift(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    await scene.ticks(10, (0, 100))  # nobody leaves, as was to be expected
+    assert scene.said("reaction") == []
+    assert scene.asked == []
+
+
+async def test_inputs_that_leave_although_nobody_should_are_one(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    await scene.ticks(2, EASY)
+    assert scene.said("reaction")[0].startswith("60.0% of 100 inputs left by ramp 1, 0.0% to")
+
+
+async def test_after_an_alarm_it_is_planned_at_once_if_the_plan_does_not_carry_the_load(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path, (750, 500))  # 250/s
+    scene.best = whole(4)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, (750, 500))  # the second half does 200/s when nobody leaves
+    assert scene.fleet.log[0] == "decide 1"
+    assert scene.asked[0].survival_N == pytest.approx((1.0,) * 4)
+    assert scene.fleet.followed.plan.stages == whole(4)
+    assert thresholds_of(scene) == SAFE
+    assert [row.reason for row in scene.history.plans(2)] == ["alarm", "alarm"]
+    assert scene.said("plan")[-1].startswith("plan 2 in force (alarm): 4 x cpu blocks 0-3, 400/s")
+
+
+async def test_tested_thresholds_follow_and_a_plan_for_them_is_looked_for(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    tuner.says(LOWER, "tested")
+    await scene.ticks(1, (0, 100))
+    assert thresholds_of(scene) == LOWER
+    assert scene.history.plans(1)[0].reason == "thresholds"
+    assert [asked.survival_N[2] for asked in scene.asked] == pytest.approx([0.4], abs=0.02)
+    assert scene.fleet.log == ["decide 1", "decide 2"]
+
+
+async def test_tuned_thresholds_are_those_of_later_plans_and_outlive_the_controller(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(LOWER, "tested")
+    await scene.ticks(1, EASY)
+    scene.history.close()
+    scene.start()
+    assert scene.loop.knowledge.thresholds == LOWER
+    scene.solve_as = lambda asked: planned(asked, halves(2, 2))
+    await scene.ticks(25, (10, 90))
+    assert scene.fleet.followed.plan.stages == halves(2, 2)
+    assert thresholds_of(scene) == LOWER
+    await scene.ticks(1, EASY)
+    assert tuner.followed[-1] == LOWER
+
+
+async def test_tested_thresholds_wait_until_a_plan_on_trial_was_judged(tmp_path: Path) -> None:
+    tuner = ToldTuner()
+    scene = await begun(
+        tmp_path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted={"rate_per_s": 400.0}
+    )
+    await scene.ticks(1, EASY)
+    assert on_trial(scene)
+    tuner.says(LOWER, "tested")
+    await scene.ticks(1, EASY)
+    assert thresholds_of(scene) == POLICY.thresholds
+    await scene.ticks(5, EASY)
+    assert not on_trial(scene)
+    assert thresholds_of(scene) == LOWER
+
+
+async def test_an_alarm_ends_the_trial_of_a_plan(tmp_path: Path) -> None:
+    tuner = ToldTuner()
+    scene = await begun(
+        tmp_path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted={"rate_per_s": 400.0}
+    )
+    await scene.ticks(1, EASY)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    assert not on_trial(scene)
+    assert thresholds_of(scene) == SAFE
+    await scene.ticks(8, (0, 100), in_slo=False)
+    assert scene.said("trial") == []
+
+
+async def test_an_alarm_does_not_wait_for_replicas_that_are_starting(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    scene.best = halves(2, 2)
+    scene.fleet.stuck.add("split-cpu-1")
+    tries = 0
+
+    def meanwhile() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 10:
+            tuner.says(SAFE, "alarm")
+        if tries == 60:
+            scene.fleet.replicas["split-cpu-1"] = 2
+        scene.inputs(10, 90)
+
+    scene.meanwhile = meanwhile
+    await scene.ticks(1, (10, 90))
+    # The plan that is followed first, then the one that the change leads to.
+    assert [line for line in scene.fleet.log if "scale" not in line] == ["decide 2", "prepare 3", "follow 3"]
+    assert thresholds_of(scene) == SAFE
+    assert scene.fleet.followed.plan.stages == halves(2, 2)
+
+
+async def test_somebodys_own_thresholds_are_theirs(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    own = Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.9)))
+    await scene.loop.apply(plan_document(own), hold=True)
+    assert scene.fleet.log == ["decide 1"]
+    before = tuner.observed
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(3, EASY)
+    assert thresholds_of(scene) == dict.fromkeys(RAMPS, 0.9)
+    assert tuner.observed <= before + 100
+    await scene.loop.replan()
+    await scene.ticks(2, EASY)
+    assert thresholds_of(scene) == SAFE
+
+
+async def test_a_plan_that_is_held_is_held_to_its_stages_only(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    await scene.loop.apply(plan_document(Plan(stages=whole(4))), hold=True)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, (750, 500))
+    assert thresholds_of(scene) == SAFE
+    assert scene.fleet.followed.plan.stages == whole(4)
+    assert scene.asked == []
+
+
+async def test_an_ingress_that_dies_at_that_moment_is_told_at_the_next_look(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    scene.fleet.broken.add("decide")
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    assert thresholds_of(scene) == POLICY.thresholds
+    scene.fleet.broken.clear()
+    await scene.ticks(1, EASY)
+    assert thresholds_of(scene) == SAFE
+    assert scene.fleet.log == ["decide 1"]
+
+
+async def test_a_plan_that_is_rolled_back_to_goes_by_the_present_thresholds(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(LOWER, "tested")
+    await scene.ticks(1, EASY)
+    before = Plan(stages=whole(4), policy=POLICY)
+    assert scene.loop.keeper.decided(before).policy == PolicySpec(name="confidence", thresholds=LOWER)
+
+
+async def test_it_says_by_which_thresholds_answers_leave(tmp_path: Path) -> None:
+    from tests.deployments.control.test_controller import settings
+
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
+    assert described["tuning"]["thresholds"] == {str(ramp): SAFE[ramp] for ramp in RAMPS}
+    assert (described["tuning"]["safe"], described["tuning"]["alarms"]) == (True, 1)
