@@ -20,12 +20,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from optimizer.live.tuning.alarm import Alarm
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, check_followed
-from optimizer.live.tuning.rows import answered_losses_N, lets_nobody_leave, never, records_of, whole_N
+from optimizer.live.tuning.rows import answered_losses_N, compared_N, lets_nobody_leave, never, records_of, whole_N
 from optimizer.thresholds import Calibration, learn_then_test
 from profiles.stream import Observations
 
@@ -80,11 +81,13 @@ class GuaranteeTuner(Tuner):
     def observe(self, seen: Observations) -> Tuned | None:
         """See `Tuner`."""
         ramps = list(check_followed(self._thresholds))
-        whole = seen.take(np.flatnonzero(whole_N(seen, ramps)))
-        whole = whole.take(whole.times_s_N.argsort(kind="stable"))
-        alarmed = self._watch(whole)
-        self._rows.add(whole, self._changed_s)
-        return self._test() or alarmed
+        seen = seen.take(seen.times_s_N.argsort(kind="stable"))
+        alarmed = self._watch(seen.take(np.flatnonzero(compared_N(seen))))
+        self._rows.add(seen.take(np.flatnonzero(whole_N(seen, ramps))), self._changed_s)
+        tested = self._test()
+        if alarmed is None or tested is None:
+            return tested or alarmed
+        return replace(tested, why="alarm", words=f"{alarmed.words}; {tested.words}")  # as urgent as without the test
 
     @property
     def state(self) -> TunerState:

@@ -41,6 +41,11 @@ def whole_N(seen: Observations, ramps: Sequence[int]) -> BoolArray:
     return np.asarray((seen.probe_N | seen.stayed_N) & ~np.isnan(seen.losses_NR[:, columns]).any(1))
 
 
+def compared_N(seen: Observations) -> BoolArray:
+    """Inputs of which it is known what their answers lost, whichever ramps looked at them: a fair sample as well."""
+    return np.asarray(seen.probe_N | seen.stayed_N)
+
+
 def columns_of(shape: StreamShape, ramps: Sequence[int]) -> list[int]:
     """Of a stream's arrays. Raises PlanError for ramps that the stream does not have."""
     unknown = sorted(set(ramps) - set(shape.ramps))

@@ -1,0 +1,134 @@
+"""Thresholds tuned by the live controller while a simulated service serves a stream that drifts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from deployments.control.history import PlanRow
+from deployments.settings import Tuning
+from profiles.records import ExitRecords
+from simulator.control.faults import Mix, rows_in_turn
+from simulator.control.run import Control, Controlled, control_settings, simulate_controlled
+from simulator.decisions import recorded
+from simulator.scenario import Scenario
+from tests.simulator.controlled_cases import DELAYS, RAMPS, SLOTS, evenly, halves, problem
+
+BEFORE, AFTER = np.arange(2000), np.arange(2000, 4000)
+"""Rows of the records: the stream at first, and after it drifted."""
+DRIFTS_S, ENDS_S = 35.0, 115.0
+BUDGET = 0.02
+
+
+def records() -> ExitRecords:
+    """Ramp 1 is sure (0.6 to 1) of six of ten inputs, and guesses the others; after the drift it is wrong below 0.8.
+
+    Ramp 2 says what ramp 1 does, ramp 0 nothing.
+    """
+    rng = np.random.default_rng(0)
+    sure_N = rng.random(4000) < 0.6
+    score_N = np.where(sure_N, rng.uniform(0.6, 1.0, 4000), rng.uniform(0.0, 0.4, 4000))
+    guesses_N = rng.random(4000) < np.where(sure_N, 0.002, 0.5)
+    said_N = np.where(guesses_N | ((score_N < 0.8) & (np.arange(4000) >= 2000)), 0, 1)
+    answers_NE = np.column_stack([np.zeros(4000), said_N, said_N, np.ones(4000)]).astype(np.int64)
+    return ExitRecords.of_answers(
+        answers_NE,
+        score="confidence",
+        num_blocks=4,
+        ramps=RAMPS,
+        sample_ids=tuple(map(str, range(4000))),
+        scores_NR=np.column_stack([np.zeros(4000), score_N, score_N]).astype(np.float32),
+    )
+
+
+RECORDS = records()
+
+
+def drifting(rate_per_s: float) -> Scenario:
+    """By thresholds of 0.5 six of ten leave at ramp 1."""
+    arrivals_s = evenly(rate_per_s, ENDS_S)
+    return Scenario(
+        problem=problem(0.6),
+        plan=halves(3, 1),
+        decisions=recorded(RECORDS, dict.fromkeys(RAMPS, 0.5)),
+        rows_N=rows_in_turn([Mix(at_s=0.0, rows_N=BEFORE), Mix(at_s=DRIFTS_S, rows_N=AFTER)], arrivals_s),
+        arrivals_s=arrivals_s,
+        duration_s=ENDS_S,
+        slo_s=1.0,
+    )
+
+
+def steered(tuning: Tuning) -> Control:
+    settings = control_settings(
+        problem(0.6), period_s=60.0, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=BUDGET
+    )
+    return Control(
+        settings=settings,
+        problem=problem(0.6),
+        records=RECORDS,
+        slots=SLOTS,
+        probe_share=0.1,
+        delays=DELAYS,
+        plan_s=0.3,
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Controlled:
+    return simulate_controlled(drifting(150), steered("guarantee"))
+
+
+def agreement(result: Controlled, from_s: float, until_s: float) -> float:
+    """Share of the answers to what arrived in between that are the full model's."""
+    outcome, rows_N = result.outcome, drifting(150).rows_N
+    losses_NE = np.column_stack([RECORDS.losses_NR, np.zeros(len(RECORDS))])
+    between_N = (outcome.arrived_s_R >= from_s) & (outcome.arrived_s_R < until_s) & (outcome.exit_N >= 0)
+    return 1 - float(losses_NE[rows_N[between_N], outcome.exit_N[between_N]].mean())
+
+
+def epochs(result: Controlled, reason: str) -> list[PlanRow]:
+    """Plans that were put in force for this reason."""
+    return [plan for plan in result.plans if plan.outcome == "in force" and plan.reason == reason]
+
+
+def test_a_stream_that_drifts_keeps_its_agreement_with_tuning(tuned: Controlled) -> None:
+    alarm = epochs(tuned, "alarm")[0]
+    # Of 15 probes a second three in ten are answered wrongly: one look or two are enough.
+    assert DRIFTS_S < alarm.at_s <= DRIFTS_S + 5.0
+    assert agreement(tuned, 0.0, DRIFTS_S) > 1 - BUDGET
+    assert agreement(tuned, alarm.at_s, ENDS_S) > 1 - BUDGET
+
+
+def test_the_same_stream_loses_it_without() -> None:
+    kept = simulate_controlled(drifting(150), steered("off"))
+    assert (epochs(kept, "alarm"), epochs(kept, "thresholds")) == ([], [])
+    assert agreement(kept, 0.0, DRIFTS_S) > 1 - BUDGET
+    assert agreement(kept, DRIFTS_S, ENDS_S) == pytest.approx(0.7, abs=0.02)
+
+
+def test_nobody_leaves_between_the_alarm_and_the_first_test_and_then_many_do_again(tuned: Controlled) -> None:
+    alarm_s, tested_s = epochs(tuned, "alarm")[0].at_s, epochs(tuned, "thresholds")[0].at_s
+    # 114 probes that lose nothing are a test at 2 % and 90 %, and 15 a second come; earlier ones lay the path.
+    assert 5.0 < tested_s - alarm_s < 20.0
+    assert set(tuned.outcome.figures_between(alarm_s + 0.5, tested_s - 0.5).exits) == {3}
+    late = tuned.outcome.figures_between(ENDS_S - 30.0, ENDS_S)
+    early = late.exits.get(1, 0) + late.exits.get(2, 0)
+    assert 0.15 < early / late.answered < 0.35  # surer than 0.8 are three in ten
+    assert late.in_slo == late.inputs
+    assert tuned.words("error") == []
+
+
+def test_a_plan_that_lives_on_exits_refuses_some_until_another_one_is_whole() -> None:
+    tuned = simulate_controlled(drifting(380), steered("guarantee"))
+    alarm, another = epochs(tuned, "alarm")[:2]
+    # The one replica of the second half does 200 of the 380 inputs/s. The new plan has the model whole on all four:
+    # at once on the first half's three, which do 300, and on the fourth when that has started, 5.5 s later.
+    assert another.at_s - alarm.at_s == pytest.approx(0.3)
+    assert another.placed["plan"]["predicted"]["rate_per_s"] >= 400
+    before, then, later = (
+        tuned.outcome.figures_between(alarm.at_s + from_s, alarm.at_s + until_s)
+        for from_s, until_s in ((-20.0, 0.0), (0.0, 10.0), (10.0, 70.0))
+    )
+    assert (before.drops, later.drops) == ({}, {})
+    assert 0 < then.drops["admission"] < 0.1 * then.inputs
+    assert then.in_slo == then.answered
