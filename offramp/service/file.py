@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from cluster.devices import find_device
 from cluster.inventory import Inventory
@@ -85,7 +86,9 @@ def _emulated(parts: ServiceParts, table: LatencyTable) -> EmulatedSettings:
 def _control(parts: ServiceParts, problem: PlanProblem) -> ControlSettings:
     planner = parts.document.planner
     state = (parts.base / (planner.state or f"{parts.document.name}.sqlite")).resolve()
-    confidence = {} if parts.exits.confidence is None else {"accuracy_confidence": parts.exits.confidence}
+    confidence: dict[str, Any] = (
+        {} if parts.exits.confidence is None else {"accuracy_confidence": parts.exits.confidence}
+    )
     control = ControlSettings(
         problem=stretched(problem, parts.inventory.time_scale),
         policy=parts.exits.policy,
