@@ -18,7 +18,7 @@ setup: $(STAMP)  ## Create .venv and install everything, pinned by constraints.t
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, this is {v[0]}.{v[1]}; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser,demo,dev,onnx,tracing]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser,demo,dev,onnx,tracing,video]'
 	$(BIN)/offramp plan experiments/problems/bert_base_16_v100.yaml --json >/dev/null  # compiles the planner, once
 	@touch $@
 

@@ -164,7 +164,7 @@ def earlier(folder: Path, name: str, effort: Effort, commit: str | None) -> Reco
 def write_report(records: Sequence[Record], folder: Path) -> Path:
     """REPORT.md and its pictures; pictures of an earlier report that this one does not show are removed."""
     shown = [path for record in records for path in draw_all(record, folder)]
-    for path in set((folder / FIGURES).glob("fig*.svg")) - set(shown):
+    for path in set((folder / FIGURES).glob("*.svg")) - set(shown):
         path.unlink()
     report = folder / "REPORT.md"
     report.parent.mkdir(parents=True, exist_ok=True)

@@ -18,16 +18,18 @@ HOW = {
     "real": "measured on the machine above",
 }
 NONE = "-"
-COLUMNS = (
-    "figure",
-    "E3's claim",
-    "E3's paper: e3 over stock / early-exit",
-    "ours: e3 over stock / early-exit",
-    "ours: best over stock / early-exit",
-    "how",
-    "exits",
-    "`python -m experiments.studies`",
-)
+SHARED = ("figure", "claim", "how", "exits", "`python -m experiments.studies`")
+"""Columns of every system's table; what is measured stands behind the claim."""
+COLUMNS = {
+    "E3": (
+        *SHARED[:2],
+        "E3's paper: e3 over stock / early-exit",
+        "ours: e3 over stock / early-exit",
+        "ours: best over stock / early-exit",
+        *SHARED[2:],
+    ),
+    "Apparate": (*SHARED[:2], "Apparate's paper", "ours", *SHARED[2:]),
+}
 QUICK = (
     "**Quick runs: fewer points and shorter runs than the full report; not for quoting. Why ours differ is told of the "
     "full runs.**"
@@ -39,13 +41,15 @@ def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
     quick = any(record.effort == "quick" for record in records)
     head = Path(__file__).with_name("head.md").read_text(encoding="utf-8").strip()
     parts = [
-        "# E3's evaluation, done again",
+        "# The evaluations of E3 and Apparate, done again",
         f"Written by `python -m experiments.report{' --quick' if quick else ''}`. {head}",
         *([QUICK] if quick else []),
         "\n".join(_facts(records)),
-        "## All figures",
-        "\n".join(_table(records)),
     ]
+    for system, columns in COLUMNS.items():
+        of_system = [record for record in records if record.about.system == system]
+        if of_system:
+            parts += [f"## All figures of {system}", "\n".join(_table(of_system, columns))]
     for record in records:
         parts += _section(record, record.pictures if pictures else {})
     return "\n\n".join(parts) + "\n"
@@ -68,13 +72,14 @@ def _facts(records: Sequence[Record]) -> Iterator[str]:
     yield from (f"- {how.capitalize()}: {words}" for how, words in HOW.items() if how in used)
 
 
-def _table(records: Sequence[Record]) -> Iterator[str]:
-    yield _row(COLUMNS)
-    yield "|---" * len(COLUMNS) + "|"
+def _table(records: Sequence[Record], columns: Sequence[str]) -> Iterator[str]:
+    yield _row(columns)
+    yield "|---" * len(columns) + "|"
     for record in records:
         about = record.about
         how = (NONE, NONE) if record.outcome.state == "failed" else (about.how, about.exits)
-        yield _row((f"[{about.figure}](#{about.name})", about.claim, *_figures(record), *how, f"`{about.name}`"))
+        figures = _figures(record)[: len(columns) - len(SHARED)]
+        yield _row((f"[{about.figure}](#{about.name})", about.claim, *figures, *how, f"`{about.name}`"))
 
 
 def _figures(record: Record) -> tuple[str, str, str]:
@@ -98,8 +103,8 @@ def _pair(ratios: Ratios) -> str:
 
 def _section(record: Record, pictures: Mapping[str, Picture]) -> Iterator[str]:
     about, outcome = record.about, record.outcome
-    yield f'<a id="{about.name}"></a>\n\n## Figure {about.figure}: {about.title}'
-    yield f"**E3** (section {about.section}): {about.claim}.{' ' + about.detail if about.detail else ''}"
+    yield f'<a id="{about.name}"></a>\n\n## {about.heading}: {about.title}'
+    yield f"**{about.system}** (section {about.section}): {about.claim}.{' ' + about.detail if about.detail else ''}"
     took = ""
     if outcome.result is None:
         yield f"**{outcome.state.capitalize()}**: {outcome.reason}"
@@ -107,14 +112,14 @@ def _section(record: Record, pictures: Mapping[str, Picture]) -> Iterator[str]:
         took = f" (took {outcome.took_s / 60:.1f} min)"
         yield f"**Here**: {about.how}. Exits: {about.exits}. Hardware: {about.hardware}. Seed {about.seed}."
         yield from (f"![{picture.title}]({FIGURES}/{name})" for name, picture in pictures.items())
-        yield from _told(outcome.result)
+        yield from _told(outcome.result, about.system)
         yield f"**Why ours differs**: {about.differs}"
     yield f"Command{took}: `{about.command}{' --quick' if record.effort == 'quick' else ''}`"
 
 
-def _told(result: StudyResult) -> Iterator[str]:
+def _told(result: StudyResult, system: str) -> Iterator[str]:
     compared = tuple((each.name, each.paper, each.ours) for each in result.comparisons)
-    for table in (Table("", ("", "E3's paper", "ours"), compared), *result.tables):
+    for table in (Table("", ("", f"{system}'s paper", "ours"), compared), *result.tables):
         if table.rows:
             yield from [f"{table.title}:"] if table.title else []
             rows = [_row([number(cell) for cell in row]) for row in table.rows]

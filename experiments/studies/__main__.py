@@ -74,8 +74,8 @@ def draw_all(record: Record, folder: Path) -> list[Path]:
 
 def _introduce(about: About, effort: Effort, console: Console) -> None:
     takes = f"{about.minutes:g} min" if effort == "full" else f"{about.quick_s:g} s, quick: not for quoting"
-    console.print(f"E3 figure {about.figure} (section {about.section}): {about.title}", style="bold")
-    console.print(f"E3's claim: {about.claim}")
+    console.print(f"{about.system}, {about.heading.lower()} (section {about.section}): {about.title}", style="bold")
+    console.print(f"{about.system}'s claim: {about.claim}")
     console.print(f"{about.how}; exits {about.exits}; {about.hardware}; seed {about.seed}; about {takes}")
 
 
@@ -84,7 +84,8 @@ def _conclude(record: Record, written: Sequence[Path], console: Console) -> None
     if result is None:
         console.print(f"{record.outcome.state}: {record.outcome.reason}")
     else:
-        show("", ("", "ours", "E3's paper"), [(each.name, each.ours, each.paper) for each in result.comparisons])
+        columns = ("", "ours", f"{record.about.system}'s paper")
+        show("", columns, [(each.name, each.ours, each.paper) for each in result.comparisons])
         for table in result.tables:
             show(table.title, table.columns, table.rows)
         console.print(f"took {record.outcome.took_s:.1f} s")

@@ -18,7 +18,7 @@ COLORS = {"stock": "#7a7a7a", "early-exit": "#e69f00", "e3": "#0072b2", "serial"
 OTHER_COLORS = ("#d55e00", "#56b4e9", "#8c6d1f", "#000000", "#b58fd6", "#8fb339")
 """For series that are no strategies, in their order."""
 MARKERS = ("o", "s", "^", "v", "P", "X", "*")
-PAPER = "E3's paper"
+PAPER = "the paper"
 SETTINGS = {
     "svg.hashsalt": "offramp",
     "svg.fonttype": "none",

@@ -136,6 +136,8 @@ class About:
     seed: int = 0
     needs: tuple[str, ...] = ()
     """Files under OFFRAMP_DATA without which it is skipped."""
+    makes_up_quick: bool = False
+    """Whether its inputs are made up with quick effort, which then needs no files."""
     differs: str
     """Why ours differs from the paper: model, times, prices, workload; several sentences."""
 
@@ -144,10 +146,22 @@ class About:
             raise InputError(f"{self.name}: a claim has at most {LONGEST_CLAIM} characters, not {len(self.claim)}")
 
     @property
+    def system(self) -> str:
+        """Whose evaluation it is of, from the name."""
+        return "Apparate" if self.name.startswith("apparate_") else "E3"
+
+    @property
     def figure(self) -> str:
-        """Of the paper, from the name: "7"."""
-        found = re.match(r"fig0*([0-9]+[a-z]?)_", self.name)
-        return found[1] if found else self.name
+        """Of the paper, from the name: "7", "table 2"."""
+        found = re.match(r"(?:apparate_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
+        if found is None:
+            return self.name
+        return found[2] if found[1] == "fig" else f"table {found[2]}"
+
+    @property
+    def heading(self) -> str:
+        """The same where a line begins: "Figure 7", "Table 2"."""
+        return self.figure.capitalize() if self.figure.startswith("table ") else f"Figure {self.figure}"
 
     @property
     def command(self) -> str:
@@ -164,7 +178,12 @@ class Study:
 
 
 def declare(
-    module: str, run: Callable[[Effort], StudyResult], *, paper: Ratios = Ratios(), needs: tuple[str, ...] = ()
+    module: str,
+    run: Callable[[Effort], StudyResult],
+    *,
+    paper: Ratios = Ratios(),
+    needs: tuple[str, ...] = (),
+    makes_up_quick: bool = False,
 ) -> Study:
     """The study of a module of this package, with the words of the Markdown file beside it.
 
@@ -173,5 +192,6 @@ def declare(
     name = module.rpartition(".")[2]
     text = Path(__file__).with_name(f"{name}.md").read_text(encoding="utf-8")
     head, _, differs = text.removeprefix("---\n").partition("\n---\n")
-    words = {**yaml.safe_load(head), "name": name, "paper": paper, "needs": needs, "differs": differs.strip()}
+    code = {"name": name, "paper": paper, "needs": needs, "makes_up_quick": makes_up_quick}
+    words = {**yaml.safe_load(head), **code, "differs": differs.strip()}
     return Study(TypeAdapter(About).validate_python(words), run)

@@ -53,7 +53,7 @@ def runner(folder: Path, printed: io.StringIO | None = None, *, keep: bool = Fal
 def test_a_study_of_the_folder_says_what_it_is(name: str) -> None:
     about = studies.load(name).about
     assert about.name == name
-    assert re.fullmatch(r"fig0?([1-9][0-9]?)_.*", name)
+    assert re.fullmatch(r"(apparate_)?(fig|table)0?([1-9][0-9]?)_.*", name)
     assert about.command == f"python -m experiments.studies {name}"
     assert about.differs
     assert about.quick_s < 60 * about.minutes
@@ -237,9 +237,9 @@ REPORT_OF_ONE = """\
 - Minutes: 1.5 over all studies
 - Computed: from records, published times and the cost model; nothing is served or simulated
 
-## All figures
+## All figures of E3
 
-| figure | E3's claim | E3's paper: e3 over stock / early-exit | ours: e3 over stock / early-exit \
+| figure | claim | E3's paper: e3 over stock / early-exit | ours: e3 over stock / early-exit \
 | ours: best over stock / early-exit | how | exits | `python -m experiments.studies` |
 |---|---|---|---|---|---|---|---|
 | [fake_study](#fake_study) | e3 is up to 1.30 x stock [69] | 1.30 / - | 1.50 / - | - | computed | none | `fake_study` |

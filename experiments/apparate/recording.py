@@ -1,0 +1,208 @@
+"""Streams recorded once: what every ramp and the full model say of every input, in order; kept in runs/apparate.
+
+Ramps are trained on a frozen model, from its own answers, on the beginning of each stream (Apparate sections 3.1 and
+4): the first 10 % is theirs, half of it to learn from, half to tune thresholds by; the rest is what is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from experiments.apparate import images, texts
+from experiments.data import RUNS, require_data
+from offramp.jobs.progress import progress_bars
+from offramp.jobs.provenance import provenance
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import resolve_backbone, train
+from profiles.records import ExitRecords
+
+if TYPE_CHECKING:
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.signature import Encoded
+
+Kind = Literal["vision", "text"]
+RampKind = Literal["light", "mlp"]
+"""`light`: Apparate's, the mean and one linear layer. `mlp`: of two layers."""
+
+FOLDER = RUNS / "apparate"
+KINDS: Mapping[str, Kind] = {**dict.fromkeys(images.STREAMS, "vision"), **dict.fromkeys(texts.STREAMS, "text")}
+"""Every stream's, by its name."""
+NEEDS = (*images.FILES, "resnet_cifar10/resnet32.th", *texts.FILES)
+"""Files of OFFRAMP_DATA."""
+BOOTSTRAP_SHARE = 0.1
+NUM_TEXTS = 12_000
+MAX_LENGTH = 64
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stream:
+    """A recorded stream."""
+
+    name: str
+    kind: Kind
+    records: ExitRecords
+    """Of all inputs, in order."""
+
+    @property
+    def num_bootstrap(self) -> int:
+        """Inputs of the beginning."""
+        return round(len(self.records) * BOOTSTRAP_SHARE)
+
+    @property
+    def initial(self) -> ExitRecords:
+        """What thresholds are first tuned by: of the beginning what ramps did not learn from."""
+        return self.records.subset(np.arange(self.num_bootstrap // 2, self.num_bootstrap))
+
+    @property
+    def served(self) -> ExitRecords:
+        """The rest."""
+        return self.records.subset(np.arange(self.num_bootstrap, len(self.records)))
+
+
+def streams(names: Sequence[str] = tuple(KINDS), *, ramps: RampKind = "light", folder: Path = FOLDER) -> list[Stream]:
+    """Recorded streams; those that are not kept yet are made, in minutes each."""
+    return [
+        Stream(name=name, kind=KINDS[name], records=ExitRecords.load(recorded(name, ramps, folder))) for name in names
+    ]
+
+
+def recorded(name: str, ramps: RampKind = "light", folder: Path = FOLDER) -> Path:
+    """The file of a stream's records, made where it is not there.
+
+    Ends the experiment with a sentence where the data is absent.
+    """
+    path = folder / f"{name}{'' if ramps == 'light' else f'-{ramps}'}.npz"
+    if not path.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        model, encoded = MAKERS[KINDS[name]](name, folder)
+        record(model, encoded, name, ramps).save(path)
+    return path
+
+
+def record(model: EarlyExitModel, encoded: Sequence[Encoded], name: str, ramps: RampKind) -> ExitRecords:
+    """Train ramps on the beginning of a stream, and see what all of them say of all of it."""
+    from earlyexit.train import TrainOptions, exit_outputs, train_ramps
+    from offramp.jobs.calibration import records_from_outputs
+
+    ramped = with_ramps(model, ramps)
+    num_learn = round(len(encoded) * BOOTSTRAP_SHARE) // 2
+    unknown_N = np.zeros(len(encoded), dtype=np.int64)
+    with progress_bars() as progress:
+        options = TrainOptions(imitate=True, seed=SEED, progress=progress)
+        train_ramps(ramped, encoded[:num_learn], unknown_N[:num_learn], options)
+        outputs = exit_outputs(ramped, encoded, progress=progress)
+    facts: dict[str, Any] = provenance(stream=name, ramps=ramps, learnt_from=num_learn, seed=SEED)
+    records = records_from_outputs(outputs, "confidence", ramped.task, unknown_N, provenance=facts)
+    return replace(records, true_losses_NE=None)  # nobody labelled the inputs: the full model is right by definition
+
+
+def with_ramps(model: EarlyExitModel, kind: RampKind) -> EarlyExitModel:
+    """The same blocks and head, with untrained ramps after every block but the last."""
+    import torch
+
+    from earlyexit.checkpoint import assemble
+
+    facts = {**model.info.provenance, "head": "checkpoint"}  # it is not to be trained again
+    info = replace(model.info, ramp_style=kind, provenance=facts)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        ramped = assemble(info, model.backbone, None)
+    ramped.head.load_state_dict(model.head.state_dict())
+    ramped.requires_grad_(False)
+    return ramped
+
+
+def _text_stream(name: str, folder: Path) -> tuple[EarlyExitModel, list[Encoded]]:
+    """The sentiment model and a stream's sentences as it takes them."""
+    from earlyexit.codecs import find_codec
+    from earlyexit.dataset import LabelledRows
+
+    rng = np.random.default_rng(SEED)
+    known, phrases = texts.read_phrases(rng)
+    model_folder = folder / "sentiment"
+    if not (model_folder / "model.json").is_file():
+        train_sentiment(known, model_folder)
+    model = _load(model_folder)
+    sentences = texts.STREAMS[name](texts.read_pools(phrases, rng), NUM_TEXTS, rng)
+    rows = LabelledRows.of_texts(sentences, [""] * len(sentences))
+    return model, rows.encode(find_codec(model.info.codec, model_folder))
+
+
+def train_sentiment(known: Any, folder: Path) -> None:
+    """MiniLM, all of it, on phrases of SST-2: the model that nobody made for ramps, so without any."""
+    from earlyexit.checkpoint import RampOptions
+
+    job = TrainJob(
+        backbone=resolve_backbone("minilm"),
+        name="sentiment",
+        ramps=RampOptions(at=()),
+        joint=True,
+        epochs=1,
+        learning_rate=1e-4,
+        max_length=MAX_LENGTH,
+        seed=SEED,
+        source=texts.SST2,
+    )
+    with progress_bars() as progress:
+        train(job, known, folder, progress=progress)
+
+
+def _image_stream(name: str, _folder: Path) -> tuple[EarlyExitModel, list[Encoded]]:
+    """CIFAR's ResNet-32 and a stream's images as it takes them."""
+    from earlyexit.codecs.image import ImageCodec
+
+    model = cifar_network()
+    pixels = images.STREAMS[name](np.random.default_rng(SEED), BOOTSTRAP_SHARE)
+    return model, ImageCodec(height=images.SIDE, width=images.SIDE).encode(list(pixels))
+
+
+def cifar_network() -> EarlyExitModel:
+    """The published ResNet-32, without ramps."""
+    from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+    from earlyexit.tasks.label import LabelTask
+
+    pretrained, family = load_pretrained(str(require_data("resnet_cifar10/resnet32.th")))
+    return add_ramps(
+        pretrained,
+        name="cifar",
+        family=family,
+        codec={"name": "image", "height": images.SIDE, "width": images.SIDE},
+        task=LabelTask([f"class{index}" for index in range(10)]),
+        ramps=RampOptions(at=()),
+    )
+
+
+def _load(folder: Path) -> EarlyExitModel:
+    from earlyexit.store import load_model
+
+    return load_model(folder)
+
+
+MAKERS = {"vision": _image_stream, "text": _text_stream}
+
+
+def main() -> None:
+    """Record what is not there yet, and say how sure the deepest ramp and the first are right."""
+    from argparse import ArgumentParser
+
+    from experiments.kit import show
+
+    parser = ArgumentParser(prog="python -m experiments.apparate.recording", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(KINDS)}; none: all")
+    parser.add_argument("--ramps", choices=get_args(RampKind), default="light")
+    options = parser.parse_args()
+    rows = [
+        (stream.name, stream.kind, len(stream.records), *(1 - stream.records.losses_NR.mean(0))[[0, -1]])
+        for stream in streams(options.names or tuple(KINDS), ramps=options.ramps)
+    ]
+    show("", ("stream", "kind", "inputs", "first ramp agrees", "last ramp agrees"), rows)
+
+
+if __name__ == "__main__":
+    main()

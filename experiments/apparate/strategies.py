@@ -1,0 +1,144 @@
+"""How a stream is served: which ramps, who sets their thresholds, and what of it changes on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from experiments.apparate.cases import BUDGET, RAMP_BUDGET, Case
+from experiments.apparate.one_time import of_ramps
+from experiments.apparate.ramp_choice import best_ramps
+from experiments.apparate.replay import Replay, observed, replay
+from experiments.apparate.times import evenly
+from optimizer.live.tuning.base import Question, Tuner
+from optimizer.live.tuning.rows import never, records_of
+from optimizer.live.tuning.tuners import make_tuner
+from optimizer.risk import Guarantee
+from optimizer.thresholds import design_rows, divide, learn_then_test
+from profiles.records import ExitRecords
+from profiles.stream import Observations
+
+TunerName = Literal["guarantee", "apparate"]
+PROBE_SHARE = 0.05
+"""Batches that run all ramps, where ramps are planned."""
+PERIOD = 1000
+"""Inputs between two plans."""
+WINDOW = 600
+"""Inputs of which all ramps were seen that a plan rests on, the last ones."""
+CONFIDENCE = 0.9
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """What may be lost, and what ramps may add to the worst case."""
+
+    loss: float = BUDGET
+    ramps: float = RAMP_BUDGET
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The loss, with confidence."""
+        return Guarantee(budget=self.loss, confidence=CONFIDENCE)
+
+
+class TunedThresholds:
+    """Ramps that stay as they are, and a tuner that sets their thresholds."""
+
+    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float]) -> None:
+        """`thresholds`: of the active ramps at the beginning."""
+        self.thresholds = thresholds
+        self.alarms = 0
+        self._tuner = tuner
+        tuner.follow(thresholds, 0.0)
+
+    def told(self, seen: Observations) -> None:
+        """What the tuner says holds from the next batch on."""
+        found = self._tuner.observe(seen)
+        if found is not None:
+            self.alarms += found.why == "alarm"
+            self.set(found.thresholds, after(seen))
+
+    def set(self, thresholds: Mapping[int, float], since_s: float) -> None:
+        """From a time on."""
+        self.thresholds = thresholds
+        self._tuner.follow(thresholds, since_s)
+
+
+class PlannedRamps(TunedThresholds):
+    """Ramps are chosen every period by the last inputs of which all were seen; new ones let nobody out at first."""
+
+    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], known: Observations, budgets: Budgets) -> None:
+        """`known`: inputs from before, all ramps of which were seen."""
+        super().__init__(tuner, thresholds)
+        self._known = known
+        self._budgets = budgets
+        self._next_s = float(PERIOD)
+
+    def told(self, seen: Observations) -> None:
+        """Plan where a period is over."""
+        super().told(seen)
+        probes = seen.take(seen.probe_N)
+        if len(probes):
+            joined = Observations.join(seen.shape, [self._known, probes])
+            self._known = joined.take(np.arange(max(0, len(joined) - WINDOW), len(joined)))
+        if after(seen) >= self._next_s:
+            self._next_s += PERIOD
+            self._plan(after(seen))
+
+    def _plan(self, since_s: float) -> None:
+        question = self._tuner.question
+        records = records_of(self._known, self._known.shape.ramps)
+        found = best_ramps(records, question.times, self._budgets.loss, self._budgets.ramps).thresholds
+        if found.keys() != self.thresholds.keys():
+            kept = {ramp: value for ramp, value in self.thresholds.items() if ramp in found}
+            self.set(never(question.score, tuple(found)) | kept, since_s)
+
+
+def after(seen: Observations) -> float:
+    """A time between these inputs and the next."""
+    return float(seen.times_s_N[-1]) + 0.5
+
+
+def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:
+    """A new one for a stream."""
+    score = case.stream.records.score
+    return make_tuner(name, Question(score=score, guarantee=budgets.guarantee, times=case.times))
+
+
+def first_thresholds(name: TunerName, case: Case, ramps: tuple[int, ...], budgets: Budgets) -> dict[int, float]:
+    """What a service begins with: Apparate with nobody leaving (section 3.1), Offramp with what calibration gave."""
+    initial = of_ramps(case.stream.initial, ramps)
+    if name == "apparate" or not ramps:
+        return never(initial.score, ramps)
+    calibrated = calibrated_thresholds(initial, budgets.guarantee)
+    return calibrated or never(initial.score, ramps)
+
+
+def calibrated_thresholds(records: ExitRecords, guarantee: Guarantee) -> dict[int, float]:
+    """As `offramp calibrate` finds them; none where these inputs are too few, or nothing can be promised."""
+    num_design = design_rows(len(records), guarantee, 0.25)
+    if len(records) - num_design < guarantee.least_inputs:
+        return {}
+    design, tested = (records.subset(rows) for rows in divide(len(records), num_design, SEED))
+    return learn_then_test(design, tested, guarantee).thresholds
+
+
+def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+    """The ramps that Apparate begins with, all along; a tuner sets their thresholds."""
+    ramps = evenly(case.times, budgets.ramps)
+    controller = TunedThresholds(tuner_of(name, case, budgets), first_thresholds(name, case, ramps, budgets))
+    return replay(case.stream.served, controller, case.times)
+
+
+def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+    """Ramps chosen by the beginning, and again every period by what probes saw."""
+    initial = case.stream.initial
+    ramps = tuple(best_ramps(initial, case.times, budgets.loss, budgets.ramps).thresholds)
+    known = observed(initial, {}, np.arange(-len(initial), 0).astype(np.float64), probe=True)
+    thresholds = first_thresholds(name, case, ramps, budgets)
+    controller = PlannedRamps(tuner_of(name, case, budgets), thresholds, known, budgets)
+    return replay(case.stream.served, controller, case.times, probe_share=PROBE_SHARE)

@@ -1,0 +1,118 @@
+"""Text streams that drift: sentences of SST-2, IMDB and AG News in mixes that change (Apparate section 5.1).
+
+Apparate streams Amazon's reviews category by category and user by user, and IMDB's sentence by sentence. Amazon's are
+not at hand: phrases of SST-2, reviews of IMDB, and news, which no sentiment model was made for, stand in for its
+categories.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+
+from earlyexit.dataset import LabelledRows, read_labelled
+from experiments.data import require_data
+
+SST2 = "sst2/train.tsv"
+IMDB = "imdb/imdb.csv"
+AG_NEWS = "ag_news/test.csv"
+FILES = (SST2, IMDB, AG_NEWS)
+LEARNT = 12_000
+"""Phrases of SST-2 that the model learns from; streams hold others."""
+LEAST_WORDS = 3
+SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+|<br\s*/?>")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pools:
+    """Sentences by where they are from, each in the order of its file or at random."""
+
+    reviews: tuple[str, ...]
+    """IMDB's, sentence by sentence."""
+    phrases: tuple[str, ...]
+    """SST-2's, in random order."""
+    news: Mapping[str, tuple[str, ...]]
+    """AG News', by category."""
+
+
+def sentences_of(review: str) -> Iterator[str]:
+    """Of at least three words."""
+    return (part.strip() for part in SENTENCE_ENDS.split(review) if len(part.split()) >= LEAST_WORDS)
+
+
+def read_phrases(rng: np.random.Generator) -> tuple[LabelledRows, tuple[str, ...]]:
+    """Phrases to learn from, with their labels, and others for streams."""
+    rows = read_labelled(require_data(SST2), text_column="sentence")
+    order = rng.permutation(len(rows)).tolist()
+    return rows.select(order[:LEARNT]), rows.select(order[LEARNT:]).texts
+
+
+def read_pools(phrases: tuple[str, ...], rng: np.random.Generator) -> Pools:
+    """All sentences; ends the experiment with a sentence where a file is absent."""
+    reviews = read_labelled(require_data(IMDB), text_column="reviews", label_column="labels").texts
+    with require_data(AG_NEWS).open(newline="", encoding="utf-8") as file:
+        rows = [(category, f"{title}. {words}".replace("\\", " ")) for category, title, words in csv.reader(file)]
+    categories = sorted({category for category, _ in rows})
+    news = {name: [text for category, text in rows if category == name] for name in categories}
+    return Pools(
+        reviews=tuple(sentence for review in reviews for sentence in sentences_of(review)),
+        phrases=phrases,
+        news={name: tuple(rng.permutation(np.array(texts, dtype=object))) for name, texts in news.items()},
+    )
+
+
+Share = Mapping[str, float]
+"""Of phrases, reviews and news; they add up to 1."""
+
+
+def mixed(pools: Pools, share_at: Callable[[float], Share], num_inputs: int, rng: np.random.Generator) -> list[str]:
+    """So many sentences, each from a pool drawn by the shares at its place in the stream, from 0 to 1."""
+    every_news = [text for texts in zip(*pools.news.values(), strict=False) for text in texts]
+    of_pool = {"phrases": cycle(pools.phrases), "reviews": cycle(pools.reviews), "news": cycle(every_news)}
+    names = list(of_pool)
+    found = []
+    for place in range(num_inputs):
+        shares = share_at(place / num_inputs)
+        found.append(next(of_pool[names[rng.choice(len(names), p=[shares.get(name, 0.0) for name in names])]]))
+    return found
+
+
+def reviews_in_order(pools: Pools, num_inputs: int, _rng: np.random.Generator) -> list[str]:
+    """Apparate's own IMDB stream: reviews in the order of the data, sentence by sentence."""
+    return list(pools.reviews[:num_inputs])
+
+
+def by_category(pools: Pools, num_inputs: int, _rng: np.random.Generator) -> list[str]:
+    """Category after category, as Amazon's are streamed: phrases, reviews, and the four of the news between them."""
+    phrases, reviews = iter(pools.phrases), iter(pools.reviews)
+    news = {name: iter(texts) for name, texts in pools.news.items()}
+    first, second, third, fourth = news.values()
+    parts = (phrases, reviews, first, phrases, second, reviews, third, phrases, fourth, reviews)
+    share = num_inputs // len(parts)
+    return [text for part in parts for _, text in zip(range(share), part, strict=False)]
+
+
+def gradually(pools: Pools, num_inputs: int, rng: np.random.Generator) -> list[str]:
+    """From phrases alone, along a line, to half reviews and half news."""
+    return mixed(
+        pools, lambda at: {"phrases": 1 - at, "reviews": at / 2, "news": 1 - (1 - at) - at / 2}, num_inputs, rng
+    )
+
+
+def returning(pools: Pools, num_inputs: int, rng: np.random.Generator) -> list[str]:
+    """Three mixes in turn, four times: phrases; reviews; reviews with two in five of the news."""
+    mixes: tuple[Share, ...] = ({"phrases": 1.0}, {"reviews": 1.0}, {"reviews": 0.6, "news": 0.4})
+    return mixed(pools, lambda at: mixes[int(at * 4 * len(mixes)) % len(mixes)], num_inputs, rng)
+
+
+STREAMS: Mapping[str, Callable[[Pools, int, np.random.Generator], list[str]]] = {
+    "imdb": reviews_in_order,
+    "categories": by_category,
+    "gradual": gradually,
+    "returning": returning,
+}
