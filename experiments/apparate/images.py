@@ -21,11 +21,14 @@ from experiments.data import require_data
 Images = npt.NDArray[np.uint8]
 """(N, 32, 32, 3)."""
 
+TRAIN = "cifar10/lossless/cifar10_train_10000_webp.zip"
 TEST = "cifar10/lossless/cifar10_test_5000_webp.zip"
 CARS = "video/car-detection.mp4"
 PEOPLE = "video/one-by-one-person-detection.mp4"
-FILES = (TEST, CARS, PEOPLE)
+FILES = (TRAIN, TEST, CARS, PEOPLE)
 SIDE = 32
+LEARNT = 3000
+"""Images that ramps learn from, where they are not the stream's beginning."""
 CAR_TILES, PEOPLE_TILES = (4, 6), (2, 3)
 """Rows and columns of tiles that a frame is cut into, each an input; a frame's come together, in one order."""
 DAYS = 3
@@ -62,7 +65,8 @@ def video_tiles(name: str, grid: tuple[int, int]) -> Images:
 
 def darker(image: Images, strength: float) -> Images:
     """Down to a tenth of its light."""
-    return (image * (1 - 0.9 * strength)).astype(np.uint8)
+    dark: Images = (image * (1 - 0.9 * strength)).astype(np.uint8)
+    return dark
 
 
 def blurred(image: Images, strength: float) -> Images:
@@ -80,9 +84,15 @@ def night(at: float) -> float:
     return float(0.5 - 0.5 * np.cos(2 * np.pi * DAYS * at))
 
 
-def cifar_images() -> Images:
-    """The lossless part of CIFAR-10's test images, by class."""
-    files = read_labelled(require_data(TEST)).columns[IMAGE]
+def known_images(rng: np.random.Generator) -> Images:
+    """Of CIFAR-10's train images, which no stream holds."""
+    images = cifar_images(TRAIN)
+    return images[rng.permutation(len(images))[:LEARNT]]
+
+
+def cifar_images(part: str) -> Images:
+    """The lossless images of a part of CIFAR-10, by class."""
+    files = read_labelled(require_data(part)).columns[IMAGE]
     return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files])
 
 
@@ -95,7 +105,7 @@ def twice(images: Images, rng: np.random.Generator, bootstrap_share: float) -> I
 
 def weather(rng: np.random.Generator, bootstrap_share: float) -> Images:
     """CIFAR-10: clear, then in turn dark, blurred, noisy and clear again."""
-    images = twice(cifar_images(), rng, bootstrap_share)
+    images = twice(cifar_images(TEST), rng, bootstrap_share)
     kinds: tuple[Callable[[Images], Images], ...] = (
         lambda image: image,
         lambda image: darker(image, 0.6),
@@ -108,7 +118,7 @@ def weather(rng: np.random.Generator, bootstrap_share: float) -> Images:
 
 def daylight(rng: np.random.Generator, bootstrap_share: float) -> Images:
     """CIFAR-10 through three days, ever noisier."""
-    images = twice(cifar_images(), rng, bootstrap_share)
+    images = twice(cifar_images(TEST), rng, bootstrap_share)
     return np.stack(
         [
             noisy(darker(image, 0.8 * night(k / len(images))), 0.5 * k / len(images), rng)
@@ -134,3 +144,5 @@ STREAMS: Mapping[str, Callable[[np.random.Generator, float], Images]] = {
     "cars": cars,
     "people": people,
 }
+OF_CIFAR = ("weather", "daylight")
+"""Streams of CIFAR-10's images."""

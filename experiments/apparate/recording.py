@@ -1,11 +1,13 @@
 """Streams recorded once: what every ramp and the full model say of every input, in order; kept in runs/apparate.
 
 Ramps are trained on a frozen model, from its own answers, on the beginning of each stream (Apparate sections 3.1 and
-4): the first 10 % is theirs, half of it to learn from, half to tune thresholds by; the rest is what is served.
+4): the first 10 % is theirs, half of it to learn from, half to tune thresholds by; the rest is what is served. The
+streams of CIFAR-10 have other images to learn from (the paper: data that the user provides, or the beginning).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,8 +37,10 @@ KINDS: Mapping[str, Kind] = {**dict.fromkeys(images.STREAMS, "vision"), **dict.f
 NEEDS = (*images.FILES, "resnet_cifar10/resnet32.th", *texts.FILES)
 """Files of OFFRAMP_DATA."""
 BOOTSTRAP_SHARE = 0.1
-NUM_TEXTS = 12_000
+NUM_TEXTS = 8_000
 MAX_LENGTH = 64
+LEAST_STEPS = 1200
+"""Of training: few inputs are gone over more often."""
 SEED = 0
 
 
@@ -80,25 +84,38 @@ def recorded(name: str, ramps: RampKind = "light", folder: Path = FOLDER) -> Pat
     path = folder / f"{name}{'' if ramps == 'light' else f'-{ramps}'}.npz"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        model, encoded = MAKERS[KINDS[name]](name, folder)
-        record(model, encoded, name, ramps).save(path)
+        material = MAKERS[KINDS[name]](name, folder)
+        record(material, name, ramps).save(path)
     return path
 
 
-def record(model: EarlyExitModel, encoded: Sequence[Encoded], name: str, ramps: RampKind) -> ExitRecords:
-    """Train ramps on the beginning of a stream, and see what all of them say of all of it."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Material:
+    """What a stream is recorded from."""
+
+    model: EarlyExitModel
+    """Without ramps."""
+    inputs: Sequence[Encoded]
+    learn: Sequence[Encoded]
+    """What ramps learn from."""
+
+
+def record(material: Material, name: str, ramps: RampKind) -> ExitRecords:
+    """Train ramps, and see what all of them say of all of a stream."""
     from earlyexit.train import TrainOptions, exit_outputs, train_ramps
     from offramp.jobs.calibration import records_from_outputs
 
-    ramped = with_ramps(model, ramps)
-    num_learn = round(len(encoded) * BOOTSTRAP_SHARE) // 2
-    unknown_N = np.zeros(len(encoded), dtype=np.int64)
+    ramped = with_ramps(material.model, ramps)
+    unknown_N = np.zeros(max(len(material.inputs), len(material.learn)), dtype=np.int64)
     with progress_bars() as progress:
-        options = TrainOptions(imitate=True, seed=SEED, progress=progress)
-        train_ramps(ramped, encoded[:num_learn], unknown_N[:num_learn], options)
-        outputs = exit_outputs(ramped, encoded, progress=progress)
-    facts: dict[str, Any] = provenance(stream=name, ramps=ramps, learnt_from=num_learn, seed=SEED)
-    records = records_from_outputs(outputs, "confidence", ramped.task, unknown_N, provenance=facts)
+        batches = math.ceil(len(material.learn) / TrainOptions().batch)
+        epochs = max(TrainOptions().epochs, LEAST_STEPS // batches)
+        options = TrainOptions(epochs=epochs, imitate=True, seed=SEED, progress=progress)
+        train_ramps(ramped, material.learn, unknown_N[: len(material.learn)], options)
+        outputs = exit_outputs(ramped, material.inputs, progress=progress)
+    facts: dict[str, Any] = provenance(stream=name, ramps=ramps, learnt_from=len(material.learn), seed=SEED)
+    truth_N = unknown_N[: len(material.inputs)]
+    records = records_from_outputs(outputs, "confidence", ramped.task, truth_N, provenance=facts)
     return replace(records, true_losses_NE=None)  # nobody labelled the inputs: the full model is right by definition
 
 
@@ -118,7 +135,12 @@ def with_ramps(model: EarlyExitModel, kind: RampKind) -> EarlyExitModel:
     return ramped
 
 
-def _text_stream(name: str, folder: Path) -> tuple[EarlyExitModel, list[Encoded]]:
+def beginning(inputs: Sequence[Encoded]) -> Sequence[Encoded]:
+    """Of a stream, what ramps learn from."""
+    return inputs[: round(len(inputs) * BOOTSTRAP_SHARE) // 2]
+
+
+def _text_stream(name: str, folder: Path) -> Material:
     """The sentiment model and a stream's sentences as it takes them."""
     from earlyexit.codecs import find_codec
     from earlyexit.dataset import LabelledRows
@@ -131,7 +153,8 @@ def _text_stream(name: str, folder: Path) -> tuple[EarlyExitModel, list[Encoded]
     model = _load(model_folder)
     sentences = texts.STREAMS[name](texts.read_pools(phrases, rng), NUM_TEXTS, rng)
     rows = LabelledRows.of_texts(sentences, [""] * len(sentences))
-    return model, rows.encode(find_codec(model.info.codec, model_folder))
+    encoded = rows.encode(find_codec(model.info.codec, model_folder))
+    return Material(model=model, inputs=encoded, learn=beginning(encoded))
 
 
 def train_sentiment(known: Any, folder: Path) -> None:
@@ -153,13 +176,15 @@ def train_sentiment(known: Any, folder: Path) -> None:
         train(job, known, folder, progress=progress)
 
 
-def _image_stream(name: str, _folder: Path) -> tuple[EarlyExitModel, list[Encoded]]:
+def _image_stream(name: str, _folder: Path) -> Material:
     """CIFAR's ResNet-32 and a stream's images as it takes them."""
     from earlyexit.codecs.image import ImageCodec
 
-    model = cifar_network()
-    pixels = images.STREAMS[name](np.random.default_rng(SEED), BOOTSTRAP_SHARE)
-    return model, ImageCodec(height=images.SIDE, width=images.SIDE).encode(list(pixels))
+    codec = ImageCodec(height=images.SIDE, width=images.SIDE)
+    rng = np.random.default_rng(SEED)
+    inputs = codec.encode(list(images.STREAMS[name](rng, BOOTSTRAP_SHARE)))
+    known = codec.encode(list(images.known_images(rng))) if name in images.OF_CIFAR else beginning(inputs)
+    return Material(model=cifar_network(), inputs=inputs, learn=known)
 
 
 def cifar_network() -> EarlyExitModel:
