@@ -53,7 +53,7 @@ class Case:
 
 
 def cases(effort: Effort, ramps: str = "light") -> list[Case]:
-    """The eight streams; with quick effort made-up ones, which need no data."""
+    """The eight streams; with quick effort two made-up ones, which need no data."""
     if effort == "quick":
         return [Case(stream=stream, table=made_up.table()) for stream in made_up.streams()]
     found = streams(ramps="mlp" if ramps == "mlp" else "light")

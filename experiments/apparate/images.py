@@ -80,8 +80,8 @@ def noisy(image: Images, strength: float, rng: np.random.Generator) -> Images:
 
 
 def night(at: float) -> float:
-    """How dark it is at a place of the stream, from 0 to 1: it begins by day."""
-    return float(0.5 - 0.5 * np.cos(2 * np.pi * DAYS * at))
+    """How dark it is at a place of the stream, from 0 to 1: first it is day for a tenth of the stream."""
+    return float(0.5 - 0.5 * np.cos(2 * np.pi * DAYS * max(0.0, at - 0.1) / 0.9))
 
 
 def known_images(rng: np.random.Generator) -> Images:
@@ -135,7 +135,7 @@ def cars(_rng: np.random.Generator, _share: float) -> Images:
 def people(_rng: np.random.Generator, _share: float) -> Images:
     """People who come to a table, through three days and nights."""
     images = video_tiles(PEOPLE, PEOPLE_TILES)
-    return np.stack([darker(image, 0.8 * night(k / len(images))) for k, image in enumerate(images)])
+    return np.stack([darker(image, 0.5 * night(k / len(images))) for k, image in enumerate(images)])
 
 
 STREAMS: Mapping[str, Callable[[np.random.Generator, float], Images]] = {

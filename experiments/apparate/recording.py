@@ -1,8 +1,8 @@
 """Streams recorded once: what every ramp and the full model say of every input, in order; kept in runs/apparate.
 
 Ramps are trained on a frozen model, from its own answers, on the beginning of each stream (Apparate sections 3.1 and
-4): the first 10 % is theirs, half of it to learn from, half to tune thresholds by; the rest is what is served. The
-streams of CIFAR-10 have other images to learn from (the paper: data that the user provides, or the beginning).
+4): the first 10 % is theirs, half of it to learn from, half to tune thresholds by; the rest is what is served. Ramps
+for images learn from some of those that the network was made with, too (the paper: data that the user provides).
 """
 
 from __future__ import annotations
@@ -183,8 +183,9 @@ def _image_stream(name: str, _folder: Path) -> Material:
     codec = ImageCodec(height=images.SIDE, width=images.SIDE)
     rng = np.random.default_rng(SEED)
     inputs = codec.encode(list(images.STREAMS[name](rng, BOOTSTRAP_SHARE)))
-    known = codec.encode(list(images.known_images(rng))) if name in images.OF_CIFAR else beginning(inputs)
-    return Material(model=cifar_network(), inputs=inputs, learn=known)
+    known = codec.encode(list(images.known_images(rng)))
+    learn = known if name in images.OF_CIFAR else [*known, *beginning(inputs)]
+    return Material(model=cifar_network(), inputs=inputs, learn=learn)
 
 
 def cifar_network() -> EarlyExitModel:

@@ -71,7 +71,7 @@ def kept(found: Found, side: str) -> str:
 
 
 def run(effort: Effort) -> StudyResult:
-    """The recorded streams; made-up ones with quick effort."""
+    """The recorded streams; two made-up ones with quick effort."""
     return compare(cases(effort))
 
 
