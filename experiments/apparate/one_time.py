@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from experiments.apparate.times import Answered
+from optimizer.live.best_ramps import greedily, of_ramps
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.greedy import ThresholdGame, greedy
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 
@@ -60,17 +59,4 @@ def greedy_thresholds(
     records: ExitRecords, budget: float, times: ExitTimes, ramps: tuple[int, ...]
 ) -> dict[int, float]:
     """One threshold per ramp, as Apparate's greedy search finds them on these inputs."""
-    return dict(greedy(ThresholdGame(of_ramps(records, ramps), times, budget)).thresholds)
-
-
-def of_ramps(records: ExitRecords, ramps: tuple[int, ...]) -> ExitRecords:
-    """As if the model had these ramps only."""
-    columns = [records.ramps.index(ramp) for ramp in ramps]
-    return replace(
-        records,
-        ramps=ramps,
-        scores_NR=records.scores_NR[:, columns],
-        losses_NR=records.losses_NR[:, columns],
-        answers_NE=None if records.answers_NE is None else records.answers_NE[:, [*columns, -1]],
-        true_losses_NE=None,
-    )
+    return dict(greedily(times, budget)(of_ramps(records, ramps)))

@@ -14,10 +14,10 @@ import numpy as np
 
 from experiments.apparate.one_time import answered
 from experiments.apparate.times import Answered
+from experiments.tuned_replay import observed
 from optimizer.live.exit_times import ExitTimes
 from profiles.records import ExitRecords
-from profiles.scores import BoolArray, FloatArray
-from profiles.stream import Observations, shape_of
+from profiles.stream import Observations
 
 BATCH = 16
 """Inputs between two looks: Apparate's window (section 3.2)."""
@@ -76,24 +76,5 @@ def replay(
         thresholds = dict(controller.thresholds)
         parts.append(answered(batch, thresholds, times, evaluated=records.ramps if probe else None))
         settings.append(thresholds)
-        controller.told(observed(batch, thresholds, rows_N.astype(np.float64), probe=probe))
+        controller.told(observed(batch, thresholds, np.full(len(batch), probe), stay=True, first=first))
     return Replay(answered=Answered.join(parts), settings=tuple(settings))
-
-
-def observed(
-    records: ExitRecords, thresholds: Mapping[int, float], times_s_N: FloatArray, *, probe: bool
-) -> Observations:
-    """What is seen of inputs that stay."""
-    num_inputs = len(records)
-    active_NR: BoolArray = np.tile([ramp in thresholds for ramp in records.ramps], (num_inputs, 1))
-    seen_NR = active_NR | probe
-    return Observations(
-        shape=shape_of(records),
-        times_s_N=times_s_N,
-        probe_N=np.full(num_inputs, probe),
-        stayed_N=np.ones(num_inputs, dtype=bool),
-        active_NR=active_NR,
-        exits_N=records.outcome(thresholds).exits_N.astype(np.int16),
-        scores_NR=np.where(seen_NR, records.scores_NR, np.nan).astype(np.float32),
-        losses_NR=np.where(seen_NR, records.losses_NR, np.nan).astype(np.float32),
-    )

@@ -9,10 +9,11 @@ from typing import Literal
 import numpy as np
 
 from experiments.apparate.cases import BUDGET, RAMP_BUDGET, Case
-from experiments.apparate.one_time import of_ramps
-from experiments.apparate.ramp_choice import best_ramps
-from experiments.apparate.replay import Replay, observed, replay
-from experiments.apparate.times import evenly
+from experiments.apparate.replay import Replay, replay
+from experiments.tuned_replay import observed
+from optimizer.live.best_ramps import best_ramps, greedily, of_ramps
+from optimizer.live.ramp_mover import PERIOD as MOVES_EVERY
+from optimizer.live.ramp_mover import move, spread_out
 from optimizer.live.tuning.base import Question, Tuner
 from optimizer.live.tuning.rows import never, records_of
 from optimizer.live.tuning.tuners import make_tuner
@@ -24,7 +25,7 @@ from profiles.stream import Observations
 TunerName = Literal["guarantee", "apparate"]
 PROBE_SHARE = 0.05
 """Batches that run all ramps, where ramps are planned."""
-PERIOD = 1000
+PERIOD = 2000
 """Inputs between two plans."""
 WINDOW = 600
 """Inputs of which all ramps were seen that a plan rests on, the last ones."""
@@ -92,10 +93,36 @@ class PlannedRamps(TunedThresholds):
     def _plan(self, since_s: float) -> None:
         question = self._tuner.question
         records = records_of(self._known, self._known.shape.ramps)
-        found = best_ramps(records, question.times, self._budgets.loss, self._budgets.ramps).thresholds
-        if found.keys() != self.thresholds.keys():
+        found = best_ramps(
+            records, question.times, self._budgets.ramps, greedily(question.times, self._budgets.loss)
+        ).ramps
+        if set(found) != set(self.thresholds):
             kept = {ramp: value for ramp, value in self.thresholds.items() if ramp in found}
-            self.set(never(question.score, tuple(found)) | kept, since_s)
+            self.set(never(question.score, found) | kept, since_s)
+
+
+class MovedRamps(TunedThresholds):
+    """Apparate's mover: a round every 128 inputs, by those since the last one, of which the active ramps were seen."""
+
+    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], budgets: Budgets) -> None:
+        super().__init__(tuner, thresholds)
+        self._budgets = budgets
+        self._window: list[Observations] = []
+
+    def told(self, seen: Observations) -> None:
+        """Move where a round is over."""
+        ramps = set(self.thresholds)
+        super().told(seen)
+        self._window.append(seen)
+        if sum(map(len, self._window)) < MOVES_EVERY:
+            return
+        window = records_of(Observations.join(seen.shape, self._window), sorted(ramps))
+        question = self._tuner.question
+        tune = greedily(question.times, self._budgets.loss)
+        moved = move(window, self.thresholds, question.times, tune, self._budgets.ramps)
+        self._window = []
+        if moved.thresholds != self.thresholds:
+            self.set(moved.thresholds, after(seen))
 
 
 def after(seen: Observations) -> float:
@@ -129,7 +156,7 @@ def calibrated_thresholds(records: ExitRecords, guarantee: Guarantee) -> dict[in
 
 def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """The ramps that Apparate begins with, all along; a tuner sets their thresholds."""
-    ramps = evenly(case.times, budgets.ramps)
+    ramps = spread_out(case.times, budgets.ramps)
     controller = TunedThresholds(tuner_of(name, case, budgets), first_thresholds(name, case, ramps, budgets))
     return replay(case.stream.served, controller, case.times)
 
@@ -137,8 +164,16 @@ def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -
 def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Ramps chosen by the beginning, and again every period by what probes saw."""
     initial = case.stream.initial
-    ramps = tuple(best_ramps(initial, case.times, budgets.loss, budgets.ramps).thresholds)
-    known = observed(initial, {}, np.arange(-len(initial), 0).astype(np.float64), probe=True)
+    ramps = best_ramps(initial, case.times, budgets.ramps, greedily(case.times, budgets.loss)).ramps
+    known = observed(initial, {}, np.ones(len(initial), dtype=bool), stay=True, first=-len(initial))
     thresholds = first_thresholds(name, case, ramps, budgets)
     controller = PlannedRamps(tuner_of(name, case, budgets), thresholds, known, budgets)
     return replay(case.stream.served, controller, case.times, probe_share=PROBE_SHARE)
+
+
+def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+    """Evenly spaced ramps to begin with, moved every 128 inputs."""
+    ramps = spread_out(case.times, budgets.ramps)
+    thresholds = first_thresholds(name, case, ramps, budgets)
+    controller = MovedRamps(tuner_of(name, case, budgets), thresholds, budgets)
+    return replay(case.stream.served, controller, case.times)

@@ -7,19 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.live.exit_times import ExitTimes
 from profiles.scores import FloatArray
-
-
-def evenly(times: ExitTimes, budget: float) -> tuple[int, ...]:
-    """As many ramps as the budget allows, evenly spaced: what Apparate begins with (section 3.1)."""
-    ramps = times.ramps
-    for count in range(len(ramps), 0, -1):
-        places = (np.arange(count) + 1) * (len(ramps) + 1) / (count + 1) - 1
-        chosen = tuple(dict.fromkeys(ramps[min(round(place), len(ramps) - 1)] for place in places.tolist()))
-        if len(chosen) == count and times.overhead(chosen) <= budget:
-            return chosen
-    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

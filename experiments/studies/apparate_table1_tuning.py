@@ -13,9 +13,10 @@ from experiments.apparate.cases import BUDGET, RAMP_BUDGET, Case, cases
 from experiments.apparate.one_time import answered, greedy_thresholds, sampled
 from experiments.apparate.recording import NEEDS, Kind
 from experiments.apparate.strategies import with_even_ramps
-from experiments.apparate.times import Answered, evenly
+from experiments.apparate.times import Answered
 from experiments.studies.served_streams import Found, bars, document, mean, run_sides, table
 from experiments.studies.study import Effort, StudyResult, declare, facts
+from optimizer.live.ramp_mover import spread_out
 from profiles.records import ExitRecords
 
 SAMPLE = 0.1
@@ -32,7 +33,7 @@ PAPER: Mapping[Kind, Mapping[str, tuple[float, float]]] = {
 
 def tuned_once(case: Case, records: ExitRecords) -> Answered:
     """With the thresholds that these inputs allow."""
-    ramps = evenly(case.times, RAMP_BUDGET)
+    ramps = spread_out(case.times, RAMP_BUDGET)
     return answered(case.stream.served, greedy_thresholds(records, BUDGET, case.times, ramps), case.times)
 
 

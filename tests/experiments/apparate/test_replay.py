@@ -5,10 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from experiments.apparate.one_time import answered, greedy_thresholds, of_ramps, optimal, same_threshold, sampled
-from experiments.apparate.ramp_choice import best_ramps
-from experiments.apparate.replay import BATCH, Fixed, observed, replay
-from experiments.apparate.times import Answered, evenly
+from experiments.apparate.one_time import answered, greedy_thresholds, optimal, same_threshold, sampled
+from experiments.apparate.replay import BATCH, Fixed, replay
+from experiments.apparate.times import Answered
 from optimizer.live.exit_times import ExitTimes
 from profiles.records import ExitRecords
 from profiles.stream import Observations
@@ -68,11 +67,6 @@ def test_the_optimal_leaves_at_the_first_ramp_that_is_right_and_pays_for_no_ramp
     assert optimal(FOUR, TIMES).answer_s_N.tolist() == [1.0, 3.0, 10.0, 3.0]
 
 
-@pytest.mark.parametrize(("budget", "ramps"), [(0.0, ()), (0.1, (1,)), (0.2, (0, 2)), (0.3, (0, 1, 2))])
-def test_ramps_begin_evenly_spaced_as_many_as_the_budget_allows(budget: float, ramps: tuple[int, ...]) -> None:
-    assert evenly(TIMES, budget) == ramps
-
-
 def test_one_threshold_for_all_ramps_is_the_boldest_that_keeps_the_budget() -> None:
     found = same_threshold(FOUR, 0.0, TIMES, (0, 1))
     assert found[0] == found[1]
@@ -86,23 +80,10 @@ def test_nobody_leaves_where_no_threshold_keeps_the_budget() -> None:
         assert answered(wrong, tune(wrong, 0.01, TIMES, (0, 1, 2)), TIMES).losses_N.sum() == 0
 
 
-def test_records_of_some_ramps_know_of_no_others() -> None:
-    assert of_ramps(FOUR, (1,)).ramps == (1,)
-    assert of_ramps(FOUR, (1,)).losses_NR.tolist() == [[0], [0], [1], [0]]
-
-
 def test_a_sample_is_in_order_and_holds_no_input_twice() -> None:
     many = FOUR.subset(np.tile(np.arange(4), 25))
     ids = sampled(many, 0.2, np.random.default_rng(0)).sample_ids
     assert len(ids) == 20
-
-
-def test_the_best_ramps_are_those_of_all_sets_within_the_budget() -> None:
-    # Ramp 1 alone lets all but the third out rightly: 4 + 4 + 4 + 11 s. Any other set of one ramp is slower.
-    found = best_ramps(FOUR.subset(np.tile(np.arange(4), 25)), TIMES, 0.0, 0.1)
-    assert list(found.thresholds) == [1]
-    assert found.mean_s == pytest.approx(23 / 4)
-    assert best_ramps(FOUR, TIMES, 0.0, 0.0).thresholds == {}
 
 
 def test_what_is_set_holds_from_the_next_batch_on() -> None:
@@ -122,10 +103,6 @@ def test_who_watches_sees_active_ramps_and_of_probes_all_which_take_their_time()
     assert seen.probe_N.all()
     assert not np.isnan(seen.scores_NR).any()
     assert served.answered.answer_s_N.tolist() == [2.0, 13.0, 13.0, 13.0]
-    stayed = observed(FOUR, {1: 0.75}, np.arange(4.0), probe=False)
-    assert np.isnan(stayed.scores_NR).tolist() == [[True, False, True]] * 4
-    assert stayed.exits_N.tolist() == [1, 1, 3, 1]
-    assert stayed.losses_NR[:, 1].tolist() == [0, 0, 1, 0], "of all, answered early or not"
 
 
 def test_without_anybody_watching_nothing_changes() -> None:

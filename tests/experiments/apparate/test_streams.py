@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from experiments.apparate import images, made_up, recording, texts
-from experiments.apparate.times import evenly
 from optimizer.live.exit_times import ExitTimes
+from optimizer.live.ramp_mover import spread_out
 
 POOLS = texts.Pools(
     reviews=tuple(f"review {k}" for k in range(1000)),
@@ -101,7 +101,7 @@ def test_made_up_inputs_become_harder_and_easier() -> None:
     losses = made_up.stream("weather").records.losses_NR
     assert losses[: made_up.PERIOD].mean() < 0.7 * losses[made_up.PERIOD : 2 * made_up.PERIOD].mean()
     times = ExitTimes.of(made_up.table(), made_up.RAMPS, 1)
-    assert evenly(times, 0.02) == (1, 3)
+    assert spread_out(times, 0.02) == (1, 3)
 
 
 def test_every_stream_is_of_a_kind() -> None:
