@@ -100,7 +100,8 @@ def twice(images: Images, rng: np.random.Generator, bootstrap_share: float) -> I
     """Every image two times in random orders, but those of the beginning once: ramps are not to know what comes."""
     order = rng.permutation(len(images))
     first = round(2 * len(images) * bootstrap_share / (1 + bootstrap_share))
-    return images[np.concatenate([order, rng.permutation(order[first:])])]
+    chosen: Images = images[np.concatenate([order, rng.permutation(order[first:])])]
+    return chosen
 
 
 def weather(rng: np.random.Generator, bootstrap_share: float) -> Images:
