@@ -47,7 +47,9 @@ def read_onnx(path: Path, *, open_size: int = OPEN_SIZE) -> OnnxFile:
 
         proto = onnx.inliner.inline_local_functions(proto)
     _check_operators(proto.graph, path)
-    return OnnxFile(path=path, proto=proto, flow=_dataflow(proto.graph, _with_shapes(proto, open_size)), beside=beside)
+    return OnnxFile(
+        path=path, proto=proto, flow=dataflow_of(proto.graph, _with_shapes(proto, open_size)), beside=beside
+    )
 
 
 def load_structure(path: Path) -> Any:
@@ -115,7 +117,8 @@ def _check_operators(graph: Any, path: Path) -> None:
         known.update(node.output)
 
 
-def _dataflow(graph: Any, inferred: Any) -> Dataflow:
+def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
+    """Of an onnx.GraphProto, whose shapes are in `inferred`: another of the same tensors, or itself."""
     weights = {each.name for each in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
     inputs = tuple(each.name for each in graph.input if each.name not in weights)
     shapes, item_bytes = {}, {}
@@ -176,11 +179,11 @@ def _with_shapes(proto: Any, open_size: int) -> Any:
 def _close_axes(inputs: list[Any], open_size: int) -> None:
     """Give every open axis a size: one input, or as many as another input of the model always has."""
     firsts = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
-    batch = next((dim.dim_value for dim in firsts if dim.dim_value), 1)
+    batch = next((dim.dim_value for dim in firsts if dim.dim_value > 0), 1)
     counts_inputs = {dim.dim_param for dim in firsts} - {""}
     for each in inputs:
         for axis, dim in enumerate(each.type.tensor_type.shape.dim):
-            if not dim.dim_value:
+            if dim.dim_value <= 0:  # some exporters write -1
                 dim.dim_value = batch if axis == 0 or dim.dim_param in counts_inputs else open_size
 
 

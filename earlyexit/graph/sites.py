@@ -24,6 +24,8 @@ class Site:
     """The name of the operator that gives the first of them."""
     bytes_per_input: int | None
     """Of all of them; None where a shape is not known."""
+    seconds_share: float | None = None
+    """Of the model's time, what has passed here; None where it was not measured."""
 
 
 def carriers(flow: Dataflow) -> tuple[str, ...]:

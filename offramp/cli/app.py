@@ -20,11 +20,12 @@ from offramp.cli.profile import profile
 from offramp.cli.serve import serve
 from offramp.cli.service import delete, deploy, render, status
 from offramp.cli.simulate import simulate
+from offramp.cli.sites import sites
 from offramp.cli.train import train
 from offramp.cli.versions import canary, load, promote, unload, versions
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
-    *(serve, bench, train, calibrate, doctor, predict, profile, forecast, plan, what_if, simulate),
+    *(serve, bench, train, calibrate, doctor, predict, profile, forecast, plan, what_if, simulate, sites),
     *(render, deploy, status, delete, versions, canary, promote, load, unload),
 )
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from earlyexit.graph.dataflow import Dataflow
 
 
 def carriers_by_removal(flow: Dataflow) -> list[str]:
     """Tensors without which no output follows from any input; in the order of the operators, inputs left out."""
     free = _free(flow)
-    if not _reached(flow, free, None):
+    if not _reached(flow, free, set()):
         return []
-    return [
-        name
-        for operator in flow.operators
-        for name in operator.outputs
-        if name not in free and not _reached(flow, free, removed=name)
-    ]
+    made = [name for operator in flow.operators for name in operator.outputs if name not in free]
+    return [name for name in made if not _reached(flow, free, {name})]
+
+
+def disconnects(flow: Dataflow, tensors: Iterable[str]) -> bool:
+    """Whether without these no output follows from any input."""
+    return not _reached(flow, _free(flow), set(tensors))
 
 
 def _free(flow: Dataflow) -> set[str]:
@@ -26,12 +29,12 @@ def _free(flow: Dataflow) -> set[str]:
     return free
 
 
-def _reached(flow: Dataflow, free: set[str], removed: str | None) -> bool:
+def _reached(flow: Dataflow, free: set[str], removed: set[str]) -> bool:
     """Whether an output depends on an input, by a way around what is removed."""
-    known = set(flow.inputs) - free - {removed}
+    known = set(flow.inputs) - free - removed
     for operator in flow.operators:
         if operator.kind == "sizes":
             continue
         if known.intersection(operator.inputs) or operator.kind == "random":
-            known |= set(operator.outputs) - free - {removed}
+            known |= set(operator.outputs) - free - removed
     return bool(known & set(flow.outputs))

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from earlyexit.graph.dataflow import Dataflow, Operator, OperatorKind
+from earlyexit.graph.dataflow import Dataflow
 from earlyexit.graph.onnx_file import read_onnx
 from earlyexit.graph.sites import carriers, find_sites, regions_of
+from tests.earlyexit.graph.flows import flow_of
 from tests.earlyexit.graph.found import LIGHT, PACKAGED, model_file
 from tests.earlyexit.graph.removal import carriers_by_removal
 from tests.earlyexit.graph.tiny import graph_of, saved, weight
@@ -31,28 +32,6 @@ SITES = {
     "ocr_recognition": 34,
     "ocr_direction": 24,
 }
-
-
-def flow_of(*lines: str, inputs: str = "x", outputs: str = "y") -> Dataflow:
-    """Of lines like `b = work a w`; what no line gives, and is no input, is a weight."""
-    operators = [_operator(index, *line.split(" = ")) for index, line in enumerate(lines)]
-    given = {*inputs.split(), *(name for operator in operators for name in operator.outputs)}
-    return Dataflow(
-        operators=tuple(operators),
-        inputs=tuple(inputs.split()),
-        outputs=tuple(outputs.split()),
-        weights=frozenset(name for operator in operators for name in operator.inputs) - given,
-        shapes={},
-        bytes_per_input={},
-    )
-
-
-def _operator(index: int, outputs: str, call: str) -> Operator:
-    kind, *inputs = call.split()
-    kinds: dict[str, OperatorKind] = {"work": "work", "light": "light", "sizes": "sizes", "random": "random"}
-    return Operator(
-        name=f"operator{index}", op=kind, kind=kinds[kind], inputs=tuple(inputs), outputs=tuple(outputs.split())
-    )
 
 
 def tensors(flow: Dataflow) -> list[str]:

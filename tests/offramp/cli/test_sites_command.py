@@ -1,0 +1,100 @@
+"""`offramp sites`, from the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime")
+
+from tests.earlyexit.graph.found import model_file
+from tests.earlyexit.graph.test_onnx_file import beside, branching
+from tests.earlyexit.graph.tiny import graph_of, saved, weight
+from tests.offramp.cli.runs import Captured, printed, refused, run
+
+KEYS = ["tensor", "after", "bytes_per_input", "seconds_share"]
+
+
+@pytest.fixture
+def masked(tmp_path: Path) -> Path:
+    """Three layers that each read a mask which the model makes of its input."""
+    nodes = [("Relu", "x", "m"), ("MatMul", "x w", "h0")]
+    for k in range(3):
+        nodes += [("MatMul", f"h{k} w", f"a{k}"), ("MatMul", f"a{k} w", f"b{k}")]
+        nodes += [("Mul", f"b{k} m", f"c{k}"), ("Add", f"c{k} h{k}", f"h{k + 1}")]
+    return saved(tmp_path, graph_of([*nodes, ("MatMul", "h3 w", "y")], ["x"], ["y"], [weight("w", 4, 4)]))
+
+
+def test_sites_are_printed_as_json_and_as_a_table(capsys: Captured) -> None:
+    model = model_file("squeezenet")
+    answer = printed(capsys, "sites", model)
+    assert list(answer) == ["nodes", "sites"]
+    assert answer["nodes"] == 66
+    assert len(answer["sites"]) == 17
+    assert all(list(site) == KEYS for site in answer["sites"])
+    first = answer["sites"][0]
+    assert (first["tensor"], first["after"], first["bytes_per_input"]) == ("r2", "n2", 64 * 55 * 55 * 4)
+    assert 0 < answer["sites"][0]["seconds_share"] < answer["sites"][-1]["seconds_share"] < 1
+    assert run("sites", model, "--no-measure") == 0
+    assert "light_squeezenet.onnx: 17 sites among 66 operators" in capsys.readouterr().out
+
+
+def test_a_torch_module_is_named_as_a_function(capsys: Captured) -> None:
+    answer = printed(capsys, "sites", "tests.earlyexit.graph.networks:plain", "--no-measure")
+    assert [site["seconds_share"] for site in answer["sites"]] == [None, None]
+
+
+def test_sets_are_lists_of_tensors(masked: Path, capsys: Captured) -> None:
+    answer = printed(capsys, "sites", masked, "--sets")
+    assert [site["tensor"] for site in answer["sites"]] == [["h0", "m"], ["h1", "m"], ["h2", "m"], "h3"]
+    assert all(site["bytes_per_input"] == 32 for site in answer["sites"][:3])
+
+
+def test_one_output_of_several_may_be_asked_for(capsys: Captured) -> None:
+    model = model_file("minilm")
+    assert "has no site: nothing between its first work and its last carries" in refused(
+        capsys, "sites", model, "--no-measure"
+    )
+    answer = printed(capsys, "sites", model, "--no-measure", "--output", "461")
+    assert len(answer["sites"]) == 6
+    assert "has no output 'logits'; it has output, 463" in refused(capsys, "sites", model, "--output", "logits")
+
+
+def test_what_is_no_model_or_cannot_be_cut_is_refused_in_one_line(tmp_path: Path, capsys: Captured) -> None:
+    one = saved(tmp_path, graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [weight("w", 4, 4)]), "one.onnx")
+    assert "has no site: 1 of its 1 operators work" in refused(capsys, "sites", one)
+    text = tmp_path / "model.onnx"
+    text.write_text("hello", encoding="utf-8")
+    assert "is no ONNX model; a model is a file .onnx, or module:function" in refused(capsys, "sites", text)
+    assert "No such file" in refused(capsys, "sites", tmp_path / "none.onnx")
+    assert "cannot be imported" in refused(capsys, "sites", "no_such_module:network")
+    pickled = tmp_path / "model.pt"
+    pickled.write_bytes(b"\x80\x04.")
+    assert "is a pickle or a zip" in refused(capsys, "sites", pickled)
+    branches = saved(tmp_path, graph_of([branching("Loop")], ["x"], ["y"]), "loop.onnx")
+    assert "Loop (the_Loop) runs a graph of its own" in refused(capsys, "sites", branches)
+    outside = graph_of([("MatMul", "x w", "y")], ["x"], ["y"], [beside(weight("w", 4, 4), "../w")])
+    assert "outside the model's folder" in refused(capsys, "sites", saved(tmp_path, outside, "outside.onnx"))
+
+
+def test_an_operator_that_cannot_be_run_is_told_and_sites_are_listed_without_times(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    nodes = [("MatMul", "x w", "a"), ("Unheard", "a", "b"), ("MatMul", "b w", "y")]
+    model = saved(tmp_path, graph_of(nodes, ["x"], ["y"], [weight("w", 4, 4)]))
+    assert "--no-measure lists sites without times" in refused(capsys, "sites", model)
+    answer = printed(capsys, "sites", model, "--no-measure")
+    assert [site["tensor"] for site in answer["sites"]] == ["a", "b"]
+
+
+def test_sites_of_an_onnx_file_need_no_torch() -> None:
+    code = (
+        "import sys; from offramp.cli.app import main\n"
+        f"try: main(['sites', {str(model_file('squeezenet'))!r}, '--no-measure', '--json'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
