@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -130,12 +130,13 @@ class Probing:
         self._records = records
         self._rows_N = rows_N
 
-    def seen(self, flights: Sequence[Flight[int]]) -> Iterator[tuple[Flight[int], Seen]]:
-        """How sure every exit is of inputs; the answer is what it costs. The full model is last."""
+    def seen(self, flights: Sequence[Flight[int]], ramps: Collection[int]) -> Iterator[tuple[Flight[int], Seen]]:
+        """How sure these ramps are of inputs; the answer is what it costs. The full model is last."""
         records = self._records
+        asked = [(column, ramp) for column, ramp in enumerate(records.ramps) if ramp in ramps]
         for flight in flights:
             row = self._rows_N[flight.input % len(self._rows_N)]
-            for column, ramp in enumerate(records.ramps):
+            for column, ramp in asked:
                 score, loss = float(records.scores_NR[row, column]), float(records.losses_NR[row, column])
                 yield flight, Seen(sample_id="", block=ramp, score=score, value=loss)
             yield flight, Seen(sample_id="", block=records.num_blocks - 1, score=float("nan"), value=0.0)

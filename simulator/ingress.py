@@ -104,9 +104,10 @@ class SimulatedIngress:
             self._take_answers((trip, members, block))
 
     def answer_early(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        """`answer_s` is left out: probes are few."""
-        flights = [member.payload for member in members]
-        self._do(self.core.answer_early(trip, flights, block, self._events.time_s))
+        if self._answer_s:
+            self._events.at(self._events.time_s + self._answer_s, COMES, self._take_early, (members, block))
+        else:
+            self._take_early((members, block))
 
     def lose(self, trip: Trip, members: Sequence[Input]) -> None:
         flights = [member.payload for member in members]
@@ -197,9 +198,18 @@ class SimulatedIngress:
     def _take_answers(self, answers: tuple[Trip, Sequence[Input], int]) -> None:
         trip, members, block = answers
         flights = [member.payload for member in members]
-        if trip.probe and self._probing is not None:
-            self.core.see(trip, self._probing.seen(flights))
+        if trip.watch is not None and self._probing is not None:
+            ramps = self._probing.shape.ramps if trip.probe else self.core.itinerary.ramps
+            self.core.see(trip, self._probing.seen(flights, ramps))
         self._part_of(trip, self.core.answer(trip, flights, block, self._events.time_s))
+
+    def _take_early(self, answers: tuple[Sequence[Input], int]) -> None:
+        """Answers to inputs that stayed, and may have another call by now."""
+        members, block = answers
+        flights = [member.payload for member in members]
+        for call in {flight.holder: None for flight in flights}:
+            if isinstance(call, Call):
+                self._do(self.core.answer_early(call, flights, block, self._events.time_s))
 
     def _part_of(self, trip: Trip, actions: Iterable[Action]) -> None:
         """A part of a call's reply came back."""

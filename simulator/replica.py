@@ -132,8 +132,8 @@ class SimulatedReplica:
 
     def _run(self, batch: Batch[Flight[int]]) -> None:
         """Inputs leave at the ramps inside, and the batch goes on without them."""
-        if batch.probe:
-            self._run_probes(batch)
+        if batch.stays:
+            self._run_staying(batch)
             return
         split, started_s = batch.split, batch.started_s
         work = self._works.of(split)
@@ -150,15 +150,17 @@ class SimulatedReplica:
         took_s += until_s[end] - until_s[at]
         self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, staying))
 
-    def _run_probes(self, batch: Batch[Flight[int]]) -> None:
-        """Every ramp looks and nobody leaves; those whom an active ramp lets out are answered there."""
-        split, started_s, ramps = batch.split, batch.started_s, self._problem.ramps
+    def _run_staying(self, batch: Batch[Flight[int]]) -> None:
+        """Nobody leaves: those whom an active ramp lets out are answered there. Of probes every ramp looks."""
+        split, started_s, first_s = batch.split, batch.started_s, None
+        ramps = self._problem.ramps if batch.probe else split.ramps
         work, size = self._works.of(split), len(batch.members)
         for ramp, leaving in work.part(batch.members)[0]:
             took_s = self._works.pace.seconds(split.first, ramp + 1, size, ramps)
+            first_s = took_s if first_s is None else first_s
             self._events.at(started_s + took_s, ENDS, self._answer_early, (ramp, leaving))
         took_s = self._works.pace.seconds(split.first, split.end, size, ramps)
-        ended = (batch, work, took_s, took_s, None, list(batch.members))
+        ended = (batch, work, first_s, took_s, None, list(batch.members))
         self._events.at(started_s + took_s, ENDS, self._end, ended)
 
     def _release(self, leaving: Exit) -> None:
@@ -170,7 +172,10 @@ class SimulatedReplica:
     def _answer_early(self, leaving: Exit) -> None:
         if self.alive:
             block, members = leaving
-            for trip, mine in by_trip(members):
+            new = [member for member in members if not member.answered]
+            for member in new:
+                member.answered = True
+            for trip, mine in by_trip(new) if new else ():
                 trip.ingress.answer_early(trip, mine, block)
 
     def _end(self, ended: tuple[Batch[Flight[int]], Work, float | None, float, Exit | None, list[Input]]) -> None:

@@ -23,7 +23,7 @@ class Door(Protocol):
         ...
 
     def answer_early(self, trip: Trip, members: Sequence[Input], block: int) -> None:
-        """Probes are answered, and stay inside."""
+        """They are answered, and stay inside."""
         ...
 
     def lose(self, trip: Trip, members: Sequence[Input]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,6 +124,19 @@ def test_probes_are_seen_by_every_ramp_and_answered_early_without_leaving() -> N
     ]
     assert [(said.sample_id, said.block, said.value) for said in steps[3].seen] == [("b", 3, 101), ("d", 3, 103)]
     assert all(math.isnan(said.score) for said in steps[3].seen)
+
+
+def test_inputs_that_stay_are_seen_by_the_active_ramps_and_the_end_and_answered_as_others() -> None:
+    split = Split(first=0, end=4, batch=4, ramps=(0, 2), after_answer="stay")
+    steps = list(recorded(HALF).run(batch_of("bad", split)))
+    assert told(steps) == [("a", "bad", 1), ("b", "bad", 3), ("bad", "", None)]
+    assert [[(said.sample_id, said.value) for said in step.seen] for step in steps] == [
+        [("b", 1), ("a", 0), ("d", 3)],
+        [("b", 21), ("a", 20), ("d", 23)],
+        [("b", 101), ("a", 100), ("d", 103)],
+    ]
+    stopping = [each.answers for each in recorded(HALF).run(batch_of("bad", replace(split, after_answer="stop")))]
+    assert [step.answers for step in steps[:2]] == stopping[:2]
 
 
 def test_probes_that_do_not_reach_the_models_end_go_on() -> None:

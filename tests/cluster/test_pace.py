@@ -70,6 +70,11 @@ def test_probes_take_the_time_of_every_ramp_with_everyone_inside() -> None:
     ]
 
 
+def test_batches_that_stay_take_the_time_of_their_ramps_with_everyone_inside() -> None:
+    split = Split(first=0, end=4, batch=4, ramps=(1,), after_answer="stay")
+    assert Stage().moments(batch_of("abcd", split)) == [("ab", 33.3), ("abcd", 3333.3)]
+
+
 def test_time_is_stretched_by_the_scale_and_by_slowness() -> None:
     moments = Stage(time_scale=10, slowness=1.5).moments(batch_of("abcd"))
     assert moments == [("a", 49.5), ("b", 428.25), ("c", 3431.25), ("d", 18431.25)]

@@ -79,7 +79,7 @@ class FakeRunner:
                 self.clock.advance(part.seconds)
             if set(names) & set(self.poison):
                 raise ValueError("poison")
-            step = _step(part, inside, probe=batch.probe)
+            step = _step(part, inside, batch)
             inside = step.survivors
             yield step
 
@@ -96,17 +96,18 @@ class FakeRunner:
         raise NotImplementedError
 
 
-def _step(part: Part, inside: Letters, *, probe: bool) -> Step[Letters]:
+def _step(part: Part, inside: Letters, batch: Batch[Letters]) -> Step[Letters]:
     leave = [part.leave == EVERYONE or name in part.leave for name in inside.sample_ids]
     answers = tuple(
         Answer(sample_id=name, value=0, score=1.0, exit=part.end - 1)
         for name, leaves in zip(inside.sample_ids, leave, strict=True)
         if leaves
     )
-    stay = [k for k, leaves in enumerate(leave) if not leaves or (probe and part.end < NUM_BLOCKS)]
+    stay = [k for k, leaves in enumerate(leave) if not leaves or (batch.stays and part.end < NUM_BLOCKS)]
     survivors = replace(inside.select(stay), next_block=part.end) if stay else None
     seen = tuple(Seen(sample_id=name, block=part.end - 1, score=0.5, value=0) for name in inside.sample_ids)
-    return Step(answers=answers, survivors=survivors, seen=seen if probe else ())
+    looks = batch.probe or (batch.stays and (part.end - 1 in batch.split.ramps or part.end == NUM_BLOCKS))
+    return Step(answers=answers, survivors=survivors, seen=seen if looks else ())
 
 
 def member(

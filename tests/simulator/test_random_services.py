@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.engine import Dispatch
-from earlyexit.split import Split
+from earlyexit.split import AfterAnswer, Split
 from optimizer.plan import Plan, Stage
 from simulator.decisions import STAYS
 from simulator.events import CONTROLS
@@ -24,12 +24,14 @@ from simulator.service import SimulatedService
 from simulator.simulate import booted, play
 from tests.simulator.tiny_cases import DECISIONS, NUM_BLOCKS, RAMPS, plan, scenario
 
+AFTER_ANSWERS: tuple[AfterAnswer, ...] = ("stop", "stay")
 DISPATCHES: tuple[Dispatch, ...] = ("work-conserving", "deferred")
 BEGIN_S = st.one_of(st.just(0.0), st.floats(0, 40), st.integers(0, 40).map(float))
 
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
+    after_answer = draw(st.sampled_from(AFTER_ANSWERS))
     cuts = [0, *sorted(draw(st.sets(st.integers(1, NUM_BLOCKS - 1)))), NUM_BLOCKS]
     active = draw(st.sets(st.sampled_from(RAMPS)))
     splits = [
@@ -38,6 +40,7 @@ def plans(draw: st.DrawFn) -> Plan:
             end=end,
             batch=draw(st.integers(1, 4)),
             ramps=tuple(ramp for ramp in sorted(active) if first <= ramp < end),
+            after_answer=after_answer,
         )
         for first, end in pairwise(cuts)
     ]
@@ -101,6 +104,8 @@ def test_every_input_has_exactly_one_outcome(examples: int) -> None:
             reached_N = outcome.exit_N >= split.first
             assert reached_N.sum() <= split.inputs <= split.batches * split.batch
             assert 0 < split.fill <= 1
+            if drawn.plan.after_answer == "stay" and math.isinf(drawn.slo_s):
+                assert split.inputs == (outcome.exit_N >= 0).sum()  # all the way, whoever was answered
         if math.isinf(drawn.slo_s) and drawn.max_queued is None:
             assert not (outcome.drop_N >= 0).any()
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Generic
 
+from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.flights import Call, Flight, I, W
 from deployments.ingress.core.itinerary import Itinerary, Leg
 from deployments.ingress.core.routing import least_to_call
@@ -49,14 +50,14 @@ class Calls(Generic[I, W]):
         mine: Sequence[Flight[I]],
         now_s: float,
         epoch: int,
-        probe: bool,
+        watch: Watch | None,
         is_first: bool,
     ) -> Call[I, W]:
         """A call; `mine`: of the flights, those that it really has, where others only travel along."""
         reserve_s = self.itinerary.reserve_s(leg) + self._kept_s
         if reserve_s == math.inf:
             reserve_s = max(0.0, *[flight.deadline_s - now_s for flight in mine])
-        call = self._make(leg, flights, now_s, epoch, reserve_s, probe, is_first)
+        call = self._make(leg, flights, now_s, epoch, reserve_s, watch, is_first)
         for flight in mine:
             flight.holder = call
         call.num_inside = len(mine)

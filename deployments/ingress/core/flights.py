@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.itinerary import Leg
 from earlyexit.errors import OfframpError
 
@@ -44,7 +45,7 @@ Answers = Sequence[Any]
 class Call(Generic[I, W]):
     """Inputs that were sent to a stage together."""
 
-    __slots__ = ("epoch", "flights", "heard", "is_first", "leg", "num_inside", "probe", "reserve_s", "started_s")
+    __slots__ = ("epoch", "flights", "heard", "is_first", "leg", "num_inside", "reserve_s", "started_s", "watch")
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Call(Generic[I, W]):
         started_s: float,
         epoch: int,
         reserve_s: float,
-        probe: bool,
+        watch: Watch | None,
         is_first: bool,
     ) -> None:
         self.leg = leg
@@ -64,13 +65,19 @@ class Call(Generic[I, W]):
         """Of the plan by which its inputs were sent to the first stage."""
         self.reserve_s = reserve_s
         """What the stages after this one are expected to take, and what is kept in hand."""
-        self.probe = probe
+        self.watch = watch
+        """What is to be seen of its inputs, which the book of probes has, or had; None for nothing."""
         self.is_first = is_first
         """Whether it brings new inputs, to the first block."""
         self.heard = False
         """Whether anything has come back."""
         self.num_inside = 0
         """Inputs that it has."""
+
+    @property
+    def probe(self) -> bool:
+        """Whether its inputs are probes."""
+        return self.watch == "probe"
 
     def inside(self) -> list[Flight[I]]:
         """Those that nothing has come back of."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Generic, NoReturn
 
 from deployments.ingress.core.calls import Calls
+from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.flights import (
     Actions,
     Answers,
@@ -108,7 +109,7 @@ class IngressCore(Generic[I, W]):
 
     @property
     def agreement(self) -> float | None:
-        """Share of probes so far that got the full model's answer; None before the first."""
+        """Share of probes, and of those that stayed, so far that got the full model's answer; None before the first."""
         return None if self._probes is None else self._probes.agreement
 
     @property
@@ -124,6 +125,8 @@ class IngressCore(Generic[I, W]):
             return
         before = self.itinerary
         self._calls.follow(lay_out(placed, self._ways, before))
+        if self._probes is not None and not self.itinerary.stays:
+            self._probes.stop_staying()
         if placed.epoch > before.epoch:
             self._outcomes.begin_plan(placed.plan)
         self.suspended = None
@@ -181,19 +184,22 @@ class IngressCore(Generic[I, W]):
     def pump(self, now_s: float) -> Actions:
         """Send whatever may be sent now to the first stage."""
         actions: Actions = []
-        leg = self.itinerary.first
+        leg, book, share = self.itinerary.first, self._probes, self._rules.probe_share
+        unseen: Watch | None = "stay" if self.itinerary.stays else None
         while self._line.length >= self._calls.least:
             flights = self._line.leave(leg.batches[0])
-            probe = self._begins_probes(flights, now_s)
-            call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, probe, True)
+            watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
+            call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
             actions.append(SendCall(call, 0, None))
         return actions
 
     def is_awaited(self, call: Call[I, W], flight: Flight[I]) -> bool:
-        """Whether a call has an input that is waited for: by its owner or, of an answered probe, for what it shows."""
+        """Whether a call has an input that is waited for: by its owner or, once that has an answer, to be seen."""
         if flight.holder is not call:
             return False
-        return not flight.settled or (call.probe and self._probes is not None and self._probes.holds(flight))
+        if not flight.settled or call.watch is None:
+            return not flight.settled
+        return self.itinerary.stays if self._probes is None else self._probes.holds(flight)
 
     # Back: parts of a call's reply. What a call does not have, or no longer, is passed over.
 
@@ -210,7 +216,7 @@ class IngressCore(Generic[I, W]):
     def answer_early(
         self, call: Call[I, W], flights: Flights[I], block: int, now_s: float, answers: Answers = ()
     ) -> Actions:
-        """Probes are answered, and stay inside."""
+        """Inputs are answered, and stay inside."""
         mine, answers = picked(flights, answers, [flight.holder is call for flight in flights])
         if not mine:
             return []
@@ -218,7 +224,7 @@ class IngressCore(Generic[I, W]):
         return self._outcomes.answer(call, mine, block, answers, self._calls.itinerary, now_s)
 
     def see(self, call: Call[I, W], seen: Iterable[tuple[Flight[I], Seen]]) -> None:
-        """Exits said something of probes, which the call still has."""
+        """Exits said something of inputs that stay, which the call still has."""
         mine = [(flight, each) for flight, each in seen if flight.holder is call]
         if mine and self._probes is not None:
             self._calls.hear(call)
@@ -236,12 +242,12 @@ class IngressCore(Generic[I, W]):
             return []
         self._calls.part(call, len(mine), now_s)
         # Nearly always somebody waits for the first, and to ask about all of them costs.
-        if mine[0].settled and not [flight for flight in mine if self.is_awaited(call, flight)]:
+        if mine[0].settled and not any(self.is_awaited(call, flight) for flight in mine):
             for flight in mine:
                 flight.holder = None
             return []
         leg = self._calls.itinerary.at(block)
-        call = self._calls.begin(leg, flights, mine, now_s, call.epoch, call.probe, False)
+        call = self._calls.begin(leg, flights, mine, now_s, call.epoch, call.watch, False)
         return [SendCall(call, block, payload)]
 
     def fail(self, call: Call[I, W], flights: Flights[I], now_s: float) -> Actions:
@@ -276,12 +282,12 @@ class IngressCore(Generic[I, W]):
         return actions
 
     def report(self, now_s: float, wall_s: float) -> IngressReport:
-        """Everything so far; probes are handed over with it. `now_s` and `wall_s`: this moment, on both clocks."""
+        """Everything so far, and what was seen of inputs. `now_s` and `wall_s`: this moment, on both clocks."""
         probes = None if self._probes is None else self._probes.hand_over(wall_s - now_s)
         return replace(self.peek(wall_s), probes=probes)
 
     def peek(self, wall_s: float) -> IngressReport:
-        """Everything so far but the probes, which stay here."""
+        """Everything so far but what was seen, which stays here."""
         return IngressReport(
             name=self.name,
             epoch=self.itinerary.epoch,
@@ -293,20 +299,13 @@ class IngressCore(Generic[I, W]):
             **self.counts.totals(),
         )
 
-    def _begins_probes(self, flights: Flights[I], now_s: float) -> bool:
-        """Whether a departure is drawn to be one of probes, and there is room for them."""
-        share, book, itinerary = self._rules.probe_share, self._probes, self.itinerary
-        if book is None or not share or self._rng.random() >= share:
-            return False
-        return book.can_look(itinerary.placed.plan.policy) and book.begin(flights, itinerary.ramps, now_s)
-
     def _without(self, call: Call[I, W], flights: Flights[I], now_s: float) -> list[Flight[I]]:
         """Take away from a call what it will not bring to an end; what of the inputs it had."""
         mine = [flight for flight in flights if flight.holder is call]
         if mine:
             for flight in mine:
                 flight.holder = None
-            if call.probe and self._probes is not None:
+            if call.watch is not None and self._probes is not None:
                 self._probes.forget(mine)
             self._calls.part(call, len(mine), now_s, took_time=False)
         return mine

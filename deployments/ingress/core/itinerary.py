@@ -59,6 +59,7 @@ class Itinerary(Generic[W]):
         self.legs = legs
         self.avoided = placed.avoided_ids
         self.ramps = frozenset(placed.plan.ramps)
+        self.stays = placed.plan.after_answer == "stay"
         self.last_split = placed.plan.splits[-1].first
         self._later = tuple(legs[leg.index + 1 :] for leg in legs)
         self._leg_of = tuple(leg for leg in legs for _ in range(leg.num_blocks))

@@ -192,7 +192,7 @@ class Outcomes:
         now_s: float,
     ) -> Actions:
         """Inputs are answered, those that have no outcome yet."""
-        if call.probe and self._probes is not None:
+        if call.watch is not None and self._probes is not None:
             for flight in flights:
                 self._probes.answered(flight, block, itinerary.ramps)
         fresh, answers = picked(flights, answers, [not flight.settled for flight in flights])

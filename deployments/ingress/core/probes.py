@@ -1,34 +1,39 @@
-"""Probes: inputs of which every ramp and the full model say something, whoever answered them. Pure.
+"""Inputs that are seen on their way, whoever answered them: of them it is known what the full model says. Pure.
 
-They are the ingress's unbiased view of the model: what ramps that are off would have said, and whether early answers
-are those of the full model.
+*Probes* are drawn, every ramp says something of them: the ingress's unbiased view of the model. Where answered inputs
+*stay* all others are seen too, by the ramps that are active. Both show whether early answers are the full model's.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from earlyexit.wire import Seen, Value, stacked
-from optimizer.plan import NO_RAMPS, PolicySpec
+from deployments.ingress.core.entries import Entry, Watch, losses_of_answers, observations_of
+from earlyexit.wire import Numbers, Seen
+from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
 from profiles.stream import Observations, StreamShape
 
 MOST_COMPLETE = 50_000
-"""Complete probes kept for the next report: at a share of 2 %, minutes of a few thousand inputs per second."""
+"""Complete inputs kept for the next report: of probes, at a share of 2 %, minutes of a few thousand inputs per second;
+where all inputs stay, most of a minute of a thousand. They are asked for every few seconds."""
 MOST_OPEN = 50_000
-"""Probes under way; where stages swallow them, no more are begun until some were forgotten."""
+"""Inputs under way; where stages swallow them, no more are begun until some were forgotten."""
+MANY = 256
+"""Complete inputs whose losses are worth computing: alone, an input takes as long for that as for all else here."""
 SWEEP_S = 1.0
-"""How often probes are looked through for those that will not come back."""
+"""How often open inputs are looked through for those that will not come back."""
 
 
-class ProbedInput(Hashable, Protocol):
-    """What must be known of an input that becomes a probe; it is known by itself."""
+class WatchedInput(Hashable, Protocol):
+    """What must be known of an input that is watched; it is known by itself."""
 
     @property
     def arrived_s(self) -> float: ...
@@ -37,40 +42,8 @@ class ProbedInput(Hashable, Protocol):
     def deadline_s(self) -> float: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class Probe:
-    """One probe under way, and what was seen of it so far."""
-
-    arrived_s: float
-    deadline_s: float
-    active: frozenset[int]
-    """The active ramps of the plan that it counts for."""
-    scores: list[float]
-    answers: list[Value | None]
-    exit: int | None = None
-    full: Value | None = None
-    """The full model's answer."""
-
-    @property
-    def whole(self) -> list[Value] | None:
-        """What every ramp said; None where one said nothing, or not how sure it is."""
-        said = [answer for answer in self.answers if answer is not None]
-        return said if len(said) == len(self.answers) and not any(map(math.isnan, self.scores)) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompleteProbe:
-    """One probe, and what its ramps' answers cost against the full model's."""
-
-    arrived_s: float
-    active: frozenset[int]
-    exit: int
-    scores: list[float]
-    losses: list[float]
-
-
 class ProbeBook:
-    """Probes by their input, until the model's last block was seen of them and the caller has its answer.
+    """Watched inputs, until the model's last block was seen of them and the caller has its answer.
 
     Its times are the caller's; `hand_over` can move them to another clock.
     """
@@ -84,133 +57,150 @@ class ProbeBook:
         most_complete: int = MOST_COMPLETE,
         most_open: int = MOST_OPEN,
     ) -> None:
-        """`loss`: the task's. `outlive_s`: how long after its deadline something may still be seen of a probe."""
+        """`loss`: the task's. `outlive_s`: how long after its deadline something may still be seen of an input."""
         self._shape = shape
         self._loss = loss
-        self._column = {ramp: column for column, ramp in enumerate(shape.ramps)}
+        self._ramps = frozenset(shape.ramps)
         self._last = shape.num_blocks - 1
         self._outlive_s = outlive_s
         self._most_complete = most_complete
         self._most_open = most_open
-        self._open: dict[Hashable, Probe] = {}
-        self._complete: deque[CompleteProbe] = deque()
+        self._open: dict[Hashable, Entry] = {}
+        self._ended: list[Entry] = []
+        """Complete; what their answers cost is not known yet."""
+        self._complete: deque[Observations] = deque()
+        self._num_kept = 0
+        """In these."""
         self._swept_s = 0.0
-        self.num_complete = 0
-        self.total_loss = 0.0
+        self._total_loss = 0.0
         """Of the complete ones' answers against the full model's."""
+        self.num_complete = 0
         self.num_refused = 0
-        """Complete ones that contradict themselves: an exit that no plan had on, a ramp that said nothing."""
+        """Ended ones that contradict themselves: an exit that no plan had on, a ramp that said nothing."""
         self.num_overflown = 0
         """Complete ones that nobody asked for in time."""
 
     def can_look(self, policy: PolicySpec | None) -> bool:
-        """Whether replicas that follow a policy see in the unit of these probes."""
+        """Whether replicas that follow a policy see in the unit of this book."""
         return (policy or NO_RAMPS).name in (self._shape.score, "recorded")
 
-    def begin(self, inputs: Sequence[ProbedInput], active: frozenset[int], now_s: float) -> bool:
-        """Take a departure's inputs as probes; false, and none is taken, while too many are under way."""
+    def draw(
+        self, inputs: Sequence[WatchedInput], plan: Plan, share: float, rng: random.Random, now_s: float
+    ) -> Watch | None:
+        """What is to be seen of a departure under a plan; None for nothing. `share`: of departures, probes.
+
+        Where there is no room inputs are as others are: answered once, and not waited for any longer.
+        """
+        watch: Watch = "probe"
+        if not share or rng.random() >= share:
+            if plan.after_answer == "stop" or not plan.ramps:
+                return None
+            watch = "stay"
+        return watch if self.can_look(plan.policy) and self.begin(inputs, plan, watch, now_s) else None
+
+    def begin(self, inputs: Sequence[WatchedInput], plan: Plan, watch: Watch, now_s: float) -> bool:
+        """Take a departure's inputs; false, and none is taken, while too many are under way."""
         self._sweep(now_s)
         if len(self._open) + len(inputs) > self._most_open:
             return False
-        num_ramps = len(self._shape.ramps)
+        stays, active = plan.after_answer == "stay", frozenset(plan.ramps)
         for each in inputs:
-            self._open[each] = Probe(
-                arrived_s=each.arrived_s,
-                deadline_s=each.deadline_s,
-                active=active,
-                scores=[math.nan] * num_ramps,
-                answers=[None] * num_ramps,
-            )
+            self._open[each] = Entry(each.arrived_s, each.deadline_s, watch, stays, active)
         return True
 
-    def holds(self, probed: Hashable) -> bool:
-        """Whether an input is a probe under way, answered or not."""
-        return probed in self._open
+    def holds(self, watched: Hashable) -> bool:
+        """Whether an input is under way and not seen to the end, answered or not."""
+        return watched in self._open
 
-    def answered(self, probed: Hashable, exit_block: int, active_now: frozenset[int]) -> None:
-        """Take note of where a probe was answered, by a stage that may follow a later plan than its sender."""
-        probe = self._open.get(probed)
-        if probe is None or probe.exit is not None:
+    def answered(self, watched: Hashable, exit_block: int, active_now: frozenset[int]) -> None:
+        """Take note of where an input was answered, by a stage that may follow a later plan than its sender."""
+        entry = self._open.get(watched)
+        if entry is None or entry.exit is not None:
             return
-        probe.exit = exit_block
-        if exit_block != self._last and exit_block not in probe.active:
-            probe.active = active_now
-        self._close(probed, probe)
+        entry.exit = exit_block
+        if exit_block != self._last and exit_block not in entry.active:
+            entry.active = active_now
+        if self._last in entry.said:
+            self._close(watched, entry)
 
     def see(self, seen: Iterable[tuple[Hashable, Seen]]) -> None:
         """Take note of what exits said, each of an input."""
-        for probed, each in seen:
-            probe = self._open.get(probed)
-            if probe is None:
+        for watched, each in seen:
+            entry = self._open.get(watched)
+            if entry is None:
                 continue
-            if each.block == self._last:
-                probe.full = each.value
-                self._close(probed, probe)
-            elif (column := self._column.get(each.block)) is not None:
-                probe.scores[column], probe.answers[column] = each.score, each.value
+            entry.said[each.block] = each
+            if each.block == self._last and entry.exit is not None:
+                self._close(watched, entry)
 
     def forget(self, inputs: Iterable[Hashable]) -> None:
-        """Give probes up that did not get to the end."""
+        """Give inputs up that do not get to the end."""
         for each in inputs:
             self._open.pop(each, None)
+
+    def stop_staying(self) -> None:
+        """Give up all but the probes: inputs stay no more, and of those that did only the slow would get to the end."""
+        self.forget([each for each, entry in self._open.items() if entry.watch == "stay"])
 
     def hand_over(self, ahead_s: float = 0.0) -> Observations | None:
         """The complete ones since the last time; None where there are none.
 
         `ahead_s`: by how much the receiver's clock is ahead of ours.
         """
-        probes, self._complete = self._complete, deque()
-        return _observations(self._shape, probes, ahead_s) if probes else None
+        self._settle()
+        parts, self._complete, self._num_kept = self._complete, deque(), 0
+        if not parts:
+            return None
+        joined = Observations.join(self._shape, parts)
+        return replace(joined, times_s_N=joined.times_s_N + ahead_s)
 
     @property
     def agreement(self) -> float | None:
-        """1 - mean loss of the complete probes' answers against the full model's; None before the first."""
-        return 1 - self.total_loss / self.num_complete if self.num_complete else None
+        """1 - mean loss of the complete ones' answers against the full model's; None before the first."""
+        self._settle()
+        return 1 - self._total_loss / self.num_complete if self.num_complete else None
 
-    def _close(self, probed: Hashable, probe: Probe) -> None:
-        if probe.exit is None or probe.full is None:
-            return
-        del self._open[probed]
-        answers = probe.whole
-        if answers is None or (probe.exit != self._last and probe.exit not in probe.active & self._column.keys()):
+    def _close(self, watched: Hashable, entry: Entry) -> None:
+        del self._open[watched]
+        if not self._is_whole(entry):
             self.num_refused += 1
             return
-        losses = _losses(answers, probe.full, self._loss)
         self.num_complete += 1
-        self.total_loss += 0.0 if probe.exit == self._last else losses[self._column[probe.exit]]
-        self._complete.append(
-            CompleteProbe(
-                arrived_s=probe.arrived_s, active=probe.active, exit=probe.exit, scores=probe.scores, losses=losses
-            )
-        )
-        if len(self._complete) > self._most_complete:
-            self._complete.popleft()
-            self.num_overflown += 1
+        self._ended.append(entry)
+        # Answers of many numbers are not kept: a thousand of them may be a gigabyte.
+        if len(self._ended) >= MANY or isinstance(entry.said[self._last].value, Numbers):
+            self._settle()
+
+    def _is_whole(self, entry: Entry) -> bool:
+        active = entry.active & self._ramps
+        if entry.exit != self._last and entry.exit not in active:
+            return False
+        said = entry.said
+        for ramp in self._ramps if entry.watch == "probe" else active:
+            seen = said.get(ramp)
+            if seen is None or math.isnan(seen.score):
+                return False
+        return True
+
+    def _settle(self) -> None:
+        """Find what complete ones' answers cost; of those that nobody asks for the oldest go."""
+        if not self._ended:
+            return
+        entries, self._ended = self._ended, []
+        new = observations_of(entries, self._shape, self._loss)
+        self._total_loss += losses_of_answers(new)
+        self._complete.append(new)
+        self._num_kept += len(new)
+        while (over := self._num_kept - self._most_complete) > 0:
+            oldest = self._complete.popleft()
+            going = min(over, len(oldest))
+            if going < len(oldest):
+                self._complete.appendleft(oldest.take(np.arange(going, len(oldest))))
+            self._num_kept -= going
+            self.num_overflown += going
 
     def _sweep(self, now_s: float) -> None:
         if now_s < self._swept_s + SWEEP_S:
             return
         self._swept_s = now_s
-        self.forget([key for key, probe in self._open.items() if now_s > probe.deadline_s + self._outlive_s])
-
-
-def _losses(answers: Sequence[Value], full: Value, loss: Loss) -> list[float]:
-    if not answers:
-        return []
-    losses: list[float] = loss(stacked(answers), stacked([full] * len(answers))).tolist()
-    return losses
-
-
-def _observations(shape: StreamShape, probes: Collection[CompleteProbe], ahead_s: float) -> Observations:
-    count, num_ramps = len(probes), len(shape.ramps)
-    active_NR = np.array([[ramp in probe.active for ramp in shape.ramps] for probe in probes], dtype=bool)
-    return Observations(
-        shape=shape,
-        times_s_N=np.array([probe.arrived_s + ahead_s for probe in probes]),
-        probe_N=np.ones(count, dtype=bool),
-        stayed_N=np.zeros(count, dtype=bool),
-        active_NR=active_NR.reshape(count, num_ramps),
-        exits_N=np.array([probe.exit for probe in probes], dtype=np.int16),
-        scores_NR=np.array([probe.scores for probe in probes], dtype=np.float32).reshape(count, num_ramps),
-        losses_NR=np.array([probe.losses for probe in probes], dtype=np.float32).reshape(count, num_ramps),
-    )
+        self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._outlive_s])

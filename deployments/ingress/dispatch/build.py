@@ -45,11 +45,12 @@ def build_core(
 
 
 def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
-    """What probes see: which ramps, and in which unit.
+    """What is seen of probes, and of inputs that stay: which ramps, and in which unit.
 
-    None where no probes are wanted, or where the exit policy has no score that another plan could use.
+    None where neither are wanted, or where the exit policy has no score that another plan could use.
     """
-    if not settings.probe_share:
+    is_wanted = settings.probe_share > 0 or settings.plan.after_answer == "stay"
+    if not is_wanted and settings.control is None:  # with a controller another plan may want it
         return None
     of_control = None if settings.control is None else settings.control.policy
     policy = settings.plan.policy or of_control or NO_RAMPS
@@ -60,5 +61,6 @@ def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
         if policy.name == score:
             zero_one = find_task(card.task).zero_one
             return StreamShape(score=score, num_blocks=card.num_blocks, ramps=card.ramps, zero_one=zero_one)
-    logger.warning("exit policy %s cannot be probed: there are no probes", policy.name)
+    if is_wanted:
+        logger.warning("exit policy %s has no scores: nothing is recorded of probes or inputs that stay", policy.name)
     return None

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.ingress.core.ingress_core import HANG_S
 from earlyexit.errors import DeadlineError
-from earlyexit.split import Split
+from earlyexit.split import AfterAnswer, Split
 from earlyexit.wire import Seen
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -20,7 +20,14 @@ SHAPE = StreamShape(score="entropy", num_blocks=4, ramps=(1, 2))
 ENTROPY = PolicySpec(name="entropy", thresholds=0.5)
 
 
-def probed_plan(policy: PolicySpec | None = ENTROPY, *, epoch: int = 1, ramps: tuple[int, ...] = (1, 2)) -> PlacedPlan:
+def probed_plan(
+    policy: PolicySpec | None = ENTROPY,
+    *,
+    epoch: int = 1,
+    ramps: tuple[int, ...] = (1, 2),
+    cut: int = 2,
+    after_answer: AfterAnswer = "stop",
+) -> PlacedPlan:
     """Four blocks in two stages."""
     stages = tuple(
         Stage(
@@ -29,13 +36,14 @@ def probed_plan(policy: PolicySpec | None = ENTROPY, *, epoch: int = 1, ramps: t
             splits=(
                 Split(
                     first=first,
-                    end=first + 2,
+                    end=end,
                     batch=4,
-                    ramps=tuple(ramp for ramp in ramps if first <= ramp < first + 2),
+                    ramps=tuple(ramp for ramp in ramps if first <= ramp < end),
+                    after_answer=after_answer,
                 ),
             ),
         )
-        for first in (0, 2)
+        for first, end in ((0, cut), (cut, 4))
     )
     return PlacedPlan(plan=Plan(stages=stages, policy=policy, epoch=epoch), slots=SLOTS)
 

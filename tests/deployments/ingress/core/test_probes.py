@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import math
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from deployments.ingress.core import probes
+from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.core.probes import ProbeBook
+from earlyexit.split import Split
 from earlyexit.tasks.label import differ
 from earlyexit.wire import Numbers, Seen
-from optimizer.plan import PolicySpec
+from optimizer.plan import Plan, PolicySpec, Stage
 from profiles.records import ValueArray
 from profiles.scores import FloatArray, Score
 from profiles.stream import StreamShape
@@ -29,9 +34,20 @@ def seen(each: Probed, block: int, *, score: float = 0.5, label: int = 1) -> tup
     return each, Seen(sample_id="", block=block, score=math.nan if block == 3 else score, value=label)
 
 
-def begun(*flights: Probed, active: frozenset[int] = BOTH, most_complete: int = 10) -> ProbeBook:
+def plan(active: Iterable[int] = BOTH, *, stay: bool = False) -> Plan:
+    split = Split(first=0, end=4, batch=4, ramps=tuple(sorted(active)), after_answer="stay" if stay else "stop")
+    return Plan(stages=(Stage(device="cpu", replicas=1, splits=(split,)),), policy=PolicySpec(thresholds=0.5))
+
+
+def begun(
+    *flights: Probed,
+    active: Iterable[int] = BOTH,
+    stay: bool = False,
+    watch: Watch = "probe",
+    most_complete: int = 10,
+) -> ProbeBook:
     book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_complete=most_complete)
-    assert book.begin(flights, active, 2.0)
+    assert book.begin(flights, plan(active, stay=stay), watch, 2.0)
     return book
 
 
@@ -83,7 +99,7 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
 
     probe = flight(1)
     book = ProbeBook(replace(SHAPE, zero_one=False), wrong_pixels, outlive_s=1.0)
-    book.begin([probe], BOTH, 2.0)
+    book.begin([probe], plan(), "probe", 2.0)
     book.answered(probe, 2, BOTH)
     for block, pixels in ((0, [[1, 1], [0, 0]]), (2, [[0, 1], [0, 0]]), (3, [[0, 0], [0, 0]])):
         book.see([(probe, replace(seen(probe, block)[1], value=Numbers.of(np.array(pixels))))])
@@ -132,7 +148,7 @@ def test_an_exit_that_the_senders_plan_had_off_counts_for_the_plan_at_its_answer
     active_now: frozenset[int], active: list[bool] | None
 ) -> None:
     probe = flight(1)
-    book = begun(probe, active=frozenset({2}))
+    book = begun(probe, active={2})
     book.answered(probe, 0, active_now)
     book.see([seen(probe, block) for block in (0, 2, 3)])
     observations = book.hand_over()
@@ -151,9 +167,9 @@ def test_a_forgotten_probe_never_completes() -> None:
 def test_probes_whose_deadline_is_long_past_are_forgotten() -> None:
     early, late = flight(1, deadline_s=5.0), flight(2, deadline_s=9.0)
     book = begun(early, late)
-    book.begin([], BOTH, 6.0)
+    book.begin([], plan(), "probe", 6.0)
     assert book.holds(early)  # something may still be seen of it for a second
-    book.begin([], BOTH, 7.1)
+    book.begin([], plan(), "probe", 7.1)
     assert (book.holds(early), book.holds(late)) == (False, True)
 
 
@@ -169,9 +185,9 @@ def test_of_complete_probes_that_nobody_asks_for_the_oldest_go() -> None:
 
 def test_no_more_probes_begin_than_there_is_room_for() -> None:
     book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_open=2)
-    assert book.begin([flight(1)], BOTH, 2.0)
-    assert not book.begin([flight(2), flight(3)], BOTH, 2.0)
-    assert book.begin([flight(4)], BOTH, 2.0)
+    assert book.begin([flight(1)], plan(), "probe", 2.0)
+    assert not book.begin([flight(2), flight(3)], plan(), "probe", 2.0)
+    assert book.begin([flight(4)], plan(), "probe", 2.0)
 
 
 def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_at_confidence() -> None:
@@ -185,3 +201,74 @@ def test_only_a_policy_of_the_same_unit_is_probed_and_without_one_replicas_look_
     ]
     assert [entropy.can_look(policy) for policy in policies] == [True, True, False, False, False]
     assert [confidence.can_look(policy) for policy in policies] == [False, True, True, False, True]
+
+
+def test_of_an_input_that_stays_the_active_ramps_alone_are_to_be_seen() -> None:
+    inputs = [flight(serial) for serial in range(3)]
+    book = begun(*inputs, active={0}, stay=True, watch="stay")
+    for each, exit_block in zip(inputs, (0, 3, 0), strict=True):
+        book.answered(each, exit_block, frozenset({0}))
+    book.see([seen(inputs[0], 0, score=0.25, label=2), seen(inputs[0], 3)])
+    book.see([seen(inputs[1], 0), seen(inputs[1], 2), seen(inputs[1], 3)])  # ramp 2 of some plan before
+    book.see([seen(inputs[2], 3)])  # of which ramp 0 said nothing
+    found = book.hand_over()
+    assert found is not None
+    assert (found.stayed_N.tolist(), found.probe_N.tolist()) == ([True, True], [False, False])
+    assert (found.exits_N.tolist(), found.active_NR.tolist()) == ([0, 3], [[True, False]] * 2)
+    np.testing.assert_array_equal(found.scores_NR, np.array([[0.25, np.nan], [0.5, np.nan]], dtype=np.float32))
+    np.testing.assert_array_equal(found.losses_NR, np.array([[1, np.nan], [0, np.nan]], dtype=np.float32))
+    assert (book.agreement, book.num_refused) == (0.5, 1)
+
+
+def test_a_probe_among_inputs_that_stay_is_seen_by_every_ramp_and_stayed_as_they_do() -> None:
+    probe = flight(1)
+    book = begun(probe, active={0}, stay=True)
+    finish(book, probe)
+    found = book.hand_over()
+    assert found is not None
+    assert (found.probe_N.tolist(), found.stayed_N.tolist(), found.scores_NR.tolist()) == ([True], [True], [[0.5, 0.5]])
+
+
+def test_when_inputs_stay_no_more_only_probes_are_still_to_be_seen() -> None:
+    stayed, probe = flight(1), flight(2)
+    book = begun(stayed, stay=True, watch="stay")
+    book.begin([probe], plan(stay=True), "probe", 2.0)
+    book.stop_staying()
+    assert [book.holds(each) for each in (stayed, probe)] == [False, True]
+
+
+def test_every_departure_of_a_plan_that_stays_is_seen_and_the_share_of_probes_by_every_ramp() -> None:
+    book = ProbeBook(SHAPE, differ, outlive_s=1.0)
+    rng = random.Random(1)
+
+    def drawn(served: Plan, share: float, count: int = 200) -> list[Watch | None]:
+        return [book.draw([flight(serial)], served, share, rng, 2.0) for serial in range(count)]
+
+    assert set(drawn(plan(), 0.0)) == {None}
+    assert set(drawn(plan(stay=True), 0.0)) == {"stay"}
+    assert set(drawn(plan((), stay=True), 0.0)) == {None}  # no ramp of it is on: nobody would be told anything
+    assert 30 <= drawn(plan(stay=True), 0.25).count("probe") <= 70  # 50 expected, deviation 6
+    patient = replace(plan(stay=True), policy=PolicySpec(name="patience", patience=2))
+    assert set(drawn(patient, 0.25)) == {None}
+
+
+def test_without_room_inputs_that_stay_are_as_others_are() -> None:
+    book = ProbeBook(SHAPE, differ, outlive_s=1.0, most_open=1)
+    watched = [book.draw([flight(serial)], plan(stay=True), 0.0, random.Random(1), 2.0) for serial in range(2)]
+    assert watched == ["stay", None]
+
+
+@pytest.mark.parametrize("many", [1, 3, 1000])
+def test_whenever_losses_are_computed_what_is_handed_over_is_the_same(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "MANY", many)
+    inputs = [flight(serial) for serial in range(7)]
+    book = begun(*inputs, stay=True, watch="stay", most_complete=5)
+    for label, each in enumerate(inputs):
+        book.answered(each, 0, BOTH)
+        book.see([seen(each, 0, label=label), seen(each, 2, label=5), seen(each, 3, label=5)])
+    found = book.hand_over(1.0)
+    assert found is not None
+    assert (found.losses_NR[:, 0].tolist(), found.times_s_N.tolist()) == ([1, 1, 1, 0, 1], [2.5] * 5)
+    assert (book.num_complete, book.num_overflown, book.agreement) == (7, 2, pytest.approx(1 / 7))

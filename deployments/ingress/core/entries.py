@@ -1,0 +1,70 @@
+"""What is noted of a watched input, and what many of them come to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from earlyexit.wire import Seen, stacked
+from profiles.records import Loss
+from profiles.stream import Observations, StreamShape
+
+Watch = Literal["probe", "stay"]
+"""What is to be seen of an input: what every ramp says, or the active ones alone."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """One input, and what was seen of it so far."""
+
+    arrived_s: float
+    deadline_s: float
+    watch: Watch
+    stays: bool
+    """Whether its plan has it stay; probes go on to the end under any."""
+    active: frozenset[int]
+    """The active ramps of the plan that it counts for."""
+    exit: int | None = None
+    said: dict[int, Seen] = field(default_factory=dict)
+    """By block; the full model's is the last one's."""
+
+
+def observations_of(entries: Sequence[Entry], shape: StreamShape, loss: Loss) -> Observations:
+    """Entries that were answered, and seen by every ramp that was to see them and by the full model."""
+    size = len(entries), len(shape.ramps)
+    columns = [(column, ramp) for column, ramp in enumerate(shape.ramps)]
+    cells, scores, early, full = [], [], [], []
+    for row, entry in enumerate(entries):
+        end, said, is_probe = entry.said[shape.num_blocks - 1].value, entry.said, entry.watch == "probe"
+        for column, ramp in columns:
+            if is_probe or ramp in entry.active:
+                seen = said[ramp]
+                cells.append(row * size[1] + column)
+                scores.append(seen.score)
+                early.append(seen.value)
+                full.append(end)
+    scores_NR = np.full(size, np.nan, dtype=np.float32)
+    losses_NR = np.full(size, np.nan, dtype=np.float32)
+    if cells:
+        scores_NR.flat[cells] = scores
+        losses_NR.flat[cells] = loss(stacked(early), stacked(full))
+    active = [ramp in entry.active for entry in entries for ramp in shape.ramps]
+    return Observations(
+        shape=shape,
+        times_s_N=np.array([entry.arrived_s for entry in entries]),
+        probe_N=np.array([entry.watch == "probe" for entry in entries], dtype=bool),
+        stayed_N=np.array([entry.stays for entry in entries], dtype=bool),
+        active_NR=np.array(active, dtype=bool).reshape(size),
+        exits_N=np.array([entry.exit for entry in entries], dtype=np.int16),
+        scores_NR=scores_NR,
+        losses_NR=losses_NR,
+    )
+
+
+def losses_of_answers(seen: Observations) -> float:
+    """The sum of what the inputs' answers cost against the full model's, all of which were seen."""
+    left_NR = seen.exits_N[:, None] == np.array(seen.shape.ramps)
+    return float(seen.losses_NR[left_NR].sum(dtype=np.float64))
