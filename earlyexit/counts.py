@@ -53,6 +53,10 @@ class TimesRun:
     seconds: float
     after_answer: AfterAnswer = "stop"
 
+    def is_of(self, split: Split) -> bool:
+        """Whether a split computes what these batches did."""
+        return _work(split) == (self.first, self.end, self.ramps, self.after_answer)
+
 
 @dataclass(slots=True)
 class _Kept(Generic[V]):

@@ -44,7 +44,7 @@ def send(slot: Slot, weight: int, *, ingress: int = 0) -> int:
     """Send a call that never ends; the index of the replica that takes it."""
     replica = slot.choose(ingress, weight, BATCH)
     assert replica is not None
-    trip = Trip(cast(Any, None), [], 0.0, 0, 0.0, False, True)
+    trip = Trip(cast(Any, None), [], 0.0, 0, 0.0, None, True)
     trip.begin(cast(Any, FakeIngress(ingress)), [cast(Any, FakeMember()) for _ in range(weight)])
     replica.trips.add(trip)
     return replica.index
@@ -130,7 +130,7 @@ def test_members_of_one_call_stay_together() -> None:
 
 def test_who_has_not_left_a_replica_is_lost_with_it() -> None:
     members = [member(number, None) for number in range(3)]
-    trip = Trip(cast(Any, None), [], 0.0, 0, 0.0, False, True)
+    trip = Trip(cast(Any, None), [], 0.0, 0, 0.0, None, True)
     trip.begin(cast(Any, None), members)
     members[0].origin = None
     assert [flight.input for flight in trip.left()] == [1, 2]

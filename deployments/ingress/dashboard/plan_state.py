@@ -30,6 +30,7 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "since_s": described.get("in_force_since_s"),
         "policy": None if now.placed.plan.policy is None else now.placed.plan.policy.name,
         "dispatch": now.placed.plan.dispatch,
+        "after_answer": now.placed.plan.after_answer,
         "predicted": {name: predicted.get(name) for name in ("rate_per_s", "latency_s", "usd_per_hour")},
         "stages": [_stage(facts, now, slot, stage, ran, seconds) for slot, stage in now.placed.stage_of.items()],
     }
@@ -39,8 +40,10 @@ def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None
     """Per block the batch with fusing, and what the first batch would have shrunk to without.
 
     With: what a split's batches really held at its first block, less what left at its own ramps before the block.
-    Without: b * s(k) / s(0), b the first split's batches and s the observed survival.
+    Without: b * s(k) / s(0), b the first split's batches and s the observed survival; 1 where answered inputs stay.
     """
+    if survival is not None and snapshots[-1].placed.plan.after_answer == "stay":
+        survival = [1.0] * len(survival)
     now, ran = snapshots[-1], ran_over(snapshots)
     splits = [(slot, split) for slot, stage in now.placed.stage_of.items() for split in stage.splits]
     sizes = {split.first: _size(_times(now, slot, split, ran)) for slot, split in splits}
@@ -109,13 +112,7 @@ def _replica(now: Snapshot, report: ReplicaReport, ran: Ran, seconds: float) -> 
 
 def _times(now: Snapshot, slot: str, split: Split, ran: Ran) -> list[TimesRun]:
     """Of one split, on all replicas of its slot."""
-    return [
-        each
-        for report in now.replicas
-        if report.slot == slot
-        for each in ran[report.replica]
-        if (each.first, each.end, each.ramps) == (split.first, split.end, split.ramps)
-    ]
+    return [each for report in now.replicas if report.slot == slot for each in ran[report.replica] if each.is_of(split)]
 
 
 def _size(times: Sequence[TimesRun]) -> float | None:

@@ -35,6 +35,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "plan": plan_state(facts, under_present_plan(within(snapshots, SHARES_S))),
         "blocks": blocks_state(under_present_plan(within(snapshots, SHARES_S)), survival),
         "exits": _exits(facts, now, shares),
+        "early": _early(shares, survival, facts.num_blocks),
         "survival": _survival(now, survival),
         "agreement": _agreement(now),
         "changes": changes_state(now.history, now.described),
@@ -105,6 +106,14 @@ def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[di
         }
         for block in sorted(ramps | set(exits) | {facts.num_blocks - 1})
     ]
+
+
+def _early(seen: Interval | None, survival: list[float] | None, num_blocks: int) -> dict[str, float | None]:
+    """The share of answers that were given before the end, and the blocks that an answer takes, on average."""
+    if seen is None or survival is None:
+        return {"share": None, "mean_blocks": None}
+    at_end = seen.exits.get(num_blocks - 1, 0) / sum(seen.exits.values())
+    return {"share": 1 - at_end, "mean_blocks": sum(survival)}
 
 
 def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:

@@ -169,7 +169,9 @@ function drawBatches({ blocks }) {
   tableOfChart(at("batches-table"), "Mean batch size, last 60 s; fused is measured where a split begins", "Block", spec);
 }
 
-function drawExits({ exits }) {
+function drawExits({ exits, early, service, plan }) {
+  const saved = early.share === null ? "" : `: ${percent(early.share)} before the end, after ${decimal(early.mean_blocks)} of ${service.num_blocks} blocks on average`;
+  patch(at("exits-of"), `share of answers, 60 s${saved}${plan.after_answer === "stay" ? "; inputs stay" : ""}`);
   if (!exits.some((one) => one.answers)) {
     empty(at("exits"), NO_ANSWERS, " Try: ", h("code", {}, "offramp predict 'some text'"));
     return;

@@ -13,7 +13,8 @@ export function planWords(plan) {
     : `promised ${decimal(plan.predicted.rate_per_s)}/s in ${ms(plan.predicted.latency_s)} ms`;
   const since = plan.since_s === null ? null : `since ${clock(plan.since_s)}`;
   const reason = plan.reason === null ? null : `because: ${plan.reason}`;
-  return [`epoch ${plan.epoch}`, plan.policy, plan.dispatch, since, reason, promised].filter(Boolean).join(" · ");
+  const stays = plan.after_answer === "stay" ? "answered inputs stay" : null;
+  return [`epoch ${plan.epoch}`, plan.policy, plan.dispatch, stays, since, reason, promised].filter(Boolean).join(" · ");
 }
 
 export function planTable(plan) {

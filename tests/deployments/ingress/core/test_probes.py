@@ -271,4 +271,5 @@ def test_whenever_losses_are_computed_what_is_handed_over_is_the_same(
     found = book.hand_over(1.0)
     assert found is not None
     assert (found.losses_NR[:, 0].tolist(), found.times_s_N.tolist()) == ([1, 1, 1, 0, 1], [2.5] * 5)
-    assert (book.num_complete, book.num_overflown, book.agreement) == (7, 2, pytest.approx(1 / 7))
+    assert (book.num_complete, book.num_overflown) == (7, 2)
+    assert book.agreement == pytest.approx(1 / 7)

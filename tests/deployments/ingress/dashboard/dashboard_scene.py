@@ -41,7 +41,15 @@ def ingress(name: str = "a", *, answered: int = 0, epoch: int = 0, **fields: Any
 
 
 def ran(split: Split, size: int, batches: int, seconds: float = 0.0) -> TimesRun:
-    return TimesRun(first=split.first, end=split.end, ramps=split.ramps, size=size, batches=batches, seconds=seconds)
+    return TimesRun(
+        first=split.first,
+        end=split.end,
+        ramps=split.ramps,
+        size=size,
+        batches=batches,
+        seconds=seconds,
+        after_answer=split.after_answer,
+    )
 
 
 def replica(name: str, slot: str, *times: TimesRun, **fields: Any) -> ReplicaReport:

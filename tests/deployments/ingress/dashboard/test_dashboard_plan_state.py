@@ -4,6 +4,7 @@ import pytest
 
 from deployments.ingress.dashboard.plan_state import MOST_REPLICAS, blocks_state, plan_state
 from deployments.ingress.dashboard.snapshot import Snapshot
+from optimizer.placement import initial_placement
 from tests.deployments.ingress.dashboard.dashboard_scene import (
     FACTS,
     FIRST,
@@ -27,6 +28,19 @@ def looks() -> list[Snapshot]:
         replica("s", P100, ran(REST, 1, 10, 1.0), ran(REST, 3, 2, 1.5)),
     ]
     return [snapshot(10.0, ingress(), replicas=before), snapshot(12.0, ingress(), replicas=after)]
+
+
+def test_where_inputs_stay_batches_do_not_shrink_and_other_splits_runs_are_not_theirs() -> None:
+    stays = initial_placement(placed().plan.with_after_answer("stay"))
+    first = stays.plan.splits[0]
+    ran_here = [
+        replica("r", CPU, ran(first, 4, 10), ran(FIRST, 8, 10)),
+        replica("s", P100, ran(stays.plan.splits[1], 3, 10)),
+    ]
+    both = [snapshot(0.0, ingress(), placed=stays), snapshot(2.0, ingress(), placed=stays, replicas=ran_here)]
+    assert plan_state(FACTS, both)["after_answer"] == "stay"
+    shown = blocks_state(both, [1.0, 0.5, 0.25, 0.25])
+    assert [(block["fused"], block["unfused"]) for block in shown] == [(4.0, 4.0), (4.0, 4.0), (3.0, 4.0), (3.0, 4.0)]
 
 
 def test_splits_have_the_mean_batch_that_ran_on_all_replicas() -> None:

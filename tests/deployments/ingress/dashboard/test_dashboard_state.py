@@ -79,6 +79,13 @@ def test_exits_are_listed_for_every_active_ramp_and_the_end() -> None:
     ]
 
 
+def test_how_many_answers_were_early_is_told_and_how_deep_an_answer_is_on_average() -> None:
+    before = snapshot(0.0, ingress())
+    after = snapshot(1.0, ingress(answered=10, exits={0: 5, 1: 3, 3: 2}))
+    assert page_state(FACTS, [before, after])["early"] == pytest.approx({"share": 0.8, "mean_blocks": 1.9})
+    assert page_state(FACTS, [before])["early"] == {"share": None, "mean_blocks": None}
+
+
 def test_an_answer_from_a_ramp_that_the_plan_no_longer_has_is_shown_as_such() -> None:
     after = snapshot(1.0, ingress(answered=1, exits={2: 1}))
     kinds = {exit_["block"]: exit_["kind"] for exit_ in page_state(FACTS, [snapshot(0.0, ingress()), after])["exits"]}
