@@ -87,14 +87,14 @@ class Chunk:
     """One part of a stage's streamed reply.
 
     Every input of the call is in exactly one part, as an answer, among those going on, or lost. What is said early, or
-    seen, of probes comes beside that.
+    seen, of inputs that stay comes beside that.
     """
 
     answers: tuple[tuple[Answer, Timing], ...] = ()
     early: tuple[tuple[Answer, Timing], ...] = ()
-    """Answers of probes, which stay inside the model all the same."""
+    """Answers of inputs that stay inside the model all the same."""
     seen: tuple[Seen, ...] = ()
-    """What ramps, and the full model, said of probes."""
+    """What ramps, and the full model, said of inputs that stay."""
     going_on: GoingOn | None = None
     lost: tuple[tuple[str, OfframpError], ...] = ()
     runs: tuple[tuple[str, tuple[SplitRun, ...]], ...] = ()

@@ -51,7 +51,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What an exit said of a probe."""
+    """What an exit said of an input that stays."""
 
     sample_id: str
     block: int
