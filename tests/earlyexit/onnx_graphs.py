@@ -149,6 +149,12 @@ def random_pictures(count: int, *, seed: int = 0) -> list[Encoded]:
     return [Encoded(1, (each,)) for each in pixels]
 
 
+def random_words(lengths: Sequence[int], *, seed: int = 0) -> list[Encoded]:
+    """Texts of these lengths, as the codec gives them."""
+    rng = np.random.default_rng(seed)
+    return [Encoded(n, (rng.integers(0, WORDS, size=n, dtype=np.int32),)) for n in lengths]
+
+
 def uncut(path: Path) -> Callable[[Mapping[str, Array]], Array]:
     """The file's own answers, by ONNX Runtime alone."""
     session = onnxruntime.InferenceSession(path)

@@ -37,7 +37,6 @@ from tests.earlyexit.onnx_graphs import (
     words_graph,
     words_taken,
 )
-from tests.earlyexit.tokens import of_tokens
 
 LENGTHS = (5, 1, 16, 3, 5, 9, 2, 12, 4)
 
@@ -57,11 +56,6 @@ class Case:
         return np.concatenate([answer(self.feeds(each)) for each in self.encoded])
 
 
-def words(count: int = len(LENGTHS)) -> list[Encoded]:
-    rng = np.random.default_rng(count)
-    return [of_tokens(rng.integers(0, onnx_graphs.WORDS, size=length, dtype=np.int32)) for length in LENGTHS[:count]]
-
-
 @pytest.fixture(scope="module", params=["pictures", "words"])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp(request.param)
@@ -74,7 +68,11 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         )
     else:
         path = saved(words_graph(), folder / "from")
-        pretrained, encoded, feeds = words_taken(path, folder), words(), onnx_graphs.words_feeds
+        pretrained, encoded, feeds = (
+            words_taken(path, folder),
+            onnx_graphs.random_words(LENGTHS),
+            onnx_graphs.words_feeds,
+        )
     return Case(path=path, model=with_ramps(pretrained), encoded=encoded, feeds=feeds)
 
 

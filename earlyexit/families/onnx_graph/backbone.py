@@ -275,12 +275,13 @@ def _sizes(sizes: Size | tuple[Size, ...], layout: Layout) -> Array:
 
 
 def _normalised(pixels_BHWC: Tensor, how: Pixels) -> Tensor:
-    scaled_BHWC = pixels_BHWC.float() * how.scale
-    if how.order == "BGR":
-        scaled_BHWC = scaled_BHWC.flip(3)
-    mean_C, std_C = (scaled_BHWC.new_tensor(each) for each in (how.mean, how.std))
-    normalised_BHWC = (scaled_BHWC - mean_C) / std_C
-    return normalised_BHWC.permute(0, 3, 1, 2) if how.layout == "NCHW" else normalised_BHWC
+    planes = pixels_BHWC.flip(3) if how.order == "BGR" else pixels_BHWC
+    planes = planes.permute(0, 3, 1, 2) if how.layout == "NCHW" else planes
+    values = planes.to(torch.float32, memory_format=torch.contiguous_format)  # one copy, in the order of the graph
+    mean, std = (values.new_tensor(each) for each in (how.mean, how.std))
+    if how.layout == "NCHW":
+        mean, std = mean[:, None, None], std[:, None, None]
+    return values.mul_(how.scale / std).sub_(mean / std)
 
 
 def _value_info(crossing: Crossing) -> Any:

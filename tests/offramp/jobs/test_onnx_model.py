@@ -1,0 +1,80 @@
+"""A graph that nobody here wrote goes the way of every model: ramps, thresholds, a profile, a replica's batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+from earlyexit.backends import open_segments
+from earlyexit.dataset import LabelledRows
+from earlyexit.engine import Batch
+from earlyexit.member import Member
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.runner import TorchRunner
+from earlyexit.split import Split
+from earlyexit.store import load_model, save_model
+from earlyexit.train import TrainOptions, exit_outputs, train_ramps
+from offramp.jobs.calibration import CalibrateJob, calibrate
+from offramp.jobs.profiling import ProfileJob, profile_model
+from optimizer.risk import Guarantee
+from tests.earlyexit.onnx_graphs import SIDE, pictures_graph, pictures_taken, random_pictures, saved, with_ramps
+from tests.earlyexit.tokens import wire_of
+
+ROWS = 240
+
+
+def rows(answers: tuple[str, ...]) -> LabelledRows:
+    pixels = np.concatenate([each.tensors[0] for each in random_pictures(ROWS, seed=1)])
+    return LabelledRows(columns={"image": pixels}, labels=answers)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ramps that learned of the graph's own answers, saved."""
+    folder = tmp_path_factory.mktemp("onnx")
+    model = with_ramps(pictures_taken(saved(pictures_graph(), folder / "from"), folder / "model"))
+    encoded = random_pictures(ROWS)
+    targets = exit_outputs(model, encoded)[2].argmax(1).numpy()
+    train_ramps(model, encoded, targets, TrainOptions(epochs=120, batch=64, learning_rate=3e-2, imitate=True))
+    save_model(model, folder / "model")
+    return folder / "model"
+
+
+def test_thresholds_are_found_and_the_graph_stays_as_it_was(folder: Path) -> None:
+    before = (folder / "graph.onnx").read_bytes(), (folder / "graph.onnx.data").read_bytes()
+    outputs = exit_outputs(load_model(folder), random_pictures(ROWS, seed=1))[2]
+    answers = tuple("abc"[k] for k in outputs.argmax(1).tolist())
+    card, records = calibrate(folder, rows(answers), CalibrateJob(guarantee=Guarantee(budget=0.2, confidence=0.8)))
+    assert len(records) == ROWS
+    assert card.tested["agreement"] >= 0.8
+    assert card.tested["mean_blocks"] < 3
+    assert before == ((folder / "graph.onnx").read_bytes(), (folder / "graph.onnx.data").read_bytes())
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_its_blocks_and_ramps_are_timed(folder: Path, backend: str) -> None:
+    profile, _ = profile_model(folder, ProfileJob(backend=backend, batches=(1, 4), repeats=2))
+    assert (profile.num_blocks, profile.ramps, profile.lengths) == (3, (0, 1), (1,))
+    assert all((table.block_s_NB > 0).all() for table in profile.tables.values())
+
+
+def test_a_runner_answers_its_batches_as_the_model_does(folder: Path) -> None:
+    model = load_model(folder)
+    encoded = random_pictures(6, seed=2)
+    expected = exit_outputs(model, encoded)[2].argmax(1).tolist()
+    runner = TorchRunner(model, ConfidencePolicy(2.0), open_segments("torch", model, folder, 1))
+    split = Split(first=0, end=3, batch=6, ramps=(0,))
+    runner.prepare([split])
+    pieces = runner.from_wire(wire_of(encoded)).singles()
+    members = tuple(Member(sample_id=piece.sample_ids[0], payload=piece) for piece in pieces)
+    for probe in (False, True):
+        steps = list(runner.run(Batch(split=split, members=members, started_s=0.0, probe=probe)))
+        assert [answer.value for answer in steps[-1].answers] == expected
+        assert {seen.block for step in steps for seen in step.seen} == ({0, 1, 2} if probe else set())
+    warm = runner.warm_up_pieces(split, 2)
+    assert warm.tensors[0].shape == (2, SIDE, SIDE, 3)
