@@ -25,6 +25,8 @@ class ControlMetrics:
         self._survival = Gauge(
             "offramp_survival", "Share of inputs that no ramp before the block would let out", tags("block", "kind")
         )
+        self._threshold = Gauge("offramp_threshold", "Score at which inputs leave, active or not", tags("ramp"))
+        self._evidence = Gauge("offramp_alarm_evidence", "Evidence of too much loss; the alarm sounds at 1")
         self._stragglers = Gauge("offramp_stragglers", "Replicas that get no work because they are slow")
         self._accelerators = Gauge("offramp_accelerators", "Accelerators alive", tags("device"))
         self._counted: Tally[str] = Tally()
@@ -43,6 +45,9 @@ class ControlMetrics:
         _set(self._goodput, observed["goodput_per_s"])
         _set(self._agreement, observed["agreement"])
         self._show_survival("observed", observed["survival"])
+        for ramp, threshold in described["tuning"]["thresholds"].items():
+            self._threshold.set(threshold, {"ramp": ramp})
+        _set(self._evidence, described["tuning"]["evidence"])
         self._show_survival("forecast", None if forecast is None else forecast["survival"])
         self._count(Tally(described["plan_changes"]))
 

@@ -7,6 +7,7 @@ request is the smaller of its timeout and the SLO; the timeout here is longer, s
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -58,6 +59,8 @@ class Driven:
     records: tuple[RequestRecord, ...]
     num_sent: int
     usage: Usage
+    began_s: float = 0.0
+    """When, by the wall's clock: for what others tell of the same time."""
 
     @property
     def starts_s(self) -> tuple[float, ...]:
@@ -70,25 +73,29 @@ class Driven:
         return sum(phase.seconds for phase in self.phases)
 
 
-async def drive(url: str, phases: Sequence[Phase], *, slo_s: float, seed: int = 0) -> Driven:
+async def drive(
+    url: str, phases: Sequence[Phase], *, slo_s: float, seed: int = 0, inputs_per_request: int = INPUTS_PER_REQUEST
+) -> Driven:
     """Send all phases; returns when every request has its outcome. All are open loops, or all are closed ones."""
     (workers,) = {phase.workers for phase in phases}
     meter, clock, records = Meter(), MonotonicClock(), list[RequestRecord]()
-    send_s, keys = ((), closed_keys(phases)) if workers else open_schedule(phases, np.random.default_rng(seed))
+    send_s, keys = (
+        ((), closed_keys(phases)) if workers else open_schedule(phases, np.random.default_rng(seed), inputs_per_request)
+    )
     config = LoadConfig(
         url=url,
         inputs=(TEXT,) * len(keys),
         keys=keys,
-        num_requests=max(1, len(keys) // INPUTS_PER_REQUEST),
+        num_requests=max(1, len(keys) // inputs_per_request),
         concurrency=workers or 1,
-        inputs_per_request=INPUTS_PER_REQUEST,
+        inputs_per_request=inputs_per_request,
         timeout_s=TIMEOUT_SLOS * slo_s,
         slo_s=slo_s,
         seed=seed,
     )
     async with connected(url) as post:
         generator = Generator(config=config, post=post, rng=random.Random(seed), clock=clock)
-        num_sent = len(send_s)
+        num_sent, began_s = len(send_s), time.time()
         if workers:
             sent, start_s = list[int](), clock.now_s()
             turns = closed_turns(phases, lambda: clock.now_s() - start_s, sent)
@@ -103,6 +110,7 @@ async def drive(url: str, phases: Sequence[Phase], *, slo_s: float, seed: int = 
         records=tuple(sorted(records, key=lambda record: record.scheduled_s)),
         num_sent=num_sent,
         usage=meter.read(),
+        began_s=began_s,
     )
 
 
@@ -111,7 +119,9 @@ def starts_of(phases: Sequence[Phase]) -> tuple[float, ...]:
     return tuple(np.cumsum([0.0, *(phase.seconds for phase in phases[:-1])]).tolist())
 
 
-def open_schedule(phases: Sequence[Phase], rng: np.random.Generator) -> tuple[tuple[float, ...], tuple[str, ...]]:
+def open_schedule(
+    phases: Sequence[Phase], rng: np.random.Generator, inputs_per_request: int = INPUTS_PER_REQUEST
+) -> tuple[tuple[float, ...], tuple[str, ...]]:
     """When every request is sent, and what all inputs are, request by request.
 
     Poisson arrivals at every phase's own rate; keys go on where an earlier phase of the same mix stopped.
@@ -122,9 +132,9 @@ def open_schedule(phases: Sequence[Phase], rng: np.random.Generator) -> tuple[tu
     for start_s, phase in zip(starts_of(phases), phases, strict=True):
         assert phase.rate_per_s is not None
         turn = turns.setdefault(phase.keys, count())
-        num_requests = int(rng.poisson(phase.seconds * phase.rate_per_s / INPUTS_PER_REQUEST))
+        num_requests = int(rng.poisson(phase.seconds * phase.rate_per_s / inputs_per_request))
         send_s.extend(np.sort(start_s + rng.random(num_requests) * phase.seconds).tolist())
-        keys.extend(phase.keys[next(turn) % len(phase.keys)] for _ in range(num_requests * INPUTS_PER_REQUEST))
+        keys.extend(phase.keys[next(turn) % len(phase.keys)] for _ in range(num_requests * inputs_per_request))
     return tuple(send_s), tuple(keys)
 
 

@@ -16,7 +16,7 @@ from experiments.data import RUNS
 from experiments.kit import keep, show
 from experiments.live.emulation import Bench, bench
 from experiments.live.figures import Span, WindowFigures, check, figures
-from experiments.live.load import Driven, Phase, drive
+from experiments.live.load import INPUTS_PER_REQUEST, Driven, Phase, drive
 from experiments.live.model import FOLDER
 from experiments.live.service import Service, emulated_settings, served
 from optimizer.plan import Plan
@@ -84,10 +84,22 @@ def serving(on: Bench, plan: Plan, control: ControlSettings | None = None, **opt
 
 
 async def play(
-    on: Bench, service: Service, phases: Sequence[Phase], *, event: Event | None = None, after: Event | None = None
+    on: Bench,
+    service: Service,
+    phases: Sequence[Phase],
+    *,
+    event: Event | None = None,
+    after: Event | None = None,
+    inputs_per_request: int = INPUTS_PER_REQUEST,
 ) -> Played:
     """The load on a running service, with an event beside it; `after` is asked when all requests have an outcome."""
-    load = drive(service.url, phases, slo_s=on.emulation.wall_slo_s, seed=on.options.seed)
+    load = drive(
+        service.url,
+        phases,
+        slo_s=on.emulation.wall_slo_s,
+        seed=on.options.seed,
+        inputs_per_request=inputs_per_request,
+    )
     driven, meanwhile = await asyncio.gather(load, _nothing() if event is None else event(service))
     return Played(driven=driven, meanwhile=meanwhile, after=None if after is None else await after(service))
 
@@ -100,11 +112,13 @@ def played(
     *,
     event: Event | None = None,
     after: Event | None = None,
+    inputs_per_request: int = INPUTS_PER_REQUEST,
     **options: Any,
 ) -> Played:
     """A service of its own, from its start to its end."""
     with serving(on, plan, control, **options) as service:
-        return asyncio.run(play(on, service, phases, event=event, after=after))
+        load = play(on, service, phases, event=event, after=after, inputs_per_request=inputs_per_request)
+        return asyncio.run(load)
 
 
 async def _nothing() -> None:

@@ -31,9 +31,16 @@ def plan_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "policy": None if now.placed.plan.policy is None else now.placed.plan.policy.name,
         "dispatch": now.placed.plan.dispatch,
         "after_answer": now.placed.plan.after_answer,
+        "tuning": _tuning(now.described or {}),
         "predicted": {name: predicted.get(name) for name in ("rate_per_s", "latency_s", "usd_per_hour")},
         "stages": [_stage(facts, now, slot, stage, ran, seconds) for slot, stage in now.placed.stage_of.items()],
     }
+
+
+def _tuning(described: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Whether nobody leaves, and how often it came to that; None where thresholds stay as they are."""
+    tuning = described.get("tuning") or {"how": "off"}
+    return None if tuning["how"] == "off" else {name: tuning[name] for name in ("how", "safe", "alarms")}
 
 
 def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None) -> list[dict[str, Any]]:

@@ -14,7 +14,14 @@ export function planWords(plan) {
   const since = plan.since_s === null ? null : `since ${clock(plan.since_s)}`;
   const reason = plan.reason === null ? null : `because: ${plan.reason}`;
   const stays = plan.after_answer === "stay" ? "answered inputs stay" : null;
-  return [`epoch ${plan.epoch}`, plan.policy, plan.dispatch, stays, since, reason, promised].filter(Boolean).join(" · ");
+  const words = [`epoch ${plan.epoch}`, plan.policy, tuningWords(plan.tuning), plan.dispatch, stays, since, reason, promised];
+  return words.filter(Boolean).join(" · ");
+}
+
+function tuningWords(tuning) {
+  if (!tuning) return null;
+  const alarms = tuning.alarms ? `, ${plural(tuning.alarms, "alarm")}` : "";
+  return (tuning.safe ? "thresholds safe: nobody leaves" : `thresholds tuned (${tuning.how})`) + alarms;
 }
 
 export function planTable(plan) {

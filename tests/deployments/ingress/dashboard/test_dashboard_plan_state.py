@@ -107,3 +107,11 @@ def test_without_answers_there_are_no_batches_to_show(survival: list[float] | No
 def test_a_split_that_ran_nothing_has_no_batch() -> None:
     before, _ = looks()
     assert {block["unfused"] for block in blocks_state([before], [1.0, 0.5, 0.25, 0.25])} == {None}
+
+
+def test_it_says_whether_thresholds_are_safe_where_they_are_tuned() -> None:
+    tuning = {"how": "guarantee", "safe": True, "alarms": 2, "thresholds": {"0": 0.5}, "evidence": 0.1}
+    state = plan_state(FACTS, [snapshot(9.0, ingress(), described={"epoch": 3, "tuning": tuning})])
+    assert state["tuning"] == {"how": "guarantee", "safe": True, "alarms": 2}
+    state = plan_state(FACTS, [snapshot(9.0, ingress(), described={"epoch": 3, "tuning": tuning | {"how": "off"}})])
+    assert state["tuning"] is None
