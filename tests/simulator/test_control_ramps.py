@@ -1,0 +1,87 @@
+"""Ramps chosen anew every period, whichever were on: probes see all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments.settings import Tuning
+from optimizer.problem import PlanProblem
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+from simulator.control.faults import Mix, rows_in_turn
+from simulator.control.run import Control, Controlled, control_settings, simulate_controlled
+from simulator.decisions import recorded
+from simulator.scenario import Scenario
+from tests.simulator.controlled_cases import DELAYS, RAMPS, SLOTS, evenly, problem, whole
+
+CHANGES_S, ENDS_S, PERIOD_S = 70.0, 185.0, 60.0
+
+
+def records() -> ExitRecords:
+    """Ramp 0 is sure of six of ten inputs at first, afterwards of none; then ramp 1 is. The sure are right."""
+    rng = np.random.default_rng(1)
+    sure_N, first_N = rng.random(2000) < 0.6, np.arange(2000) < 1000
+    score_N, unsure_N = np.where(sure_N, rng.uniform(0.7, 1.0, 2000), 0.1), np.full(2000, 0.1)
+    return ExitRecords.of_answers(
+        np.column_stack([sure_N & first_N, sure_N & ~first_N, np.zeros(2000), np.ones(2000)]).astype(np.int64),
+        score="confidence",
+        num_blocks=4,
+        ramps=RAMPS,
+        sample_ids=tuple(map(str, range(2000))),
+        scores_NR=np.column_stack(
+            [np.where(first_N, score_N, unsure_N), np.where(first_N, unsure_N, score_N), unsure_N]
+        ).astype(np.float32),
+    )
+
+
+RECORDS = records()
+
+
+def with_costs() -> PlanProblem:
+    """A ramp takes 3 ms, so that one that lets nobody out is better off."""
+    made = problem(0.6)
+    blocks_s_NB = made.latency["cpu"].block_s_NB
+    table = LatencyTable(batches=(1, 4), block_s_NB=blocks_s_NB, ramp_s_EB=np.full((3, 2), 0.003))
+    return replace(made, latency={"cpu": table})
+
+
+def simulated(tuning: Tuning) -> Controlled:
+    arrivals_s = evenly(200, ENDS_S)
+    mixes = [Mix(at_s=0.0, rows_N=np.arange(1000)), Mix(at_s=CHANGES_S, rows_N=np.arange(1000, 2000))]
+    scenario = Scenario(
+        problem=with_costs(),
+        plan=whole(4),
+        decisions=recorded(RECORDS, dict.fromkeys(RAMPS, 0.5)),
+        rows_N=rows_in_turn(mixes, arrivals_s),
+        arrivals_s=arrivals_s,
+        duration_s=ENDS_S,
+        slo_s=1.0,
+    )
+    settings = control_settings(
+        with_costs(), period_s=PERIOD_S, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=0.02
+    )
+    steered = Control(
+        settings=settings, problem=with_costs(), records=RECORDS, slots=SLOTS, probe_share=0.1, delays=DELAYS
+    )
+    return simulate_controlled(scenario, steered)
+
+
+def ramps_at(result: Controlled, at_s: float) -> set[int]:
+    """Of the plan in force then."""
+    placed = [plan.placed for plan in result.plans if plan.outcome == "in force" and plan.at_s <= at_s][-1]
+    stages = placed["plan"]["stages"]
+    return {ramp for stage in stages for split in stage["splits"] for ramp in split["ramps"]}
+
+
+@pytest.mark.parametrize("tuning", ["off", "guarantee"])
+def test_other_ramps_are_on_a_period_after_they_became_the_better_ones(tuning: Tuning) -> None:
+    result = simulated(tuning)
+    assert ramps_at(result, 59.0) == set()
+    assert ramps_at(result, CHANGES_S) == {0}
+    assert ramps_at(result, CHANGES_S + PERIOD_S) == {1}
+    late = result.outcome.figures_between(ENDS_S - 40.0, ENDS_S)
+    assert late.exits[1] / late.answered == pytest.approx(0.6, abs=0.03)
+    assert result.words("error") == []
