@@ -8,13 +8,19 @@ from typing import Literal, TypeVar
 
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.plan import Stage
-from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 
-Strategy = Literal["best", "stock", "early-exit", "e3", "serial"]
+Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate"]
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
 """`best` searches the whole space of plans; the others are parts of it that people deploy today, or E3's."""
 
-Binding = Literal["devices", "budget", "latency"]
+
+def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
+    """What a problem's plans are compared with: Apparate's as well, where early answers are what is sought."""
+    return (*STRATEGIES, "apparate") if isinstance(problem.objective, MinimizeLatency) else STRATEGIES
+
+
+Binding = Literal["devices", "budget", "latency", "ramps"]
 Possible = TypeVar("Possible")
 
 
@@ -40,7 +46,7 @@ class Planned:
     stages: tuple[Stage, ...]
     figures: Evaluation
     bound: float
-    """No plan of the space is better than this: a rate per second, or USD per hour."""
+    """No plan of the space is better than this: a rate per second, USD per hour, or seconds."""
     gap: float
     """How far the plan may be from the best, as a share of the bound; 0 where it is proven best."""
     candidates: tuple[tuple[Stage, ...], ...] = ()

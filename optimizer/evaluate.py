@@ -1,7 +1,8 @@
 """The cost model: what a plan does, by the figures of its problem. Every planner, and its twin, is scored by this.
 
-E3 section 3.2 and figure 6, extended to stages of several splits. In short, with s(k) the share of inputs that reach
-block k under the plan's active ramps:
+E3 section 3.2 and figure 6, extended to stages of several splits, and to plans whose inputs stay (Apparate). In short,
+with u(k) the share of inputs without an answer on reaching block k under the plan's active ramps, and s(k) the share
+that is computed there, which is u(k) where answered inputs stop, and 1 where they stay:
 
 - a split over blocks i..j-1 at batch b runs block k at the expected batch b*s(k)/s(i), and takes the sum T of its
   blocks and active ramps;
@@ -9,7 +10,10 @@ block k under the plan's active ramps:
 - a hop after a stage takes T_x and bounds the rate at m*b/(s(i)*T_x): a replica sends while it computes;
 - an input waits for its batch: b/(R*s(i)) for the first split of a stage, m times that for the further ones, where
   each replica fills its own;
-- the rate is the smallest bound, the worst-case latency the sum of all waits, T and T_x.
+- the rate is the smallest bound, the worst-case latency the sum of all waits, T and T_x;
+- the mean answer time counts the same seconds by who has no answer yet: half of a split's wait by u(i), every block and
+  ramp by u(k), every hop by u(j);
+- the ramp overhead is the seconds of active ramps over those of blocks, of one batch of every split.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.plan import Stage
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
 from profiles.table import LatencyTable
 
 # Rates and latencies that agree to this are equal: planner and evaluator sum in different orders.
@@ -39,11 +43,15 @@ class ExpectedSplit:
     stage_index: int
     split: Split
     reached_by: float
-    """Share of all inputs that enter it."""
+    """Share of all inputs that enter it, answered or not."""
     seconds: float
     """T, of one batch."""
+    ramp_s: float
+    """Of these, what its active ramps take."""
     wait_s: float
     """Until its batch is full, at the plan's rate."""
+    unanswered_s: float
+    """Its part of the mean answer time: what an input without an answer waits and runs here, over all inputs."""
     batch_at_block: tuple[float, ...]
     """Expected batch at each of its blocks."""
 
@@ -75,6 +83,10 @@ class Evaluation:
     """What its latency holds for: the rate asked for, or the most it can do."""
     latency_s: float
     """Worst case."""
+    mean_latency_s: float
+    """Mean answer time."""
+    ramp_overhead: float
+    """Seconds of active ramps per second of blocks."""
     usd_per_hour: float
     splits: tuple[ExpectedSplit, ...]
     stages: tuple[StageFigures, ...]
@@ -105,61 +117,72 @@ def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None 
     """
     _check_fits(problem, stages)
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
-    share_N = (reach or nested_reach(problem))(ramps)
-    seconds = [
-        [split_seconds(problem.latency[stage.device], problem.ramps, split, share_N) for split in stage.splits]
+    unanswered_N = (reach or nested_reach(problem))(ramps)
+    share_N = _computed(stages[0].splits[0], unanswered_N)
+    steps = [
+        [step_seconds(problem.latency[stage.device], problem.ramps, split, share_N) for split in stage.splits]
         for stage in stages
     ]
     figures = tuple(
-        _stage_figures(problem, stage, times, share_N) for stage, times in zip(stages, seconds, strict=True)
+        _stage_figures(problem, stage, [_total(each) for each in of_splits], share_N)
+        for stage, of_splits in zip(stages, steps, strict=True)
     )
     rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
-    served_per_s = problem.objective.rate_per_s if isinstance(problem.objective, MinimizeCost) else rate_per_s
+    served_per_s = rate_per_s if problem.asked_per_s is None else problem.asked_per_s
     splits = tuple(
-        ExpectedSplit(
-            stage_index=stage_index,
-            split=split,
-            reached_by=share_N[split.first],
-            seconds=seconds[stage_index][index],
-            wait_s=_wait_s(stage, index, served_per_s, share_N),
-            batch_at_block=tuple(_batches(split, share_N, split.batch)),
-        )
+        _expected(stages, stage_index, index, steps[stage_index][index], served_per_s, share_N, unanswered_N)
         for stage_index, stage in enumerate(stages)
-        for index, split in enumerate(stage.splits)
+        for index in range(len(stage.splits))
     )
+    ramp_s = sum(each.ramp_s for each in splits)
     return Evaluation(
         rate_per_s=rate_per_s,
         served_per_s=served_per_s,
         latency_s=sum(each.wait_s + each.seconds for each in splits) + sum(each.hop_s for each in figures),
+        mean_latency_s=sum(each.unanswered_s for each in splits)
+        + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
+        ramp_overhead=ramp_s / (sum(each.seconds for each in splits) - ramp_s),
         usd_per_hour=sum(stage.replicas * problem.devices[stage.device].usd_per_hour for stage in stages),
         splits=splits,
         stages=figures,
     )
 
 
-def split_seconds(
+def step_seconds(
     table: LatencyTable, ramps: Sequence[int], split: Split, share_N: Sequence[float], size: int | None = None
-) -> float:
-    """E3's T: what one batch of `size` inputs takes, by default a full one; `ramps` are all of the model."""
-    seconds = 0.0
+) -> list[tuple[float, float]]:
+    """What one batch of `size` inputs, by default a full one, takes in every block, and in its ramp where it is active.
+
+    `ramps` are all of the model.
+    """
+    steps = []
     batches = _batches(split, share_N, split.batch if size is None else size)
     for block, batch in zip(range(split.first, split.end), batches, strict=True):
-        seconds += float(np.interp(batch, table.batches, table.block_s_NB[block]))
+        block_s, ramp_s = float(np.interp(batch, table.batches, table.block_s_NB[block])), 0.0
         if block in split.ramps:
-            seconds += float(np.interp(batch, table.batches, table.ramp_s_EB[ramps.index(block)]))
-    return seconds
+            ramp_s = float(np.interp(batch, table.batches, table.ramp_s_EB[ramps.index(block)]))
+        steps.append((block_s, ramp_s))
+    return steps
+
+
+def split_seconds(
+    table: LatencyTable, ramps: Sequence[int], split: Split, unanswered_N: Sequence[float], size: int | None = None
+) -> float:
+    """E3's T: the sum of its steps."""
+    return _total(step_seconds(table, ramps, split, _computed(split, unanswered_N), size))
 
 
 def sought(problem: PlanProblem, figures: Evaluation) -> float:
-    """What the objective is about: a rate per second, or USD per hour."""
-    return figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.rate_per_s
+    """What the objective is about: a rate per second, USD per hour, or seconds."""
+    if isinstance(problem.objective, MaximizeRate):
+        return figures.rate_per_s
+    return figures.usd_per_hour if isinstance(problem.objective, MinimizeCost) else figures.mean_latency_s
 
 
 def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
     """Larger is better: by the objective, then the cheaper, then the quicker."""
-    value = sought(problem, figures)
-    sign = -1 if isinstance(problem.objective, MinimizeCost) else 1
-    return sign * value, -figures.usd_per_hour, -figures.latency_s
+    sign = 1 if isinstance(problem.objective, MaximizeRate) else -1
+    return sign * sought(problem, figures), -figures.usd_per_hour, -figures.latency_s
 
 
 def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[str]:
@@ -176,11 +199,15 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
         found.append(f"does {figures.rate_per_s:.6g}/s, {figures.served_per_s:.6g}/s are asked for")
     if not figures.latency_s <= problem.slo.limit_s * (1 + TOLERANCE):
         found.append(f"takes {figures.latency_s * 1e3:.4g} ms, {problem.slo.limit_s * 1e3:.4g} ms are allowed")
+    if problem.ramp_budget is not None and figures.ramp_overhead > problem.ramp_budget * (1 + TOLERANCE):
+        found.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed")
     return found
 
 
 def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
     splits = [split for stage in stages for split in stage.splits]
+    if len({split.after_answer for split in splits}) > 1:
+        raise PlanError("the splits of a plan all stop after an answer, or all stay")
     bounds = [0, *(split.end for split in splits)]
     if [split.first for split in splits] != bounds[:-1] or bounds[-1] != problem.num_blocks:
         raise PlanError(f"the splits must run blocks 0 to {problem.num_blocks - 1} without gap or overlap")
@@ -194,6 +221,48 @@ def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
             unknown = sorted(set(split.ramps) - set(problem.ramps))
             if unknown:
                 raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(problem.ramps)}")
+
+
+def _computed(split: Split, unanswered_N: Sequence[float]) -> Sequence[float]:
+    """Per block, the share of inputs that runs it: all where they stay."""
+    return [1.0] * len(unanswered_N) if split.stays else unanswered_N
+
+
+def _total(steps: Sequence[tuple[float, float]]) -> float:
+    """E3's T."""
+    seconds = 0.0
+    for block_s, ramp_s in steps:
+        seconds += block_s
+        seconds += ramp_s
+    return seconds
+
+
+def _expected(
+    stages: Sequence[Stage],
+    stage_index: int,
+    index: int,
+    steps: Sequence[tuple[float, float]],
+    rate_per_s: float,
+    share_N: Sequence[float],
+    unanswered_N: Sequence[float],
+) -> ExpectedSplit:
+    split = stages[stage_index].splits[index]
+    wait_s = _wait_s(stages[stage_index], index, rate_per_s, share_N)
+    steps_s = sum(
+        unanswered_N[block] * (block_s + ramp_s) for block, (block_s, ramp_s) in enumerate(steps, start=split.first)
+    )
+    unanswered = unanswered_N[split.first]
+    return ExpectedSplit(
+        stage_index=stage_index,
+        split=split,
+        reached_by=share_N[split.first],
+        seconds=_total(steps),
+        ramp_s=sum(ramp_s for _, ramp_s in steps),
+        wait_s=wait_s,
+        # Batches fill evenly, so an input waits half of the time on average; nobody waits where nobody comes.
+        unanswered_s=steps_s + (unanswered * wait_s / 2 if unanswered else 0.0),
+        batch_at_block=tuple(_batches(split, share_N, split.batch)),
+    )
 
 
 def _batches(split: Split, share_N: Sequence[float], size: int) -> list[float]:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import merit, sought
 from optimizer.exact.solve import solve_exactly
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.scale.solve import solve_at_scale
+from optimizer.soonest.solve import solve_soonest
 from optimizer.space import SPACES, Space
 
 Planner = Callable[[PlanProblem, Space], Decision | None]
 """None where it cannot tell."""
 
-PLANNERS: tuple[Planner, ...] = (solve_exactly, solve_at_scale)
-"""Asked one after the other, until one proves its answer."""
+PLANNERS: Mapping[type[Objective], tuple[Planner, ...]] = {
+    MaximizeRate: (solve_exactly, solve_at_scale),
+    MinimizeCost: (solve_exactly, solve_at_scale),
+    MinimizeLatency: (solve_soonest,),
+}
+"""By what is sought. Asked one after the other, until one proves its answer."""
 
 
-def solve(problem: PlanProblem, space: Space | Strategy = "best", planners: tuple[Planner, ...] = PLANNERS) -> Decision:
+def solve(
+    problem: PlanProblem, space: Space | Strategy = "best", planners: tuple[Planner, ...] | None = None
+) -> Decision:
     """The best plan of a space, or of a strategy's, proven so or with a gap, or what keeps it from having one.
 
     Raises PlanError where no plan is found and none is ruled out.
     """
     space = space if isinstance(space, Space) else SPACES[space]
     best: Decision | None = None
-    for planner in planners:
+    for planner in PLANNERS[type(problem.objective)] if planners is None else planners:
         decision = planner(problem, space)
         best = _together(problem, best, decision) if isinstance(best, Planned) else decision
         if isinstance(best, NoPlan) or (best is not None and best.gap == 0):
@@ -39,7 +46,7 @@ def _together(problem: PlanProblem, first: Planned, second: Decision | None) -> 
     """The better of two plans, and the tighter of two bounds."""
     assert isinstance(second, Planned), "there is a plan, so none is ruled out"
     better, other = sorted((first, second), key=lambda each: merit(problem, each.figures), reverse=True)
-    tighter = max if isinstance(problem.objective, MinimizeCost) else min
+    tighter = min if isinstance(problem.objective, MaximizeRate) else max
     bound = tighter(first.bound, second.bound)
     gap = gap_between(sought(problem, better.figures), bound)
     return replace(better, bound=bound, gap=gap, candidates=(*better.candidates, other.stages, *other.candidates))

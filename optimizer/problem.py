@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from earlyexit.errors import PlanError
@@ -76,7 +76,23 @@ class MinimizeCost:
         _check_number("rate_per_s", self.rate_per_s, above_zero=True)
 
 
-Objective = MaximizeRate | MinimizeCost
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinimizeLatency:
+    """The least mean answer time at a rate (Apparate, PAME)."""
+
+    rate_per_s: float
+    ramp_budget: float | None = None
+    """The most seconds that active ramps may take per second of blocks (Apparate section 3.1; its default is 2 %); None: no bound."""
+
+    def __post_init__(self) -> None:
+        _check_number("rate_per_s", self.rate_per_s, above_zero=True)
+        if self.ramp_budget == 0:
+            raise PlanError("a ramp_budget of 0 lets no ramp be active; allowed is a share above 0, such as 0.02 for 2 %")
+        if self.ramp_budget is not None:
+            _check_number("ramp_budget", self.ramp_budget, above_zero=True)
+
+
+Objective = MaximizeRate | MinimizeCost | MinimizeLatency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +162,22 @@ class PlanProblem:
                 raise PlanError(f"latency of {device}: ramp_s needs {len(self.ramps)} rows, one per ramp")
             if (table.block_s_NB <= 0).any():
                 raise PlanError(f"latency of {device}: a block takes more than 0 seconds")
+
+    @property
+    def asked_per_s(self) -> float | None:
+        """The rate that is asked for; None where the rate is what is sought."""
+        return None if isinstance(self.objective, MaximizeRate) else self.objective.rate_per_s
+
+    @property
+    def ramp_budget(self) -> float | None:
+        """The most seconds that active ramps may take per second of blocks; None: no bound."""
+        return self.objective.ramp_budget if isinstance(self.objective, MinimizeLatency) else None
+
+    def with_rate(self, rate_per_s: float) -> PlanProblem:
+        """The same problem at another rate; as it is where none is asked for."""
+        if isinstance(self.objective, MaximizeRate):
+            return self
+        return replace(self, objective=replace(self.objective, rate_per_s=rate_per_s))
 
     def share_after(self, ramp: int | None) -> float:
         """Share of inputs inside the model when `ramp` is the last active one so far; None: no ramp yet."""

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from earlyexit.split import AfterAnswer
 from optimizer.decision import Strategy
 from optimizer.problem import PlanProblem
 
 RampRule = Literal["choose", "all", "none", "split-ends"]
 """Which sets of ramps may be active: any, all of the model, none, or any of those at the ends of splits."""
+
+
+AfterAnswers = tuple[AfterAnswer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +29,12 @@ class Space:
     several_stages: bool = True
     one_batch: bool = False
     """Whether all splits have the same batch size."""
+    after_answer: AfterAnswers = ("stop",)
+    """What inputs may do whose answer left, where the mean answer time is sought; otherwise nothing is won by staying."""
 
 
 SPACES: dict[Strategy, Space] = {
-    "best": Space(),
+    "best": Space(after_answer=("stop", "stay")),
     # The model without exits, replicated.
     "stock": Space(strategy="stock", ramps="none", splits_per_stage=False, several_stages=False),
     # All ramps in one split: the batch shrinks (E3 section 2.3).
@@ -36,7 +42,10 @@ SPACES: dict[Strategy, Space] = {
     # Each split on replicas of its own, one batch size, ramps as the model has them (E3 sections 3.2 and 3.3).
     "e3": Space(strategy="e3", ramps="all", splits_per_stage=False, one_batch=True),
     # One device runs all splits.
-    "serial": Space(strategy="serial", several_stages=False),
+    "serial": Space(strategy="serial", several_stages=False, after_answer=("stop", "stay")),
+    # The model as it is, replicated: ramps are switched on, answers leave early, and every input runs on to the end
+    # (Apparate, SOSP'24).
+    "apparate": Space(strategy="apparate", splits_per_stage=False, several_stages=False, after_answer=("stay",)),
 }
 
 

@@ -7,18 +7,18 @@ stages. The scores are written anew from the definitions of the cost model; what
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain, combinations, product
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.split import Split
+from earlyexit.split import AfterAnswer, Split
 from optimizer.decision import Strategy
 from optimizer.evaluate import TOLERANCE, Evaluation, evaluate, violations
 from optimizer.plan import Stage
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 
 T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
@@ -37,6 +37,7 @@ class Layout:
     """Active ones."""
     constant_batch: bool
     """All splits at one batch size, as E3 has it."""
+    after_answer: AfterAnswer = "stop"
 
     @property
     def splits(self) -> tuple[tuple[Blocks, str], ...]:
@@ -53,7 +54,34 @@ class Scores:
     replicas_QG: FloatArray
     rate_per_s_PQ: FloatArray
     latency_s_PQ: FloatArray
+    mean_s_PQ: FloatArray
+    overhead_P: FloatArray
     usd_per_hour_Q: FloatArray
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """Sums over the splits of every choice of batches, filled in one by one."""
+
+    cycle_s_PG: FloatArray
+    """Of one replica per stage."""
+    fixed_s_P: FloatArray
+    """T and T_x."""
+    first_P: FloatArray
+    """Inputs that fill first splits."""
+    further_PG: FloatArray
+    mean_s_P: FloatArray
+    """The same by who has no answer yet, of waits the half."""
+    mean_first_P: FloatArray
+    mean_further_PG: FloatArray
+    block_s_P: FloatArray
+    ramp_s_P: FloatArray
+
+    @classmethod
+    def empty(cls, num_choices: int, num_stages: int) -> Parts:
+        per_stage = ("cycle_s_PG", "further_PG", "mean_further_PG")
+        shapes = {each.name: (num_choices, num_stages)[: 1 + (each.name in per_stage)] for each in fields(cls)}
+        return cls(**{name: np.zeros(shape) for name, shape in shapes.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +97,14 @@ def layouts(problem: PlanProblem, strategy: Strategy) -> Iterator[Layout]:
         for stages in _consecutive_groups(splits):
             if _in_space(strategy, len(stages), len(splits)):
                 for ramps, devices in product(_ramp_sets(problem, strategy), product(there, repeat=len(stages))):
-                    yield Layout(stages=stages, devices=devices, ramps=ramps, constant_batch=strategy == "e3")
+                    for after_answer in _after_answers(problem, strategy):
+                        yield Layout(
+                            stages=stages,
+                            devices=devices,
+                            ramps=ramps,
+                            constant_batch=strategy == "e3",
+                            after_answer=after_answer,
+                        )
 
 
 def plan_of(layout: Layout, batch_S: FloatArray, replicas_G: FloatArray) -> tuple[Stage, ...]:
@@ -84,6 +119,7 @@ def plan_of(layout: Layout, batch_S: FloatArray, replicas_G: FloatArray) -> tupl
                     end=blocks[-1] + 1,
                     batch=int(next(batches)),
                     ramps=tuple(ramp for ramp in layout.ramps if ramp in blocks),
+                    after_answer=layout.after_answer,
                 )
                 for blocks in splits
             ),
@@ -97,16 +133,15 @@ class Twin:
 
     def __init__(self, problem: PlanProblem) -> None:
         self._problem = problem
-        self._seconds: dict[tuple[Blocks, str, tuple[int, ...], float], FloatArray] = {}
+        self._seconds: dict[tuple[Blocks, str, tuple[int, ...], float, str], tuple[FloatArray, FloatArray]] = {}
 
     def best(self, strategy: Strategy) -> Optimum | None:
-        """The plan of the highest rate or the least cost; None where no plan meets the problem."""
-        costs = isinstance(self._problem.objective, MinimizeCost)
+        """The plan of the highest rate, the least cost or the least mean answer time; None where none meets it."""
         least, best = np.inf, None
         for layout in layouts(self._problem, strategy):
             scores = self.scores(layout)
-            feasible_PQ = self._keeps_rate_and_budget(scores) & self._keeps_latency(scores)
-            regret_PQ = np.where(feasible_PQ, scores.usd_per_hour_Q if costs else -scores.rate_per_s_PQ, np.inf)
+            feasible_PQ = self._keeps_rate_and_budgets(scores) & self._keeps_latency(scores)
+            regret_PQ = np.where(feasible_PQ, self._regret(scores), np.inf)
             if regret_PQ.size and regret_PQ.min() < least:
                 least = float(regret_PQ.min())
                 p, q = np.unravel_index(regret_PQ.argmin(), regret_PQ.shape)
@@ -118,71 +153,91 @@ class Twin:
         least = np.inf
         for layout in layouts(self._problem, strategy):
             scores = self.scores(layout)
-            latency_s_PQ = np.where(self._keeps_rate_and_budget(scores), scores.latency_s_PQ, np.inf)
+            latency_s_PQ = np.where(self._keeps_rate_and_budgets(scores), scores.latency_s_PQ, np.inf)
             least = min(least, float(latency_s_PQ.min(initial=np.inf)))
         return least if np.isfinite(least) else None
 
     def scores(self, layout: Layout) -> Scores:
-        """Rate and latency of every plan of a layout, by the definitions of the cost model."""
+        """Rate and times of every plan of a layout, by the definitions of the cost model."""
         problem = self._problem
         batch_PS = self._batches(layout)
         replicas_QG = self._replicas(layout.devices)
-        reached = reached_by(problem, layout.ramps)
-        cycle_s_PG, fixed_s_P, first_P, further_PG = self._parts(layout, batch_PS, reached)
-        rate_PQ = 1 / (cycle_s_PG[:, None, :] / replicas_QG[None, :, :]).max(axis=2)
-        served = problem.objective.rate_per_s if isinstance(problem.objective, MinimizeCost) else rate_PQ
-        filled_PQ = first_P[:, None] + (further_PG[:, None, :] * replicas_QG[None, :, :]).sum(axis=2)
+        parts = self._parts(layout, batch_PS)
+        rate_PQ = 1 / (parts.cycle_s_PG[:, None, :] / replicas_QG[None, :, :]).max(axis=2)
+        served = rate_PQ if isinstance(problem.objective, MaximizeRate) else problem.objective.rate_per_s
+        filled_PQ, mean_filled_PQ = (
+            first_P[:, None] + (further_PG[:, None, :] * replicas_QG[None, :, :]).sum(axis=2)
+            for first_P, further_PG in (
+                (parts.first_P, parts.further_PG),
+                (parts.mean_first_P, parts.mean_further_PG),
+            )
+        )
         prices = np.array([problem.devices[device].usd_per_hour for device in layout.devices])
         return Scores(
             batch_PS=batch_PS,
             replicas_QG=replicas_QG,
             rate_per_s_PQ=rate_PQ,
-            latency_s_PQ=fixed_s_P[:, None] + filled_PQ / served,
+            latency_s_PQ=parts.fixed_s_P[:, None] + filled_PQ / served,
+            mean_s_PQ=parts.mean_s_P[:, None] + mean_filled_PQ / served,
+            overhead_P=parts.ramp_s_P / parts.block_s_P,
             usd_per_hour_Q=(replicas_QG * prices).sum(axis=1),
         )
 
-    def _parts(
-        self, layout: Layout, batch_PS: FloatArray, reached: Sequence[float]
-    ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Cycle time of one replica per stage; T and T_x summed; inputs that fill first and further splits."""
-        num_choices, num_stages = len(batch_PS), len(layout.stages)
-        cycle_s_PG, further_PG = np.zeros((num_choices, num_stages)), np.zeros((num_choices, num_stages))
-        fixed_s_P, first_P = np.zeros(num_choices), np.zeros(num_choices)
+    def _parts(self, layout: Layout, batch_PS: FloatArray) -> Parts:
+        reached = reached_by(self._problem, layout.ramps)
+        runs = [1.0] * len(reached) if layout.after_answer == "stay" else reached
+        parts = Parts.empty(len(batch_PS), len(layout.stages))
         column = 0
         for stage, (splits, device) in enumerate(zip(layout.stages, layout.devices, strict=True)):
             for index, blocks in enumerate(splits):
-                batch_P, share = batch_PS[:, column], reached[blocks[0]]
-                seconds_P = self._split_s(layout.ramps, blocks, device, batch_P, reached)
-                cycle_s_PG[:, stage] += share * seconds_P / batch_P
-                fixed_s_P += seconds_P
+                batch_P, share, waiting = batch_PS[:, column], runs[blocks[0]], reached[blocks[0]]
+                block_s_LP, ramp_s_LP = self._split_s(layout, blocks, device, batch_P, runs)
+                seconds_P = block_s_LP.sum(axis=0) + ramp_s_LP.sum(axis=0)
+                parts.block_s_P += block_s_LP.sum(axis=0)
+                parts.ramp_s_P += ramp_s_LP.sum(axis=0)
+                for block, block_s_P, ramp_s_P in zip(blocks, block_s_LP, ramp_s_LP, strict=True):
+                    parts.mean_s_P += reached[block] * (block_s_P + ramp_s_P)
+                parts.cycle_s_PG[:, stage] += share * seconds_P / batch_P
+                parts.fixed_s_P += seconds_P
                 filled_P = batch_P * (1 / share if share else np.inf)
+                # Half of the wait, of those without an answer; as many as run where inputs stop.
+                mean_filled_P = batch_P / 2 * (waiting if layout.after_answer == "stay" else 1.0)
                 if index == 0:
-                    first_P += filled_P
+                    parts.first_P += filled_P
+                    parts.mean_first_P += mean_filled_P
                 else:
-                    further_PG[:, stage] += filled_P
+                    parts.further_PG[:, stage] += filled_P
+                    parts.mean_further_PG[:, stage] += mean_filled_P
                 column += 1
-            if stage + 1 < num_stages:
-                hop_s_P = self._hop_s(blocks, batch_P, reached)
-                cycle_s_PG[:, stage] = np.maximum(cycle_s_PG[:, stage], share * hop_s_P / batch_P)
-                fixed_s_P += hop_s_P
-        return cycle_s_PG, fixed_s_P, first_P, further_PG
+            if stage + 1 < len(layout.stages):
+                hop_s_P = self._hop_s(blocks, batch_P, runs)
+                parts.cycle_s_PG[:, stage] = np.maximum(parts.cycle_s_PG[:, stage], share * hop_s_P / batch_P)
+                parts.fixed_s_P += hop_s_P
+                parts.mean_s_P += reached[blocks[-1] + 1] * hop_s_P
+        return parts
 
     def _split_s(
-        self, active: tuple[int, ...], blocks: Blocks, device: str, batch_P: FloatArray, reached: Sequence[float]
-    ) -> FloatArray:
-        """T, looked up per measured batch size; what happened before a split counts by the share that it lets in."""
+        self, layout: Layout, blocks: Blocks, device: str, batch_P: FloatArray, runs: Sequence[float]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Of every block (L) and of its ramp, looked up per measured batch size.
+
+        What happened before a split counts by the share that it lets in.
+        """
         problem, table = self._problem, self._problem.latency[device]
-        inside = tuple(ramp for ramp in active if ramp in blocks)
-        key = (blocks, device, inside, reached[blocks[0]])
+        inside = tuple(ramp for ramp in layout.ramps if ramp in blocks)
+        key = (blocks, device, inside, runs[blocks[0]], layout.after_answer)
         if key not in self._seconds:
-            seconds_B = np.zeros(len(table.batches))
-            for block in blocks:
-                expected_B = np.array(table.batches) * _share_left(reached, blocks[0], block)
-                seconds_B += _linear(expected_B, table.batches, table.block_s_NB[block])
+            block_s_LB, ramp_s_LB = np.zeros((2, len(blocks), len(table.batches)))
+            for index, block in enumerate(blocks):
+                expected_B = np.array(table.batches) * _share_left(runs, blocks[0], block)
+                block_s_LB[index] = _linear(expected_B, table.batches, table.block_s_NB[block])
                 if block in inside:
-                    seconds_B += _linear(expected_B, table.batches, table.ramp_s_EB[problem.ramps.index(block)])
-            self._seconds[key] = seconds_B
-        return self._seconds[key][np.searchsorted(table.batches, batch_P)]
+                    ramp_s_B = table.ramp_s_EB[problem.ramps.index(block)]
+                    ramp_s_LB[index] = _linear(expected_B, table.batches, ramp_s_B)
+            self._seconds[key] = (block_s_LB, ramp_s_LB)
+        which_P = np.searchsorted(table.batches, batch_P)
+        block_s_LB, ramp_s_LB = self._seconds[key]
+        return block_s_LB[:, which_P], ramp_s_LB[:, which_P]
 
     def _hop_s(self, blocks: Blocks, batch_P: FloatArray, reached: Sequence[float]) -> FloatArray:
         """T_x, of the inputs that leave a stage with one batch of its last split."""
@@ -201,13 +256,21 @@ class Twin:
             enough_Q &= replicas_QG[:, [each == device for each in devices]].sum(axis=1) <= count
         return replicas_QG[enough_Q]
 
-    def _keeps_rate_and_budget(self, scores: Scores) -> npt.NDArray[np.bool_]:
+    def _regret(self, scores: Scores) -> FloatArray:
+        """What is sought, the less the better."""
+        if isinstance(self._problem.objective, MinimizeLatency):
+            return scores.mean_s_PQ
+        return scores.usd_per_hour_Q if isinstance(self._problem.objective, MinimizeCost) else -scores.rate_per_s_PQ
+
+    def _keeps_rate_and_budgets(self, scores: Scores) -> npt.NDArray[np.bool_]:
         objective, budget = self._problem.objective, self._problem.budget_usd_per_hour
         kept_PQ = np.ones(scores.rate_per_s_PQ.shape, dtype=bool)
-        if isinstance(objective, MinimizeCost):
+        if not isinstance(objective, MaximizeRate):
             kept_PQ &= scores.rate_per_s_PQ >= objective.rate_per_s * (1 - TOLERANCE)
         if budget is not None:
             kept_PQ &= scores.usd_per_hour_Q[None, :] <= budget * (1 + TOLERANCE)
+        if isinstance(objective, MinimizeLatency) and objective.ramp_budget is not None:
+            kept_PQ &= scores.overhead_P[:, None] <= objective.ramp_budget * (1 + TOLERANCE)
         return kept_PQ
 
     def _keeps_latency(self, scores: Scores) -> npt.NDArray[np.bool_]:
@@ -227,11 +290,18 @@ def reached_by(problem: PlanProblem, active: Sequence[int]) -> list[float]:
 
 
 def _in_space(strategy: Strategy, num_stages: int, num_splits: int) -> bool:
-    if strategy in ("stock", "early-exit"):
+    if strategy in ("stock", "early-exit", "apparate"):
         return num_splits == 1
     if strategy == "serial":
         return num_stages == 1
     return strategy == "best" or num_stages == num_splits
+
+
+def _after_answers(problem: PlanProblem, strategy: Strategy) -> tuple[AfterAnswer, ...]:
+    """Nothing but early answers is won by staying."""
+    if not isinstance(problem.objective, MinimizeLatency) or strategy in ("stock", "early-exit", "e3"):
+        return ("stop",)
+    return ("stay",) if strategy == "apparate" else ("stop", "stay")
 
 
 def _ramp_sets(problem: PlanProblem, strategy: Strategy) -> list[tuple[int, ...]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 from numpy.random import Generator, default_rng
 
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 
 FloatArray = npt.NDArray[np.float64]
@@ -41,6 +43,20 @@ def random_problem(seed: int) -> PlanProblem:
         objective=_objective(rng, fastest * num_devices),
         budget_usd_per_hour=dearest * _log_uniform(rng, 0.3, 1.2) if rng.random() < 0.25 else None,
     )
+
+
+def random_latency_problem(seed: int) -> PlanProblem:
+    """The same problem, of which early answers at a rate are sought; about half have a budget for ramps."""
+    problem, rng = random_problem(seed), default_rng((seed, 1))
+    asked = problem.asked_per_s
+    fastest = max(
+        supply.count * problem.latency[name].batches[-1] / _whole_s(problem.latency[name])
+        for name, supply in problem.devices.items()
+    )
+    # Mostly far below what the devices do: there batches of several splits wait, and staying may be worth it.
+    rate_per_s = asked if asked is not None and rng.random() < 0.5 else max(fastest, 1.0) * _log_uniform(rng, 0.02, 1)
+    budget = _log_uniform(rng, 0.005, 0.5) if rng.random() < 0.5 else None
+    return replace(problem, objective=MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=budget))
 
 
 def _table(rng: Generator, num_blocks: int, num_ramps: int) -> LatencyTable:
