@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.plan import Stage
-from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeLatency, PlanProblem
 
 Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate"]
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
@@ -87,7 +87,7 @@ def why_none(
     `possible` tells of a problem whether it has plans, None for none, and `nearest_slo_s` goes on from what it said.
     """
     rate_per_s = None
-    if isinstance(problem.objective, MinimizeCost):
+    if problem.asked_per_s is not None:
         found = fastest(replace(problem, objective=MaximizeRate()))
         rate_per_s = None if found is None else found.figures.rate_per_s
     patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))

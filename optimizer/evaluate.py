@@ -26,7 +26,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.plan import Stage
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.table import LatencyTable
 
 # Rates and latencies that agree to this are equal: planner and evaluator sum in different orders.
@@ -185,6 +185,18 @@ def merit(problem: PlanProblem, figures: Evaluation) -> tuple[float, ...]:
     return sign * sought(problem, figures), -figures.usd_per_hour, -figures.latency_s
 
 
+def promised(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
+    """What a plan carries of its figures; of the mean answer time only where that is sought."""
+    promises = {
+        "rate_per_s": figures.rate_per_s,
+        "latency_s": figures.latency_s,
+        "usd_per_hour": figures.usd_per_hour,
+    }
+    if isinstance(problem.objective, MinimizeLatency):
+        promises |= {"mean_latency_s": figures.mean_latency_s, "ramp_overhead": figures.ramp_overhead}
+    return promises
+
+
 def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> list[str]:
     """Every promise of the problem that the plan breaks, with both numbers; none for a plan that meets it."""
     found = []
@@ -200,7 +212,9 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
     if not figures.latency_s <= problem.slo.limit_s * (1 + TOLERANCE):
         found.append(f"takes {figures.latency_s * 1e3:.4g} ms, {problem.slo.limit_s * 1e3:.4g} ms are allowed")
     if problem.ramp_budget is not None and figures.ramp_overhead > problem.ramp_budget * (1 + TOLERANCE):
-        found.append(f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed")
+        found.append(
+            f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed"
+        )
     return found
 
 

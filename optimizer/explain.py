@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation
+from optimizer.evaluate import Evaluation, sought
 from optimizer.plan import Stage
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 
 AT_ITS_LIMIT = 0.02
 """A latency this close to what is allowed is said to bind: batch sizes come in steps, so few plans reach the limit."""
 SAME_RATE = 1e-6
 
-BindKind = Literal["stage", "hop", "latency", "devices", "budget"]
+BindKind = Literal["stage", "hop", "latency", "devices", "budget", "ramps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,8 @@ class Comparison:
     strategy: Strategy
     decision: Decision
     times_better: float | None
-    """How many times better `best` is: its rate over this one's, or this one's cost over its. None without a plan of
-    both, and where either costs nothing."""
+    """How many times better `best` is: its rate over this one's, or this one's cost or mean answer time over its. None
+    without a plan of both, and where either costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,16 @@ def explain(problem: PlanProblem, planned: Planned, decisions: Mapping[Strategy,
 
 def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
     """The stages and hops that set the rate or the cost, and every promise that is used up."""
-    if isinstance(problem.objective, MinimizeCost):
-        yield from _needed(stages, figures)
-    else:
-        yield from _slowest(figures)
-        yield from _budget(problem, stages, figures)
+    match problem.objective:
+        case MaximizeRate():
+            yield from _slowest(figures)
+            yield from _budget(problem, stages, figures)
+        case MinimizeCost():
+            yield from _needed(stages, figures)
+        case MinimizeLatency():
+            yield from _full(figures)
+            yield from _budget(problem, stages, figures)
+            yield from _ramps(problem, figures)
     limit_s = problem.slo.limit_s
     if figures.latency_s >= limit_s * (1 - AT_ITS_LIMIT):
         text = f"the latency of {_milliseconds(figures.latency_s)} is at its limit of {_milliseconds(limit_s)}"
@@ -96,6 +101,25 @@ def _needed(stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
             yield Bind(kind="stage", text=text, stage_index=index)
 
 
+def _full(figures: Evaluation) -> Iterator[Bind]:
+    """Where early answers are sought: the stages that could hardly do more, so that batches cannot be smaller."""
+    asked = figures.served_per_s
+    for index, each in enumerate(figures.stages):
+        if each.rate_per_s < asked * (1 + AT_ITS_LIMIT):
+            text = f"stage {index} does at most {each.rate_per_s:.6g}/s, {asked:.6g}/s are asked for"
+            yield Bind(kind="stage", text=text, stage_index=index)
+
+
+def _ramps(problem: PlanProblem, figures: Evaluation) -> Iterator[Bind]:
+    """Whether one more ramp, at the mean of those that are active, would take too long."""
+    num_active = sum(len(each.split.ramps) for each in figures.splits)
+    if problem.ramp_budget is None or num_active == len(problem.ramps):
+        return
+    if figures.ramp_overhead * (num_active + 1) > problem.ramp_budget * max(num_active, 1):
+        text = f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed"
+        yield Bind(kind="ramps", text=text)
+
+
 def _budget(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:
     """Whether a further replica of any free device would cost too much."""
     if problem.budget_usd_per_hour is None:
@@ -123,10 +147,9 @@ def compare(problem: PlanProblem, decisions: Mapping[Strategy, Decision]) -> tup
 def _times_better(problem: PlanProblem, best: Decision | None, other: Decision) -> float | None:
     if not isinstance(best, Planned) or not isinstance(other, Planned):
         return None
-    if isinstance(problem.objective, MinimizeCost):
-        above, below = other.figures.usd_per_hour, best.figures.usd_per_hour
-    else:
-        above, below = best.figures.rate_per_s, other.figures.rate_per_s
+    above, below = sought(problem, other.figures), sought(problem, best.figures)
+    if isinstance(problem.objective, MaximizeRate):
+        above, below = below, above
     return above / below if above > 0 and below > 0 else None
 
 
@@ -151,11 +174,12 @@ def _binding(problem: PlanProblem, decision: NoPlan) -> str:
             return f"the devices ({there}) are too few{_for_rate(problem)}"
         case "budget":
             return f"the budget of {problem.budget_usd_per_hour or 0:.2f} USD/h is too small{_for_rate(problem)}"
+        case "ramps":
+            return f"the ramp budget of {problem.ramp_budget or 0:.3%} of the blocks' time is too small"
 
 
 def _for_rate(problem: PlanProblem) -> str:
-    objective = problem.objective
-    return f" for {objective.rate_per_s:.6g}/s" if isinstance(objective, MinimizeCost) else ""
+    return "" if problem.asked_per_s is None else f" for {problem.asked_per_s:.6g}/s"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -98,7 +98,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "dispatch": plan.dispatch,
-        **({} if plan.after_answer == "stop" else {"after_answer": plan.after_answer}),
+        **after_answer_document(plan.stages),
         "epoch": plan.epoch,
         "policy": None if policy is None else policy_document(policy),
         "stages": stages_document(plan.stages),
@@ -119,6 +119,12 @@ def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:
         }
         for stage in stages
     ]
+
+
+def after_answer_document(stages: Sequence[Stage]) -> dict[str, AfterAnswer]:
+    """What inputs do whose answer left at a ramp, as a plan's file says it: nothing where they stop."""
+    after_answer = stages[0].splits[0].after_answer
+    return {} if after_answer == "stop" else {"after_answer": after_answer}
 
 
 def write_plan(plan: Plan, path: Path) -> None:

@@ -31,7 +31,7 @@ def solve(
 
     Raises PlanError where no plan is found and none is ruled out.
     """
-    space = space if isinstance(space, Space) else SPACES[space]
+    space = _sensible(problem, space if isinstance(space, Space) else SPACES[space])
     best: Decision | None = None
     for planner in PLANNERS[type(problem.objective)] if planners is None else planners:
         decision = planner(problem, space)
@@ -40,6 +40,13 @@ def solve(
             break
     assert best is not None, "the last planner always tells"
     return best
+
+
+def _sensible(problem: PlanProblem, space: Space) -> Space:
+    """Where inputs stay, ramps cost time and win neither rate nor money: plans that must stay then have none."""
+    if isinstance(problem.objective, MinimizeLatency) or "stop" in space.after_answer:
+        return space
+    return replace(space, ramps="none")
 
 
 def _together(problem: PlanProblem, first: Planned, second: Decision | None) -> Planned:

@@ -82,12 +82,14 @@ class MinimizeLatency:
 
     rate_per_s: float
     ramp_budget: float | None = None
-    """The most seconds that active ramps may take per second of blocks (Apparate section 3.1; its default is 2 %); None: no bound."""
+    """The most seconds that active ramps may take per second of blocks (Apparate, section 5.1: 2 %); None: no bound."""
 
     def __post_init__(self) -> None:
         _check_number("rate_per_s", self.rate_per_s, above_zero=True)
         if self.ramp_budget == 0:
-            raise PlanError("a ramp_budget of 0 lets no ramp be active; allowed is a share above 0, such as 0.02 for 2 %")
+            raise PlanError(
+                "a ramp_budget of 0 lets no ramp be active; allowed is a share above 0, such as 0.02 for 2 %"
+            )
         if self.ramp_budget is not None:
             _check_number("ramp_budget", self.ramp_budget, above_zero=True)
 

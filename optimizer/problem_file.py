@@ -12,7 +12,16 @@ import numpy as np
 from earlyexit.errors import DataError, PlanError
 from earlyexit.source_file import Source, read_source
 from optimizer.plan import PolicySpec
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
+from optimizer.problem import (
+    Link,
+    MaximizeRate,
+    MinimizeCost,
+    MinimizeLatency,
+    Objective,
+    PlanProblem,
+    Slo,
+    Supply,
+)
 from optimizer.problem_shape import (
     MAX_BATCH,
     ObjectiveDocument,
@@ -63,7 +72,6 @@ def parse_problem(document: object, *, where: str = "problem", folder: Path = Pa
 
 def problem_document(problem: PlanProblem) -> dict[str, Any]:
     """Plain data that `parse_problem` reads back, every number written out."""
-    objective = problem.objective
     document: dict[str, Any] = {
         "schema_version": 1,
         "blocks": problem.num_blocks,
@@ -77,13 +85,23 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
         "link": {"bandwidth_bytes_per_s": problem.link.bandwidth_bytes_per_s, "delay_s": problem.link.delay_s},
         "bytes_per_sample": list(problem.bytes_per_sample_N),
         "slo": {"latency_s": problem.slo.latency_s, "slack": problem.slo.slack},
-        "objective": {"minimize": "cost", "rate_per_s": objective.rate_per_s}
-        if isinstance(objective, MinimizeCost)
-        else {"maximize": "rate"},
+        "objective": _objective_document(problem.objective),
     }
     if problem.budget_usd_per_hour is not None:
         document["budget"] = {"usd_per_hour": problem.budget_usd_per_hour}
     return document
+
+
+def _objective_document(objective: Objective) -> dict[str, Any]:
+    match objective:
+        case MaximizeRate():
+            return {"maximize": "rate"}
+        case MinimizeCost(rate_per_s=rate_per_s):
+            return {"minimize": "cost", "rate_per_s": rate_per_s}
+        case MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=None):
+            return {"minimize": "latency", "rate_per_s": rate_per_s}
+        case MinimizeLatency(rate_per_s=rate_per_s, ramp_budget=ramp_budget):
+            return {"minimize": "latency", "rate_per_s": rate_per_s, "ramp_budget": ramp_budget}
 
 
 def _table_document(table: LatencyTable) -> dict[str, Any]:
@@ -147,23 +165,31 @@ def _promises(document: ProblemDocument, source: Source) -> dict[str, Any]:
     with source.said_at(("slo",)):
         slo = Slo(**document.slo.model_dump())
     with source.said_at(("objective",)):
-        objective = _objective(document.objective)
+        objective = objective_of(document.objective)
     budget = None if document.budget is None else document.budget.usd_per_hour
     return {"link": link, "slo": slo, "objective": objective, "budget_usd_per_hour": budget}
 
 
-def _objective(document: ObjectiveDocument) -> Objective:
-    allowed = "allowed are {maximize: rate} and {minimize: cost, rate_per_s: ...}"
+def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objective:
+    """What is sought; raises PlanError for fields that do not go together."""
+    allowed = (
+        "allowed are {maximize: rate}, {minimize: cost, rate_per_s: ...} and "
+        "{minimize: latency, rate_per_s: ..., ramp_budget: ...}"
+    )
     if (document.maximize is None) == (document.minimize is None):
         found = "neither maximize nor minimize" if document.maximize is None else "both maximize and minimize"
-        raise PlanError(f"objective says {found}; {allowed}")
+        raise PlanError(f"{where} says {found}; {allowed}")
+    if document.ramp_budget is not None and document.minimize != "latency":
+        raise PlanError(f"{where} has a ramp_budget, and does not minimize latency; {allowed}")
     if document.minimize is None:
         if document.rate_per_s is not None:
-            raise PlanError(f"objective maximizes the rate and names a rate_per_s as well; {allowed}")
+            raise PlanError(f"{where} maximizes the rate and names a rate_per_s as well; {allowed}")
         return MaximizeRate()
     if document.rate_per_s is None:
-        raise PlanError(f"objective minimizes the cost of no rate_per_s; {allowed}")
-    return MinimizeCost(rate_per_s=document.rate_per_s)
+        raise PlanError(f"{where} minimizes the {document.minimize} of no rate_per_s; {allowed}")
+    if document.minimize == "cost":
+        return MinimizeCost(rate_per_s=document.rate_per_s)
+    return MinimizeLatency(rate_per_s=document.rate_per_s, ramp_budget=document.ramp_budget)
 
 
 def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Source, folder: Path) -> PlanProblem:

@@ -104,8 +104,10 @@ class ObjectiveDocument(StrictDocument):
     """What is sought; which fields go together is checked where they are read."""
 
     maximize: Literal["rate"] | None = None
-    minimize: Literal["cost"] | None = None
+    minimize: Literal["cost", "latency"] | None = None
     rate_per_s: float | None = Field(default=None, gt=0)
+    ramp_budget: float | None = None
+    """With latency: the most seconds of active ramps per second of blocks."""
 
 
 class BudgetDocument(StrictDocument):

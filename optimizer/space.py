@@ -30,7 +30,7 @@ class Space:
     one_batch: bool = False
     """Whether all splits have the same batch size."""
     after_answer: AfterAnswers = ("stop",)
-    """What inputs may do whose answer left, where the mean answer time is sought; otherwise nothing is won by staying."""
+    """What inputs may do whose answer left, where the mean answer time is sought; else nothing is won by staying."""
 
 
 SPACES: dict[Strategy, Space] = {

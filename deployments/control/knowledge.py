@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from deployments.control.intake import Interval, total
 from earlyexit.errors import DataError
-from optimizer.problem import MaximizeRate, MinimizeCost, Objective, PlanProblem
+from optimizer.problem import MaximizeRate, PlanProblem
 from profiles.records import ExitRecords
 from profiles.sampled import SampledStream
 from profiles.stream import Observations, StreamShape
@@ -161,17 +161,17 @@ class Knowledge:
             for device, supply in self.problem.devices.items()
         }
         problem = replace(self.problem, survival_N=outlook.survival.next_survival, devices=devices)
-        named = problem.objective
-        if not isinstance(named, MinimizeCost):
+        named_per_s = problem.asked_per_s
+        if named_per_s is None:
             return (problem,)
-        rates = [named.rate_per_s]
+        rates = [named_per_s]
         if outlook.rate is not None:
             upper = float(outlook.rate.high_rps_H[0])
             # One window cannot say how rates change.
-            rates = [upper if np.isfinite(upper) else max(float(outlook.rate.rate_rps_H[0]), named.rate_per_s)]
-            rates += [named.rate_per_s] if named.rate_per_s > rates[0] else []
-        objectives: list[Objective] = [MinimizeCost(rate_per_s=rate) for rate in rates if rate > 0]
-        return tuple(replace(problem, objective=each) for each in (*objectives, MaximizeRate()))
+            rates = [upper if np.isfinite(upper) else max(float(outlook.rate.rate_rps_H[0]), named_per_s)]
+            rates += [named_per_s] if named_per_s > rates[0] else []
+        asked = [problem.with_rate(rate) for rate in rates if rate > 0]
+        return (*asked, replace(problem, objective=MaximizeRate()))
 
     def _check_shape(self, shape: StreamShape) -> None:
         missing = sorted(set(self.problem.ramps) - set(shape.ramps))

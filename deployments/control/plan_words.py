@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from optimizer.evaluate import Evaluation
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
 
@@ -18,15 +17,6 @@ def plan_words(placed: PlacedPlan) -> str:
     )
     avoided = f", {len(placed.avoided)} replicas rest" if placed.avoided else ""
     return f"{stages}{_predicted_words(placed.plan.predicted)}{avoided}"
-
-
-def predicted(figures: Evaluation) -> dict[str, float]:
-    """What a plan carries of its figures."""
-    return {
-        "rate_per_s": figures.rate_per_s,
-        "latency_s": figures.latency_s,
-        "usd_per_hour": figures.usd_per_hour,
-    }
 
 
 def predicted_rps(plan: Plan) -> float | None:

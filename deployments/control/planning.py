@@ -12,21 +12,21 @@ from deployments.control.intake import total
 from deployments.control.knowledge import Knowledge, Outlook
 from deployments.control.look import RATE_LOOKS, served
 from deployments.control.plan_keeper import PlanKeeper
-from deployments.control.plan_words import predicted, predicted_rps
+from deployments.control.plan_words import predicted_rps
 from deployments.control.proposal import Proposal, Solve, propose
 from deployments.control.watch import Look
 from deployments.settings import ControlSettings
 from earlyexit.clock import Clock
 from earlyexit.errors import PlanError
 from optimizer.decision import NoPlan
-from optimizer.evaluate import Reach, evaluate
+from optimizer.evaluate import Reach, evaluate, promised
 from optimizer.live.hysteresis import Weighed, weigh
 from optimizer.live.slots import num_started, place
 from optimizer.live.stragglers import Resting
 from optimizer.live.trial import Trial
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Plan
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import PlanProblem
 from optimizer.rescore import joint_reach
 
 OffLoop = Callable[[Callable[[float], Outlook], float], Awaitable[Outlook]]
@@ -149,8 +149,9 @@ class Planning:
         plan = replace(plan, policy=plan.policy or self._keeper.policy)
         if self.ground is None or plan.predicted:
             return plan
+        problem = self.ground.problem
         try:
-            return replace(plan, predicted=predicted(evaluate(self.ground.problem, plan.stages, self.ground.reach)))
+            return replace(plan, predicted=promised(problem, evaluate(problem, plan.stages, self.ground.reach)))
         except PlanError:  # a batch that was not measured may be tried all the same
             return plan
 
@@ -232,8 +233,7 @@ class Planning:
         verdict = self._verdict(found, placed, seen)
         if verdict.change:
             trial = self._trial(found, placed) if self._stands(seen) else None
-            objective = found.problem.objective
-            sized_for_rps = objective.rate_per_s if isinstance(objective, MinimizeCost) else None
+            sized_for_rps = found.problem.asked_per_s
             return await self.put_in_force(
                 placed, reason, verdict.words, seen, sized_for_rps=sized_for_rps, trial=trial
             )
@@ -272,7 +272,7 @@ class Planning:
             stages=found.planned.stages,
             policy=self._keeper.policy,
             dispatch=self._keeper.placed.plan.dispatch,
-            predicted=predicted(found.figures),
+            predicted=promised(found.problem, found.figures),
         )
 
     def _trial(self, found: Proposal, placed: PlacedPlan) -> Trial | None:

@@ -35,7 +35,10 @@ NO_PLAN = 3
 def plan(
     problem: ProblemFilePath,
     strategy: Annotated[
-        str, typer.Option(help="best, or a part of it: stock, early-exit, e3, serial.", **completes(STRATEGY_NAMES))
+        str,
+        typer.Option(
+            help="best, or a part of it: stock, early-exit, e3, serial, apparate.", **completes(STRATEGY_NAMES)
+        ),
     ] = "best",
     batch_limit: Annotated[int | None, typer.Option(min=1, help="Largest batch size that a plan may use.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture of the plan: .svg, .png or .pdf.")] = None,
@@ -54,7 +57,6 @@ def plan(
     Exit status 3: no plan meets the problem; the answer says what binds and what would do.
     """
     from offramp.jobs.planning import NoPlanAnswer, answer, serving_plan
-    from optimizer.decision import STRATEGIES
     from optimizer.planner import solve
     from optimizer.problem_file import read_problem
     from optimizer.what_if import with_batch_limit
@@ -63,7 +65,7 @@ def plan(
         raise InputError("--threshold: only a plan that is written with --out needs one")
     in_a_folder("out", out)
     in_a_folder("plot", plot)
-    wanted = choice("strategy", strategy, STRATEGIES)
+    wanted = choice("strategy", strategy, STRATEGY_NAMES)
     if plot is not None:
         from offramp.cli.plan_picture import check_picture
 
@@ -71,7 +73,7 @@ def plan(
     file = read_problem(problem)
     if batch_limit is not None:
         file = replace(file, problem=with_batch_limit(file.problem, batch_limit))
-    found = answer(file, wanted, solve, compared=STRATEGIES if compared else ())
+    found = answer(file, wanted, solve, compared=None if compared else ())
     if isinstance(found, NoPlanAnswer):
         _print(found, as_json=as_json)
         raise typer.Exit(NO_PLAN)
@@ -105,7 +107,9 @@ def what_if(
     batch_limit: Annotated[str | None, typer.Option(help="Largest batch sizes, like 1,2,4,8.")] = None,
     budget: Annotated[str | None, typer.Option(help="Budgets in USD per hour, like 10,20.")] = None,
     count: Annotated[str | None, typer.Option(help="Numbers of one device, like V100=4,8,16.")] = None,
-    rate: Annotated[str | None, typer.Option(help="Rates per second at the least cost, like 1000,2000.")] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Rates per second, like 1000,2000; at the least cost where none is asked for.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a problem again and again with one number changed; give exactly one of the options."""
@@ -120,7 +124,7 @@ def what_if(
     rows = planned(asked, axis, solve)
     if as_json:
         for value, decisions in rows:
-            print(json.dumps(what_if_document(axis, value, decisions)), flush=True)
+            print(json.dumps(what_if_document(asked, axis, value, decisions)), flush=True)
         return
     show(what_if_table(asked, axis, list(rows)))
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rich.table import Column, Table
 
+from earlyexit.split import AfterAnswer
 from offramp.cli.printing import make_table, milliseconds
 from offramp.jobs.planning import NoPlanAnswer, PlanAnswer
-from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
+from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
 from optimizer.explain import Comparison
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.rescore import Rescoring
 from optimizer.what_if import Axis
 
@@ -21,6 +23,11 @@ AXIS_TITLES = {
     "rate_per_s": "rate /s",
     "count": "count",
 }
+UNITS: dict[type[Objective], str] = {MaximizeRate: "/s", MinimizeCost: "USD/h", MinimizeLatency: "mean ms"}
+AFTER_WORDS: dict[AfterAnswer, str] = {
+    "stop": "stop: they make room",
+    "stay": "run on to the end: every answer is checked",
+}
 
 
 def plan_tables(answer: PlanAnswer) -> list[Table]:
@@ -30,19 +37,20 @@ def plan_tables(answer: PlanAnswer) -> list[Table]:
         tables.append(_joint(answer.rescoring))
     comparisons = answer.explanation.comparisons
     if comparisons:
-        table = comparison_table(comparisons)
+        table = comparison_table(answer.problem, comparisons)
         if answer.rescoring is not None:
             table.caption = "Survival nested in all of them: the planner's own choice of each strategy"
         tables.append(table)
     return tables
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+def comparison_table(problem: PlanProblem, comparisons: Sequence[Comparison]) -> Table:
     """What the other strategies reach, and how many times better the best plan is."""
-    table = make_table("strategy", "rate /s", "latency ms", "USD/h", "best is better by", title="Other strategies")
+    names = ("strategy", *_decision_names(problem), "best is better by")
+    table = make_table(*names, title="Other strategies")
     for each in comparisons:
         times = "-" if each.times_better is None else f"{each.times_better:.2f} x"
-        table.add_row(each.strategy, *_decision_cells(each.decision), times)
+        table.add_row(each.strategy, *_decision_cells(problem, each.decision), times)
     return table
 
 
@@ -50,21 +58,23 @@ def no_plan_tables(answer: NoPlanAnswer) -> list[Table]:
     """The other strategies, where one of them has a plan."""
     if not any(isinstance(each.decision, Planned) for each in answer.comparisons):
         return []
-    return [comparison_table(answer.comparisons)]
+    return [comparison_table(answer.problem, answer.comparisons)]
 
 
 def what_if_table(problem: PlanProblem, axis: Axis, rows: Sequence[tuple[float, Mapping[Strategy, Decision]]]) -> Table:
     """One row per value: what the best plan does, and what every other strategy reaches of the objective."""
-    cheapest = axis.name == "rate_per_s" or isinstance(problem.objective, MinimizeCost)
+    if axis.name == "rate_per_s" and isinstance(problem.objective, MaximizeRate):
+        problem = replace(problem, objective=MinimizeCost(rate_per_s=axis.values[0]))  # at a rate, cost is sought
     title = AXIS_TITLES[axis.name] if axis.device is None else f"{axis.device} {AXIS_TITLES[axis.name]}"
-    unit = "USD/h" if cheapest else "/s"
-    others = [strategy for strategy in STRATEGIES if strategy != "best"]
-    names = (title, "best /s", "latency ms", "USD/h", *(f"{each} {unit}" for each in others))
+    unit = UNITS[type(problem.objective)]
+    others = [strategy for strategy in strategies_for(problem) if strategy != "best"]
+    first, *further = _decision_names(problem)
+    names = (title, f"best {first.removeprefix('rate ')}", *further, *(f"{each} {unit}" for each in others))
     table = make_table(*names, title="What if", narrow=True)
     for value, decisions in rows:
         shown = value * 1e3 if axis.name == "slo_s" else value
-        best = _decision_cells(decisions["best"])
-        table.add_row(f"{shown:g}", *best, *(_sought(decisions[each], cheapest=cheapest) for each in others))
+        best = _decision_cells(problem, decisions["best"])
+        table.add_row(f"{shown:g}", *best, *(_sought(problem, decisions[each]) for each in others))
     return table
 
 
@@ -99,8 +109,10 @@ def _figures(answer: PlanAnswer) -> Table:
     planned, figures, limit_s = answer.planned, answer.planned.figures, answer.problem.slo.limit_s
     table = make_table("", "value", title="Predicted")
     table.add_row("rate", f"{_rate(figures.rate_per_s)}/s")
-    if isinstance(answer.problem.objective, MinimizeCost):
+    if answer.problem.asked_per_s is not None:
         table.add_row("rate asked for", f"{_rate(figures.served_per_s)}/s")
+    if isinstance(answer.problem.objective, MinimizeLatency):
+        _soonest(table, answer.problem, planned)
     table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {milliseconds(limit_s)} ms allowed")
     table.add_row("cost", f"{figures.usd_per_hour:.2f} USD/h")
     for index, bind in enumerate(answer.explanation.binds):
@@ -108,6 +120,14 @@ def _figures(answer: PlanAnswer) -> Table:
     proof = "exact: no plan of its space is better" if planned.gap == 0 else f"within {planned.gap:.2%} of the best"
     table.add_row("proof", proof)
     return table
+
+
+def _soonest(table: Table, problem: PlanProblem, planned: Planned) -> None:
+    """What else is to say where early answers are sought."""
+    allowed = "" if problem.ramp_budget is None else f" of {problem.ramp_budget:.2%} allowed"
+    table.add_row("mean answer time", f"{milliseconds(planned.figures.mean_latency_s)} ms")
+    table.add_row("ramps", f"{planned.figures.ramp_overhead:.2%} of the blocks' time{allowed}")
+    table.add_row("answered inputs", AFTER_WORDS[planned.stages[0].splits[0].after_answer])
 
 
 def _joint(rescoring: Rescoring) -> Table:
@@ -128,17 +148,32 @@ def _joint(rescoring: Rescoring) -> Table:
     return table
 
 
-def _decision_cells(decision: Decision) -> tuple[str, str, str]:
+def _decision_names(problem: PlanProblem) -> tuple[str, ...]:
+    """Titles of a decision's cells: of the mean answer time, and what answered inputs do, where that is sought."""
+    names = ("rate /s", "latency ms", "USD/h")
+    return (*names, "mean ms", "answered") if isinstance(problem.objective, MinimizeLatency) else names
+
+
+def _decision_cells(problem: PlanProblem, decision: Decision) -> tuple[str, ...]:
     if isinstance(decision, NoPlan):
-        return "no plan", f"{decision.binding} binds", "-"
+        return ("no plan", f"{decision.binding} binds", *("-",) * (len(_decision_names(problem)) - 2))
     figures = decision.figures
-    return _rate(figures.rate_per_s), milliseconds(figures.latency_s), f"{figures.usd_per_hour:.2f}"
+    cells = (_rate(figures.rate_per_s), milliseconds(figures.latency_s), f"{figures.usd_per_hour:.2f}")
+    if not isinstance(problem.objective, MinimizeLatency):
+        return cells
+    return (*cells, milliseconds(figures.mean_latency_s), decision.stages[0].splits[0].after_answer)
 
 
-def _sought(decision: Decision, *, cheapest: bool) -> str:
+def _sought(problem: PlanProblem, decision: Decision) -> str:
     if isinstance(decision, NoPlan):
         return "-"
-    return f"{decision.figures.usd_per_hour:.2f}" if cheapest else _rate(decision.figures.rate_per_s)
+    match problem.objective:
+        case MaximizeRate():
+            return _rate(decision.figures.rate_per_s)
+        case MinimizeCost():
+            return f"{decision.figures.usd_per_hour:.2f}"
+        case MinimizeLatency():
+            return milliseconds(decision.figures.mean_latency_s)
 
 
 def _rate(per_s: float) -> str:

@@ -34,7 +34,8 @@ PlanFile = Annotated[
 StrategyName = Annotated[
     str | None,
     typer.Option(
-        help="Of the planner's plan: best, stock, early-exit, e3, serial; default: best.", **completes(STRATEGY_NAMES)
+        help="Of the planner's plan: best, stock, early-exit, e3, serial, apparate; default: best.",
+        **completes(STRATEGY_NAMES),
     ),
 ]
 Records = Annotated[
@@ -74,12 +75,11 @@ def simulate(
         raise InputError("--plan and --strategy exclude each other: a file's plan is not the planner's")
     from offramp.jobs.simulated_plan import thresholds_option
     from offramp.jobs.simulating import SimulateJob
-    from optimizer.decision import STRATEGIES
 
     job = SimulateJob(
         problem=problem,
         plan=plan,
-        strategy=choice("strategy", strategy or "best", STRATEGIES),
+        strategy=choice("strategy", strategy or "best", STRATEGY_NAMES),
         arrivals=arrivals,
         duration_s=duration,
         warm_up_s=warm_up,

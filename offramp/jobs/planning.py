@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.devices import find_device
 from earlyexit.errors import InputError
-from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
+from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_for
+from optimizer.evaluate import promised
 from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
 from optimizer.plan import Plan, PolicySpec
-from optimizer.plan_file import stages_document
+from optimizer.plan_file import after_answer_document, stages_document
 from optimizer.problem import PlanProblem
 from optimizer.what_if import Axis, variants
 
@@ -48,14 +49,17 @@ class NoPlanAnswer:
 
 
 def answer(
-    file: ProblemFile, strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] = STRATEGIES
+    file: ProblemFile, strategy: Strategy, solve: Solve, *, compared: Sequence[Strategy] | None = None
 ) -> PlanAnswer | NoPlanAnswer:
     """Ask for the plan that is wanted and for those of the strategies it is compared with, and explain it.
+
+    `compared`: by default all that make sense for the problem.
 
     Comparisons are by the planner's own view, nested survival, of every strategy: what exit records prefer, and what
     they say of it, stands apart in `rescoring`. Of the plans compared, the records may prefer one to that of `best`.
     """
     problem = file.problem
+    compared = strategies_for(problem) if compared is None else compared
     decisions = {each: solve(problem, each) for each in compared}
     decision = decisions[strategy] if strategy in decisions else solve(problem, strategy)
     if isinstance(decision, NoPlan):
@@ -78,12 +82,13 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
         return {
             "no_plan": _no_plan_document(answer.decision) | {"message": answer.message},
             "strategy": answer.decision.strategy,
-            "baselines": _baselines(answer.comparisons),
+            "baselines": _baselines(answer.problem, answer.comparisons),
         }
     planned, figures = answer.planned, answer.planned.figures
     return {
         "stages": stages_document(planned.stages),
-        **_figures_document(planned),
+        **after_answer_document(planned.stages),
+        **promised(answer.problem, figures),
         "strategy": planned.strategy,
         "served_per_s": figures.served_per_s,
         "latency_limit_s": answer.problem.slo.limit_s,
@@ -107,7 +112,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             {"rate_per_s": each.rate_per_s, "hop_s": each.hop_s, "hop_rate_per_s": _finite(each.hop_rate_per_s)}
             for each in figures.stages
         ],
-        "baselines": _baselines(answer.explanation.comparisons),
+        "baselines": _baselines(answer.problem, answer.explanation.comparisons),
         "joint": None if answer.rescoring is None else _joint_document(answer.rescoring),
     }
 
@@ -124,20 +129,23 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
     return Plan(
         stages=planned.stages,
         policy=_policy(file, ramps, threshold) if ramps else None,
-        predicted=_figures_document(planned),
+        predicted=promised(file.problem, planned.figures),
     )
 
 
 def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[float, dict[Strategy, Decision]]]:
     """Every strategy's decision at every value of an axis, as they are found."""
     for variant in variants(problem, axis):  # all are checked before the first is solved
-        yield variant.value, {each: solve(variant.problem, each) for each in STRATEGIES}
+        yield variant.value, {each: solve(variant.problem, each) for each in strategies_for(variant.problem)}
 
 
-def what_if_document(axis: Axis, value: float, decisions: Mapping[Strategy, Decision]) -> dict[str, Any]:
+def what_if_document(
+    problem: PlanProblem, axis: Axis, value: float, decisions: Mapping[Strategy, Decision]
+) -> dict[str, Any]:
     """One value of an axis as plain JSON data."""
     device = {} if axis.device is None else {"device": axis.device}
-    return {**device, axis.name: value, "strategies": {name: _decision(each) for name, each in decisions.items()}}
+    strategies = {name: _decision(problem, each) for name, each in decisions.items()}
+    return {**device, axis.name: value, "strategies": strategies}
 
 
 def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
@@ -162,15 +170,6 @@ def _policy(file: ProblemFile, ramps: tuple[int, ...], threshold: float | None) 
     return PolicySpec(name="entropy", thresholds=threshold)
 
 
-def _figures_document(planned: Planned) -> dict[str, Any]:
-    figures = planned.figures
-    return {
-        "rate_per_s": figures.rate_per_s,
-        "latency_s": figures.latency_s,
-        "usd_per_hour": figures.usd_per_hour,
-    }
-
-
 def _no_plan_document(decision: NoPlan) -> dict[str, Any]:
     return {
         "binding": decision.binding,
@@ -179,14 +178,17 @@ def _no_plan_document(decision: NoPlan) -> dict[str, Any]:
     }
 
 
-def _decision(decision: Decision) -> dict[str, Any]:
+def _decision(problem: PlanProblem, decision: Decision) -> dict[str, Any]:
     if isinstance(decision, NoPlan):
         return {"no_plan": _no_plan_document(decision)}
-    return {**_figures_document(decision), "gap": decision.gap}
+    after_answer = after_answer_document(decision.stages)
+    return {**promised(problem, decision.figures), **after_answer, "gap": decision.gap}
 
 
-def _baselines(comparisons: tuple[Comparison, ...]) -> dict[str, Any]:
-    return {each.strategy: {**_decision(each.decision), "times_better": each.times_better} for each in comparisons}
+def _baselines(problem: PlanProblem, comparisons: tuple[Comparison, ...]) -> dict[str, Any]:
+    return {
+        each.strategy: {**_decision(problem, each.decision), "times_better": each.times_better} for each in comparisons
+    }
 
 
 def _joint_document(rescoring: Rescoring) -> dict[str, Any]:

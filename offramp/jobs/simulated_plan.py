@@ -13,7 +13,8 @@ from earlyexit.errors import InputError, PlanError
 from earlyexit.source_file import read_source
 from offramp.jobs.planning import NoPlanAnswer, answer
 from optimizer.calibration_file import read_calibration_file
-from optimizer.decision import STRATEGIES, Decision, Strategy
+from optimizer.decision import Decision, Strategy, strategies_for
+from optimizer.evaluate import promised
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import ModelShape, parse_plan, read_plan
 from optimizer.problem import PlanProblem
@@ -42,16 +43,13 @@ def planner_plan(
     file: ProblemFile, strategy: Strategy, solve: Callable[[PlanProblem, Strategy], Decision]
 ) -> PlayedPlan | NoPlanAnswer:
     """What `offramp plan` answers to the problem."""
-    compared = () if file.records is None else STRATEGIES  # the records may prefer the plan of another strategy
+    compared = (
+        () if file.records is None else strategies_for(file.problem)
+    )  # the records may prefer the plan of another strategy
     found = answer(file, strategy, solve, compared=compared)
     if isinstance(found, NoPlanAnswer):
         return found
-    figures = found.planned.figures
-    predicted = {
-        "rate_per_s": figures.rate_per_s,
-        "latency_s": figures.latency_s,
-        "usd_per_hour": figures.usd_per_hour,
-    }
+    predicted = promised(file.problem, found.planned.figures)
     stages, policy = found.planned.stages, file.policy(ramps_of(found.planned.stages))
     plan = Plan(stages=stages, policy=policy or STAND_IN, predicted=predicted)
     return PlayedPlan(plan=plan, policy=policy, words=f"the planner's, {strategy}")
@@ -118,5 +116,5 @@ def _check_predicted(path: Path, plan: Plan) -> None:
 def _of_answer(document: Mapping[str, Any]) -> dict[str, Any]:
     """An answer's plan as a plan file has it; it has no policy."""
     predicted = {key: document[key] for key in ANSWER_KEYS if key in document}
-    stages = {"stages": document["stages"]} if "stages" in document else {}
-    return {**stages, "policy": {"name": STAND_IN.name, "thresholds": STAND_IN.thresholds}, "predicted": predicted}
+    plan = {key: document[key] for key in ("stages", "after_answer") if key in document}
+    return {**plan, "policy": {"name": STAND_IN.name, "thresholds": STAND_IN.thresholds}, "predicted": predicted}

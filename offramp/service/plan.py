@@ -12,10 +12,11 @@ from earlyexit.errors import InputError
 from offramp.jobs.planning import NoPlanAnswer, Solve, answer
 from offramp.service.model import bytes_per_sample, slowed, with_rows
 from offramp.service.parts import ServiceParts
+from optimizer.evaluate import Evaluation, promised
 from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, read_plan
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, Objective, PlanProblem, Slo, Supply
-from optimizer.problem_file import ProblemFile
+from optimizer.problem import Link, MinimizeCost, Objective, PlanProblem, Slo, Supply
+from optimizer.problem_file import ProblemFile, objective_of
 from optimizer.what_if import with_batch_limit
 
 CROWDED_TRIES = 3
@@ -47,11 +48,8 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
 
 
 def _objective(parts: ServiceParts) -> Objective:
-    said = parts.document.planner.objective
     with parts.source.said_at(("planner", "objective")):
-        if (said.maximize is None) == (said.minimize is None) or (said.minimize is None) != (said.rate_per_s is None):
-            raise InputError("planner.objective: allowed are {maximize: rate} and {minimize: cost, rate_per_s: ...}")
-    return MaximizeRate() if said.rate_per_s is None else MinimizeCost(rate_per_s=said.rate_per_s)
+        return objective_of(parts.document.planner.objective, "planner.objective")
 
 
 def _supply(parts: ServiceParts, objective: Objective) -> dict[str, Supply]:
@@ -111,12 +109,18 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
         with parts.source.said_at(("slo",)):
             raise InputError(found.message)
     figures, scale = found.planned.figures, parts.inventory.time_scale
-    predicted = {
-        "rate_per_s": figures.rate_per_s / scale,
-        "latency_s": figures.latency_s * scale,
-        "usd_per_hour": figures.usd_per_hour,
-    }
+    predicted = promised(problem, _on_clock(figures, scale))
     return Plan(stages=found.planned.stages, policy=parts.exits.policy, predicted=predicted)
+
+
+def _on_clock(figures: Evaluation, scale: float) -> Evaluation:
+    """A plan's figures where every second takes `scale` seconds."""
+    return replace(
+        figures,
+        rate_per_s=figures.rate_per_s / scale,
+        latency_s=figures.latency_s * scale,
+        mean_latency_s=figures.mean_latency_s * scale,
+    )
 
 
 def _given_plan(parts: ServiceParts, path: Path) -> Plan:
@@ -154,9 +158,8 @@ def plan_slots(parts: ServiceParts, plan: Plan) -> dict[str, int]:
 
 def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
     """The same problem where every second takes `scale` seconds: what an emulated cluster is on a clock."""
-    objective = problem.objective
-    if isinstance(objective, MinimizeCost):
-        objective = MinimizeCost(rate_per_s=objective.rate_per_s / scale)
+    if problem.asked_per_s is not None:
+        problem = problem.with_rate(problem.asked_per_s / scale)
     return replace(
         problem,
         latency={name: slowed(table, scale) for name, table in problem.latency.items()},
@@ -164,7 +167,6 @@ def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
             bandwidth_bytes_per_s=problem.link.bandwidth_bytes_per_s / scale, delay_s=problem.link.delay_s * scale
         ),
         slo=replace(problem.slo, latency_s=problem.slo.latency_s * scale),
-        objective=objective,
     )
 
 

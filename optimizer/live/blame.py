@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optimizer.plan import Stage
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import PlanProblem
 
 CLEAR_SHARE = 0.1
 """Of inputs that reach a block: a forecast that differs by more is of another stream."""
@@ -59,7 +59,7 @@ def clearly_another(one: PlanProblem, other: PlanProblem) -> bool:
 
 
 def _rates_differ(one: PlanProblem, other: PlanProblem) -> bool:
-    if isinstance(one.objective, MinimizeCost) and isinstance(other.objective, MinimizeCost):
-        rates = sorted((one.objective.rate_per_s, other.objective.rate_per_s))
-        return rates[1] > rates[0] * CLEAR_FACTOR
+    if one.asked_per_s is not None and other.asked_per_s is not None and type(one.objective) is type(other.objective):
+        low, high = sorted((one.asked_per_s, other.asked_per_s))
+        return high > low * CLEAR_FACTOR
     return type(one.objective) is not type(other.objective)

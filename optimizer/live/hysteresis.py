@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from earlyexit.errors import PlanError
 from optimizer.decision import Planned
-from optimizer.evaluate import Evaluation, Reach, evaluate, violations
+from optimizer.evaluate import Evaluation, Reach, evaluate, sought, violations
 from optimizer.plan import Stage
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
+
+Gain = Literal["rate", "cost", "time"]
+GAINS: dict[type[Objective], Gain] = {MaximizeRate: "rate", MinimizeCost: "cost", MinimizeLatency: "time"}
+GAIN_WORDS: dict[Gain, tuple[str, str]] = {
+    "rate": ("give {:.1%} more", "give {:.1%} less"),
+    "cost": ("save {:.1%}", "cost {:.1%} more"),
+    "time": ("answer {:.1%} sooner", "answer {:.1%} later"),
+}
+"""Of a gain, and of a loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +32,8 @@ class Weighed:
 
     change: bool
     gain: float
-    """Share of rate that the new plan gives more, or of its cost that it saves, both plans by the same forecast."""
+    """Share of rate that the new plan gives more, or of the present cost or mean answer time that it saves, both plans
+    by the same forecast."""
     cost: float
     """Share of a period's service that the change costs."""
     least_gain: float
@@ -30,8 +41,8 @@ class Weighed:
     """Replicas that move or start."""
     replicas: int
     """All of the new plan."""
-    saves: bool
-    """Whether the gain is money; else it is rate."""
+    of: Gain
+    """What the gain is."""
     broken: tuple[str, ...] = ()
     """Promises that the present plan breaks under the forecast, and the new one does not."""
     same: bool = False
@@ -55,10 +66,8 @@ class Weighed:
 
     @property
     def _gain_words(self) -> str:
-        more, less = ("save", "cost") if self.saves else ("give", "give")
-        if self.gain < 0:
-            return f"{less} {-self.gain:.1%} {'more' if self.saves else 'less'}"
-        return f"{more} {self.gain:.1%}{'' if self.saves else ' more'}"
+        more, less = GAIN_WORDS[self.of]
+        return less.format(-self.gain) if self.gain < 0 else more.format(self.gain)
 
 
 def weigh(
@@ -80,7 +89,6 @@ def weigh(
     """
     replicas = sum(stage.replicas for stage in new.stages)
     cost = min(1.0, moved / replicas * start_s / period_s)
-    saves = isinstance(problem.objective, MinimizeCost)
     same = current is not None and tuple(current) == new.stages
     gain, broken = (0.0, ()) if current is None or same else _compared(problem, current, new.stages, reach)
     change = current is None or (not same and (bool(broken) or gain > cost + least_gain))
@@ -91,7 +99,7 @@ def weigh(
         least_gain=least_gain,
         moved=moved,
         replicas=replicas,
-        saves=saves,
+        of=GAINS[type(problem.objective)],
         broken=broken,
         same=same,
         first=current is None,
@@ -118,6 +126,7 @@ def _without_slack(problem: PlanProblem) -> PlanProblem:
 
 
 def _gain(problem: PlanProblem, now: Evaluation, ahead: Evaluation) -> float:
-    if isinstance(problem.objective, MinimizeCost):
-        return 1 - ahead.usd_per_hour / now.usd_per_hour if now.usd_per_hour else 0.0
-    return ahead.rate_per_s / now.rate_per_s - 1
+    if isinstance(problem.objective, MaximizeRate):
+        return ahead.rate_per_s / now.rate_per_s - 1
+    present = sought(problem, now)
+    return 1 - sought(problem, ahead) / present if present else 0.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from optimizer.problem import PlanProblem
-from optimizer.soonest.prices import Ends, Prices, cheapest_walk, empty_ends, price_to_end
-from optimizer.soonest.tables import Tables
+from optimizer.soonest.prices import Ends, UnitPrices, cheapest_walk, empty_ends, price_to_end
+from optimizer.soonest.tables import RunTables
 from optimizer.step import FloatArray
 
 ITERATIONS = 60
@@ -23,7 +23,7 @@ HIGHEST = 1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Allowance:
     """What a plan may use up; infinite where there is no limit."""
 
     latency_s: float
@@ -34,10 +34,10 @@ class Limits:
     """Whether the worst case is sought in the place of the mean answer time."""
 
     @staticmethod
-    def of(problem: PlanProblem) -> Limits:
+    def of(problem: PlanProblem) -> Allowance:
         """Those of a problem."""
         budget = problem.budget_usd_per_hour
-        return Limits(
+        return Allowance(
             latency_s=problem.slo.limit_s,
             usd_per_hour=math.inf if budget is None else budget,
             ramps=math.inf if problem.ramp_budget is None else 0.0,
@@ -48,7 +48,7 @@ class Limits:
 class Row:
     """One row of prices, and what it proves of every partial plan: its price so far, and that of the rest."""
 
-    prices: Prices
+    prices: UnitPrices
     ends: Ends
     allowed: float
     """The price of all that a plan may use up."""
@@ -61,7 +61,7 @@ class Row:
         return float(self.ends.start_NCQ[0, :, 0].min()) - self.allowed
 
 
-def best_row(tables: Tables, limits: Limits) -> Row:
+def best_row(tables: RunTables, limits: Allowance) -> Row:
     """The row of the greatest bound; an infinite one where no plan runs at all."""
     num_devices = len(tables.count_C)
     limit_J = np.array([limits.latency_s, limits.ramps, limits.usd_per_hour, *tables.count_C])
@@ -73,7 +73,7 @@ def best_row(tables: Tables, limits: Limits) -> Row:
     priced_J = np.isfinite(limit_J)
     unit, best, planes = max(row.least, 1e-300), row, []
     for _ in range(ITERATIONS):
-        used = cheapest_walk(tables, row.prices, row.ends)
+        used = cheapest_walk(tables, row.ends, int(row.ends.start_NCQ[0, :, 0].argmin()))
         use_J = np.array([used[1], used[2], float(used[3:] @ tables.usd_C), *used[3:]])
         over_J = np.where(priced_J, (use_J - np.where(priced_J, limit_J, 0.0)) / scale_J, 0.0)
         planes.append((used[1] if limits.seeks_worst else used[0], over_J))
@@ -85,12 +85,12 @@ def best_row(tables: Tables, limits: Limits) -> Row:
     return best
 
 
-def row_of(tables: Tables, limits: Limits, price_J: FloatArray, *, counts: bool) -> Row:
+def row_of(tables: RunTables, limits: Allowance, price_J: FloatArray, *, counts: bool) -> Row:
     """The row of some prices: of latency, ramps, money, and every device."""
     finite_J = np.array([limits.latency_s, limits.ramps, limits.usd_per_hour, *tables.count_C])
     allowed = sum(float(price * limit) for price, limit in zip(price_J, finite_J, strict=True) if price)
     worst = limits.seeks_worst
-    prices = Prices(
+    prices = UnitPrices(
         mean=float(counts and not worst),
         latency=float(price_J[0]) + float(counts and worst),
         ramps=float(price_J[1]),
@@ -101,7 +101,7 @@ def row_of(tables: Tables, limits: Limits, price_J: FloatArray, *, counts: bool)
     return Row(prices=prices, ends=ends, allowed=allowed, counts=counts)
 
 
-def proofs(tables: Tables, limits: Limits, best: Row, most_rows: int) -> list[Row]:
+def proofs(tables: RunTables, limits: Allowance, best: Row, most_rows: int) -> list[Row]:
     """Several rows: the best, then one for each limit alone, which no plan may exceed, and one without any limit."""
     num_prices = 3 + len(tables.count_C)
     limit_J = np.array([limits.latency_s, limits.ramps, limits.usd_per_hour, *tables.count_C])
@@ -129,4 +129,3 @@ def _next_prices(planes: list[tuple[float, FloatArray]], unit: float) -> tuple[f
         method="highs",
     )
     return -float(solved.fun) * unit, np.maximum(solved.x[1:], 0.0) * unit
-

@@ -1,7 +1,7 @@
-"""Labels of the search: partial plans up to a block, inside an open split of an open stage: kernels.
+"""PartialPlans of the search: partial plans up to a block, inside an open split of an open stage: kernels.
 
-The replicas of the open stage are not counted yet: its work so far says how many it needs at least, and the waits of its
-further splits are kept in inputs, which the replicas multiply in the end.
+The replicas of the open stage are not counted yet: its work so far says how many it needs at least, and the waits of
+its further splits are kept in inputs, which the replicas multiply in the end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from optimizer.compiled import compiled
 from optimizer.soonest.prices import CUT, GO_ON, HOP
 from optimizer.soonest.tables import (
-    Tables,
+    RunTables,
     block_seconds,
     entry_of,
     hop_seconds,
@@ -39,7 +39,7 @@ SLACK = 5e-10
 ENDLESS = 1e15
 
 
-class Labels(NamedTuple):
+class PartialPlans(NamedTuple):
     """Partial plans (L), all up to the same block."""
 
     whole_LI: IntArray
@@ -59,7 +59,7 @@ class Rows(NamedTuple):
     inside_VNREQ: FloatArray
 
 
-class Bounds(NamedTuple):
+class Cutoffs(NamedTuple):
     """What ends a label."""
 
     latency_s: float
@@ -72,160 +72,152 @@ class Bounds(NamedTuple):
 
 
 @compiled
-def replicas_for(tables: Tables, work_s: float) -> int:
+def replicas_for(tables: RunTables, work_s: float) -> int:
     """The fewest that do the rate."""
     return max(1, int(min(np.ceil(work_s * tables.rate_per_s * (1 - ROUNDING)), ENDLESS)))
 
 
 @compiled
 def extended(
-    tables: Tables, rows: Rows, bounds: Bounds, block: int, labels: Labels, first: int, room: Labels
+    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, labels: PartialPlans, first: int, room: PartialPlans
 ) -> tuple[int, int]:
     """Write what follows a block, for labels from `first` on while there is room; returns how many, and the next."""
-    num_devices = tables.count_C.size
     most = 2 * (1 + 2 * tables.device_R.size)
-    free_C, count, label = np.empty(num_devices, dtype=np.int64), 0, first
+    free_C, count, label = np.empty(tables.count_C.size, dtype=np.int64), 0, first
+    now, then = np.empty(NUM_REALS), np.empty(NUM_REALS)
     while label < labels.whole_LI.shape[0] and count + most <= room.whole_LI.shape[0]:
         run, entry, rank = labels.whole_LI[label, RUN], labels.whole_LI[label, ENTRY], labels.whole_LI[label, RANK]
         spent_usd = 0.0
-        for device in range(num_devices):
+        for device in range(free_C.size):
             used = labels.whole_LI[label, USED + device]
             free_C[device] = tables.count_C[device] - used
             spent_usd += used * tables.usd_C[device]
-        now = labels.real_LF[label].copy()
-        _pass(tables, now, run, entry, rank, block_seconds(tables, block, run, entry, rank), False)
-        if may_be_off(tables, block):
-            count = _branch(
-                tables, rows, bounds, block, labels, label, now, run, entry, rank, False, free_C, spent_usd, room, count
-            )
-        if may_be_on(tables, block, rank):
-            _pass(tables, now, run, entry, rank, ramp_seconds(tables, block, run, entry, rank), True)
-            ramp = tables.rank_N[block]
-            count = _branch(
-                tables, rows, bounds, block, labels, label, now, run, entry, ramp, True, free_C, spent_usd, room, count
-            )
+        for column in range(NUM_REALS):
+            now[column] = labels.real_LF[label, column]
+        for active in range(2):
+            seconds, ramp = block_seconds(tables, block, run, entry, rank), rank
+            if active == 1:
+                if not may_be_on(tables, block, rank):
+                    continue
+                seconds, ramp = ramp_seconds(tables, block, run, entry, rank), tables.rank_N[block]
+            _pass(tables, now, run, entry, rank, seconds, active)
+            if active == 1 or may_be_off(tables, block):
+                count = _branch(
+                    tables, rows, bounds, block, labels, label, now, then, run, entry, ramp, active, free_C, spent_usd,
+                    room, count,
+                )  # fmt: skip
         label += 1
     return count, label
 
 
 @compiled
-def _pass(
-    tables: Tables, now: FloatArray, run: int, entry: int, rank: int, seconds: float, in_ramp: bool
-) -> None:
+def _pass(tables: RunTables, now: FloatArray, run: int, entry: int, rank: int, seconds: float, in_ramp: int) -> None:
     now[MEAN] += tables.unanswered_Q[rank] * seconds
     now[LATENCY] += seconds
     if tables.ramp_budget > 0.0:
-        now[RAMPS] += seconds if in_ramp else -tables.ramp_budget * seconds
+        now[RAMPS] += in_ramp * seconds - (1 - in_ramp) * tables.ramp_budget * seconds
     now[WORK] += tables.enters_E[entry] * seconds / tables.batch_R[run]
 
 
 @compiled
 def _branch(
-    tables: Tables, rows: Rows, bounds: Bounds, block: int, labels: Labels, label: int, now: FloatArray, run: int,
-    entry: int, rank: int, active: bool, free_C: IntArray, spent_usd: float, room: Labels, count: int,
+    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, labels: PartialPlans, label: int, now: FloatArray,
+    then: FloatArray, run: int, entry: int, rank: int, active: int, free_C: IntArray, spent_usd: float,
+    room: PartialPlans, count: int,
 ) -> int:  # fmt: skip
     """All that may follow a block once its ramp is on or off."""
     device, end = tables.device_R[run], block + 1 == tables.rank_N.size
-    replicas = replicas_for(tables, now[WORK])
-    if replicas > free_C[device] or not _paid(bounds, spent_usd + replicas * tables.usd_C[device]):
-        return count
-    if end:
-        _close(tables, now, replicas, 0.0, 0.0, room.real_LF[count])
-        if _ends_well(bounds, room.real_LF[count]):
-            _trace(labels, label, 0, 0, 0, GO_ON, active, device, replicas, room.whole_LI[count])
-            return count + 1
-        return count
-    if may_go_on(tables, active):
-        room.real_LF[count] = now
-        _trace(labels, label, run, entry, rank, GO_ON, active, device, 0, room.whole_LI[count])
-        count += _kept(tables, rows, bounds, block + 1, replicas, room, count)
-    if tables.may_split:
-        count = _start(
-            tables, rows, bounds, block, labels, label, now, rank, active, CUT, device, replicas, 0, room, count
-        )
-    if tables.may_hop:
-        hop_s = hop_seconds(tables, block, run, entry, rank)
-        replicas = replicas_for(tables, max(now[WORK], tables.enters_E[entry] * hop_s / tables.batch_R[run]))
-        if replicas <= free_C[device] and _paid(bounds, spent_usd + replicas * tables.usd_C[device]):
-            closed = np.empty(NUM_REALS)
-            _close(tables, now, replicas, hop_s, tables.unanswered_Q[rank], closed)
-            count = _start(
-                tables, rows, bounds, block, labels, label, closed, rank, active, HOP, device, 1, replicas, room, count
-            )
-    return count
-
-
-@compiled
-def _start(
-    tables: Tables, rows: Rows, bounds: Bounds, block: int, labels: Labels, label: int, now: FloatArray, rank: int,
-    active: bool, how: int, device: int, replicas: int, taken: int, room: Labels, count: int,
-) -> int:  # fmt: skip
-    """Every split that may begin after a block, on the same device or, after a hop, on any that is left."""
-    entry = entry_of(tables, rank)
-    if tables.enters_E[entry] == 0.0:
-        return count
-    for run in range(tables.device_R.size):
-        if how == CUT and tables.device_R[run] != device:
+    hop_s, last = 0.0, HOP if tables.may_hop or end else CUT
+    for how in range(last + 1):
+        if (end and how != HOP) or (how == GO_ON and not may_go_on(tables, active)) or (
+            how == CUT and not tables.may_split
+        ):  # fmt: skip
             continue
-        room.real_LF[count] = now
-        inputs = wait_inputs(tables, run, entry)
-        _trace(labels, label, run, entry, rank, how, active, device, taken, room.whole_LI[count])
-        if how == CUT:
-            room.real_LF[count, MEAN_INPUTS] += tables.unanswered_Q[rank] * inputs / 2
-            room.real_LF[count, INPUTS] += inputs
-        else:
-            on = tables.device_R[run]
-            if room.whole_LI[count, USED + on] >= tables.count_C[on]:
-                continue
-            room.real_LF[count, MEAN] += tables.unanswered_Q[rank] * inputs / 2 / tables.rate_per_s
-            room.real_LF[count, LATENCY] += inputs / tables.rate_per_s
-        count += _kept(tables, rows, bounds, block + 1, replicas, room, count)
+        work_s = now[WORK]
+        if how == HOP and not end:
+            hop_s = hop_seconds(tables, block, run, entry, rank)
+            work_s = max(work_s, tables.enters_E[entry] * hop_s / tables.batch_R[run])
+        replicas = replicas_for(tables, work_s)
+        usd = spent_usd + replicas * tables.usd_C[device]
+        if replicas > free_C[device] or usd > bounds.usd_per_hour * (1 + SLACK):
+            continue
+        for column in range(NUM_REALS):
+            then[column] = now[column]
+        if how == HOP:
+            _close(tables, then, replicas, hop_s, tables.unanswered_Q[rank])
+        count = _write_ways(
+            tables, rows, bounds, block, labels, label, then, run, entry, rank, active, how, replicas, room, count
+        )
     return count
 
 
 @compiled
-def _close(
-    tables: Tables, now: FloatArray, replicas: int, hop_s: float, unanswered: float, closed: FloatArray
-) -> None:
+def _write_ways(
+    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, labels: PartialPlans, label: int, now: FloatArray,
+    run: int, entry: int, rank: int, active: int, how: int, replicas: int, room: PartialPlans, count: int,
+) -> int:  # fmt: skip
+    """One label where the plan ends or the split goes on; else one for every split that may begin."""
+    device, end = tables.device_R[run], block + 1 == tables.rank_N.size
+    starts = how != GO_ON and not end
+    first_run, end_run = (0, tables.device_R.size) if starts else (run, run + 1)
+    entered = entry_of(tables, rank) if starts else entry
+    if tables.enters_E[entered] == 0.0:
+        return count
+    for other in range(first_run, end_run):
+        on = tables.device_R[other]
+        if how == CUT and on != device:
+            continue
+        real_F, whole_I = room.real_LF[count], room.whole_LI[count]
+        for column in range(NUM_REALS):
+            real_F[column] = now[column]
+        for column in range(USED, whole_I.size):
+            whole_I[column] = labels.whole_LI[label, column]
+        if how == HOP:
+            whole_I[USED + device] += replicas
+        whole_I[PARENT], whole_I[HOW], whole_I[ACTIVE] = label, how, active
+        whole_I[RUN], whole_I[ENTRY], whole_I[RANK] = (0, 0, 0) if end else (other, entered, rank)
+        if end:
+            count += _ends_well(bounds, real_F)
+            continue
+        if starts:
+            inputs = wait_inputs(tables, other, entered)
+            if how == CUT:
+                real_F[MEAN_INPUTS] += tables.unanswered_Q[rank] * inputs / 2
+                real_F[INPUTS] += inputs
+            else:
+                real_F[MEAN] += tables.unanswered_Q[rank] * inputs / 2 / tables.rate_per_s
+                real_F[LATENCY] += inputs / tables.rate_per_s
+        count += _kept(tables, rows, bounds, block + 1, 1 if how == HOP else replicas, room, count)
+    return count
+
+
+@compiled
+def _close(tables: RunTables, now: FloatArray, replicas: int, hop_s: float, unanswered: float) -> None:
     """The open stage ends: its replicas multiply the waits of further splits, and what is left hops."""
-    closed[:] = 0.0
-    closed[MEAN] = now[MEAN] + replicas * now[MEAN_INPUTS] / tables.rate_per_s + unanswered * hop_s
-    closed[LATENCY] = now[LATENCY] + replicas * now[INPUTS] / tables.rate_per_s + hop_s
-    closed[RAMPS] = now[RAMPS]
+    now[MEAN] += replicas * now[MEAN_INPUTS] / tables.rate_per_s + unanswered * hop_s
+    now[LATENCY] += replicas * now[INPUTS] / tables.rate_per_s + hop_s
+    now[WORK] = now[MEAN_INPUTS] = now[INPUTS] = 0.0
 
 
 @compiled
-def _trace(
-    labels: Labels, parent: int, run: int, entry: int, rank: int, how: int, active: bool, device: int, taken: int,
-    whole_I: IntArray,
-) -> None:  # fmt: skip
-    for column in range(USED, whole_I.size):
-        whole_I[column] = labels.whole_LI[parent, column]
-    whole_I[USED + device] += taken
-    whole_I[RUN], whole_I[ENTRY], whole_I[RANK] = run, entry, rank
-    whole_I[PARENT], whole_I[HOW], whole_I[ACTIVE] = parent, how, int(active)
-
-
-@compiled
-def _paid(bounds: Bounds, usd: float) -> bool:
-    return bool(usd <= bounds.usd_per_hour * (1 + SLACK))
-
-
-@compiled
-def _ends_well(bounds: Bounds, real_F: FloatArray) -> bool:
-    """Whether a whole plan keeps its limits and is no worse than the best so far; fills its value."""
+def _ends_well(bounds: Cutoffs, real_F: FloatArray) -> int:
+    """1 where a whole plan keeps its limits and is no worse than the best so far; fills its value."""
     real_F[BOUND] = real_F[LATENCY] if bounds.seeks_worst else real_F[MEAN]
     in_time = real_F[LATENCY] <= bounds.latency_s * (1 + SLACK)
-    return bool(in_time and real_F[RAMPS] <= bounds.ramps and real_F[BOUND] <= bounds.value)
+    return int(in_time and real_F[RAMPS] <= bounds.ramps and real_F[BOUND] <= bounds.value)
 
 
 @compiled
-def _kept(tables: Tables, rows: Rows, bounds: Bounds, block: int, replicas: int, room: Labels, label: int) -> int:
+def _kept(
+    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, replicas: int, room: PartialPlans, label: int
+) -> int:
     """1 unless some row of prices rules a label out, of whose open stage `replicas` are needed at least."""
     real_F, whole_I = room.real_LF[label], room.whole_LI[label]
     run, device = whole_I[RUN], tables.device_R[whole_I[RUN]]
     mean_s = real_F[MEAN] + replicas * real_F[MEAN_INPUTS] / tables.rate_per_s
     latency_s = real_F[LATENCY] + replicas * real_F[INPUTS] / tables.rate_per_s
+    if whole_I[USED + device] + replicas > tables.count_C[device]:
+        return 0
     bound = 0.0
     for row in range(rows.mean_V.size):
         price = rows.mean_V[row] * mean_s + rows.latency_V[row] * latency_s + rows.ramps_V[row] * real_F[RAMPS]

@@ -1,4 +1,4 @@
-"""Prices on latency, ramps, devices and money, and what the rest of a plan costs at least by them: kernels.
+"""UnitPrices on latency, ramps, devices and money, and what the rest of a plan costs at least by them: kernels.
 
 At given prices a plan's answer time and everything that it uses up are one sum over its steps, whose least is found
 backwards, block by block (a Lagrangian relaxation). It is a bound: further splits wait as on one replica, devices are
@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from optimizer.compiled import compiled
 from optimizer.soonest.tables import (
-    Tables,
+    RunTables,
     block_seconds,
     entry_of,
     hop_seconds,
@@ -29,7 +30,7 @@ GO_ON, CUT, HOP = 0, 1, 2
 """What follows a block: the next of the split; another split of the stage; another stage, after a hop."""
 
 
-class Prices(NamedTuple):
+class UnitPrices(NamedTuple):
     """What a unit costs, in units of what is sought."""
 
     mean: float
@@ -47,36 +48,30 @@ class Ends(NamedTuple):
 
     inside_NREQ: FloatArray
     """From a block, inside a split of a run and an entry, after a rank; what cannot be is infinite."""
+    way_NREQ: npt.NDArray[np.int16]
+    """What is best there: 1 where the ramp is active, and twice what follows; HOP with the device's number added."""
     start_NCQ: FloatArray
     """From a block on which a split begins, its wait included, by its device."""
     run_NCQ: IntArray
     """The run that is best then."""
 
 
-class WayOn(NamedTuple):
-    """What is best after a block."""
-
-    cost: float
-    active: bool
-    how: int
-    device: int
-
-
 @compiled
-def empty_ends(tables: Tables) -> Ends:
+def empty_ends(tables: RunTables) -> Ends:
     """Room for all states."""
     num_runs, num_entries, num_ranks = tables.cell_REQ.shape
     num_blocks, num_devices = tables.rank_N.size, tables.count_C.size
     return Ends(
         np.full((num_blocks, num_runs, num_entries, num_ranks), np.inf),
+        np.zeros((num_blocks, num_runs, num_entries, num_ranks), dtype=np.int16),
         np.full((num_blocks, num_devices, num_ranks), np.inf),
         np.zeros((num_blocks, num_devices, num_ranks), dtype=np.int64),
     )
 
 
 @compiled
-def price_to_end(tables: Tables, prices: Prices, ends: Ends) -> float:
-    """Fill the costs, last block first; returns that of a whole plan."""
+def price_to_end(tables: RunTables, prices: UnitPrices, ends: Ends) -> None:
+    """Fill the costs, last block first, of ends that are empty."""
     num_runs, num_entries, num_ranks = tables.cell_REQ.shape
     for block in range(tables.rank_N.size - 1, -1, -1):
         for run in range(num_runs):
@@ -85,16 +80,12 @@ def price_to_end(tables: Tables, prices: Prices, ends: Ends) -> float:
                     continue
                 for rank in range(entry, num_ranks):
                     if tables.after_Q[rank] <= block:
-                        way = best_way_on(tables, prices, ends, block, run, entry, rank)
-                        ends.inside_NREQ[block, run, entry, rank] = way.cost
+                        _price_state(tables, prices, ends, block, run, entry, rank)
         _price_starts(tables, prices, ends, block)
-    least: float = ends.start_NCQ[0, :, 0].min()
-    return least
 
 
 @compiled
-def _price_starts(tables: Tables, prices: Prices, ends: Ends, block: int) -> None:
-    ends.start_NCQ[block] = np.inf
+def _price_starts(tables: RunTables, prices: UnitPrices, ends: Ends, block: int) -> None:
     for rank in range(tables.after_Q.size):
         entry = entry_of(tables, rank)
         if tables.after_Q[rank] > block or tables.enters_E[entry] == 0.0:
@@ -109,90 +100,85 @@ def _price_starts(tables: Tables, prices: Prices, ends: Ends, block: int) -> Non
 
 
 @compiled
-def second_price(tables: Tables, prices: Prices, run: int, entry: int, rank: int) -> float:
-    """Of a second of a run: who waits for an answer in it, who runs at all, and the device's part."""
+def _price_state(
+    tables: RunTables, prices: UnitPrices, ends: Ends, block: int, run: int, entry: int, rank: int
+) -> None:
+    """The cheapest of all ways on from a block, with the block itself.
+
+    A second of a run costs by who waits for an answer in it, who runs at all, and the device's part.
+    """
     device_s = tables.rate_per_s * tables.enters_E[entry] / tables.batch_R[run]
-    price: float = (
-        prices.mean * tables.unanswered_Q[rank] + prices.latency + prices.device_C[tables.device_R[run]] * device_s
-    )
-    return price
-
-
-@compiled
-def best_way_on(tables: Tables, prices: Prices, ends: Ends, block: int, run: int, entry: int, rank: int) -> WayOn:
-    """The cheapest of all ways on from a block, with the block itself."""
-    second = second_price(tables, prices, run, entry, rank)
+    second = prices.mean * tables.unanswered_Q[rank] + prices.latency + prices.device_C[tables.device_R[run]] * device_s
     block_s = block_seconds(tables, block, run, entry, rank)
     here = (second - prices.ramps * tables.ramp_budget) * block_s
-    best = WayOn(np.inf, False, GO_ON, 0)
-    if may_be_off(tables, block):
-        best = _better_of(best, _after(tables, prices, ends, block, run, entry, rank, here, False))
-    if may_be_on(tables, block, rank):
-        here += (second + prices.ramps) * ramp_seconds(tables, block, run, entry, rank)
-        ramp = tables.rank_N[block]
-        best = _better_of(best, _after(tables, prices, ends, block, run, entry, ramp, here, True))
-    return best
-
-
-@compiled
-def _better_of(one: WayOn, other: WayOn) -> WayOn:
-    return other if other.cost < one.cost else one
+    for active in range(2):
+        now = rank
+        if active == 0 and not may_be_off(tables, block):
+            continue
+        if active == 1:
+            if not may_be_on(tables, block, rank):
+                continue
+            here += (second + prices.ramps) * ramp_seconds(tables, block, run, entry, rank)
+            now = tables.rank_N[block]
+        after, way = _after(tables, prices, ends, block, run, entry, now, active)
+        if here + after < ends.inside_NREQ[block, run, entry, rank]:
+            ends.inside_NREQ[block, run, entry, rank] = here + after
+            ends.way_NREQ[block, run, entry, rank] = active + 2 * way
 
 
 @compiled
 def _after(
-    tables: Tables, prices: Prices, ends: Ends, block: int, run: int, entry: int, rank: int, here: float, active: bool
-) -> WayOn:
-    """Of the ways on once a ramp is on or off."""
+    tables: RunTables, prices: UnitPrices, ends: Ends, block: int, run: int, entry: int, rank: int, active: int
+) -> tuple[float, int]:
+    """The cheapest way on once a ramp is on or off, and which it is."""
     if block + 1 == tables.rank_N.size:
-        return WayOn(here, active, GO_ON, 0)
-    best, how, on_device = np.inf, GO_ON, tables.device_R[run]
+        return 0.0, GO_ON
+    best, way = np.inf, GO_ON
     if may_go_on(tables, active):
         best = ends.inside_NREQ[block + 1, run, entry, rank]
     if tables.may_split:
-        cost = ends.start_NCQ[block + 1, on_device, rank]
+        cost = ends.start_NCQ[block + 1, tables.device_R[run], rank]
         if cost < best:
-            best, how = cost, CUT
+            best, way = cost, CUT
     if tables.may_hop:
         hop_s = hop_seconds(tables, block, run, entry, rank)
         hop = (prices.mean * tables.unanswered_Q[rank] + prices.latency) * hop_s
         for device in range(tables.count_C.size):
             cost = hop + ends.start_NCQ[block + 1, device, rank]
             if cost < best:
-                best, how, on_device = cost, HOP, device
-    return WayOn(here + best, active, how, on_device)
+                best, way = cost, HOP + device
+    return best, way
 
 
 @compiled
-def cheapest_walk(tables: Tables, prices: Prices, ends: Ends) -> FloatArray:
-    """What the cheapest plan at these prices uses: mean answer time, latency, seconds of ramps over, then devices."""
+def cheapest_walk(tables: RunTables, ends: Ends, device: int) -> FloatArray:
+    """What the cheapest plan from a device on uses: mean answer time, latency, seconds of ramps, then devices."""
     used = np.zeros(3 + tables.count_C.size)
-    rank, entry = 0, 0
-    run = ends.run_NCQ[0, ends.start_NCQ[0, :, 0].argmin(), 0]
-    _wait(tables, used, run, entry, rank)
-    for block in range(tables.rank_N.size):
-        way = best_way_on(tables, prices, ends, block, run, entry, rank)
+    block, rank, entry, starts = 0, 0, 0, True
+    run = ends.run_NCQ[0, device, 0]
+    while block < tables.rank_N.size:
+        if starts:
+            wait_s = wait_inputs(tables, run, entry) / tables.rate_per_s
+            used[0] += tables.unanswered_Q[rank] * wait_s / 2
+            used[1] += wait_s
+        way = ends.way_NREQ[block, run, entry, rank]
         block_s, ramp_s = block_seconds(tables, block, run, entry, rank), 0.0
-        if way.active:
+        if way % 2 == 1:
             ramp_s = ramp_seconds(tables, block, run, entry, rank)
         used[0] += tables.unanswered_Q[rank] * (block_s + ramp_s)
         used[1] += block_s + ramp_s
         used[2] += ramp_s - tables.ramp_budget * block_s
         work_s = tables.enters_E[entry] * (block_s + ramp_s) / tables.batch_R[run]
         used[3 + tables.device_R[run]] += tables.rate_per_s * work_s
-        rank = tables.rank_N[block] if way.active else rank
-        if way.how == HOP:
+        if way % 2 == 1:
+            rank = tables.rank_N[block]
+        starts, next_device = way // 2 != GO_ON, tables.device_R[run]
+        if way // 2 >= HOP:
+            next_device = way // 2 - HOP
             hop_s = hop_seconds(tables, block, run, entry, rank)
             used[0] += tables.unanswered_Q[rank] * hop_s
             used[1] += hop_s
-        if way.how != GO_ON:
-            run, entry = ends.run_NCQ[block + 1, way.device, rank], entry_of(tables, rank)
-            _wait(tables, used, run, entry, rank)
+        block += 1
+        if starts:
+            run, entry = ends.run_NCQ[block, next_device, rank], entry_of(tables, rank)
     return used
-
-
-@compiled
-def _wait(tables: Tables, used: FloatArray, run: int, entry: int, rank: int) -> None:
-    wait_s = wait_inputs(tables, run, entry) / tables.rate_per_s
-    used[0] += tables.unanswered_Q[rank] * wait_s / 2
-    used[1] += wait_s

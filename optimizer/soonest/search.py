@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from earlyexit.split import AfterAnswer, Split
-from optimizer.decision import Found, kept
 from optimizer.compiled import compiled
+from optimizer.decision import Found, kept
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
-from optimizer.soonest.bound import Limits, Row, best_row, proofs
+from optimizer.soonest.bound import Allowance, Row, best_row, proofs
 from optimizer.soonest.labels import (
     ACTIVE,
     BOUND,
@@ -29,17 +29,17 @@ from optimizer.soonest.labels import (
     RUN,
     SLACK,
     USED,
-    Bounds,
-    Labels,
+    Cutoffs,
+    PartialPlans,
     Rows,
     extended,
 )
 from optimizer.soonest.prices import CUT, GO_ON
-from optimizer.soonest.tables import Tables, num_states
+from optimizer.soonest.tables import RunTables, num_states
 from optimizer.step import FloatArray, IntArray
 
 WIDTHS = (500, 5_000, 50_000, 400_000)
-"""Labels of a layer, one search after the other, until one drops nothing that could be better."""
+"""PartialPlans of a layer, one search after the other, until one drops nothing that could be better."""
 ROOM = 200_000
 MOST_ROW_STATES = 40_000_000
 """Of all rows of prices together: fewer rows for larger problems."""
@@ -52,7 +52,7 @@ Chain = tuple[Stage, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
+class Soonest:
     """The plans that were found, best first, and what is proven."""
 
     found: tuple[Found, ...]
@@ -65,13 +65,13 @@ class SoonestSearch:
     """One part of a space, asked for its best plan."""
 
     problem: PlanProblem
-    tables: Tables
+    tables: RunTables
     after_answer: AfterAnswer
-    limits: Limits
+    limits: Allowance
     widths: tuple[int, ...] = WIDTHS
-    _layers: list[Labels] = field(default_factory=list)
+    _layers: list[PartialPlans] = field(default_factory=list)
 
-    def best(self, known: float = math.inf) -> Searched:
+    def best(self, known: float = math.inf) -> Soonest:
         """The best plan, where it is no worse than a `known` value."""
         row = best_row(self.tables, self.limits)
         found: tuple[Found, ...] = ()
@@ -79,7 +79,7 @@ class SoonestSearch:
         if not self.limits.seeks_worst:  # nobody is answered after the end
             value = min(value, self.limits.latency_s)
         if math.isinf(least) or least > value * (1 + SAME):
-            return Searched(found=(), bound=math.inf)
+            return Soonest(found=(), bound=math.inf)
         rows = _stacked(proofs(self.tables, self.limits, row, max(1, MOST_ROW_STATES // num_states(self.tables))))
         for width in self.widths:
             dropped = self._search(rows, value, width)
@@ -87,8 +87,8 @@ class SoonestSearch:
             value = min(value, self.value_of(found[0])) if found else value
             bound = max(least, min(dropped, value))
             if dropped >= value * (1 - SAME):
-                return Searched(found=found, bound=value if found else math.inf)
-        return Searched(found=found, bound=bound)
+                return Soonest(found=found, bound=value if found else math.inf)
+        return Soonest(found=found, bound=bound)
 
     def value_of(self, found: Found) -> float:
         """What is sought, of a plan."""
@@ -96,7 +96,7 @@ class SoonestSearch:
 
     def _search(self, rows: Rows, value: float, width: int) -> float:
         """Fill the layers; returns the least bound of what was dropped for want of width."""
-        bounds = Bounds(
+        bounds = Cutoffs(
             self.limits.latency_s, self.limits.usd_per_hour, _rounding_of_ramps(self.tables), value * (1 + SAME),
             self.limits.seeks_worst,
         )  # fmt: skip
@@ -159,7 +159,7 @@ def _order(value: float, least: float, found: Found) -> tuple[float, float, floa
     return apart, found.figures.usd_per_hour, found.figures.latency_s
 
 
-def _starts(tables: Tables) -> Labels:
+def _starts(tables: RunTables) -> PartialPlans:
     """Every first split."""
     num_runs = len(tables.device_R)
     whole_LI = np.zeros((num_runs, USED + len(tables.count_C)), dtype=np.int64)
@@ -167,29 +167,33 @@ def _starts(tables: Tables) -> Labels:
     wait_s_R = tables.batch_R / tables.rate_per_s
     real_LF = np.zeros((num_runs, NUM_REALS))
     real_LF[:, 0], real_LF[:, 1] = wait_s_R / 2, wait_s_R
-    return Labels(whole_LI, real_LF)
+    return PartialPlans(whole_LI, real_LF)
 
 
-def _extensions(tables: Tables, rows: Rows, bounds: Bounds, block: int, layer: Labels) -> Iterator[Labels]:
+def _extensions(
+    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, layer: PartialPlans
+) -> Iterator[PartialPlans]:
     """What follows a block, as much at a time as there is room for."""
     most = max(ROOM, 2 * (1 + 2 * len(tables.device_R)))
-    room = Labels(np.empty((most, layer.whole_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_REALS)))
+    room = PartialPlans(np.empty((most, layer.whole_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_REALS)))
     label = 0
     while label < len(layer.whole_LI):
         count, label = extended(tables, rows, bounds, block, layer, label, room)
-        yield _thinned(Labels(room.whole_LI[:count].copy(), room.real_LF[:count].copy()))
-    yield Labels(room.whole_LI[:0], room.real_LF[:0])
+        yield _thinned(PartialPlans(room.whole_LI[:count].copy(), room.real_LF[:count].copy()))
+    yield PartialPlans(room.whole_LI[:0], room.real_LF[:0])
 
 
-def _joined(parts: list[Labels]) -> Labels:
-    return Labels(np.concatenate([each.whole_LI for each in parts]), np.concatenate([each.real_LF for each in parts]))
+def _joined(parts: list[PartialPlans]) -> PartialPlans:
+    return PartialPlans(
+        np.concatenate([each.whole_LI for each in parts]), np.concatenate([each.real_LF for each in parts])
+    )
 
 
-def _some(labels: Labels, which_L: IntArray) -> Labels:
-    return Labels(labels.whole_LI[which_L], labels.real_LF[which_L])
+def _some(labels: PartialPlans, which_L: IntArray) -> PartialPlans:
+    return PartialPlans(labels.whole_LI[which_L], labels.real_LF[which_L])
 
 
-def _thinned(labels: Labels) -> Labels:
+def _thinned(labels: PartialPlans) -> PartialPlans:
     """Those that no other at the same place is as good as in everything, the most promising first."""
     place_LI = np.concatenate([labels.whole_LI[:, :PARENT], labels.whole_LI[:, USED:]], axis=1)
     hashed_L = place_LI @ _odd_numbers(place_LI.shape[1])  # of equal places equal, of others nearly always not
@@ -205,7 +209,7 @@ def _odd_numbers(count: int) -> IntArray:
 
 @compiled
 def best_of_places(place_LI: IntArray, hashed_L: IntArray, real_LF: FloatArray, order_L: IntArray) -> IntArray:
-    """Labels that no other of the same place, and before them in the order, is as good as in everything."""
+    """PartialPlans that no other of the same place, and before them in the order, is as good as in everything."""
     kept_L = np.empty(order_L.size, dtype=np.int64)
     num_kept, first_kept = 0, 0
     for position in range(order_L.size):
@@ -225,13 +229,12 @@ def best_of_places(place_LI: IntArray, hashed_L: IntArray, real_LF: FloatArray, 
 
 @compiled
 def _as_good(place_LI: IntArray, real_LF: FloatArray, one: int, other: int) -> bool:
+    no_worse = True
     for column in range(BOUND):
-        if real_LF[one, column] > real_LF[other, column]:
-            return False
+        no_worse = no_worse and real_LF[one, column] <= real_LF[other, column]
     for column in range(place_LI.shape[1]):
-        if place_LI[one, column] != place_LI[other, column]:
-            return False
-    return True
+        no_worse = no_worse and place_LI[one, column] == place_LI[other, column]
+    return bool(no_worse)
 
 
 def _stacked(rows: list[Row]) -> Rows:
@@ -246,7 +249,7 @@ def _stacked(rows: list[Row]) -> Rows:
     )
 
 
-def _rounding_of_ramps(tables: Tables) -> float:
+def _rounding_of_ramps(tables: RunTables) -> float:
     """What a whole plan's ramps may take beyond their budget for all that is known."""
     fastest_N = np.where(tables.block_s_CGN > 0, tables.block_s_CGN, np.inf).min(axis=(0, 1))
     return SLACK * tables.ramp_budget * float(fastest_N.sum())

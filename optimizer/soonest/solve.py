@@ -12,8 +12,8 @@ from optimizer.evaluate import TOLERANCE
 from optimizer.exact.solve import solve_exactly
 from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeLatency, PlanProblem, device_names
 from optimizer.scale.solve import solve_at_scale
-from optimizer.soonest.bound import Limits
-from optimizer.soonest.search import WIDTHS, Searched, SoonestSearch
+from optimizer.soonest.bound import Allowance
+from optimizer.soonest.search import WIDTHS, Soonest, SoonestSearch
 from optimizer.soonest.tables import MOST_STATES, num_states, tables_of
 from optimizer.space import Space, parts_of
 
@@ -27,7 +27,7 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
 
     Raises PlanError where none was found and none is ruled out, and for problems that are too large.
     """
-    answer = _best_of(problem, space, Limits.of(problem), widths)
+    answer = _best_of(problem, space, Allowance.of(problem), widths)
     if not answer.found:
         if math.isfinite(answer.bound):
             raise PlanError(f"no plan was found, though there may be one: none answers before {answer.bound:.6g} s")
@@ -43,7 +43,7 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
     )
 
 
-def _best_of(problem: PlanProblem, space: Space, limits: Limits, widths: tuple[int, ...]) -> Searched:
+def _best_of(problem: PlanProblem, space: Space, limits: Allowance, widths: tuple[int, ...]) -> Soonest:
     """All parts of the space together: what one finds, the next has to beat."""
     found: tuple[Found, ...] = ()
     bound = known = math.inf
@@ -52,11 +52,11 @@ def _best_of(problem: PlanProblem, space: Space, limits: Limits, widths: tuple[i
         found, bound = (*answer.found, *found), min(bound, answer.bound)
         if answer.found:
             known = search.value_of(answer.found[0]) * (1 - TOLERANCE)
-    return Searched(found=found, bound=bound)
+    return Soonest(found=found, bound=bound)
 
 
 def _searches(
-    problem: PlanProblem, space: Space, limits: Limits, widths: tuple[int, ...]
+    problem: PlanProblem, space: Space, limits: Allowance, widths: tuple[int, ...]
 ) -> Iterator[SoonestSearch]:
     """One per part of the space, those that stop first; or one per batch size where all splits share it."""
     names = [name for name in device_names(problem) if problem.devices[name].usd_per_hour <= limits.usd_per_hour]
@@ -65,14 +65,18 @@ def _searches(
             batches = sorted({batch for name in part.devices for batch in problem.latency[name].batches})
             for batch in batches if space.one_batch else [None]:
                 tables = tables_of(part, space, after_answer, batch)
-                if num_states(tables) > MOST_STATES:
-                    raise PlanError(
-                        f"the least mean answer time is sought among at most {MOST_STATES:,} states of a plan (blocks x "
-                        f"batch sizes of all devices x ramps x ramps), not {num_states(tables):,}; leave some out"
-                    )
+                _check_size(num_states(tables))
                 yield SoonestSearch(
                     problem=part, tables=tables, after_answer=after_answer, limits=limits, widths=widths
                 )
+
+
+def _check_size(size: int) -> None:
+    if size > MOST_STATES:
+        raise PlanError(
+            f"the least mean answer time is sought among {MOST_STATES:,} states at most (blocks x batch sizes of all "
+            f"devices x ramps x ramps), not {size:,}; leave out some ramps or batch sizes"
+        )
 
 
 def _why_none(problem: PlanProblem, space: Space, widths: tuple[int, ...]) -> NoPlan:
@@ -81,9 +85,7 @@ def _why_none(problem: PlanProblem, space: Space, widths: tuple[int, ...]) -> No
     found = _quickest(problem, space, widths)
     if found is not None:
         slo_s = found.figures.latency_s / (1 - problem.slo.slack)
-        return NoPlan(
-            strategy=space.strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s
-        )
+        return NoPlan(strategy=space.strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
     binding: Binding = "devices"
     if _quickest(replace(problem, budget_usd_per_hour=None), space, widths) is not None:
         binding = "budget"
@@ -95,7 +97,7 @@ def _why_none(problem: PlanProblem, space: Space, widths: tuple[int, ...]) -> No
 def _quickest(problem: PlanProblem, space: Space, widths: tuple[int, ...]) -> Found | None:
     """The plan of the shortest worst case, at any SLO."""
     patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
-    limits = replace(Limits.of(patient), latency_s=math.inf, seeks_worst=True)
+    limits = replace(Allowance.of(patient), latency_s=math.inf, seeks_worst=True)
     found = _best_of(patient, space, limits, widths).found
     return found[0] if found else None
 
@@ -119,7 +121,7 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space, widths: tuple[int, .
     low = plain.figures.rate_per_s if plain is not None else None
     while low is None or high > low * (1 + RATE_RESOLUTION):
         tried = (low * high) ** 0.5 if low is not None else high / 2
-        if _best_of(problem.with_rate(tried), space, Limits.of(problem), widths).found:
+        if _best_of(problem.with_rate(tried), space, Allowance.of(problem), widths).found:
             low = tried
         else:
             high = tried

@@ -23,7 +23,7 @@ MOST_STATES = 40_000_000
 """Of a table with a number for every block and state of a split: a third of a gigabyte."""
 
 
-class Tables(NamedTuple):
+class RunTables(NamedTuple):
     """Everything that does not change during a search; a tuple, because kernels take it whole."""
 
     device_R: IntArray
@@ -55,7 +55,7 @@ class Tables(NamedTuple):
     may_hop: bool
 
 
-def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, batch: int | None = None) -> Tables:
+def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, batch: int | None = None) -> RunTables:
     """The problem on all of its devices; `batch` leaves only runs of that size."""
     names, ranks = device_names(problem), ranks_of(problem)
     runs = [
@@ -70,7 +70,7 @@ def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, bat
     rank_N = np.zeros(problem.num_blocks, dtype=np.int64)
     rank_N[list(problem.ramps)] = np.arange(1, len(share_Q))
     budget = problem.ramp_budget
-    return Tables(
+    return RunTables(
         device_R=np.array([device for device, _ in runs], dtype=np.int64),
         batch_R=np.array([size for _, size in runs], dtype=float),
         block_s_CGN=_padded([problem.latency[name].block_s_NB.T for name in names]),
@@ -96,7 +96,7 @@ def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, bat
     )
 
 
-def num_states(tables: Tables) -> int:
+def num_states(tables: RunTables) -> int:
     """Numbers in a table of all states."""
     return len(tables.rank_N) * tables.cell_REQ.size
 
@@ -121,7 +121,9 @@ def _located(
         sizes_G = np.array(problem.latency[names[device]].batches, dtype=float)
         for entry, rank in np.ndindex(*inside_EQ.shape):
             if rank >= entry:
-                cell_REQ[run, entry, rank], part_REQ[run, entry, rank] = locate(sizes_G, size * inside_EQ[entry, rank])
+                cell_REQ[run, entry, rank], part_REQ[run, entry, rank] = locate(
+                    sizes_G, float(size * inside_EQ[entry, rank])
+                )
     return cell_REQ, part_REQ
 
 
@@ -139,7 +141,7 @@ def _below_nothing(ramp_s_GE: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 
 
 @compiled
-def block_seconds(tables: Tables, block: int, run: int, entry: int, rank: int) -> float:
+def block_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """Of one batch in one block."""
     device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
     part = tables.part_REQ[run, entry, rank]
@@ -148,7 +150,7 @@ def block_seconds(tables: Tables, block: int, run: int, entry: int, rank: int) -
 
 
 @compiled
-def ramp_seconds(tables: Tables, block: int, run: int, entry: int, rank: int) -> float:
+def ramp_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """Of one batch in the ramp after a block."""
     device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
     part, ramp = tables.part_REQ[run, entry, rank], tables.rank_N[block]
@@ -157,14 +159,14 @@ def ramp_seconds(tables: Tables, block: int, run: int, entry: int, rank: int) ->
 
 
 @compiled
-def wait_inputs(tables: Tables, run: int, entry: int) -> float:
+def wait_inputs(tables: RunTables, run: int, entry: int) -> float:
     """Inputs of the service that come until a batch is full: divided by the rate, its wait."""
     inputs: float = tables.batch_R[run] / tables.enters_E[entry]
     return inputs
 
 
 @compiled
-def hop_seconds(tables: Tables, block: int, run: int, entry: int, rank: int) -> float:
+def hop_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """E3's T_x, of what is left of a batch after a block."""
     leaving = tables.batch_R[run] * tables.inside_EQ[entry, rank]
     seconds: float = tables.delay_s + tables.bytes_N[block] * leaving / tables.bandwidth
@@ -172,20 +174,20 @@ def hop_seconds(tables: Tables, block: int, run: int, entry: int, rank: int) -> 
 
 
 @compiled
-def entry_of(tables: Tables, rank: int) -> int:
+def entry_of(tables: RunTables, rank: int) -> int:
     """Of a split that is entered at a rank."""
     return rank if tables.stops else 0
 
 
 @compiled
-def may_be_off(tables: Tables, block: int) -> bool:
+def may_be_off(tables: RunTables, block: int) -> bool:
     """Whether no ramp may be active after a block."""
     return bool(tables.rank_N[block] == 0 or tables.rule != ALL)
 
 
 @compiled
-def may_be_on(tables: Tables, block: int, rank: int) -> bool:
-    """Whether a ramp may be active after a block; one that nobody would leave at is left off where there is a choice."""
+def may_be_on(tables: RunTables, block: int, rank: int) -> bool:
+    """Whether a ramp may be active after a block; one that nobody would leave at stays off where there is a choice."""
     ramp = tables.rank_N[block]
     if ramp == 0 or tables.rule == NONE:
         return False
@@ -193,8 +195,6 @@ def may_be_on(tables: Tables, block: int, rank: int) -> bool:
 
 
 @compiled
-def may_go_on(tables: Tables, active: bool) -> bool:
+def may_go_on(tables: RunTables, active: int) -> bool:
     """Whether a split may go on after a block whose ramp is active."""
-    return not (active and tables.rule == SPLIT_ENDS)
-
-
+    return bool(active == 0 or tables.rule != SPLIT_ENDS)

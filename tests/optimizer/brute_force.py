@@ -305,8 +305,9 @@ def _after_answers(problem: PlanProblem, strategy: Strategy) -> tuple[AfterAnswe
 
 
 def _ramp_sets(problem: PlanProblem, strategy: Strategy) -> list[tuple[int, ...]]:
-    if strategy == "stock":
-        return [()]
+    stays = strategy == "apparate"
+    if strategy == "stock" or (stays and not isinstance(problem.objective, MinimizeLatency)):
+        return [()]  # where inputs stay, ramps win neither rate nor money
     if strategy in ("early-exit", "e3"):
         return [problem.ramps]
     return list(chain.from_iterable(combinations(problem.ramps, size) for size in range(len(problem.ramps) + 1)))

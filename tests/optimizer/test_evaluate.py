@@ -11,9 +11,9 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
-from optimizer.evaluate import Evaluation, evaluate, nested_reach, split_seconds, violations
+from optimizer.evaluate import Evaluation, evaluate, nested_reach, promised, split_seconds, violations
 from optimizer.plan import Stage
-from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
+from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 
 # Three blocks. On the fast device a batch of 4 takes twice as long as one of 2, on the slow one (which only knows 4)
@@ -230,6 +230,59 @@ def test_a_device_that_is_measured_but_not_there_is_unknown() -> None:
     problem = replace(PROBLEM, devices={"slow": Supply(count=1)})
     with pytest.raises(PlanError, match=r"unknown device 'fast'; the problem's devices are \['slow'\]"):
         evaluate(problem, (stage(split(0, 3)),))
+
+
+def staying(stage: Stage) -> Stage:
+    return replace(stage, splits=tuple(replace(split, after_answer="stay") for split in stage.splits))
+
+
+THREE_SPLITS = (stage(split(0, 1, 0), split(1, 2, 1), replicas=2), stage(split(2, 3), device="slow"))
+
+
+def test_the_mean_answer_time_counts_who_has_no_answer_yet() -> None:
+    figures = evaluate(at_rate(40), THREE_SPLITS)
+    first = 0.1 / 2 + 0.023  # four inputs come in 0.1 s
+    second = 0.5 * (0.4 / 2 + 0.064)  # half of the inputs, shared out to two replicas
+    hop = 0.25 * (0.001 + 2 * 2000 / 1e6)
+    third = 0.25 * (0.4 / 2 + 0.3)
+    assert figures.mean_latency_s == pytest.approx(first + second + hop + third)
+    assert figures.ramp_overhead == pytest.approx((0.003 + 0.004) / (0.020 + 0.060 + 0.3))
+
+
+def test_where_inputs_stay_batches_neither_shrink_nor_wait_for_fewer() -> None:
+    figures = evaluate(at_rate(40), [staying(each) for each in THREE_SPLITS])
+    assert [each.wait_s for each in figures.splits] == pytest.approx([0.1, 0.2, 0.1])
+    assert [each.reached_by for each in figures.splits] == [1.0, 1.0, 1.0]
+    assert [each.batch_at_block for each in figures.splits] == [(4.0,), (4.0,), (4.0,)]
+    hop_s = 0.001 + 4 * 2000 / 1e6
+    assert figures.latency_s == pytest.approx(0.1 + 0.023 + 0.2 + 0.064 + hop_s + 0.1 + 0.3)
+    assert figures.mean_latency_s == pytest.approx(
+        0.1 / 2 + 0.023 + 0.5 * (0.2 / 2 + 0.064) + 0.25 * (hop_s + 0.1 / 2 + 0.3)
+    )
+    assert figures.stages[0].work_s == pytest.approx((0.023 + 0.064) / 4)
+
+
+def test_in_a_split_that_stays_blocks_after_a_ramp_run_the_whole_batch() -> None:
+    assert seconds(staying(stage(split(0, 3, 0, 1)))) == pytest.approx([0.020 + 0.003 + 0.060 + 0.004 + 0.030])
+
+
+def test_a_plan_whose_splits_stop_and_stay_is_refused() -> None:
+    mixed = (stage(split(0, 1)), staying(stage(split(1, 3))))
+    with pytest.raises(PlanError, match="all stop after an answer, or all stay"):
+        evaluate(PROBLEM, mixed)
+
+
+def test_ramps_that_take_more_than_their_budget_are_told() -> None:
+    problem = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10, ramp_budget=0.02))
+    assert broken(problem, stage(split(0, 3))) == []
+    assert broken(problem, stage(split(0, 3, 1)))[-1] == "ramps take 4.444% of the blocks' time, 2.000% are allowed"
+
+
+def test_the_mean_answer_time_is_promised_only_where_it_is_sought() -> None:
+    sooner = replace(PROBLEM, objective=MinimizeLatency(rate_per_s=10))
+    figures = evaluate(sooner, (stage(split(0, 3)),))
+    assert promised(PROBLEM, figures).keys() == {"rate_per_s", "latency_s", "usd_per_hour"}
+    assert promised(sooner, figures).keys() - promised(PROBLEM, figures).keys() == {"mean_latency_s", "ramp_overhead"}
 
 
 def broken(problem: PlanProblem, *stages: Stage) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -12,17 +11,16 @@ import pytest
 from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.exact.solve import SLO_RESOLUTION
-from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
+from tests.optimizer.answers import AGREE, in_space, within
 from tests.optimizer.brute_force import Optimum, Twin
 from tests.optimizer.random_problems import random_problem
 
 PROBLEMS = 500
 FEW = {"best": 100, "stock": 40, "early-exit": 40, "e3": 40, "serial": 40}
 """Problems by default; the rest is for `make test-all`."""
-AGREE = 1e-9
 
 
 def chunks(*strategies: Strategy) -> pytest.MarkDecorator:
@@ -149,13 +147,6 @@ def test_e3_keeps_a_batch_that_a_smaller_one_beats_in_one_split() -> None:
     assert decision.figures.rate_per_s == pytest.approx(4 / 0.005)
 
 
-def within(told: float | None, known: float | None, room: float) -> bool:
-    """Whether `told` is `known`, or above it by no more than a share `room` of it."""
-    if told is None or known is None:
-        return told is known
-    return -AGREE <= told / known - 1 <= room + AGREE
-
-
 def nearest(problem: PlanProblem, strategy: Strategy) -> tuple[float | None, float | None]:
     """The least SLO latency and, where a rate is asked for, the highest rate that have a plan."""
     least_s = Twin(problem).least_latency_s(strategy)
@@ -165,16 +156,3 @@ def nearest(problem: PlanProblem, strategy: Strategy) -> tuple[float | None, flo
     # Batches fill faster at a higher rate, so a plan's latency is least at the most it can do.
     fastest = Twin(replace(problem, objective=MaximizeRate())).best(strategy)
     return slo_s, None if fastest is None else fastest.figures.rate_per_s
-
-
-def in_space(problem: PlanProblem, strategy: Strategy, stages: Sequence[Stage]) -> bool:
-    """Whether a strategy may answer this plan."""
-    splits = [split for stage in stages for split in stage.splits]
-    ramps = tuple(ramp for split in splits for ramp in split.ramps)
-    return {
-        "best": True,
-        "stock": len(splits) == 1 and ramps == (),
-        "early-exit": len(splits) == 1 and ramps == problem.ramps,
-        "e3": len(splits) == len(stages) and ramps == problem.ramps and len({split.batch for split in splits}) == 1,
-        "serial": len(stages) == 1,
-    }[strategy]

@@ -168,7 +168,7 @@ REFUSALS = (
     ("slack: 0.25", "slack: 1", "16: slo.slack: "),
     ("slack: 0.25", "slak: 0.25", "16: slo.slak: unknown field; known are latency_s, slack"),
     (OBJECTIVE, "{maximize: rate, minimize: cost}", "17: objective says both maximize and minimize; allowed"),
-    (OBJECTIVE, "{}", "17: objective says neither maximize nor minimize; allowed are {maximize: rate} and"),
+    (OBJECTIVE, "{}", "17: objective says neither maximize nor minimize; allowed are {maximize: rate},"),
     (OBJECTIVE, "{maximize: rate, rate_per_s: 5}", "17: objective maximizes the rate and names a rate_per_s"),
     (OBJECTIVE, "{minimize: cost}", "17: objective minimizes the cost of no rate_per_s; allowed are"),
     (OBJECTIVE, "{maximize: joy}", "17: objective.maximize: "),

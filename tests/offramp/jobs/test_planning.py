@@ -221,7 +221,7 @@ def test_a_device_that_nothing_can_serve_on_is_refused() -> None:
 def test_a_what_if_asks_for_every_strategy_at_every_value() -> None:
     axis = Axis(name="slo_s", values=(0.003, 0.1))
     rows = list(what_if(FILE.problem, axis, solve))
-    documents = [what_if_document(axis, value, decisions) for value, decisions in rows]
+    documents = [what_if_document(FILE.problem, axis, value, decisions) for value, decisions in rows]
     assert [each["slo_s"] for each in documents] == [0.003, 0.1]
     assert documents[0]["strategies"]["best"]["no_plan"]["binding"] == "latency"
     assert documents[1]["strategies"]["best"]["rate_per_s"] == pytest.approx(4000)
@@ -237,5 +237,5 @@ def test_a_what_if_names_what_is_changed_and_what_is_sought() -> None:
     assert names[:5] == ["rate /s", "best /s", "latency ms", "USD/h", "stock USD/h"]
     by_count = Axis(name="count", values=(8,), device="V100")
     rows = list(what_if(FILE.problem, by_count, solve))
-    assert {"device": "V100", "count": 8}.items() <= what_if_document(by_count, *rows[0]).items()
+    assert {"device": "V100", "count": 8}.items() <= what_if_document(FILE.problem, by_count, *rows[0]).items()
     assert what_if_table(FILE.problem, by_count, rows).columns[0].header == "V100 count"

@@ -14,7 +14,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "inside": (
         {"planner": {"objective": {"minimise": "cost"}}},
         "minimise",
-        "planner.objective.minimise: unknown field; known are maximize, minimize, rate_per_s",
+        "planner.objective.minimise: unknown field; known are maximize, minimize, rate_per_s, ramp_budget",
     ),
     "cluster": (
         {"cluster": {"devices": {"cpu": {"number": 1}}}}, "number", "cluster.devices.cpu.number: unknown field"
@@ -40,7 +40,7 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "objective": (
         {"planner": {"objective": {"maximize": "rate", "rate_per_s": 1.0}}},
         "objective",
-        "allowed are {maximize: rate} and {minimize: cost, rate_per_s: ...}",
+        "allowed are {maximize: rate}, {minimize: cost, rate_per_s: ...} and",
     ),
     "unknown price": ({"planner": {"objective": COSTLY}}, "cpu", "plans are made by cost, and cpu has no usd_per_hour"),
     "threshold of no ramp": (

@@ -1,0 +1,34 @@
+"""What a strategy may answer, and how near its figures must be to those that are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optimizer.decision import Strategy
+from optimizer.plan import Stage
+from optimizer.problem import PlanProblem
+
+AGREE = 1e-9
+
+
+def within(told: float | None, known: float | None, room: float) -> bool:
+    """Whether `told` is `known`, or above it by no more than a share `room` of it."""
+    if told is None or known is None:
+        return told is known
+    return -AGREE <= told / known - 1 <= room + AGREE
+
+
+def in_space(problem: PlanProblem, strategy: Strategy, stages: Sequence[Stage]) -> bool:
+    """Whether a strategy may answer this plan."""
+    splits = [split for stage in stages for split in stage.splits]
+    ramps = tuple(ramp for split in splits for ramp in split.ramps)
+    if strategy in ("stock", "early-exit", "e3") and any(split.stays for split in splits):
+        return False
+    return {
+        "best": True,
+        "stock": len(splits) == 1 and ramps == (),
+        "early-exit": len(splits) == 1 and ramps == problem.ramps,
+        "e3": len(splits) == len(stages) and ramps == problem.ramps and len({split.batch for split in splits}) == 1,
+        "serial": len(stages) == 1,
+        "apparate": len(splits) == 1 and splits[0].after_answer == "stay",
+    }[strategy]

@@ -1,0 +1,228 @@
+"""The least mean answer time: as good as the twin's on small random problems, and what each mode is better at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import PlanError
+from optimizer.decision import STRATEGIES, Decision, NoPlan, Planned, Strategy
+from optimizer.evaluate import evaluate, violations
+from optimizer.planner import solve
+from optimizer.problem import Link, MaximizeRate, MinimizeLatency, PlanProblem, Slo, Supply
+from optimizer.problem_file import read_problem
+from optimizer.soonest.search import WIDTHS
+from optimizer.soonest.solve import RATE_RESOLUTION, solve_soonest
+from optimizer.space import SPACES
+from profiles.table import LatencyTable
+from tests.optimizer.answers import AGREE, in_space, within
+from tests.optimizer.brute_force import Optimum, Twin
+from tests.optimizer.random_problems import random_latency_problem
+
+PROBLEMS = Path(__file__).parents[2] / "experiments" / "problems"
+MANY = 300
+FEW: dict[Strategy, int] = {"best": 40, "stock": 15, "early-exit": 15, "e3": 15, "serial": 15, "apparate": 15}
+"""Problems by default; the rest is for `make test-all`."""
+
+each_chunk = pytest.mark.parametrize(
+    ("strategy", "seeds"),
+    [
+        *(pytest.param(each, range(few), id=each) for each, few in FEW.items()),
+        *(
+            pytest.param(each, range(few, MANY), id=f"{each}, many", marks=pytest.mark.slow)
+            for each, few in FEW.items()
+        ),
+    ],
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Of the planner and its twin, to one problem."""
+
+    problem: PlanProblem
+    decision: Decision
+    optimum: Optimum | None
+
+
+@cache
+def answers(seed: int, strategy: Strategy) -> Answers:
+    problem = random_latency_problem(seed)
+    return Answers(problem=problem, decision=solve(problem, strategy), optimum=Twin(problem).best(strategy))
+
+
+@each_chunk
+def test_no_plan_of_the_space_answers_sooner(strategy: Strategy, seeds: range) -> None:
+    num_planned = 0
+    for seed in seeds:
+        both = answers(seed, strategy)
+        if both.optimum is None:
+            assert isinstance(both.decision, NoPlan), f"problem {seed}: only the planner has {both.decision}"
+            continue
+        assert isinstance(both.decision, Planned), f"problem {seed}: only the twin has {both.optimum}"
+        num_planned += 1
+        best_s = both.optimum.figures.mean_latency_s
+        assert both.decision.figures.mean_latency_s == pytest.approx(best_s, rel=AGREE), f"problem {seed}"
+        assert both.decision.gap == pytest.approx(0, abs=AGREE)
+        assert both.decision.bound == pytest.approx(best_s)
+    assert num_planned
+
+
+@each_chunk
+def test_plans_keep_every_promise_and_are_of_their_space(strategy: Strategy, seeds: range) -> None:
+    for seed in seeds:
+        problem, decision = answers(seed, strategy).problem, answers(seed, strategy).decision
+        if isinstance(decision, NoPlan):
+            continue
+        assert decision.figures == evaluate(problem, decision.stages)
+        for stages in (decision.stages, *decision.candidates):
+            assert violations(problem, stages, evaluate(problem, stages)) == [], f"problem {seed}: {stages}"
+            assert in_space(problem, strategy, stages), f"problem {seed}: {stages}"
+
+
+@each_chunk
+def test_where_there_is_none_the_nearest_promises_are_told(strategy: Strategy, seeds: range) -> None:
+    told = 0
+    for seed in seeds:
+        both = answers(seed, strategy)
+        if isinstance(both.decision, Planned):
+            continue
+        problem, decision = both.problem, both.decision
+        least_s = Twin(problem).least_latency_s(strategy)
+        nearest_s = None if least_s is None else least_s / (1 - problem.slo.slack)
+        assert within(decision.nearest_slo_s, nearest_s, 0.0), f"problem {seed}: {decision}, twin {nearest_s}"
+        assert (decision.binding == "latency") is (nearest_s is not None), f"problem {seed}: {decision}"
+        if problem.ramp_budget is None:
+            fastest = Twin(replace(problem, objective=MaximizeRate())).best(strategy)
+            rate_per_s = None if fastest is None else fastest.figures.rate_per_s
+            assert within(decision.highest_rate_per_s, rate_per_s, RATE_RESOLUTION), f"problem {seed}: {decision}"
+        told += 1
+    assert told
+
+
+def two_blocks(**changes: object) -> PlanProblem:
+    """Batches of four take 4 ms in either block; half of the inputs are answered after the first."""
+    table = LatencyTable(batches=(4,), block_s_NB=np.full((2, 1), 0.004), ramp_s_EB=np.zeros((1, 1)))
+    problem = PlanProblem(
+        num_blocks=2,
+        ramps=(0,),
+        survival_N=(1.0, 0.5),
+        latency={"A": table, "B": table},
+        devices={"A": Supply(count=1), "B": Supply(count=1)},
+        link=Link(bandwidth_bytes_per_s=1e9),
+        bytes_per_sample_N=(0.0, 0.0),
+        slo=Slo(latency_s=1.0),
+        objective=MinimizeLatency(rate_per_s=600),
+    )
+    return replace(problem, **changes)  # type: ignore[arg-type]  # any field
+
+
+def planned(problem: PlanProblem, strategy: Strategy = "best") -> Planned:
+    decision = solve(problem, strategy)
+    assert isinstance(decision, Planned), decision
+    return decision
+
+
+def test_staying_wins_where_batches_of_what_is_left_fill_slowly() -> None:
+    # Two devices in a row, each at 1 ms per input. Waits of 4/600 s fill as fast for all inputs in the second stage;
+    # half of them wait there unanswered: 3.33 + 4 + 0.5 * (3.33 + 4). Stopping, its batch takes twice as long to fill.
+    decision = planned(two_blocks())
+    assert [split.after_answer for stage in decision.stages for split in stage.splits] == ["stay", "stay"]
+    assert decision.figures.mean_latency_s == pytest.approx(4 / 600 / 2 + 0.004 + 0.5 * (4 / 600 / 2 + 0.004))
+    stopping = planned(two_blocks(), "e3")
+    assert stopping.figures.mean_latency_s == pytest.approx(4 / 600 / 2 + 0.004 + 4 / 600 / 2 + 0.5 * 0.004)
+
+
+def test_stopping_wins_where_staying_takes_more_than_there_is() -> None:
+    # One device does 500/s of whole models, and 1 / (1 ms + 0.5 ms) where answered inputs make room.
+    alone = two_blocks(devices={"A": Supply(count=1)})
+    decision = planned(alone)
+    assert {split.after_answer for split in decision.stages[0].splits} == {"stop"}
+    refused = solve(alone, "apparate")
+    assert isinstance(refused, NoPlan)
+    assert refused.binding == "devices"
+    assert refused.highest_rate_per_s == pytest.approx(500)
+
+
+def test_where_both_answer_as_soon_inputs_stop() -> None:
+    table = LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.zeros((1, 1)))
+    single = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100))
+    best, staying = planned(single), planned(single, "apparate")
+    assert best.figures.mean_latency_s == staying.figures.mean_latency_s
+    assert best.stages[0].splits[0].after_answer == "stop"
+
+
+def test_a_ramp_budget_leaves_the_ramps_that_save_most() -> None:
+    # Ramps take 5 % of a block. Of three, a budget of 2 % of four blocks pays for one: 0.25 saves most behind block 1,
+    # where 0.4 of the inputs skip two blocks; behind block 0 0.1 skip three, behind block 2 0.5 skip one.
+    table = LatencyTable(batches=(1,), block_s_NB=np.full((4, 1), 0.001), ramp_s_EB=np.full((3, 1), 0.00005))
+    problem = two_blocks(
+        num_blocks=4,
+        ramps=(0, 1, 2),
+        survival_N=(1.0, 0.9, 0.6, 0.5),
+        latency={"A": table, "B": table},
+        bytes_per_sample_N=(0.0,) * 4,
+        objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02),
+    )
+    decision = planned(problem, "apparate")
+    assert [split.ramps for stage in decision.stages for split in stage.splits] == [(1,)]
+    assert decision.figures.ramp_overhead == pytest.approx(0.05 / 4)
+    free = replace(problem, objective=MinimizeLatency(rate_per_s=100))
+    assert [split.ramps for split in planned(free, "apparate").stages[0].splits] == [(0, 1, 2)]
+
+
+def test_ramps_that_must_all_be_on_break_their_budget() -> None:
+    table = LatencyTable(batches=(4,), block_s_NB=np.full((2, 1), 0.004), ramp_s_EB=np.full((1, 1), 0.001))
+    problem = two_blocks(latency={"A": table, "B": table}, objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02))
+    refused = solve(problem, "early-exit")
+    assert isinstance(refused, NoPlan)
+    assert (refused.binding, refused.nearest_slo_s, refused.highest_rate_per_s) == ("ramps", None, None)
+
+
+def test_where_rate_is_sought_plans_that_must_stay_have_no_ramps() -> None:
+    decision = planned(two_blocks(objective=MaximizeRate()), "apparate")
+    assert decision.figures == planned(two_blocks(objective=MaximizeRate()), "stock").figures
+
+
+@pytest.mark.parametrize("name", ["bert_base_16_v100", "bert_base_hetero"])
+def test_twelve_blocks_are_proven_best(name: str) -> None:
+    problem = read_problem(PROBLEMS / f"{name}.yaml").problem
+    asked = replace(problem, objective=MinimizeLatency(rate_per_s=10_000, ramp_budget=0.02))
+    of_strategies = {each: planned(asked, each) for each in ("best", "stock", "serial", "apparate")}
+    assert {each.gap for each in of_strategies.values()} == {0.0}
+    times_s = {name: each.figures.mean_latency_s for name, each in of_strategies.items()}
+    assert times_s["best"] <= times_s["serial"] <= times_s["apparate"] < times_s["stock"]
+
+
+def test_a_search_that_is_too_narrow_tells_its_gap() -> None:
+    problem = read_problem(PROBLEMS / "bert_base_hetero.yaml").problem
+    asked = replace(problem, objective=MinimizeLatency(rate_per_s=10_000))
+    narrow = solve_soonest(asked, SPACES["best"], widths=(20,))
+    assert isinstance(narrow, Planned)
+    best_s = planned(asked).figures.mean_latency_s
+    assert narrow.bound <= best_s * (1 + AGREE) <= narrow.figures.mean_latency_s * (1 + 2 * AGREE)
+    assert narrow.gap == pytest.approx(narrow.figures.mean_latency_s / narrow.bound - 1)
+    assert narrow.gap > 0
+    assert len(WIDTHS) > 1
+
+
+def test_a_model_that_is_too_large_is_refused() -> None:
+    blocks = 1000
+    table = LatencyTable(batches=(1,), block_s_NB=np.full((blocks, 1), 0.001), ramp_s_EB=np.zeros((blocks - 1, 1)))
+    problem = two_blocks(
+        num_blocks=blocks,
+        ramps=tuple(range(blocks - 1)),
+        survival_N=tuple(np.linspace(1, 0.5, blocks).tolist()),
+        latency={"A": table, "B": table},
+        bytes_per_sample_N=(0.0,) * blocks,
+    )
+    with pytest.raises(PlanError, match="leave out some ramps or batch sizes"):
+        solve(problem, "serial")
+
+
+def test_every_strategy_is_compared() -> None:
+    assert set(FEW) == {*STRATEGIES, "apparate"}
