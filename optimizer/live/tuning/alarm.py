@@ -33,7 +33,7 @@ EARLY = 1000.0
 """Inputs after which staking begins to slow down."""
 SLOWNESS = 2.0
 """How slowly the reserve is used up: half of it after EARLY * (e^SLOWNESS - 1) inputs."""
-AT_ONCE = 64
+AT_ONCE = 200
 """Inputs reckoned with at once: so many factors multiplied neither overflow nor vanish."""
 
 
