@@ -1,6 +1,6 @@
 """How soon the alarm on losses sounds, and how often it should not have; beside what any alarm could do.
 
-python -m experiments.alarm [--runs 1000]
+    python -m experiments.alarm [--runs 1000]
 
 Losses are 0 or 1, each input for itself. *False alarms*: runs of 100,000 inputs at exactly the budget, 1 %, in which
 the alarm sounds. *Delay*: inputs from a jump until it sounds, after so many good inputs at 1 % or less; new thresholds

@@ -1,6 +1,6 @@
 """Apparate's greedy search for thresholds beside a grid search, on recorded exits and on drawn ones.
 
-OFFRAMP_DATA=... python -m experiments.threshold_search [--sets 10]
+    OFFRAMP_DATA=... python -m experiments.threshold_search [--sets 10]
 
 Section 3.2 and figure 11 of the paper: the greedy search saves within 0 to 3.8 % of what the grid's best saves, and is
 up to three orders of magnitude faster (11.9 ms against 3.0 s on 30 cores). Both searches look at a threshold vector by
