@@ -5,8 +5,8 @@
 Both look at one period, the first half of the records: the best set is chosen among all; the mover gets as many rounds
 on that period as it takes until a set of ramps comes back. Thresholds are Apparate's greedy search for both, at a
 budget of 1 % on the period. Told is what both save in the second half, which neither saw, and what they lose there; the
-mover's at its last set and at the best that it met. A ramp costs 5 % of a block (DistilBERT's in a profile of Apparate's
-own), so that four or five fit into 2 %. Writes runs/ramp_moves.json. Minutes: 1 on one core.
+mover's at its last set and at the best that it met. A ramp costs 5 % of a block (DistilBERT's in Apparate's
+profile), so that four or five fit into 2 %. Writes runs/ramp_moves.json. Minutes: 1 on one core.
 """
 
 from __future__ import annotations
