@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from earlyexit.boundary import Boundary, TensorSpec, bytes_per_input
 from earlyexit.errors import ModelFolderError
+from earlyexit.families import FILES, FLOAT32_ONLY
 from earlyexit.named import is_own
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling
@@ -99,6 +100,16 @@ class ModelCard(BaseModel):
     def label_names(self) -> tuple[str, ...]:
         """The labels; none where answers are something else."""
         return tuple(self.task.get("label_names", ()))
+
+    @property
+    def network_files(self) -> tuple[str, ...]:
+        """Files of its folder that its network consists of, beside the weights that every model has."""
+        return FILES.get(self.family, ())
+
+    def check_dtype(self, dtype: str) -> None:
+        """Raise ModelFolderError for a float type that its family does not run in."""
+        if dtype != "float32" and self.family in FLOAT32_ONLY:
+            raise ModelFolderError(f"{self.name}: {self.family} models run in float32, not {dtype}")
 
     def bytes_per_input(self, block: int, length: float, *, float_bytes: int) -> float:
         """What one input of `length` tokens carries after a block."""
@@ -194,7 +205,7 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         raise ModelFolderError(f"{folder / WEIGHTS_FILE} does not fit {CARD_FILE}: {error}") from error
     if dtype not in (None, torch.float32) and model.backbone.float32_only:
         raise ModelFolderError(
-            f"{folder}: {card.family} models run in float32, not {str(dtype).removeprefix('torch.')}"
+            f"{card.name}: {card.family} models run in float32, not {str(dtype).removeprefix('torch.')}"
         )
     model.requires_grad_(False)
     model.to(device)

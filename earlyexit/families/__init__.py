@@ -18,6 +18,11 @@ FAMILIES = {
     "roberta": "earlyexit.families.bert:Roberta",
 }
 
+# Family -> the files in a model's folder that its network consists of, beside what all models have.
+FILES = {"onnx": ("graph.onnx", "graph.onnx.data")}
+FLOAT32_ONLY = ("onnx",)
+"""Families whose networks run in float32 whatever type is asked for, known before one is loaded."""
+
 
 def find_family(name: str) -> Family:
     """The family of that name, or anybody's own by `module:function`, imported now.

@@ -28,6 +28,9 @@ def look_at_target(path: Path) -> Target:
 def _model(folder: Path) -> Target:
     card = read_card(folder)
     _check_weights(folder)
+    missing = [name for name in card.network_files if not (folder / name).is_file()]
+    if missing:
+        raise ModelFolderError(f"{folder} has no {missing[0]}, which its network consists of")
     find_codec(card.codec, folder)
     calibrated = (folder / CALIBRATION_FILE).is_file()
     if calibrated:

@@ -181,10 +181,10 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
     return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
 
 
-def check_memory(document: ModelDocument, model: Path, inventory: Inventory, source: Source) -> None:
+def check_memory(document: ModelDocument, model: Path, card: ModelCard, inventory: Inventory, source: Source) -> None:
     """Raise InputError, with figures, where a replica does not fit its accelerator."""
     with source.said_at(("model", "folder")):
-        needed_bytes = document.memory_bytes or _parameter_bytes(model, document.dtype)
+        needed_bytes = document.memory_bytes or _parameter_bytes(model, card, document.dtype)
     with source.said_at(("model",)):
         for device, each in inventory.devices.items():
             if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
@@ -194,12 +194,13 @@ def check_memory(document: ModelDocument, model: Path, inventory: Inventory, sou
                 )
 
 
-def _parameter_bytes(model: Path, dtype: str) -> int:
-    """From the checkpoint's size: it holds float32."""
-    weights = model / WEIGHTS_FILE
-    if not weights.is_file():
-        raise DataError(f"{model} has no {WEIGHTS_FILE}")
-    return weights.stat().st_size * BYTES[dtype] // BYTES["float32"]
+def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
+    """From the checkpoint's size, which holds float32, and those of the network's own files, which stay as they are."""
+    weights, *others = (model / name for name in (WEIGHTS_FILE, *card.network_files))
+    missing = [path.name for path in (weights, *others) if not path.is_file()]
+    if missing:
+        raise DataError(f"{model} has no {missing[0]}")
+    return weights.stat().st_size * BYTES[dtype] // BYTES["float32"] + sum(path.stat().st_size for path in others)
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -47,7 +47,7 @@ def read_parts(path: Path) -> ServiceParts:
     model = (base / document.model.folder).resolve()
     with source.said_at(("model", "folder")):
         card = read_card(model)
-    check_memory(document.model, model, inventory, source)
+    check_memory(document.model, model, card, inventory, source)
     devices = tuple(inventory.counts)
     recorded = document.model.decisions == "recorded" and any(name.startswith(EMULATED) for name in devices)
     return ServiceParts(

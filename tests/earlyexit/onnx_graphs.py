@@ -106,6 +106,24 @@ def words_graph(*, num_blocks: int = 3, seed: int = 0) -> onnx.ModelProto:
     return _model(WORDS_GRAPH.format(blocks=blocks, last=before[-1]), shapes, seed)
 
 
+TURNS = {
+    "B*T": "rest = Constant <value_ints = [-1, 8]> () other = Reshape({0}, rest)",
+    "TB": "other = Transpose <perm = [1, 0, 2]> ({0})",
+}
+BACK = {
+    "B*T": "back_size = Shape({0}) back = Reshape(seen, back_size)",
+    "TB": "back = Transpose <perm = [1, 0, 2]> (seen)",
+}
+
+
+def turned_words_graph(form: str) -> onnx.ModelProto:
+    """`words_graph` of two blocks; `seen` between them has its tokens in another order."""
+    first, second = (BLOCK.format(k=k, before=before, sized="start") for k, before in enumerate(("start", "back")))
+    between = f"{TURNS[form].format('h0')} seen = Tanh(other) {BACK[form].format('h0')}"
+    shapes = {"table": (WORDS, 8), "places": (32, 8), "head": (8, 3), "bias": (3,), "w0": (8, 8), "w1": (8, 8)}
+    return _model(WORDS_GRAPH.format(blocks=first + between + second, last="h1"), shapes, 0)
+
+
 def small_graph(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     """Of the text form of ONNX, with random weights of these shapes."""
     return _model(text, shapes, 0)

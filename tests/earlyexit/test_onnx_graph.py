@@ -16,8 +16,9 @@ pytest.importorskip("onnxruntime")
 
 from earlyexit.backends import open_segments
 from earlyexit.cut import cut_out
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.onnx_graph.backbone import OnnxBackbone
+from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import PreparedSegments
@@ -155,13 +156,13 @@ def test_another_graph_or_other_weights_are_refused(case: Case, tmp_path: Path, 
 def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> None:
     save_model(case.model, tmp_path)
     (tmp_path / "graph.onnx").unlink()
-    with pytest.raises(ModelFolderError, match=r"has no graph.onnx, which its model consists of"):
+    with pytest.raises(ModelFolderError, match=r"has no graph.onnx, which its network consists of"):
         load_model(tmp_path)
 
 
 def test_another_float_type_is_refused(case: Case, tmp_path: Path) -> None:
     save_model(case.model, tmp_path)
-    with pytest.raises(ModelFolderError, match="onnx models run in float32, not bfloat16"):
+    with pytest.raises(ModelFolderError, match="theirs: onnx models run in float32, not bfloat16"):
         load_model(tmp_path, dtype=torch.bfloat16)
 
 
@@ -250,3 +251,49 @@ def test_weights_beside_the_file_come_along(tmp_path: Path) -> None:
     (tmp_path / "from" / "theirs.bin").unlink()
     encoded = onnx_graphs.random_pictures(2)
     assert exit_outputs(load_model(tmp_path / "model"), encoded)[2].equal(exit_outputs(model, encoded)[2])
+
+
+@pytest.mark.parametrize("form", ["B*T", "TB"])
+def test_tokens_cross_packed_however_the_graph_holds_them(tmp_path: Path, form: str) -> None:
+    path = saved(onnx_graphs.turned_words_graph(form), tmp_path / "from")
+    model = with_ramps(words_taken(path, tmp_path, cuts=[["seen"]]))
+    assert [(each.shape, each.dtype, each.per_token) for each in model.boundary(0)] == [((8,), "float", True)]
+    encoded = onnx_graphs.random_words(LENGTHS)
+    answer = onnx_graphs.uncut(path)
+    expected = np.concatenate([answer(onnx_graphs.words_feeds(each)) for each in encoded])
+    np.testing.assert_allclose(exit_outputs(model, encoded)[1].numpy(), expected, atol=1e-4)
+
+
+def test_windows_of_a_picture_cross_as_one_row(tmp_path: Path) -> None:
+    body = """rows = Constant <value_ints = [-1, 3, 4, 8]> () windows = Reshape(x, rows) seen = Tanh(windows)
+        whole = Constant <value_ints = [-1, 192]> () flat = Reshape(seen, whole) logits = Gemm(flat, head, bias)"""
+    graph = onnx_graphs.small_graph(
+        f"windows (float[B, 3, 8, 8] x) => (float[B, 3] logits) {{ {body} }}", head=(192, 3), bias=(3,)
+    )
+    path = saved(graph, tmp_path / "from")
+    model = with_ramps(pictures_taken(path, tmp_path, cuts=[["seen"]]))
+    assert [(each.shape, each.per_token) for each in model.boundary(0)] == [((2, 3, 4, 8), False)]
+    encoded = onnx_graphs.random_pictures(5)
+    answer = onnx_graphs.uncut(path)
+    expected = np.concatenate([answer(onnx_graphs.picture_feeds(each)) for each in encoded])
+    np.testing.assert_allclose(exit_outputs(model, encoded)[1].numpy(), expected, atol=1e-4)
+
+
+def test_a_hidden_state_gets_a_head_of_our_own(tmp_path: Path) -> None:
+    options = GraphOptions(cuts=[["h0"]], codec=onnx_graphs.TEXT, output="h2", hidden=True)
+    taken = take_graph(saved(words_graph(), tmp_path / "from"), tmp_path, options)
+    model = with_ramps(taken)
+    assert taken.head is None
+    assert (model.info.head_style, model.boundary(1)[0].shape, model.boundary(1)[0].per_token) == ("light", (8,), True)
+    assert exit_outputs(model, onnx_graphs.random_words((3, 1)))[1].shape == (2, 3)
+
+
+def test_what_is_refused_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    path = saved(pictures_graph(), tmp_path / "from")
+    model = with_ramps(pictures_taken(path, tmp_path / "model"))
+    save_model(model, tmp_path / "model")
+    before = {each.name: each.read_bytes() for each in (tmp_path / "model").iterdir()}
+    assert set(before) == {"graph.onnx", "graph.onnx.data", "model.json", "model.safetensors"}
+    with pytest.raises(GraphError):
+        pictures_taken(path, tmp_path / "model", cuts=[["c1"]])
+    assert {each.name: each.read_bytes() for each in (tmp_path / "model").iterdir()} == before

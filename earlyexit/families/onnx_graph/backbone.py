@@ -115,7 +115,7 @@ class OnnxBackbone(Backbone):
     def write_files(self, folder: Path) -> None:
         for name in (self.config.file, self.config.file + WEIGHTS_SUFFIX):
             source, target = self._folder / name, folder / name
-            if source.is_file() and not (target.exists() and target.samefile(source)):
+            if not (target.exists() and target.samefile(source)):
                 shutil.copyfile(source, target)
 
     def _answer(self, rows: Tensor) -> Tensor:

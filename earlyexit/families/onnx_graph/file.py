@@ -37,15 +37,13 @@ def read_source(path: Path) -> Any:
 
 
 def write_graph(model: Any, folder: Path, file: str) -> None:
-    """Put a graph, whose weights are in memory, into a folder; the proto is of no use afterwards."""
+    """Put a graph, whose weights are in memory, into an empty folder; the proto is of no use afterwards."""
     import onnx
 
     _weights_from_constants(model.graph)
-    folder.mkdir(parents=True, exist_ok=True)
     beside = file + WEIGHTS_SUFFIX
-    for name in (file, beside):
-        (folder / name).unlink(missing_ok=True)  # weights would be appended
     onnx.save_model(model, folder / file, save_as_external_data=True, location=beside, size_threshold=INLINE_BYTES)
+    (folder / beside).touch()  # a graph without weights has the file as well
 
 
 def read_graph(folder: Path, file: str) -> Any:
@@ -64,15 +62,12 @@ def read_graph(folder: Path, file: str) -> Any:
 
 
 def fingerprint(folder: Path, file: str) -> str:
-    """SHA-256 of a graph's file and of the weights beside it; raises ModelFolderError where there is none."""
+    """SHA-256 of a graph's file and of the weights beside it; raises ModelFolderError where one is missing."""
     digest = hashlib.sha256()
     for name in (file, file + WEIGHTS_SUFFIX):
-        path = folder / name
-        if not path.is_file():
-            if name == file:
-                raise ModelFolderError(f"{folder} has no {file}, which its model consists of")
-            continue
-        with path.open("rb") as opened:
+        if not (folder / name).is_file():
+            raise ModelFolderError(f"{folder} has no {name}, which its network consists of")
+        with (folder / name).open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from earlyexit.errors import GraphError
 from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.families.onnx_graph.backbone import Array, OnnxBackbone
 from earlyexit.families.onnx_graph.config import GraphConfig, Outputs
-from earlyexit.families.onnx_graph.file import fingerprint, read_graph, read_source, write_graph
+from earlyexit.families.onnx_graph.file import WEIGHTS_SUFFIX, fingerprint, read_graph, read_source, write_graph
 from earlyexit.families.onnx_graph.inputs import Entry, describe_inputs, free_sizes
 from earlyexit.families.onnx_graph.parts import GraphParts, check_cuts, sizes_needed
 from earlyexit.families.onnx_graph.trial import Whole, check_blocks, crossing, layout_of, sizes_of
@@ -47,22 +48,32 @@ def take_graph(path: Path, folder: Path, options: GraphOptions) -> Pretrained:
     model = read_source(path)
     entry = describe_inputs(model.graph, options.codec, options.pixels)
     made_for = free_sizes(model.graph, entry)
-    write_graph(model, folder, FILE)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as trial:  # what is refused leaves a folder as it was
+        write_graph(model, Path(trial), FILE)
+        config = _tried_in_any_batch(Path(trial), entry, options, path, made_for)
+        for name in (FILE, FILE + WEIGHTS_SUFFIX):
+            (Path(trial) / name).replace(folder / name)
+    return Pretrained(backbone=OnnxBackbone(config, folder), head=_head(config), label_names=None, codec=options.codec)
+
+
+def _tried_in_any_batch(
+    folder: Path, entry: Entry, options: GraphOptions, path: Path, made_for: int | None
+) -> GraphConfig:
     try:
-        backbone = _tried(folder, entry, options)
+        return _tried(folder, entry, options)
     except GraphError as error:
         if made_for is None or not _reshape_any_batch(folder, entry, made_for):
             raise
         try:
-            backbone = _tried(folder, entry, options)
+            return _tried(folder, entry, options)
         except GraphError:
             raise GraphError(
                 f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
             ) from error
-    return Pretrained(backbone=backbone, head=_head(backbone.config), label_names=None, codec=options.codec)
 
 
-def _tried(folder: Path, entry: Entry, options: GraphOptions) -> OnnxBackbone:
+def _tried(folder: Path, entry: Entry, options: GraphOptions) -> GraphConfig:
     model = read_graph(folder, FILE)
     parts = GraphParts(model.graph)
     answers = [options.output] if options.output is not None else [each.name for each in model.graph.output]
@@ -93,9 +104,8 @@ def _tried(folder: Path, entry: Entry, options: GraphOptions) -> OnnxBackbone:
     if entry.max_length > 1:
         longest = layout_of([entry.max_length])
         whole.run(examples(entry.boundary, longest), longest)
-    backbone = OnnxBackbone(config, folder)
-    check_blocks(backbone, whole, config)
-    return backbone
+    check_blocks(OnnxBackbone(config, folder), whole, config)
+    return config
 
 
 def _answer(names: Sequence[str], trials: Sequence[Mapping[str, Array]], *, hidden: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,20 @@ pytest.importorskip("onnxruntime")
 from earlyexit.backends import open_segments
 from earlyexit.dataset import LabelledRows
 from earlyexit.engine import Batch
+from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.member import Member
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
-from earlyexit.store import load_model, save_model
+from earlyexit.store import load_model, read_card, save_model
 from earlyexit.train import TrainOptions, exit_outputs, train_ramps
+from offramp.doctor.look_targets import look_at_target
 from offramp.jobs.calibration import CalibrateJob, calibrate
 from offramp.jobs.profiling import ProfileJob, profile_model
+from offramp.service.application import application_settings
+from offramp.service.model import _parameter_bytes
+from offramp.service.shape import ApplicationDocument
+from optimizer.plan import stock_plan
 from optimizer.risk import Guarantee
 from tests.earlyexit.onnx_graphs import SIDE, pictures_graph, pictures_taken, random_pictures, saved, with_ramps
 from tests.earlyexit.tokens import wire_of
@@ -78,3 +85,21 @@ def test_a_runner_answers_its_batches_as_the_model_does(folder: Path) -> None:
         assert {seen.block for step in steps for seen in step.seen} == ({0, 1, 2} if probe else set())
     warm = runner.warm_up_pieces(split, 2)
     assert warm.tensors[0].shape == (2, SIDE, SIDE, 3)
+
+
+def test_its_own_files_are_looked_for_and_count_as_memory(folder: Path, tmp_path: Path) -> None:
+    card = read_card(folder)
+    sizes = [(folder / name).stat().st_size for name in ("model.safetensors", "graph.onnx", "graph.onnx.data")]
+    assert _parameter_bytes(folder, card, "float32") == sum(sizes)
+    assert look_at_target(folder).problem is None
+    for name in ("model.json", "model.safetensors", "graph.onnx"):
+        shutil.copy(folder / name, tmp_path)
+    assert look_at_target(tmp_path).problem == f"{tmp_path} has no graph.onnx.data, which its network consists of"
+    with pytest.raises(DataError, match=r"has no graph.onnx.data"):
+        _parameter_bytes(tmp_path, card, "float32")
+
+
+def test_another_float_type_is_refused_before_a_replica_starts(folder: Path) -> None:
+    document = ApplicationDocument.model_validate({"model": {"folder": str(folder), "dtype": "bfloat16"}})
+    with pytest.raises(ModelFolderError, match="theirs: onnx models run in float32, not bfloat16"):
+        application_settings(document, stock_plan(3, batch=8))
