@@ -39,7 +39,8 @@ def application_settings(
     """
     model, ingress, tracing, access = document.model, document.ingress, document.tracing, document.access
     folder = (base / model.folder).resolve()
-    read_card(folder).check_dtype(model.dtype)
+    if model.dtype != "float32":
+        read_card(folder).check_dtype(model.dtype)
     return ServeSettings(
         model=str(folder),
         plan=plan,
