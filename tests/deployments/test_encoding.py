@@ -48,7 +48,10 @@ ASSIGNMENT = Assignment(
     stage=Stage(
         device="emulated:V100",
         replicas=4,
-        splits=(Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=8)),
+        splits=(
+            Split(first=0, end=2, batch=4, ramps=(0, 1), after_answer="stay"),
+            Split(first=2, end=4, batch=8, after_answer="stay"),
+        ),
     ),
     policy=None,
     dispatch="work-conserving",
@@ -195,6 +198,7 @@ FROM_NO_INGRESS = {
     "a replica's message": encode(Part(1, CHUNK)),
     "no deadlines": changed(Begin(1, CALL), "call", "remaining_s", to=None),
     "unknown dispatch": changed(Begin(1, CALL), "call", "assignment", "dispatch", to="lazy"),
+    "unknown answer": changed(Begin(1, CALL), "call", "assignment", "stage", "splits", 0, "after_answer", to="linger"),
     "tensor too short": changed(Begin(1, CALL), "call", "piece", "tensors", to=["<i4", [5], b"123"]),
     "tensor of another shape": changed(Begin(1, CALL), "call", "piece", "tensors", to=["<i4", [6], b"1234"]),
     "tensor of objects": changed(Begin(1, CALL), "call", "piece", "tensors", to=["O", [1], b"12345678"]),

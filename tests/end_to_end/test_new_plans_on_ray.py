@@ -62,7 +62,7 @@ def under_load(tiny: Tiny) -> Iterator[Load]:
 
 
 def plans(first: Plan) -> list[Plan]:
-    """The same ramps throughout, so that every input must get the same answer under each."""
+    """The same ramps throughout, so every input must get the same answer under each. Inputs stop, stay, and stop."""
     small = Split(first=0, end=1, batch=2, ramps=(0,))
     cut_elsewhere = (small, Split(first=1, end=4, batch=8, ramps=(1, 2)))
     one_stage = (Stage(device="cpu", replicas=2, splits=cut_elsewhere),)
@@ -71,7 +71,10 @@ def plans(first: Plan) -> list[Plan]:
         Stage(device="cpu", replicas=2, splits=(Split(first=1, end=4, batch=4, ramps=(1, 2)),)),
     )
     promised = {"rate_per_s": 100.0}
-    return [replace(first, stages=stages, predicted=promised) for stages in (one_stage, other_stages, first.stages)]
+    cut, moved, back = (
+        replace(first, stages=stages, predicted=promised) for stages in (one_stage, other_stages, first.stages)
+    )
+    return [cut, cut.with_after_answer("stay"), moved.with_after_answer("stay"), back]
 
 
 def test_plans_change_under_load_and_every_answer_stays_what_it_was(one_ray: OneRay, tiny: Tiny) -> None:

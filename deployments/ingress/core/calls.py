@@ -76,12 +76,7 @@ class Calls(Generic[I, W]):
             self._open[epoch] -= 1
             if not self._open[epoch]:
                 del self._open[epoch]
-        if not call.heard:
-            self.hear(call)
-
-    def hear(self, call: Call[I, W]) -> None:
-        """The first part tells that a call's batch has run: another may be sent."""
-        if not call.heard:
+        if not call.heard:  # the first part tells that its batch has run: another may be sent
             call.heard = True
             if call.is_first:
                 self._count_unheard(call.leg.slot, -1)

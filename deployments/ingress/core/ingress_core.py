@@ -216,18 +216,14 @@ class IngressCore(Generic[I, W]):
     def answer_early(
         self, call: Call[I, W], flights: Flights[I], block: int, now_s: float, answers: Answers = ()
     ) -> Actions:
-        """Inputs are answered, and stay inside."""
+        """Inputs are answered, and stay inside: no part of a reply, for their batch still runs."""
         mine, answers = picked(flights, answers, [flight.holder is call for flight in flights])
-        if not mine:
-            return []
-        self._calls.part(call, 0, now_s)
-        return self._outcomes.answer(call, mine, block, answers, self._calls.itinerary, now_s)
+        return self._outcomes.answer(call, mine, block, answers, self._calls.itinerary, now_s) if mine else []
 
     def see(self, call: Call[I, W], seen: Iterable[tuple[Flight[I], Seen]]) -> None:
         """Exits said something of inputs that stay, which the call still has."""
         mine = [(flight, each) for flight, each in seen if flight.holder is call]
         if mine and self._probes is not None:
-            self._calls.hear(call)
             self._probes.see(mine)
 
     def lose(self, call: Call[I, W], flights: Flights[I], error: OfframpError, now_s: float) -> Actions:
@@ -325,7 +321,10 @@ class IngressCore(Generic[I, W]):
         if not isinstance(call, Call):
             return []
         inside = call.inside()
-        if max(each.deadline_s for each in inside) + HANG_S > now_s:
+        until_s = max(each.deadline_s for each in inside) + HANG_S
+        if until_s > now_s:  # the others may leave before, and this one not
+            if until_s < math.inf:
+                self._agenda.hanging.add(until_s, flight)
             return []
         return [HungUp(call), *self.fail(call, inside, now_s)]
 

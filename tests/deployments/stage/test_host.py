@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,22 @@ async def test_a_call_of_a_newer_plan_is_followed(replica: Replica) -> None:
     await replica.call("a", replica.assignment(3, FIRST))
     assert await replica.told("cd", replica.assignment(4, LAST), next_block=2) == ("cd", "")
     assert epoch_and_splits(replica) == (4, [(2, 4)])
+
+
+async def test_inputs_stop_or_stay_as_the_plan_of_the_moment_says(replica: Replica) -> None:
+    staying = [replace(split, after_answer="stay") for split in (FIRST, LAST)]
+    assert await replica.told("abcd", replica.assignment(1, FIRST)) == ("ab", "cd")
+    chunks = await replica.call("abcd", replica.assignment(2, *staying))
+    early = [(answer.sample_id, answer.exit) for chunk in chunks for answer, _ in chunk.early]
+    assert early == [("a", 0), ("b", 1), ("c", 2)]
+    assert "".join(answer.sample_id for chunk in chunks for answer, _ in chunk.answers) == "abcd"
+    seen = [(seen.sample_id, seen.block) for chunk in chunks for seen in chunk.seen]
+    assert sorted(seen) == [(name, block) for name in "abcd" for block in range(4)]
+    assert await replica.told("abcd", replica.assignment(3, FIRST)) == ("ab", "cd")
+    # A straggling call of the plan before goes by the present split where there is one, and by its own where not.
+    assert await replica.told("abcd", replica.assignment(2, *staying)) == ("ab", "cd")
+    chunks = await replica.call("c", replica.assignment(2, *staying), next_block=2)
+    assert [[answer.exit for answer, _ in chunk.early] for chunk in chunks] == [[2], []]
 
 
 async def test_thresholds_come_with_the_plan(replica: Replica) -> None:

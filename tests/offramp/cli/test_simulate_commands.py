@@ -52,6 +52,20 @@ def test_recorded_inputs_leave_by_the_threshold(problem: Path, tmp_path: Path, c
     assert unsure["simulated"]["exits"] == {"1": 100}
 
 
+def test_inputs_that_stay_are_answered_as_early_and_keep_the_device_as_busy_as_without_ramps(
+    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    path = records(tmp_path / "exits.npz", 0.1)
+    stopped = played(capsys, problem, "--plan", plan, "--records", path)
+    written(plan, PLAN + "after_answer: stay\n")
+    stayed = played(capsys, problem, "--plan", plan, "--records", path)
+    for found, utilisation in ((stopped, 0.1), (stayed, 0.2)):  # of 2 ms in every 10
+        assert found["simulated"]["exits"] == {"0": 100}
+        assert found["simulated"]["p50_s"] == pytest.approx(0.001)
+        assert found["simulated"]["utilisation"] == pytest.approx(utilisation)
+    assert stayed["plan"]["after_answer"] == "stay"
+
+
 def test_recorded_inputs_leave_by_the_plan_where_no_threshold_is_given(
     problem: Path, plan: Path, tmp_path: Path, capsys: Captured
 ) -> None:

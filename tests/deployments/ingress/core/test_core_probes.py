@@ -99,13 +99,15 @@ def test_an_answered_probe_goes_on_to_the_end_and_its_caller_has_the_early_answe
     assert scene.core.peek(0.0).probes is None
 
 
-def test_what_is_seen_makes_room_for_the_next_call_as_a_part_of_a_reply_does() -> None:
+def test_what_is_said_of_inputs_that_stay_makes_no_room_for_the_next_call_until_they_leave() -> None:
     scene = ProbeScene(calls_per_replica=1)
     scene.submit("a")
     scene.submit("b")
     scene.see(0, "a", 1)
-    scene.do(())
-    assert scene.log[1:] == ["0 send 1: b to first for block 0"]
+    scene.answer_early(0, "a", block=1)  # the replica still runs the batch: whatever came now would wait there
+    assert scene.log[1:] == ["0 answer a is a after block 1"]
+    scene.go_on(0, "a")
+    assert scene.log[2:] == ["0 send 1: (a) to second for block 2", "0 send 2: b to first for block 0"]
 
 
 def test_a_failed_call_gives_answered_probes_up_and_sends_the_others_again() -> None:
@@ -168,6 +170,6 @@ def test_survivors_of_probes_that_nobody_will_see_the_end_of_are_not_sent_on() -
     scene.submit("a")
     scene.answer_early(0, "a", block=1)
     scene.now_s = 10.0 + HANG_S + 0.1
-    scene.submit("b", deadline_s=99.0)  # a departure forgets what is past
+    scene.submit("bcde", deadline_s=99.0)  # a departure forgets what is past
     scene.go_on(0, "a")
-    assert scene.log[2:] == ["11.1 send 1: b to first for block 0"]
+    assert scene.log[2:] == ["11.1 send 1: bcde to first for block 0"]

@@ -51,6 +51,19 @@ def test_a_call_with_inputs_of_several_deadlines_is_hung_up_a_second_after_the_l
     assert [line for line in scene.log if "hang up" in line] == ["4.5 hang up 1"]
 
 
+def test_who_is_left_behind_in_a_call_by_others_with_later_deadlines_is_hung_up_on_too() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("x")
+    scene.submit("a", deadline_s=2.0)
+    scene.submit("b", deadline_s=5.5)
+    scene.answer(0, "x")
+    scene.until(4.0)  # a is late, and its call has another input that is not
+    scene.answer(1, "b")
+    scene.until(9.0)
+    assert [line for line in scene.log if "hang up" in line] == ["6.5 hang up 1"]
+    assert not any(call.num_inside for call in scene.calls)
+
+
 def test_an_answer_goes_to_the_input_that_it_was_made_for_whoever_has_left_the_batch() -> None:
     scene = CoreScene()
     scene.submit("abc")

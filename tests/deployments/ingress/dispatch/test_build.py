@@ -48,6 +48,12 @@ def test_recorded_exits_are_seen_as_they_were_recorded(tmp_path: Path) -> None:
     assert probe_shape(settings(policy), CARD) == StreamShape(score="confidence", num_blocks=6, ramps=(1,))
 
 
+def test_inputs_that_stay_are_seen_without_probes_too() -> None:
+    wanted = settings(PolicySpec(name="entropy", thresholds=0.5), 0.0)
+    staying = wanted.model_copy(update={"plan": wanted.plan.with_after_answer("stay")})
+    assert probe_shape(staying, CARD) == StreamShape(score="entropy", num_blocks=4, ramps=(0, 2))
+
+
 @pytest.mark.parametrize(
     ("policy", "probe_share"),
     [
