@@ -195,7 +195,7 @@ def main() -> None:
         path.write_text(json.dumps(random_document(rng)) + "\n", encoding="utf-8")
     different = compare_plans(older, ours, paths) if "plans" in options.only else []
     if "speed" in options.only:
-        given = sorted((ROOT / "experiments/problems").glob("*.yaml"))
+        given = sorted((older.root / "experiments/problems").glob("*.yaml"))  # later ones it may not understand
         compare_speed(older, ours, [*paths[:TIMED_PROBLEMS], *given], options.rounds)
     if "studies" in options.only:
         different += compare_studies(older, ours)

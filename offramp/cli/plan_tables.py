@@ -124,7 +124,7 @@ def _figures(answer: PlanAnswer) -> Table:
 
 def _soonest(table: Table, problem: PlanProblem, planned: Planned) -> None:
     """What else is to say where early answers are sought."""
-    allowed = "" if problem.ramp_budget is None else f" of {problem.ramp_budget:.2%} allowed"
+    allowed = "" if problem.ramp_budget is None else f", {problem.ramp_budget:.2%} are allowed"
     table.add_row("mean answer time", f"{milliseconds(planned.figures.mean_latency_s)} ms")
     table.add_row("ramps", f"{planned.figures.ramp_overhead:.2%} of the blocks' time{allowed}")
     table.add_row("answered inputs", AFTER_WORDS[planned.stages[0].splits[0].after_answer])

@@ -119,6 +119,8 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space, widths: tuple[int, .
     high = fastest.figures.rate_per_s
     plain = _fastest(problem, without) if space.ramps in ("choose", "split-ends") else None
     low = plain.figures.rate_per_s if plain is not None else None
+    if low is None and _quickest(problem.with_rate(high * LEAST_RATE), space, widths) is None:
+        return None  # not even at leisure do ramps keep their budget
     while low is None or high > low * (1 + RATE_RESOLUTION):
         tried = (low * high) ** 0.5 if low is not None else high / 2
         if _best_of(problem.with_rate(tried), space, Allowance.of(problem), widths).found:

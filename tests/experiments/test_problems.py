@@ -7,6 +7,7 @@ import pytest
 
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from optimizer.problem import MinimizeLatency
 from optimizer.problem_file import read_problem
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "problems"
@@ -22,12 +23,20 @@ def test_a_problem_costs_what_e3s_clusters_cost(path: Path) -> None:
     assert problem.ramps == tuple(range(problem.num_blocks - 1))
 
 
+def test_early_answers_are_sought_of_the_same_model_on_the_same_cluster() -> None:
+    soonest = read_problem(FOLDER / "bert_base_soonest.yaml").problem
+    assert soonest.survival_N == BERT_BASE.survival_N
+    assert (soonest.devices, soonest.slo, soonest.link) == (BERT_BASE.devices, BERT_BASE.slo, BERT_BASE.link)
+    assert soonest.objective == MinimizeLatency(rate_per_s=10_000, ramp_budget=0.02)
+
+
 def test_there_are_problems_of_both_models_on_both_clusters() -> None:
     clusters = {path.stem: set(read_problem(path).problem.devices) for path in FOLDER.glob("*.yaml")}
     mixed = {"V100", "P100", "K80"}
     assert clusters == {
         "bert_base_16_v100": {"V100"},
         "bert_base_hetero": mixed,
+        "bert_base_soonest": {"V100"},
         "bert_large_16_v100": {"V100"},
         "bert_large_hetero": mixed,
     }

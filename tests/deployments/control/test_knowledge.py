@@ -9,7 +9,7 @@ from deployments.control.intake import Interval
 from deployments.control.knowledge import Knowledge, window_rates
 from earlyexit.errors import DataError
 from optimizer.plan import Plan
-from optimizer.problem import MaximizeRate, MinimizeCost, PlanProblem
+from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.stream import Observations, StreamShape, empty
 from tests.deployments.control.control_fakes import POLICY, START_S, halves, probes, problem
 
@@ -143,7 +143,7 @@ def cheap(rate_per_s: float) -> PlanProblem:
 
 def rates_asked(knowledge: Knowledge, now_s: float) -> list[float | None]:
     asked = knowledge.questions(knowledge.outlook(now_s), {"cpu": 3})
-    return [each.objective.rate_per_s if isinstance(each.objective, MinimizeCost) else None for each in asked]
+    return [each.asked_per_s for each in asked]
 
 
 def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
@@ -157,6 +157,16 @@ def test_the_highest_rate_is_asked_for_on_what_is_there() -> None:
 
 def test_before_anything_was_counted_the_named_rate_is_asked_for() -> None:
     assert rates_asked(known(cheap(100.0)), START_S + 1.0) == [100.0, None]
+
+
+def test_early_answers_are_sought_at_the_forecast_rate_then_the_most_that_can_be_done() -> None:
+    sooner = replace(problem(), objective=MinimizeLatency(rate_per_s=10.0, ramp_budget=0.02))
+    knowledge = known(sooner)
+    knowledge.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
+    asked = knowledge.questions(knowledge.outlook(START_S + PERIOD_S), {"cpu": 3})
+    assert [type(each.objective) for each in asked] == [MinimizeLatency, MaximizeRate]
+    assert [each.asked_per_s for each in asked] == [pytest.approx(50.0), None]
+    assert asked[0].ramp_budget == 0.02
 
 
 def test_the_upper_end_of_the_forecast_rate_is_asked_for_then_what_would_do_as_well() -> None:
