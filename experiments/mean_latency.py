@@ -3,9 +3,9 @@
     python -m experiments.mean_latency [--rates 100 1000 ...] [--ramp-budget 0.02] [--batches 1 2 4 ...] [--slo-ms 100]
 
 On the cost model; nothing is served. Published V100 figures and recorded exits (`problems/bert_base_soonest.yaml`).
-On the cost model; nothing is served. Published V100 figures and recorded exits (`problems/bert_base_soonest.yaml`).
 `apparate` is one batch on replicas of the whole model, all inputs to the end, with the ramps that the planner finds
 best; `stop` and `stay` choose from all plans, one of them only. Empty: no plan. Minutes: about 1.
+"""
 
 from __future__ import annotations
 
