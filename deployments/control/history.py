@@ -6,7 +6,7 @@ import io
 import json
 import sqlite3
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,10 +107,10 @@ class History:
         np.savez_compressed(packed, **{name: getattr(probes, name) for name in COLUMNS})
         self._connection.execute("INSERT INTO probes VALUES (?, ?, ?)", (at_s, shape, packed.getvalue()))
 
-    def probes(self) -> list[Observations]:
-        """All that are kept, oldest collection first; raises DataError for a row that cannot be read."""
+    def probes(self) -> Iterator[Observations]:
+        """All that are kept, oldest collection first, one at a time; raises DataError for a row that cannot be read."""
         rows = self._connection.execute("SELECT shape, columns FROM probes ORDER BY at_s, rowid")
-        return [_unpacked(shape, columns) for shape, columns in rows]
+        return (_unpacked(shape, columns) for shape, columns in rows)
 
     def add_counts(self, interval: Interval) -> None:
         """Keep what one collection counted."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from deployments.settings import ControlSettings
 from earlyexit.errors import DataError, PlanError
@@ -51,11 +51,12 @@ class Tuning:
         """Whether nobody leaves by them; not known before the first observations."""
         return self._shape is not None and lets_nobody_leave(self._shape.score, thresholds)
 
-    def observe(self, seen: Observations) -> None:
+    def observe(self, parts: Sequence[Observations]) -> None:
         """Have the tuner look; what it says now replaces what nobody has acted on yet."""
         if self._make is None or self.is_paused:
             return
         try:
+            seen = Observations.join(parts[0].shape, parts)
             if self._tuner is None:
                 self._shape, self._tuner = seen.shape, self._make(seen.shape)
                 self._tuner.follow(*self._followed)

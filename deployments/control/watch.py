@@ -99,12 +99,12 @@ class Watch:
         if interval is not None and interval.seconds > 0:
             self._history.add_counts(interval)
             self._knowledge.add_counts(interval)
-        for report in reports:
-            if report.probes is not None and len(report.probes):
-                self._history.add_probes(now_s, self._know(report.probes))
-        seen = [report.probes for report in reports if report.probes is not None]
-        if seen and self._tuning.is_on:
-            self._tuning.observe(Observations.join(seen[0].shape, seen))
+        seen = [report.probes for report in reports if report.probes is not None and len(report.probes)]
+        for part in seen:
+            if len(kept := self._know(part)):
+                self._history.add_probes(now_s, kept)
+        if seen:
+            self._tuning.observe(seen)
         self._history.commit()  # probes come once, and whoever waits for the file next must not wait for a change-over
         self._knowledge.forget(now_s)
         return reports
