@@ -118,3 +118,27 @@ def test_an_idle_slot_begins_with_one_replica_because_serve_refuses_none(tmp_pat
 def test_slots_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(PlanError, match=words):
         first_replicas(settings(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "probe_share", "words"),
+    [
+        ({"accuracy_budget": None}, 0.02, "tuning 'guarantee' keeps an accuracy budget above 0, and it is None"),
+        ({"accuracy_budget": 0.0}, 0.02, "above 0, and it is 0.0"),
+        ({}, 0.0, "tuning 'guarantee' needs probes, and probe_share is 0"),
+        ({"policy": {"name": "patience", "patience": 2}}, 0.02, "plans by thresholds; the policy 'patience' has none"),
+    ],
+    ids=["no budget", "budget 0", "no probes", "no thresholds"],
+)
+def test_tuning_without_what_it_needs_is_refused(
+    tmp_path: Path, changes: dict[str, Any], probe_share: float, words: str
+) -> None:
+    control = {
+        "problem": problem_document(problem()),
+        "policy": ENTROPY,
+        "state": str(tmp_path / "control.db"),
+        "accuracy_budget": 0.01,
+        "tuning": "guarantee",
+    }
+    with pytest.raises(PlanError, match=words):
+        check_control(settings(tmp_path, control=control | changes, probe_share=probe_share), SHAPE)

@@ -62,6 +62,12 @@ def test_one_threshold_is_that_of_every_recorded_ramp(files: Files) -> None:
     assert control_of(service).accuracy_budget == 0.1
 
 
+def test_thresholds_are_tuned_to_the_budget_and_with_the_confidence_of_the_calibration(files: Files) -> None:
+    control = control_of(files.read(planner={"tuning": "guarantee"}))
+    assert (control.tuning, control.accuracy_budget, control.accuracy_confidence) == ("guarantee", 0.01, 0.9)
+    assert control_of(files.read()).tuning == "off"
+
+
 def test_a_model_without_thresholds_is_planned_without_ramps(tmp_path: Path) -> None:
     files = Files(tmp_path / "a")
     write_model(tmp_path / "a" / "none", thresholds={})

@@ -37,6 +37,13 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "empty cluster": ({"cluster": {"devices": {"cpu": {"count": 0}}}}, "devices", "no accelerator"),
     "real latency slowed": ({"model": MODEL | {"slower": 2.0}}, "slower", "slower 2 is of emulated accelerators"),
+    "tuning without probes": (
+        {"planner": {"tuning": "guarantee", "probe_share": 0.0}}, "tuning", "needs probes, and probe_share is 0"
+    ),
+    "tuning without a budget": (
+        {"planner": {"tuning": "apparate"}, "accuracy": {"budget": 0.0}}, "tuning", "above 0, and it is 0.0"
+    ),
+    "tuner": ({"planner": {"tuning": "often"}}, "tuning", "Input should be 'off', 'guarantee' or 'apparate'"),
     "objective": (
         {"planner": {"objective": {"maximize": "rate", "rate_per_s": 1.0}}},
         "objective",

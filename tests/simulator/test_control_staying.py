@@ -1,0 +1,96 @@
+"""The live controller over a simulated service whose answers are to come soon: objective and plans that stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deployments.settings import Tuning
+from earlyexit.split import Split
+from optimizer.plan import Plan, Stage
+from optimizer.problem import MinimizeLatency, PlanProblem
+from simulator.control.faults import Mix, rows_in_turn
+from simulator.control.run import Control, Controlled, Order, control_settings, simulate_controlled
+from simulator.decisions import recorded
+from simulator.scenario import Scenario
+from tests.simulator.controlled_cases import DELAYS, POLICY, RAMPS, SLOTS, evenly, problem, whole
+from tests.simulator.test_control_tuning import AFTER, BEFORE, BUDGET, RECORDS, epochs
+
+DRIFTS_S, ENDS_S = 90.0, 180.0
+
+
+def soonest() -> PlanProblem:
+    return replace(problem(0.6), objective=MinimizeLatency(rate_per_s=100.0))
+
+
+def staying(replicas: int) -> Plan:
+    """The whole model with ramp 1 on; answered inputs run on."""
+    split = Split(first=0, end=4, batch=4, ramps=(1,), after_answer="stay")
+    return Plan(stages=(Stage(device="cpu", replicas=replicas, splits=(split,)),), policy=POLICY)
+
+
+def simulated(plan: Plan, tuning: Tuning, *, hold: bool = False, orders: tuple[Order, ...] = ()) -> Controlled:
+    arrivals_s = evenly(100, ENDS_S)
+    scenario = Scenario(
+        problem=soonest(),
+        plan=plan,
+        decisions=recorded(RECORDS, dict.fromkeys(RAMPS, 0.5)),
+        rows_N=rows_in_turn([Mix(at_s=0.0, rows_N=BEFORE), Mix(at_s=DRIFTS_S, rows_N=AFTER)], arrivals_s),
+        arrivals_s=arrivals_s,
+        duration_s=ENDS_S,
+        slo_s=1.0,
+    )
+    settings = control_settings(
+        soonest(), period_s=60.0, watch_s=2.5, start_s=4.0, tuning=tuning, accuracy_budget=BUDGET
+    )
+    steered = Control(
+        settings=settings,
+        problem=soonest(),
+        records=RECORDS,
+        slots=SLOTS,
+        probe_share=0.05,
+        delays=DELAYS,
+        hold=hold,
+        orders=orders,
+    )
+    return simulate_controlled(scenario, steered)
+
+
+def test_the_plan_of_the_soonest_answers_is_found_taken_and_kept() -> None:
+    result = simulated(whole(4), "off")
+    taken = epochs(result, "period")[0]
+    assert taken.at_s == pytest.approx(60.3)
+    assert taken.words.startswith("changes the plan: the new one would answer")
+    assert {
+        ramp for stage in taken.placed["plan"]["stages"] for split in stage["splits"] for ramp in split["ramps"]
+    } == {1}
+    assert result.words("trial")[0].startswith("keeps the plan")
+    outcome = result.outcome
+    before_N = (outcome.arrived_s_R >= 20.0) & (outcome.arrived_s_R < 60.0)
+    after_N = (outcome.arrived_s_R >= 70.0) & (outcome.arrived_s_R < DRIFTS_S)
+    assert outcome.latency_s_N[after_N].mean() < 0.8 * outcome.latency_s_N[before_N].mean()
+    assert outcome.figures_between(0.0, ENDS_S).in_slo == len(outcome.arrived_s_R)
+    assert result.words("error") == []
+
+
+def test_a_plan_that_stays_is_put_in_force_and_left_without_losing_an_input() -> None:
+    orders = (Order(at_s=20.0, plan=staying(4)), Order(at_s=40.0, plan=whole(4)))
+    result = simulated(whole(4), "off", hold=True, orders=orders)
+    during = result.outcome.figures_between(25.0, 39.0)
+    assert during.exits[1] / during.answered == pytest.approx(0.6, abs=0.03)
+    assert set(result.outcome.figures_between(45.0, 60.0).exits) == {3}
+    assert result.outcome.figures_between(0.0, ENDS_S).answered == len(result.outcome.arrived_s_R)
+
+
+def test_where_inputs_stay_the_alarm_hears_all_of_them_and_no_capacity_is_lost() -> None:
+    result = simulated(staying(4), "guarantee", hold=True)
+    alarm = epochs(result, "alarm")[0]
+    # 100 answers a second are held against the full model's, of which 5 are probes: the first look is enough.
+    assert DRIFTS_S < alarm.at_s <= DRIFTS_S + 2.6
+    assert {row.placed["plan"]["after_answer"] for row in epochs(result, "alarm")} == {"stay"}
+    assert result.outcome.figures_between(0.0, ENDS_S).drops == {}
+    late = result.outcome.figures_between(ENDS_S - 20.0, ENDS_S)
+    assert 0.1 < late.exits.get(1, 0) / late.answered < 0.35
+    assert not np.isnan(result.outcome.latency_s_N).any()
