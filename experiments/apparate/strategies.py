@@ -1,4 +1,7 @@
-"""How a stream is served: which ramps, who sets their thresholds, and what of it changes on the way."""
+"""How a stream is served: which ramps, who sets their thresholds, and what of it changes on the way.
+
+Nobody leaves at first (Apparate section 3.1): what fits the beginning may not fit what comes.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,19 @@ import numpy as np
 from experiments.apparate.cases import BUDGET, RAMP_BUDGET, Case
 from experiments.apparate.replay import Replay, replay
 from experiments.tuned_replay import observed
-from optimizer.live.best_ramps import best_ramps, greedily, of_ramps
+from optimizer.live.best_ramps import best_ramps, greedily
 from optimizer.live.ramp_mover import PERIOD as MOVES_EVERY
 from optimizer.live.ramp_mover import move, spread_out
 from optimizer.live.tuning.base import Question, Tuner
 from optimizer.live.tuning.rows import never, records_of
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.risk import Guarantee
-from optimizer.thresholds import design_rows, divide, learn_then_test
-from profiles.records import ExitRecords
 from profiles.stream import Observations
 
 TunerName = Literal["guarantee", "apparate"]
 PROBE_SHARE = 0.05
 """Batches that run all ramps, where ramps are planned."""
-PERIOD = 2000
+PERIOD = 1000
 """Inputs between two plans."""
 WINDOW = 600
 """Inputs of which all ramps were seen that a plan rests on, the last ones."""
@@ -136,28 +137,14 @@ def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:
     return make_tuner(name, Question(score=score, guarantee=budgets.guarantee, times=case.times))
 
 
-def first_thresholds(name: TunerName, case: Case, ramps: tuple[int, ...], budgets: Budgets) -> dict[int, float]:
-    """What a service begins with: Apparate with nobody leaving (section 3.1), Offramp with what calibration gave."""
-    initial = of_ramps(case.stream.initial, ramps)
-    if name == "apparate" or not ramps:
-        return never(initial.score, ramps)
-    calibrated = calibrated_thresholds(initial, budgets.guarantee)
-    return calibrated or never(initial.score, ramps)
-
-
-def calibrated_thresholds(records: ExitRecords, guarantee: Guarantee) -> dict[int, float]:
-    """As `offramp calibrate` finds them; none where these inputs are too few, or nothing can be promised."""
-    num_design = design_rows(len(records), guarantee, 0.25)
-    if len(records) - num_design < guarantee.least_inputs:
-        return {}
-    design, tested = (records.subset(rows) for rows in divide(len(records), num_design, SEED))
-    return learn_then_test(design, tested, guarantee).thresholds
-
-
 def with_even_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """The ramps that Apparate begins with, all along; a tuner sets their thresholds."""
-    ramps = spread_out(case.times, budgets.ramps)
-    controller = TunedThresholds(tuner_of(name, case, budgets), first_thresholds(name, case, ramps, budgets))
+    return with_ramps(case, spread_out(case.times, budgets.ramps), name, budgets)
+
+
+def with_ramps(case: Case, ramps: tuple[int, ...], name: TunerName, budgets: Budgets = Budgets()) -> Replay:
+    """These ramps all along; a tuner sets their thresholds."""
+    controller = TunedThresholds(tuner_of(name, case, budgets), never(case.stream.records.score, ramps))
     return replay(case.stream.served, controller, case.times)
 
 
@@ -166,7 +153,7 @@ def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()
     initial = case.stream.initial
     ramps = best_ramps(initial, case.times, budgets.ramps, greedily(case.times, budgets.loss)).ramps
     known = observed(initial, {}, np.ones(len(initial), dtype=bool), stay=True, first=-len(initial))
-    thresholds = first_thresholds(name, case, ramps, budgets)
+    thresholds = never(case.stream.records.score, ramps)
     controller = PlannedRamps(tuner_of(name, case, budgets), thresholds, known, budgets)
     return replay(case.stream.served, controller, case.times, probe_share=PROBE_SHARE)
 
@@ -174,6 +161,6 @@ def with_planned_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()
 def with_moved_ramps(case: Case, name: TunerName, budgets: Budgets = Budgets()) -> Replay:
     """Evenly spaced ramps to begin with, moved every 128 inputs."""
     ramps = spread_out(case.times, budgets.ramps)
-    thresholds = first_thresholds(name, case, ramps, budgets)
+    thresholds = never(case.stream.records.score, ramps)
     controller = MovedRamps(tuner_of(name, case, budgets), thresholds, budgets)
     return replay(case.stream.served, controller, case.times)

@@ -10,8 +10,11 @@ import pytest
 from experiments import studies
 from experiments.apparate import made_up
 from experiments.apparate.cases import Case, table_of
+from experiments.apparate.replay import Fixed, replay
 from experiments.apparate.strategies import Budgets, with_moved_ramps, with_planned_ramps
 from experiments.apparate.times import Answered
+from experiments.studies import apparate_fig12_ramp_adjustment as fig12
+from experiments.studies import apparate_fig17_slo as fig17
 from experiments.studies import served_streams
 from experiments.studies.record import perform
 from tests.experiments.studies.cases import ours
@@ -67,3 +70,67 @@ def test_published_times_are_of_as_many_blocks_as_the_recorded_model_has(kind: s
     assert table.block_s_NB.shape[0] == blocks
     assert table.ramp_s_EB.shape[0] == blocks - 1
     assert 0.002 < table.ramp_s_EB[0, 0] / table.block_s_NB[:, 0].sum() < 0.01
+
+
+@pytest.mark.parametrize("name", ["apparate_fig13_savings", "apparate_table2_strategies", "apparate_table3_budgets"])
+def test_what_knows_the_future_saves_most_and_nothing_is_missing(name: str) -> None:
+    found = figures(name)
+    assert all(value is not None for value in found.values())
+    best = {
+        "apparate_fig13_savings": (
+            "vision, optimal: lowest median saved (%)",
+            "vision, Apparate: highest median saved (%)",
+        ),
+        "apparate_table2_strategies": (
+            "vision, tuned on the stream: lowest agreement (%)",
+            "vision, a threshold each: lowest agreement (%)",
+        ),
+        "apparate_table3_budgets": (
+            "vision, Apparate, 2 % of ramps, 5 % lost: mean saved (%)",
+            "vision, Apparate, 2 % of ramps, 1 % lost: mean saved (%)",
+        ),
+    }
+    larger, smaller = (found[label] for label in best[name])
+    assert larger is not None
+    assert smaller is not None
+    assert larger > smaller
+
+
+def test_at_rest_no_ramps_that_the_mover_comes_to_save_more_than_those_planned() -> None:
+    for seed in range(3):
+        resting = fig12.at_rest(Case(stream=made_up.stream("weather", seed, 900), table=made_up.table()))
+        assert resting.planned >= resting.moved > 0
+        assert len(resting.planned_ramps) <= 2
+
+
+def test_without_adjustment_a_part_of_the_movers_savings_is_lost() -> None:
+    def saving(seconds: float) -> Answered:
+        return Answered(answer_s_N=np.full(10, seconds), losses_N=np.zeros(10), whole_s=4.0)
+
+    found = {"weather": {fig12.EVEN: saving(3.0), fig12.MOVED: saving(2.0)}}
+    assert fig12.lost_without(found) == {"vision": pytest.approx(50.0)}
+    assert fig12.lost_without({"weather": {fig12.EVEN: saving(3.0), fig12.MOVED: saving(5.0)}}) == {"vision": None}
+
+
+def test_a_batch_takes_half_of_the_slo_at_most() -> None:
+    table = made_up.table()  # 15, 18, 24 and 36 ms
+    assert [fig17.largest_batch(table, slo_s) for slo_s in (0.031, 0.037, 0.049, 1.0)] == [1, 2, 4, 8]
+
+
+def test_texts_take_longer_in_batches_as_berts_do() -> None:
+    text = Case(stream=made_up.stream("imdb", num_inputs=300), table=table_of("text"))
+    table = fig17.with_batches(text)
+    assert table.block_s_NB[:, 0].tolist() == pytest.approx(text.table.block_s_NB[:, 0].tolist())
+    assert 1 < table.block_s_NB[0, 3] / table.block_s_NB[0, 0] < 8
+
+
+def test_who_leaves_in_the_simulation_is_who_left_in_the_replay() -> None:
+    served = replay(CASE.stream.served, Fixed(thresholds={1: 0.9, 3: 0.8}), CASE.times)
+    left_N = fig17.decisions_of(CASE, (1, 3), served).leaves_N((1, 3), (1, 3))
+    expected_N = CASE.stream.served.outcome({1: 0.9, 3: 0.8}).exits_N
+    assert left_N.tolist() == np.where(expected_N == 5, -1, expected_N).tolist()
+
+
+def test_exits_save_of_the_latency_of_whoever_leaves() -> None:
+    found = figures("apparate_fig17_slo")
+    assert set(found) == {"weather, Poisson: median saved, shortest SLO (%)", "weather, Poisson: median saved, 4 x (%)"}
