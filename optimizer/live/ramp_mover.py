@@ -2,7 +2,8 @@
 
 The baseline for plans, which see all ramps. A round reads a window of inputs that saw every *active* ramp, and nothing
 of the others. Where the paper is silent: of two places in the middle the earlier; a candidate behind the last ramp that
-was dropped is thought to be left by those who left at the dropped ones; where no ramp is left, all begins anew.
+was dropped is thought to be left by those who left at the dropped ones; where a place is taken, the next ramp in line
+is added before or shifted; where no ramp is left, all begins anew.
 """
 
 from __future__ import annotations
@@ -112,12 +113,12 @@ def _probe(
             return _moved(
                 active, (*active, before), thresholds, window.score, f"tries ramp {before}, before ramp {ramp}"
             )
-    worst = best_first[-1]
-    before = _before(worst, times)
-    if len(active) > 1 and before is not None and before not in active:
-        shifted = (*(ramp for ramp in active if ramp != worst), before)
-        if fits(shifted, times, budget):
-            return _moved(active, shifted, thresholds, window.score, f"shifts ramp {worst} to {before}")
+    for worst in reversed(best_first[1:]):
+        before = _before(worst, times)
+        if before is not None and before not in active:
+            shifted = (*(ramp for ramp in active if ramp != worst), before)
+            if fits(shifted, times, budget):
+                return _moved(active, shifted, thresholds, window.score, f"shifts ramp {worst} to {before}")
     return _moved(active, active, thresholds, window.score, "stays: no ramp can be added or shifted")
 
 

@@ -121,6 +121,12 @@ def test_without_budget_for_one_more_the_worst_moves_one_place_earlier() -> None
     assert (moved.active, moved.words) == ((3, 5, 7), "shifts ramp 8 to 7")
 
 
+def test_where_the_place_before_the_worst_is_taken_the_next_one_moves() -> None:
+    window = leaving({3: 40, 7: 30, 8: 25}, 100)
+    moved = move(window, at(3, 7, 8), TIMES, kept_thresholds, BUDGET)
+    assert (moved.active, moved.words) == ((3, 6, 8), "shifts ramp 7 to 6")
+
+
 def test_a_single_ramp_is_the_best_and_is_left_where_it_is() -> None:
     moved = move(leaving({3: 30}, 100), at(3), TIMES, kept_thresholds, 0.01)
     assert (moved.active, moved.words) == ((3,), "stays: no ramp can be added or shifted")
