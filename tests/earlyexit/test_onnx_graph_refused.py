@@ -202,6 +202,15 @@ def picture(**changes: Any) -> dict[str, Any]:
         pytest.param(
             pictures_graph, {"codec": onnx_graphs.TEXT}, "'x' is float32 of 4 axes; texts are fed as", id="texts"
         ),
+        pytest.param(
+            pictures_graph, picture() | {"pixels": {"mean": [0.5]}}, "pixels: mean.1: Field required", id="one mean"
+        ),
+        pytest.param(
+            pictures_graph,
+            picture() | {"pixels": {"order": "GRB"}},
+            "pixels: order: Input should be 'RGB' or 'BGR'",
+            id="another order",
+        ),
         pytest.param(pictures_graph, {}, "the column 'x'|rows of [4] do not fit", id="columns"),
         pytest.param(
             lambda: numbers_graph("s = Add(x, y) logits = Gemm(s, w, b)", inputs="float[B, 4] x, float[B, 4] y"),
@@ -221,7 +230,7 @@ def picture(**changes: Any) -> dict[str, Any]:
         pytest.param(
             words_graph,
             {"codec": {"name": "text", "max_length": 64}},
-            "does not take 1 inputs of 64 tokens",
+            "the graph takes at most 32 tokens, not 64",
             id="longer",
         ),
     ],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from earlyexit.boundary import NUMPY, Boundary
 from earlyexit.codecs import make_codec
@@ -110,7 +111,11 @@ def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str,
             f"the graph's input {info.name!r} is {list(sizes)}; the codec gives images of {height} x {width} pixels"
         )
     taken = GraphInput(name=info.name, shape=planes[layout], dtype=dtype)
-    pixels = Pixels.model_validate({"height": height, "width": width, "layout": layout, **settings})
+    try:
+        pixels = Pixels.model_validate({**settings, "height": height, "width": width, "layout": layout})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise GraphError(f"pixels: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     as_they_are = dtype == "uint8" and layout == "NHWC" and not settings
     return Entry(inputs=(taken,), pixels=None if as_they_are else pixels)
 

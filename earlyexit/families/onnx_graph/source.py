@@ -17,8 +17,7 @@ from earlyexit.families.onnx_graph.config import GraphConfig, Outputs
 from earlyexit.families.onnx_graph.file import WEIGHTS_SUFFIX, fingerprint, read_graph, read_source, write_graph
 from earlyexit.families.onnx_graph.inputs import Entry, describe_inputs, free_sizes
 from earlyexit.families.onnx_graph.parts import GraphParts, check_cuts, sizes_needed
-from earlyexit.families.onnx_graph.trial import Whole, check_blocks, crossing, layout_of, sizes_of
-from earlyexit.families.own import examples
+from earlyexit.families.onnx_graph.trial import Whole, check_blocks, crossing, sizes_of
 from earlyexit.named import NamedSpec
 
 FILE = "graph.onnx"
@@ -101,9 +100,7 @@ def _tried(folder: Path, entry: Entry, options: GraphOptions) -> GraphConfig:
         max_length=entry.max_length,
         pixels=entry.pixels,
     )
-    if entry.max_length > 1:
-        longest = layout_of([entry.max_length])
-        whole.run(examples(entry.boundary, longest), longest)
+    whole.check_longest()
     check_blocks(OnnxBackbone(config, folder), whole, config)
     return config
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -59,6 +60,26 @@ class Whole:
                 f"{'' if layout.longest == 1 else f' of {layout.longest} tokens'}: {in_plain_words(error)}"
             ) from error
         return dict(zip(self._names, results, strict=True))
+
+    def check_longest(self) -> None:
+        """Raise GraphError, with the length that the graph does take, where inputs may be longer."""
+        try:
+            self._run_one(self._entry.max_length)
+        except GraphError as error:
+            lengths = range(SHAPES[0][1], self._entry.max_length)
+            longest = bisect_left(lengths, True, key=self._is_too_long) + lengths.start - 1
+            raise GraphError(f"the graph takes at most {longest} tokens, not {self._entry.max_length}") from error
+
+    def _is_too_long(self, length: int) -> bool:
+        try:
+            self._run_one(length)
+        except GraphError:
+            return True
+        return False
+
+    def _run_one(self, length: int) -> None:
+        layout = layout_of([length])
+        self.run(examples(self._entry.boundary, layout), layout)
 
     def measured(self) -> list[dict[str, Array]]:
         """The tensors in each of `SHAPES`."""
