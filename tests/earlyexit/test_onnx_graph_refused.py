@@ -136,6 +136,11 @@ def test_an_input_whose_answer_depends_on_others_is_refused(tmp_path: Path) -> N
         pictures_taken(path, tmp_path, cuts=[["r1"]])
 
 
+def test_numbers_scaled_by_the_whole_batch_are_refused(tmp_path: Path) -> None:
+    body = "q, scale, zero = DynamicQuantizeLinear(x) d = DequantizeLinear(q, scale, zero) logits = Gemm(d, w, b)"
+    assert "block 0 gives one of 2 inputs other values than alone" in refused(numbers_graph(body), tmp_path)
+
+
 def test_a_text_graph_that_ignores_its_mask_is_refused(tmp_path: Path) -> None:
     graph = words_graph(num_blocks=1)
     [node] = [each for each in graph.graph.node if each.output[0] == "b0"]
