@@ -246,8 +246,8 @@ def fed(crossing: Crossing, values: Tensor, layout: Layout) -> Array:
 
 
 def _taken(crossing: Crossing, result: Array, layout: Layout) -> Tensor:
-    rows = FORMS[crossing.axes].from_graph(torch.from_numpy(result), layout)
-    return rows.to(layout.device, TORCH_DTYPES[DTYPES[crossing.dtype]])
+    rows = FORMS[crossing.axes].from_graph(torch.from_numpy(result).to(layout.device), layout)
+    return rows.to(TORCH_DTYPES[DTYPES[crossing.dtype]])
 
 
 def layout_feeds(inputs: Iterable[GraphInput], layout: Layout) -> dict[str, Array]:
