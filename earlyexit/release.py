@@ -44,7 +44,7 @@ class Step(Generic[P]):
     survivors: P | None
     """None when nobody is left. Who stays is among them until the model's end, answered or not."""
     seen: tuple[Seen, ...] = ()
-    """What the exit said of inputs that stay."""
+    """What the exit said of inputs that stay; one exit, so all have the same block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +91,9 @@ class Inside(Generic[P]):
 
     members: dict[str, Member[P]]
     # Of those that stay, what has been released already: a batch that failed runs again, and says nothing twice. Those
-    # answered early come with the seconds of this run that their compute time holds since.
+    # answered early come with the seconds of this run that their compute time holds since; exits look at all at once.
     answered_s: dict[str, float] = field(default_factory=dict)
-    looked: set[tuple[str, int]] = field(default_factory=set)
+    looked: set[int] = field(default_factory=set)
 
     def releases(self, step: Step[P], elapsed_s: float, *, stay: bool) -> list[Release[P]]:
         """What a step releases, `elapsed_s` after the batch started; `stay`: whether inputs do that are answered."""
@@ -101,10 +101,10 @@ class Inside(Generic[P]):
             return [self._leave(answer, elapsed_s) for answer in step.answers]
         staying = frozenset[str]() if step.survivors is None else frozenset(step.survivors.sample_ids)
         releases: list[Release[P]] = []
-        for seen in step.seen:
-            if (seen.sample_id, seen.block) not in self.looked:
-                self.looked.add((seen.sample_id, seen.block))
-                releases.append(Looked(member=self.members[seen.sample_id], seen=seen))
+        if step.seen and step.seen[0].block not in self.looked:
+            members = self.members
+            self.looked.add(step.seen[0].block)
+            releases += [Looked(member=members[seen.sample_id], seen=seen) for seen in step.seen]
         for answer in step.answers:
             if answer.sample_id not in staying:
                 releases.append(self._leave(answer, elapsed_s))
@@ -123,7 +123,7 @@ class Inside(Generic[P]):
             Inside(
                 {sample_id: member},
                 {sample_id: 0.0} if sample_id in self.answered_s else {},
-                {(known, block) for known, block in self.looked if known == sample_id},
+                set(self.looked),
             )
             for sample_id, member in self.members.items()
         ]
