@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.errors import PlanError
+from earlyexit.fingerprint import weight_bytes
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.onnx_export import EXPORT_VERSION, OPSET, export, export_elsewhere, index_tensors, value_names
@@ -106,7 +107,6 @@ def _fingerprint(model: EarlyExitModel) -> str:
     digest = hashlib.sha256(
         json.dumps([versions, info.family, heads, model.backbone.to_config()], sort_keys=True).encode()
     )
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().cpu().numpy().data)
+    for part in weight_bytes(model):
+        digest.update(part)
     return digest.hexdigest()

@@ -170,6 +170,18 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
     (folder / CARD_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
+def _check_backbone(model: EarlyExitModel, folder: Path) -> None:
+    """Raise ModelFolderError where it is not the one that ramps were trained on, of a model that says which that is."""
+    from earlyexit.fingerprint import weights_sha256
+
+    wanted = model.info.provenance.get("backbone_sha256")
+    if wanted is not None and weights_sha256(model.backbone) != wanted:
+        raise ModelFolderError(
+            f"{folder / WEIGHTS_FILE}: the backbone's weights are not those that ramps were trained on: their SHA-256 "
+            f"is not {str(wanted)[:12]}..."
+        )
+
+
 def _cards(boundary: Boundary) -> tuple[TensorCard, ...]:
     return tuple(TensorCard(**asdict(each)) for each in boundary)
 
@@ -207,6 +219,7 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
         raise ModelFolderError(
             f"{card.name}: {card.family} models run in float32, not {str(dtype).removeprefix('torch.')}"
         )
+    _check_backbone(model, folder)
     model.requires_grad_(False)
     model.to(device)
     if dtype is not None:

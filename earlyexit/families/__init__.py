@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "bert": "earlyexit.families.bert:Bert",
     "distilbert": "earlyexit.families.bert:DistilBert",
+    "exported": "earlyexit.families.exported:Exported",
     "onnx": "earlyexit.families.onnx_graph.backbone:OnnxGraph",
     "resnet": "earlyexit.families.resnet:ResNet",
     "roberta": "earlyexit.families.bert:Roberta",

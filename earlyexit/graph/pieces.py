@@ -1,0 +1,171 @@
+"""A traced torch module, cut at given tensors into blocks.
+
+What follows from sizes and lengths alone (attention masks, positions) is made anew in every block, and so is what
+follows from weights alone. Sizes do not cross: of fused inputs they would be wrong, since a batch's size is that of the
+batch at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, fx
+
+from earlyexit.boundary import DType, TensorSpec
+from earlyexit.errors import ModelFolderError
+from earlyexit.graph.aten import Graph, call_of
+
+NUM_INPUTS, LONGEST = "num_inputs", "longest"
+"""Sizes that every block is given: inputs of the batch, and tokens of the longest."""
+SIZES = (NUM_INPUTS, LONGEST)
+UNBOUNDED = 2**31
+"""Sizes from here on are tracing's word for any."""
+DTYPES: Mapping[torch.dtype, DType] = {torch.float32: "float", torch.int32: "int32", torch.uint8: "uint8"}
+"""Of what crosses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A module that torch.export traced with open sizes, and what its inputs are."""
+
+    module: fx.GraphModule
+    carried: tuple[str, ...]
+    """Inputs that a codec gives."""
+    layout: tuple[str, ...]
+    """Inputs that follow from how long each input is, and from nothing else."""
+
+    @cached_property
+    def nodes(self) -> dict[str, fx.Node]:
+        return {node.name: node for node in self.module.graph.nodes}
+
+    @cached_property
+    def weights(self) -> dict[str, Tensor]:
+        """By the tensor's name in the graph; one that a module has under two names has the first."""
+        return {name: tensor for name, tensor in self._attributes.items() if name == self._first_names[tensor]}
+
+    @cached_property
+    def sizes(self) -> dict[object, str]:
+        """Which of `SIZES` an open size is."""
+        shapes = [self.nodes[name].meta["val"].shape for name in (*self.carried, *self.layout)]
+        return {symbol: name for shape in shapes for symbol, name in _symbols(shape)}
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How long an input may be, as far as tracing found out; of inputs that have tokens."""
+        size = self.nodes[self.carried[0]].meta["val"].shape[1]
+        upper = size.node.shape_env.bound_sympy(size.node.expr).upper
+        return int(upper) if upper.is_finite and upper < UNBOUNDED else None
+
+    def spec(self, tensor: str) -> TensorSpec:
+        """What crosses with a tensor; raises ModelFolderError for one that cannot cross."""
+        values = self.nodes[tensor].meta.get("val")
+        if not isinstance(values, Tensor):
+            raise ModelFolderError(f"{tensor!r} is no tensor")
+        if values.dtype not in DTYPES:
+            raise ModelFolderError(f"{tensor!r} is {values.dtype}; what crosses is {', '.join(map(str, DTYPES))}")
+        return self._spec(tensor, DTYPES[values.dtype])
+
+    def can_cross(self, tensor: str) -> bool:
+        """Whether `spec` describes a tensor."""
+        try:
+            self.spec(tensor)
+        except ModelFolderError:
+            return False
+        return True
+
+    def input_spec(self, name: str) -> TensorSpec:
+        """What a codec gives for an input: whole numbers as int32; raises ModelFolderError."""
+        node = self.nodes[name]
+        values = node.meta["val"]
+        if values.dtype not in (torch.int64, torch.int32):
+            return self.spec(name)
+        return replace(self._spec(name, "int32"), below=self._rows_of_tables(node))
+
+    def cut(self, cuts: Sequence[Sequence[str]], output: str) -> list[Graph]:
+        """The blocks between the module's inputs, each cut's tensors, and `output`.
+
+        Raises ModelFolderError, naming a tensor, where a block needs something that does not cross.
+        """
+        bounds = [self.carried, *map(tuple, cuts), (output,)]
+        return [self._block(before, after) for before, after in pairwise(bounds)]
+
+    def _spec(self, tensor: str, dtype: DType) -> TensorSpec:
+        shape = self.nodes[tensor].meta["val"].shape
+        axes: list[Any] = [self.sizes.get(_symbol(size), size) for size in shape]
+        per_token = axes[1:2] == [LONGEST]
+        row = axes[2:] if per_token else axes[1:]
+        if axes[:1] != [NUM_INPUTS] or not all(isinstance(size, int) for size in row):
+            named = " x ".join(str(size) for size in axes)
+            raise ModelFolderError(f"{tensor!r} is {named}; what crosses has a row per input, or one per token")
+        return TensorSpec(name=tensor, shape=tuple(row), dtype=dtype, per_token=per_token)
+
+    def _rows_of_tables(self, node: fx.Node) -> int | None:
+        """Of the smallest table that whole numbers are looked up in."""
+        tables = [user.all_input_nodes[0].name for user in _lookups(node)]
+        return min((self._attributes[name].shape[0] for name in tables if name in self._attributes), default=None)
+
+    @cached_property
+    def _attributes(self) -> dict[str, Tensor]:
+        return {name: _attribute(self.module, node) for name, node in self.nodes.items() if node.op == "get_attr"}
+
+    @cached_property
+    def _first_names(self) -> dict[Tensor, str]:
+        return {tensor: name for name, tensor in reversed(self._attributes.items())}
+
+    def _block(self, before: Sequence[str], after: Sequence[str]) -> Graph:
+        renamed = {name: self._first_names[tensor] for name, tensor in self._attributes.items()}
+        given = {*before, *self.layout, *self._attributes}
+        needed: set[str] = set()
+        waiting = [self.nodes[name] for name in after]
+        while waiting:
+            node = waiting.pop()
+            size = self.sizes.get(_symbol(node.meta.get("val")))
+            if size is not None:
+                renamed[node.name] = size
+            elif node.name not in needed:
+                needed.add(node.name)
+                waiting.extend(self._inputs(node, before) if node.name not in given else ())
+        return Graph(
+            takes=(*before, *(name for name in self.layout if name in needed), *SIZES),
+            weights=tuple(dict.fromkeys(renamed[name] for name in self._attributes if name in needed)),
+            calls=tuple(call_of(node, renamed) for name, node in self.nodes.items() if name in needed - given),
+            gives=tuple(after),
+        )
+
+    def _inputs(self, node: fx.Node, before: Sequence[str]) -> Sequence[fx.Node]:
+        if node.op == "placeholder":
+            raise ModelFolderError(f"{', '.join(before)} is not all that the blocks after it need: {node.name!r} too")
+        return node.all_input_nodes
+
+
+def _lookups(node: fx.Node) -> Iterator[fx.Node]:
+    """Where its numbers, of whatever type, are looked up in a table of weights."""
+    for user in node.users:
+        if user.target is torch.ops.aten._to_copy.default:
+            yield from _lookups(user)
+        elif user.target is torch.ops.aten.embedding.default and user.args[1] is node:
+            yield user
+
+
+def _attribute(module: fx.GraphModule, node: fx.Node) -> Tensor:
+    value: Any = module
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _symbols(shape: Sequence[object]) -> Iterator[tuple[object, str]]:
+    for size, name in zip(shape, SIZES, strict=False):
+        if (symbol := _symbol(size)) is not None:
+            yield symbol, name
+
+
+def _symbol(size: object) -> object:
+    """The symbol that an open size is; None for whatever else."""
+    return size.node.expr if isinstance(size, SymInt) and size.node.expr.is_Symbol else None

@@ -1,0 +1,138 @@
+"""Torch modules as anybody writes them, and what `module:function` gives of each: they know nothing of Offramp."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SIDE = 8
+VOCABULARY = 40
+Given = tuple[nn.Module, dict[str, Tensor]]
+
+
+class Residual(nn.Module):
+    """Writes in place, as many do."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(before, after, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(after)
+        self.shortcut = nn.Conv2d(before, after, 1, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.convolution(x))
+        y += self.shortcut(x)
+        return F.relu(y, inplace=True)
+
+
+class Pictures(nn.Module):
+    """Of bytes (B, H, W, 3)."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.stages = nn.Sequential(Residual(4, 6), Residual(6, 8), Residual(8, 8))
+        self.classifier = nn.Linear(8, classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = F.relu(self.stem(image.permute(0, 3, 1, 2).float() / 128 - 1))
+        return self.classifier(self.stages(x).mean((2, 3)))
+
+
+class Probable(Pictures):
+    """Ends in probabilities."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image).softmax(-1)
+
+
+class Separate(Pictures):
+    """Ends in a probability per class, which do not add up to 1."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image).sigmoid()
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.norm(x + self.out(y.transpose(1, 2).flatten(2)))
+
+
+class Texts(nn.Module):
+    """Its classifier looks at the mean of the tokens, and its table of tokens is its last layer's too."""
+
+    def __init__(self, classes: int = 3, width: int = 16) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(24, width)
+        self.layers = nn.ModuleList(Attention(width, 2) for _ in range(3))
+        self.again = nn.Linear(width, VOCABULARY, bias=False)
+        self.again.weight = self.tokens.weight
+        self.classifier = nn.Linear(VOCABULARY, classes)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        x = self.tokens(input_ids) + self.positions(places)
+        mask = attention_mask[:, None, None, :].bool()
+        for layer in self.layers:
+            x = layer(x, mask)
+        weight = attention_mask[..., None].to(x.dtype)
+        pooled = (x * weight).sum(1) / weight.sum(1)
+        return self.classifier(torch.tanh(self.again(pooled)))
+
+
+class Pair(Pictures):
+    """Gives two answers."""
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        answer = super().forward(image)
+        return answer, answer + 1
+
+
+def _seeded(make: type[nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = make().eval()
+        for module in network.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.uniform_(-0.2, 0.2)
+                module.running_var.uniform_(0.5, 1.5)
+    return network
+
+
+def images(batch: int = 2) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"image": torch.randint(0, 256, (batch, SIDE, SIDE, 3), generator=generator).to(torch.uint8)}
+
+
+def pictures() -> Given:
+    return _seeded(Pictures), images()
+
+
+def probable() -> Given:
+    return _seeded(Probable), images()
+
+
+def separate() -> Given:
+    return _seeded(Separate), images()
+
+
+def two_answers() -> Given:
+    return _seeded(Pair), images()
+
+
+def texts() -> Given:
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]])
+    return _seeded(Texts), {
+        "input_ids": torch.randint(1, VOCABULARY, (2, 7), generator=generator),
+        "attention_mask": mask,
+    }

@@ -1,0 +1,216 @@
+"""Torch modules that nobody prepared: traced, cut, kept as data, and still what they were."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.checkpoint import RampOptions, add_ramps
+from earlyexit.errors import GraphError, ModelFolderError
+from earlyexit.families.base import Pretrained
+from earlyexit.families.exported import GRAPH_FILE, ExportedBackbone
+from earlyexit.families.exported_source import answer_of, take_module, traced_inputs
+from earlyexit.fingerprint import weights_sha256
+from earlyexit.graph.sites import find_sites
+from earlyexit.graph.torch_module import TorchGraph, read_torch
+from earlyexit.layout import Layout
+from earlyexit.model import EarlyExitModel
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.signature import Encoded
+from earlyexit.store import load_model, save_model
+from earlyexit.tasks.label import LabelTask
+from earlyexit.train import TrainOptions, pack, train_ramps
+from tests.earlyexit import foreign
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, every_bounds
+from tests.earlyexit.tokens import of_tokens
+
+PLACE = "tests.earlyexit.foreign"
+
+
+@cache
+def read(name: str) -> TorchGraph:
+    return read_torch(f"{PLACE}:{name}")
+
+
+@cache
+def taken(name: str) -> Pretrained:
+    """The module, cut at every site."""
+    graph = read(name)
+    answer = answer_of(graph)
+    return take_module(graph, traced_inputs(graph), [site.tensors for site in find_sites(graph.flow)], answer)
+
+
+def model_of(name: str) -> EarlyExitModel:
+    codec = {"name": "text", "max_length": 24} if name == "texts" else {"name": "image", "height": 8, "width": 8}
+    torch.manual_seed(0)
+    return add_ramps(
+        taken(name),
+        name=name,
+        family="exported",
+        codec=codec,
+        task=LabelTask(("a", "b", "c")),
+        ramps=RampOptions(pooling="mean"),
+    )
+
+
+def inputs_of(name: str, count: int, seed: int = 0) -> list[Encoded]:
+    rng = np.random.default_rng(seed)
+    if name == "texts":
+        lengths = rng.integers(1, 9, count)
+        return [of_tokens(rng.integers(1, foreign.VOCABULARY, length).tolist()) for length in lengths]
+    return [Encoded(1, (each[None],)) for each in rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)]
+
+
+def whole(name: str, encoded: list[Encoded]) -> Tensor:
+    """What the module itself gives, in one batch; texts are padded as anybody pads them."""
+    network, _ = getattr(foreign, name)()
+    values, layout = pack(encoded, torch.device("cpu"))
+    given = (values[0],) if name != "texts" else (layout.pad(values[0]).long(), layout.mask_BT.long())
+    with torch.no_grad():
+        result: Tensor = network(*given)
+    return result
+
+
+@torch.inference_mode()
+def in_pieces(backbone: ExportedBackbone, encoded: list[Encoded], bounds: tuple[int, ...]) -> Tensor:
+    values, layout = pack(encoded, torch.device("cpu"))
+    hidden = backbone.embed(values, layout)
+    for first, end in pairwise(bounds):
+        hidden = backbone.run_blocks(first, end, hidden, layout)
+    return hidden[0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("name", ["pictures", "texts"])
+def test_outputs_are_the_modules_own_to_the_last_bit_however_it_is_cut(name: str, count: int) -> None:
+    backbone, encoded = taken(name).backbone, inputs_of(name, count)
+    assert isinstance(backbone, ExportedBackbone)
+    assert backbone.num_blocks >= 3
+    for bounds in every_bounds(backbone.num_blocks):
+        assert in_pieces(backbone, encoded, bounds).equal(whole(name, encoded))
+
+
+@pytest.mark.parametrize("name", ["pictures", "texts"])
+def test_every_cut_gives_the_answers_and_exits_of_inputs_alone(name: str) -> None:
+    model, encoded = model_of(name), inputs_of(name, 9)
+    policy = ConfidencePolicy(0.4)
+    alone = answers_alone(model, policy, encoded)
+    assert len({answer.exit for answer in alone.values()}) > 1
+    for seed, bounds in enumerate(every_bounds(model.num_blocks)):
+        found = answers_in_cuts(model, policy, encoded, bounds, seed=seed)
+        assert {key: (each.value, each.exit) for key, each in found.items()} == {
+            key: (each.value, each.exit) for key, each in alone.items()
+        }
+
+
+def test_probabilities_become_the_logits_before_them() -> None:
+    encoded = inputs_of("probable", 4)
+    backbone = taken("probable").backbone
+    assert isinstance(backbone, ExportedBackbone)
+    logits = in_pieces(backbone, encoded, (0, backbone.num_blocks))
+    assert logits.softmax(-1).equal(whole("probable", encoded))
+
+
+def test_separate_probabilities_become_their_logarithms() -> None:
+    encoded = inputs_of("separate", 4)
+    backbone = taken("separate").backbone
+    assert isinstance(backbone, ExportedBackbone)
+    logarithms = in_pieces(backbone, encoded, (0, backbone.num_blocks))
+    torch.testing.assert_close(logarithms.exp(), whole("separate", encoded))
+
+
+def test_what_crosses_is_described() -> None:
+    backbone = taken("texts").backbone
+    assert [(each.name, each.dtype, each.per_token, each.below) for each in backbone.inputs] == [
+        ("input_ids", "int32", True, foreign.VOCABULARY)
+    ]
+    assert backbone.max_length == 24, "as far as there are positions"
+    boundaries = [backbone.boundary(block) for block in range(backbone.num_blocks)]
+    assert all(len(each) == 1 for each in boundaries)
+    assert [each[0].per_token for each in boundaries][0]
+    assert [each[0].shape for each in boundaries][-1] == (3,)
+    assert not boundaries[-1][0].per_token
+
+
+def test_training_saving_and_loading_leave_the_backbone_as_it_is(tmp_path: Path) -> None:
+    model, encoded = model_of("pictures"), inputs_of("pictures", 32)
+    before = weights_sha256(model.backbone)
+    model = replace_provenance(model, backbone_sha256=before)
+    train_ramps(model, encoded, np.arange(32) % 3, TrainOptions(epochs=2, batch=16))
+    save_model(model, tmp_path)
+    assert weights_sha256(model.backbone) == before
+    loaded = load_model(tmp_path)
+    assert weights_sha256(loaded.backbone) == before
+    assert isinstance(loaded.backbone, ExportedBackbone)
+    assert in_pieces(loaded.backbone, encoded, (0, loaded.num_blocks)).equal(whole("pictures", encoded))
+
+
+def replace_provenance(model: EarlyExitModel, **facts: object) -> EarlyExitModel:
+    model.info = replace(model.info, provenance={**model.info.provenance, **facts})
+    return model
+
+
+def test_other_weights_in_the_folder_are_noticed(tmp_path: Path) -> None:
+    model = replace_provenance(model_of("pictures"), backbone_sha256="0" * 64)
+    save_model(model, tmp_path)
+    with pytest.raises(ModelFolderError, match="the backbone's weights are not those that ramps were trained on"):
+        load_model(tmp_path)
+
+
+def test_a_graph_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    save_model(model_of("pictures"), tmp_path)
+    graph = json.loads((tmp_path / GRAPH_FILE).read_text())
+    graph["graphs"][0]["calls"].pop()
+    (tmp_path / GRAPH_FILE).write_text(json.dumps(graph))
+    with pytest.raises(ModelFolderError, match="is not the graph that the model's card was written for"):
+        load_model(tmp_path)
+
+
+def test_a_shared_weight_is_kept_once(tmp_path: Path) -> None:
+    save_model(model_of("texts"), tmp_path)
+    names = [name for name in load_model(tmp_path).state_dict() if "tokens" in name or "again" in name]
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("two_answers", r"is no classifier: of 2 inputs it gives .*\[2, 3\].*\[2, 3\]; one output of two or more"),
+    ],
+)
+def test_what_is_no_classifier_is_refused(name: str, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        answer_of(read(name))
+
+
+def test_a_cut_that_forgets_a_tensor_is_refused() -> None:
+    graph = read("pictures")
+    inside = next(each.name for each in graph.module.graph.nodes if "batch_norm" in each.name)
+    with pytest.raises(ModelFolderError, match="is not all that the blocks after it need: 'image' too"):
+        traced_inputs(graph).cut([(inside,)], answer_of(graph))
+
+
+def test_what_has_no_row_per_input_does_not_cross() -> None:
+    graph = read("texts")
+    weight = next(each.name for each in graph.module.graph.nodes if "transpose" in each.name)
+    with pytest.raises(ModelFolderError, match="what crosses has a row per input, or one per token"):
+        traced_inputs(graph).spec(weight)
+
+
+def test_longer_inputs_than_the_module_takes_are_refused() -> None:
+    graph = read("texts")
+    with pytest.raises(GraphError, match="takes inputs of at most 24 tokens, not 30"):
+        take_module(graph, traced_inputs(graph), [], answer_of(graph), max_length=30)
+
+
+def test_a_layout_says_all_of_a_mask() -> None:
+    layout = Layout(np.array([3, 1], dtype=np.int32))
+    assert layout.mask_BT.tolist() == [[True, True, True], [True, False, False]]
