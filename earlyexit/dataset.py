@@ -40,7 +40,7 @@ class LabelledRows:
     @classmethod
     def of_texts(cls, texts: Iterable[str], labels: Iterable[str]) -> LabelledRows:
         """Rows of one text each."""
-        return cls(columns={TEXT: _objects(texts)}, labels=tuple(labels))
+        return cls(columns={TEXT: objects(texts)}, labels=tuple(labels))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -124,7 +124,7 @@ def read_labelled(
         with open_images(path, part=part) as images:
             files = tuple(f"{path}: {name}" for name in images.names)
             labels = images.labels if label_column is not None else ("",) * len(images)
-            return LabelledRows(columns={IMAGE: _objects(images)}, labels=labels, files=files)
+            return LabelledRows(columns={IMAGE: objects(images)}, labels=labels, files=files)
     if path.suffix == ".npz":
         return _labelled_arrays(path, labelled=label_column is not None)
     if path.suffix == ".txt" and label_column is None:
@@ -135,7 +135,7 @@ def read_labelled(
     rows = read_table(path, of_file, label_column, part)
     columns = zip(*(texts for _, texts, _ in rows), strict=True)
     return LabelledRows(
-        columns={name: _objects(column) for name, column in zip(names, columns, strict=True)},
+        columns={name: objects(column) for name, column in zip(names, columns, strict=True)},
         labels=tuple(label for _, _, label in rows),
     )
 
@@ -247,7 +247,7 @@ def _check_file(name: str, columns: Mapping[str, Array], codec: Codec[Any]) -> N
         raise DataError(f"{name}: {why}") from error
 
 
-def _objects(values: Iterable[Any]) -> Array:
+def objects(values: Iterable[Any]) -> Array:
     kept = list(values)
     column = np.empty(len(kept), dtype=object)
     column[:] = kept

@@ -107,15 +107,21 @@ def exit_features(
 
 
 def train_ramps(
-    model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: TrainOptions | None = None
+    model: EarlyExitModel,
+    encoded: Sequence[Encoded],
+    targets: ValueArray,
+    options: TrainOptions | None = None,
+    *,
+    features: Mapping[int, Tensor] | None = None,
 ) -> None:
     """Train all ramps, and the full model's head unless a checkpoint brought it, on the frozen backbone.
 
     Every input trains every ramp, and nothing of one reaches another, neither by its gradients nor by what is drawn at
-    random: trained alone a ramp becomes what it becomes among others (Apparate section 3.1).
+    random: trained alone a ramp becomes what it becomes among others (Apparate section 3.1). `features` are those of
+    `exit_features`, where they are known already.
     """
     options = options or TrainOptions()
-    features = exit_features(model, encoded, progress=options.progress)
+    features = features or exit_features(model, encoded, progress=options.progress)
     last = model.num_blocks - 1
     ramps = {block: model.exit_head(block) for block in model.ramp_indices}
     head = {} if "head" in model.info.provenance else {last: model.head}

@@ -14,6 +14,7 @@ from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
 from offramp.cli.doctor import doctor
 from offramp.cli.forecast import forecast
+from offramp.cli.inject import inject
 from offramp.cli.plan import plan, what_if
 from offramp.cli.predict import predict
 from offramp.cli.profile import profile
@@ -25,7 +26,7 @@ from offramp.cli.train import train
 from offramp.cli.versions import canary, load, promote, unload, versions
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
-    *(serve, bench, train, calibrate, doctor, predict, profile, forecast, plan, what_if, simulate, sites),
+    *(serve, bench, train, inject, calibrate, doctor, predict, profile, forecast, plan, what_if, simulate, sites),
     *(render, deploy, status, delete, versions, canary, promote, load, unload),
 )
 

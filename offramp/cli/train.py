@@ -26,9 +26,6 @@ from offramp.cli.options import (
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
 
-HELD_OUT = "held_out"
-
-
 Backbone = Annotated[
     str, typer.Option(help="Checkpoint folder or hub name, 'minilm' (packaged), or your own module:function.")
 ]
@@ -39,7 +36,9 @@ Codec = Annotated[str | None, typer.Option(help="Your own, module:function; defa
 RampStyle = Annotated[
     str,
     typer.Option(
-        help="light (pooling and linear), mlp (one hidden layer of 64) or pooler (DeeBERT's).", **completes(RAMP_STYLES)
+        help="light (pooling and linear), mlp (one hidden layer of 64), pooler (DeeBERT's), reduced (two layers) or "
+        "conv (over maps).",
+        **completes(RAMP_STYLES),
     ),
 ]
 PoolingOption = Annotated[
@@ -119,7 +118,7 @@ def train(
 def _hold_out(rows: LabelledRows, share: float, seed: int, out: Path) -> LabelledRows:
     """The rows to train on; the others are written where calibration and tests find them."""
     from earlyexit.dataset import write_labelled
-    from offramp.jobs.training import make_folder
+    from offramp.jobs.training import HELD_OUT, make_folder
 
     if not 0 < share < 1:
         raise InputError(f"--hold-out {share:g}; a share between 0 and 1 is needed")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from earlyexit.boundary import TensorSpec
+from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.checkpoint import copy_tokenizer
 from earlyexit.codecs import CODECS, find_codec, make_codec
 from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
@@ -17,7 +17,6 @@ from earlyexit.tasks.regression import RegressionTask
 
 if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
-    from earlyexit.families.base import Pretrained
     from earlyexit.tasks.base import Task
     from offramp.jobs.train_job import TrainJob
 
@@ -25,8 +24,21 @@ DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
 """Of what a network takes, in the words of the v2 protocol."""
 
 
-def codec_for(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:
-    """How the model's inputs are encoded.
+class CodecOrder(Protocol):
+    """What is asked for of a codec: as `TrainJob` has it."""
+
+    @property
+    def backbone(self) -> str: ...
+    @property
+    def codec(self) -> str | None: ...
+    @property
+    def tokenizer(self) -> str | None: ...
+    @property
+    def max_length(self) -> int | None: ...
+
+
+def codec_for(job: CodecOrder, inputs: Boundary, data: LabelledRows, *, longest: int) -> NamedSpec:
+    """How the inputs of a network are encoded that takes these, of at most `longest` tokens.
 
     Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer; ModelFolderError
     for a codec of one's own that cannot be made, or that takes no `max_length` where one is given.
@@ -34,13 +46,11 @@ def codec_for(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> Name
     if job.codec is not None:
         asked = {} if job.max_length is None else {"max_length": job.max_length}
         return make_codec({**_own(job.codec, "codec", CODECS), **asked}).spec()
-    if pretrained.codec is not None:
-        return pretrained.codec
-    names, inputs = tuple(data.columns), pretrained.backbone.inputs
+    names = tuple(data.columns)
     if names in ((TEXT,), (TEXT, PAIR)):
-        if job.tokenizer is None and is_own(job.backbone):
+        if job.tokenizer is None and (is_own(job.backbone) or Path(job.backbone).suffix == ".onnx"):
             raise InputError(f"{job.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")
-        spec = {"name": names[-1], "max_length": job.max_length or pretrained.backbone.max_length}
+        spec = {"name": names[-1], "max_length": job.max_length or longest}
         return spec if names[-1] == TEXT else spec | {"token_types": len(inputs) > 1}
     if names == (IMAGE,):
         return _image_codec(inputs[0], job.backbone)
@@ -48,7 +58,7 @@ def codec_for(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> Name
     return {"name": "tensor", "columns": columns}
 
 
-def load_codec(spec: NamedSpec, job: TrainJob, folder: Path) -> Codec[object]:
+def load_codec(spec: NamedSpec, job: CodecOrder, folder: Path) -> Codec[object]:
     """The codec, with the tokenizer that it may read put into the model's folder.
 
     Raises InputError for `--tokenizer` where it reads none.

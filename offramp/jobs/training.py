@@ -19,7 +19,12 @@ from offramp.jobs.train_job import TrainJob
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
+    from earlyexit.families.base import Pretrained
     from earlyexit.model import EarlyExitModel
+    from earlyexit.named import NamedSpec
+
+HELD_OUT = "held_out"
+"""Of rows that are kept from training: their file's name, but for its ending."""
 
 
 def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
@@ -35,7 +40,7 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
         pretrained,
         name=job.name,
         family=family,
-        codec=codec_for(job, pretrained, data),
+        codec=_codec(job, pretrained, data),
         task=task,
         ramps=job.ramps,
         provenance=provenance(
@@ -56,6 +61,14 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
     learn(model, encoded, model.task.targets(data.labels), options)
     save_model(model, out)
     return model
+
+
+def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:
+    """As asked for, else the checkpoint's own, else as its network and the data say."""
+    if job.codec is None and pretrained.codec is not None:
+        return pretrained.codec
+    backbone = pretrained.backbone
+    return codec_for(job, backbone.inputs, data, longest=backbone.max_length)
 
 
 def resolve_backbone(name: str) -> str:

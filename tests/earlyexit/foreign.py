@@ -23,7 +23,8 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(self.convolution(x))
         y += self.shortcut(x)
-        return F.relu(y, inplace=True)
+        written: Tensor = F.relu(y, inplace=True)
+        return written
 
 
 class Pictures(nn.Module):
@@ -37,7 +38,8 @@ class Pictures(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         x = F.relu(self.stem(image.permute(0, 3, 1, 2).float() / 128 - 1))
-        return self.classifier(self.stages(x).mean((2, 3)))
+        answer: Tensor = self.classifier(self.stages(x).mean((2, 3)))
+        return answer
 
 
 class Probable(Pictures):
@@ -64,7 +66,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         q, k, v = (each.unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.norm(x + self.out(y.transpose(1, 2).flatten(2)))
+        after: Tensor = self.norm(x + self.out(y.transpose(1, 2).flatten(2)))
+        return after
 
 
 class Texts(nn.Module):
@@ -86,7 +89,8 @@ class Texts(nn.Module):
             x = layer(x, mask)
         weight = attention_mask[..., None].to(x.dtype)
         pooled = (x * weight).sum(1) / weight.sum(1)
-        return self.classifier(torch.tanh(self.again(pooled)))
+        answer: Tensor = self.classifier(torch.tanh(self.again(pooled)))
+        return answer
 
 
 class Pair(Pictures):
@@ -103,8 +107,8 @@ def _seeded(make: type[nn.Module]) -> nn.Module:
         network = make().eval()
         for module in network.modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.uniform_(-0.2, 0.2)
-                module.running_var.uniform_(0.5, 1.5)
+                module.running_mean = torch.rand(module.num_features) - 0.5
+                module.running_var = torch.rand(module.num_features) + 0.5
     return network
 
 

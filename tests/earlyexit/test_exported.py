@@ -135,8 +135,8 @@ def test_what_crosses_is_described() -> None:
     assert backbone.max_length == 24, "as far as there are positions"
     boundaries = [backbone.boundary(block) for block in range(backbone.num_blocks)]
     assert all(len(each) == 1 for each in boundaries)
-    assert [each[0].per_token for each in boundaries][0]
-    assert [each[0].shape for each in boundaries][-1] == (3,)
+    assert boundaries[0][0].per_token
+    assert boundaries[-1][0].shape == (3,)
     assert not boundaries[-1][0].per_token
 
 

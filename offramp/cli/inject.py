@@ -1,0 +1,150 @@
+"""`offramp inject`: ramps for a model that nobody prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from earlyexit.errors import InputError
+from offramp.cli.options import (
+    POOLINGS,
+    RAMP_STYLES,
+    DataFile,
+    LabelColumn,
+    PairColumn,
+    Part,
+    Seed,
+    TextColumn,
+    above_zero,
+    choice,
+    integers,
+)
+from offramp.cli.train import Codec, HoldOut, PoolingOption, Ramps, RampStyle
+
+if TYPE_CHECKING:
+    from earlyexit.dataset import LabelledRows
+    from offramp.jobs.injecting import Injected
+
+
+def inject(
+    model: Annotated[str, typer.Argument(help="ONNX file, or module:function that gives a torch module and examples.")],
+    data: DataFile,
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
+    text_column: TextColumn = "text",
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = "label",
+    part: Part = None,
+    from_answers: Annotated[
+        bool, typer.Option("--from-answers", help="Train from the model's own answers, whatever the labels say.")
+    ] = False,
+    labels: Annotated[
+        Path | None, typer.Option(help="Names of the model's answers in its order, a line each; default: the data's.")
+    ] = None,
+    codec: Codec = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Of texts: checkpoint folder, hub name, minilm or tokenizer.json.")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
+    image_size: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH, where an ONNX file leaves it open.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Of an ONNX file's pixels from 0 to 1, by channel: .5,.5,.5")] = None,
+    std: Annotated[str | None, typer.Option(help="The same of their standard deviation.")] = None,
+    bgr: Annotated[bool, typer.Option("--bgr", help="The ONNX file takes blue first.")] = False,
+    blocks: Annotated[int | None, typer.Option(help="Default: one more than there are sites, up to 12.")] = None,
+    ramp_style: RampStyle = "light",
+    pooling: PoolingOption = "mean",
+    ramps: Ramps = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
+    hold_out: HoldOut = None,
+    seed: Seed = 0,
+) -> None:
+    """Give a model that nobody prepared ramps: cut it, and train them on it as it is."""
+    from earlyexit.checkpoint import RampOptions
+    from offramp.jobs.inject_job import InjectJob
+    from offramp.jobs.progress import progress_bars
+    from offramp.jobs.training import resolve_backbone
+
+    job = InjectJob(
+        backbone=model,
+        name=name or out.resolve().name,
+        codec=codec,
+        tokenizer=None if tokenizer is None else resolve_backbone(tokenizer),
+        max_length=max_length,
+        image_size=None if image_size is None else _size(image_size),
+        pixels=_pixels(mean, std, bgr=bgr),
+        labels=None if labels is None else _lines(labels),
+        blocks=blocks,
+        ramps=RampOptions(
+            style=choice("ramp-style", ramp_style, RAMP_STYLES),
+            pooling=choice("pooling", pooling, POOLINGS),
+            at=None if ramps is None else integers("ramps", ramps),
+        ),
+        from_answers=from_answers,
+        hold_out=hold_out,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        seed=seed,
+        source=str(data),
+    )
+    rows = _rows(data, from_answers, text_column, pair_column, label_column, part)
+    from offramp.jobs.injecting import inject as run_injection
+
+    with progress_bars() as progress:
+        done = run_injection(job, rows, out, progress=progress, say=print)
+    _tell(done, out)
+
+
+def _rows(
+    data: Path, from_answers: bool, text_column: str, pair_column: str | None, label_column: str, part: str | None
+) -> LabelledRows:
+    """With labels where there are any; without where only the model's own answers count."""
+    from earlyexit.dataset import has_labels, read_labelled
+
+    labelled = not from_answers and has_labels(data, label_column=label_column, part=part)
+    return read_labelled(
+        data,
+        text_column=text_column,
+        pair_column=pair_column,
+        label_column=label_column if labelled else None,
+        part=part,
+    )
+
+
+def _tell(done: Injected, out: Path) -> None:
+    source = "the model's own answers" if done.model.info.provenance["imitate"] else "labels"
+    print(f"{done.rows} rows, ramps after blocks {list(done.model.ramp_indices)} trained from {source}: {out}")
+    if done.right is not None:
+        print(f"the model answers {done.right:.1%} of the rows as they are labelled")
+    kept = "FILE" if done.held_out is None else done.held_out
+    print(f"next: offramp calibrate {out} --data {kept}, then offramp serve {out}")
+
+
+def _size(text: str) -> tuple[int, int]:
+    height, _, width = text.partition("x")
+    if not (height.isdigit() and width.isdigit() and int(height) and int(width)):
+        raise InputError(f"--image-size {text!r}; HEIGHTxWIDTH in pixels is needed, like 224x224")
+    return int(height), int(width)
+
+
+def _pixels(mean: str | None, std: str | None, *, bgr: bool) -> dict[str, object]:
+    given = {name: _channels(name, text) for name, text in (("mean", mean), ("std", std)) if text is not None}
+    return {**given, **({"order": "BGR"} if bgr else {})}
+
+
+def _channels(name: str, text: str) -> tuple[float, ...]:
+    try:
+        values = tuple(map(float, text.split(",")))
+    except ValueError:
+        values = ()
+    if len(values) != 3 or (name == "std" and min(values) <= 0):
+        raise InputError(f"--{name} {text!r}; three numbers are needed, one for each channel, by commas")
+    return values
+
+
+def _lines(path: Path) -> tuple[str, ...]:
+    from earlyexit.text_tables import read_texts
+
+    return read_texts(path)

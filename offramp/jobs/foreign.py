@@ -1,0 +1,189 @@
+"""Models that nobody prepared, whatever they are written in: read, and cut into the blocks of a backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from earlyexit.boundary import Boundary, DType, TensorSpec
+from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
+from earlyexit.errors import InputError
+from earlyexit.named import NamedSpec, is_own
+
+if TYPE_CHECKING:
+    from earlyexit.families.base import Pretrained
+    from earlyexit.graph.onnx_file import OnnxFile
+    from earlyexit.graph.pieces import Traced
+    from earlyexit.graph.sites import Site
+    from earlyexit.graph.torch_module import TorchGraph
+    from offramp.jobs.inject_job import InjectJob
+
+TEXT_LENGTH = 512
+"""Tokens, where a graph does not say how long its inputs may be."""
+CHANNELS = 3
+
+
+class Foreign(Protocol):
+    """A model that was read, for data of one kind."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def num_operators(self) -> int: ...
+    @property
+    def inputs(self) -> Boundary:
+        """What a codec is to give."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """In tokens; 1 where inputs have none."""
+        ...
+
+    def sites(self) -> tuple[Site, ...]:
+        """Where it can be cut, with their shares of its time."""
+        ...
+
+    def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
+        """Its backbone in blocks, for a model's folder; raises ModelFolderError for what cannot cross."""
+        ...
+
+
+def read_foreign(job: InjectJob, data: LabelledRows) -> Foreign:
+    """Raises InputError for what is no model, and what reading one raises."""
+    if is_own(job.backbone):
+        from earlyexit.graph.torch_module import read_torch
+
+        return TorchForeign(graph=read_torch(job.backbone), pairs=PAIR in data.columns)
+    from earlyexit.graph.onnx_file import read_onnx
+
+    return OnnxForeign(file=read_onnx(Path(job.backbone)), job=job, kind=tuple(data.columns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchForeign:
+    """A torch module, by torch.export."""
+
+    graph: TorchGraph
+    pairs: bool
+    family: str = "exported"
+
+    @property
+    def num_operators(self) -> int:
+        return len(self.graph.flow.operators)
+
+    @property
+    def inputs(self) -> Boundary:
+        return tuple(map(self._traced.input_spec, self._traced.carried))
+
+    @property
+    def longest(self) -> int:
+        return (self._traced.most_tokens or TEXT_LENGTH) if self.inputs[0].per_token else 1
+
+    def sites(self) -> tuple[Site, ...]:
+        from earlyexit.graph.torch_seconds import time_torch
+
+        from earlyexit.graph.sites import find_sites
+
+        found = time_torch(self.graph, find_sites(self.graph.flow))
+        return tuple(site for site in found if all(map(self._traced.can_cross, site.tensors)))
+
+    def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
+        from earlyexit.families.exported_source import take_module
+
+        return take_module(self.graph, self._traced, cuts, self._answer, max_length=codec.get("max_length"))
+
+    @cached_property
+    def _answer(self) -> str:
+        from earlyexit.families.exported_source import answer_of
+
+        return answer_of(self.graph)
+
+    @cached_property
+    def _traced(self) -> Traced:
+        from earlyexit.families.exported_source import traced_inputs
+
+        assert self._answer  # may add to the graph, which is then looked at
+        return traced_inputs(self.graph, token_types=self.pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxForeign:
+    """An ONNX file."""
+
+    file: OnnxFile
+    job: InjectJob
+    kind: tuple[str, ...]
+    """Of the data: its columns."""
+    family: str = "onnx"
+
+    @property
+    def num_operators(self) -> int:
+        return len(self.file.flow.operators)
+
+    @property
+    def inputs(self) -> Boundary:
+        infos = [each for each in self.file.proto.graph.input if each.name in self.file.flow.inputs]
+        if self.kind == (IMAGE,):
+            return (self._pixels(infos[0]),)
+        if TEXT in self.kind:
+            types = [each for each in infos if _is_of(each, "type", "segment")]
+            ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True)
+            return (ids, *[replace(ids, name="token_types")] * (PAIR in self.kind and bool(types)))
+        return tuple(map(_column, infos))
+
+    def _pixels(self, info: Any) -> TensorSpec:
+        """Of an image as its codec gives it; graphs take (B, 3, height, width), or the channels last."""
+        sides = [size for size in _sizes(info)[1:] if size != CHANNELS]
+        height, width = self.job.image_size or (tuple(sides) if len(sides) == 2 else (0, 0))
+        if not height or not width:
+            raise InputError(
+                f"{self.file.path} leaves the size of {info.name!r} open, or takes no images: it is {_sizes(info)}; "
+                "--image-size HEIGHTxWIDTH says it"
+            )
+        return TensorSpec(name="image", shape=(height, width, CHANNELS), dtype="uint8")
+
+    @property
+    def longest(self) -> int:
+        return TEXT_LENGTH
+
+    def sites(self) -> tuple[Site, ...]:
+        from earlyexit.graph.onnx_seconds import time_onnx
+
+        from earlyexit.graph.sites import find_sites
+
+        return time_onnx(self.file, find_sites(self.file.flow))
+
+    def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
+        from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
+
+        options = GraphOptions(cuts=cuts, codec=codec, pixels=self.job.pixels)
+        return take_graph(self.file.path, folder, options)
+
+
+def _sizes(info: Any) -> list[int]:
+    """Of an input's axes; 0 where one is open."""
+    return [axis.dim_value for axis in info.type.tensor_type.shape.dim]
+
+
+def _is_of(info: Any, *parts: str) -> bool:
+    return any(part in info.name.lower() for part in parts)
+
+
+def _column(info: Any) -> TensorSpec:
+    """Of arrays, as they are in the data."""
+    import onnx
+
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+    row = _sizes(info)[1:]
+    if not all(row):
+        raise InputError(f"the size of {info.name!r} is open: it is {_sizes(info)}; arrays have one size")
+    kinds: dict[str, DType] = {"f": "float", "i": "int32", "u": "int32"}
+    if dtype.kind not in kinds:
+        raise InputError(f"{info.name!r} is {dtype}; a model takes floating point or whole numbers")
+    return TensorSpec(name=info.name, shape=tuple(row), dtype="uint8" if dtype == np.uint8 else kinds[dtype.kind])

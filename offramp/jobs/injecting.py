@@ -1,0 +1,202 @@
+"""`offramp inject`: a model that nobody prepared and some of its inputs in, a model folder with ramps out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from earlyexit.checkpoint import add_ramps
+from earlyexit.dataset import write_labelled
+from earlyexit.errors import DataError, GraphError
+from earlyexit.fingerprint import weights_sha256
+from earlyexit.network import check_inputs
+from earlyexit.store import save_model
+from earlyexit.tasks.label import LabelTask
+from earlyexit.train import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
+from offramp.jobs.answer_names import answer_names
+from offramp.jobs.calibration import CalibrateJob, forget_calibration
+from offramp.jobs.foreign import read_foreign
+from offramp.jobs.inject_job import MOST_BLOCKS, InjectJob
+from offramp.jobs.kinds import codec_for, load_codec
+from offramp.jobs.provenance import provenance
+from offramp.jobs.ramp_times import ramps_worth_their_time
+from offramp.jobs.training import HELD_OUT, make_folder
+from optimizer.injection import balanced_cuts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from earlyexit.codecs.base import Codec
+    from earlyexit.dataset import LabelledRows
+    from earlyexit.families.base import Pretrained
+    from earlyexit.graph.sites import Site
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.named import NamedSpec
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injected:
+    """What an injection gave."""
+
+    model: EarlyExitModel
+    rows: int
+    """That ramps learned from."""
+    right: float | None
+    """Share of them that the model answers as they are labelled; None where they have no labels."""
+    held_out: Path | None
+
+
+def inject(
+    job: InjectJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress, say: Say = lambda _: None
+) -> Injected:
+    """Cut, add ramps, train them on the model as it is, and save, in place of whatever model the folder holds.
+
+    Rows without labels have empty ones. Raises DataError, GraphError, ModelFolderError or InputError for what cannot
+    be used, before anything is trained; `say` hears what was found.
+    """
+    learned, held = _divided(job, data)
+    foreign = read_foreign(job, data)
+    codec = codec_for(job, foreign.inputs, data, longest=foreign.longest)
+    sites = foreign.sites()
+    cuts = [sites[k].tensors for k in _chosen(job, sites)]
+    say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
+    make_folder(out)
+    forget_calibration(out)
+    raw = _Raw(job=job, family=foreign.family, codec=codec, pretrained=foreign.take(cuts, codec, out))
+    encoder = load_codec(codec, job, out)
+    encoded = learned.encode(encoder)
+    check_inputs(raw.model(()), encoded[0])
+    ramps = ramps_worth_their_time(raw.model(job.ramps.at), out, asked=job.ramps.at is not None, say=say)
+    model = raw.model(ramps)
+    features = exit_features(model, encoded, progress=progress)
+    answers = _answers(model, features, job)
+    names = answer_names(job, learned, answers, raw.num_outputs)
+    model = raw.model(ramps, names, provenance=_facts(job, raw, cuts, learned))
+    labels = learned.labels if _labelled(learned) else [names[k] for k in answers.tolist()]
+    before = weights_sha256(model.backbone)
+    train_ramps(model, encoded, model.task.targets(labels), _options(job, learned, progress), features=features)
+    assert weights_sha256(model.backbone) == before
+    save_model(model, out)
+    right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
+    return Injected(
+        model=model,
+        rows=len(learned),
+        right=sum(right) / len(right) if _labelled(learned) else None,
+        held_out=None if held is None else _written(model, held, encoder, out, progress),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Raw:
+    """A foreign network in blocks, and what becomes of it with some ramps."""
+
+    job: InjectJob
+    family: str
+    codec: NamedSpec
+    pretrained: Pretrained
+
+    @property
+    def num_outputs(self) -> int:
+        assert self.pretrained.head is not None
+        return self.pretrained.head.num_outputs
+
+    def model(
+        self, at: Sequence[int] | None, names: Sequence[str] | None = None, *, provenance: dict[str, Any] | None = None
+    ) -> EarlyExitModel:
+        """Without names its answers are numbers."""
+        return add_ramps(
+            self.pretrained,
+            name=self.job.name,
+            family=self.family,
+            codec=self.codec,
+            task=LabelTask(names or tuple(map(str, range(self.num_outputs)))),
+            ramps=replace(self.job.ramps, at=None if at is None else tuple(at)),
+            provenance=provenance,
+        )
+
+
+def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, LabelledRows | None]:
+    """The rows to train on, and those that are kept for calibration; raises DataError where they are too few."""
+    where, least = job.source or "the data", CalibrateJob().guarantee.least_inputs
+    if len(data) < least:
+        raise DataError(
+            f"{where}: {len(data)} rows; at least {least} are needed: fewer show nothing of how often ramps agree with "
+            "the model"
+        )
+    if _labelled(data) and len(data.label_names) < 2:
+        raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier's inputs are of at least two")
+    if job.hold_out is None:
+        return data, None
+    learned, held = data.divide(job.hold_out, job.seed)
+    if len(held) < CalibrateJob().least_rows:
+        raise DataError(
+            f"{where}: --hold-out {job.hold_out:g} keeps {len(held)} rows; {CalibrateJob().least_rows} are needed to "
+            "calibrate by"
+        )
+    return learned, held
+
+
+def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
+    """The sites that end a block; raises GraphError where there are too few."""
+    if not sites:
+        raise GraphError(f"{job.backbone}: no site: at no place between its operators one tensor carries everything")
+    wanted = job.blocks or min(MOST_BLOCKS, len(sites) + 1)
+    if wanted > len(sites) + 1:
+        raise GraphError(
+            f"--blocks {wanted}: {job.backbone} has {len(sites)} sites, for at most {len(sites) + 1} blocks"
+        )
+    return balanced_cuts([site.seconds_share or 0.0 for site in sites], wanted)
+
+
+def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob) -> Tensor:
+    """The model's own, (N,); raises DataError for numbers that are none, and where all answers are one."""
+    where = job.source or "the data"
+    for block in sorted(features, reverse=True):
+        finite_N = features[block].flatten(1).isfinite().all(1)
+        if not finite_N.all():
+            row = int((~finite_N).int().argmax())
+            raise DataError(f"{where}: of row {row + 1} block {block} gives NaN or infinite numbers")
+    with torch.inference_mode():
+        outputs_NC = model.head.classify(features[model.num_blocks - 1])
+    answers_N: Tensor = outputs_NC.argmax(1)
+    if len(set(answers_N.tolist())) < 2:
+        raise DataError(f"{where}: the model answers every row alike; ramps learn from rows of at least two answers")
+    return answers_N
+
+
+def _labelled(data: LabelledRows) -> bool:
+    return any(data.labels)
+
+
+def _options(job: InjectJob, data: LabelledRows, progress: Progress) -> TrainOptions:
+    options = TrainOptions(imitate=job.from_answers or not _labelled(data), seed=job.seed, progress=progress)
+    options = options if job.epochs is None else replace(options, epochs=job.epochs)
+    return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)
+
+
+def _facts(job: InjectJob, raw: _Raw, cuts: Sequence[Sequence[str]], data: LabelledRows) -> dict[str, Any]:
+    return provenance(
+        backbone=job.backbone,
+        backbone_sha256=weights_sha256(raw.pretrained.backbone),
+        cuts=[list(each) for each in cuts],
+        data=job.source,
+        rows=len(data),
+        imitate=job.from_answers or not _labelled(data),
+        seed=job.seed,
+    )
+
+
+def _written(model: EarlyExitModel, held: LabelledRows, encoder: Codec[Any], out: Path, progress: Progress) -> Path:
+    """The rows that were kept, labelled with the model's own answers where they have no labels."""
+    if not _labelled(held):
+        outputs_NC = exit_outputs(model, held.encode(encoder), progress=progress)[model.num_blocks - 1]
+        assert isinstance(model.task, LabelTask)
+        names = model.task.label_names
+        held = held.with_labels(names[k] for k in outputs_NC.argmax(1).tolist())
+    return write_labelled(held, out, HELD_OUT)
