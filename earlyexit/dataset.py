@@ -248,6 +248,7 @@ def _check_file(name: str, columns: Mapping[str, Array], codec: Codec[Any]) -> N
 
 
 def objects(values: Iterable[Any]) -> Array:
+    """A column of texts, or of files."""
     kept = list(values)
     column = np.empty(len(kept), dtype=object)
     column[:] = kept

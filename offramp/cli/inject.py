@@ -27,9 +27,18 @@ if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
     from offramp.jobs.injecting import Injected
 
+Model = Annotated[str, typer.Argument(help="ONNX file, or module:function that gives a torch module and examples.")]
+FromAnswers = Annotated[
+    bool, typer.Option("--from-answers", help="Train from the model's own answers, whatever the labels say.")
+]
+Labels = Annotated[
+    Path | None, typer.Option(help="Names of the model's answers in its order, a line each; default: the data's.")
+]
+Tokenizer = Annotated[str | None, typer.Option(help="Of texts: checkpoint folder, hub name, minilm or tokenizer.json.")]
+
 
 def inject(
-    model: Annotated[str, typer.Argument(help="ONNX file, or module:function that gives a torch module and examples.")],
+    model: Model,
     data: DataFile,
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
     name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
@@ -37,16 +46,10 @@ def inject(
     pair_column: PairColumn = None,
     label_column: LabelColumn = "label",
     part: Part = None,
-    from_answers: Annotated[
-        bool, typer.Option("--from-answers", help="Train from the model's own answers, whatever the labels say.")
-    ] = False,
-    labels: Annotated[
-        Path | None, typer.Option(help="Names of the model's answers in its order, a line each; default: the data's.")
-    ] = None,
+    from_answers: FromAnswers = False,
+    labels: Labels = None,
     codec: Codec = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Of texts: checkpoint folder, hub name, minilm or tokenizer.json.")
-    ] = None,
+    tokenizer: Tokenizer = None,
     max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
     image_size: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH, where an ONNX file leaves it open.")] = None,
     mean: Annotated[str | None, typer.Option(help="Of an ONNX file's pixels from 0 to 1, by channel: .5,.5,.5")] = None,
