@@ -86,9 +86,8 @@ class TorchForeign:
         return (self._traced.most_tokens or TEXT_LENGTH) if self.inputs[0].per_token else 1
 
     def sites(self) -> tuple[Site, ...]:
-        from earlyexit.graph.torch_seconds import time_torch
-
         from earlyexit.graph.sites import find_sites
+        from earlyexit.graph.torch_seconds import time_torch
 
         found = time_torch(self.graph, find_sites(self.graph.flow))
         return tuple(site for site in found if all(map(self._traced.can_cross, site.tensors)))
@@ -154,7 +153,6 @@ class OnnxForeign:
 
     def sites(self) -> tuple[Site, ...]:
         from earlyexit.graph.onnx_seconds import time_onnx
-
         from earlyexit.graph.sites import find_sites
 
         return time_onnx(self.file, find_sites(self.file.flow))

@@ -23,7 +23,7 @@ from offramp.jobs.foreign import read_foreign
 from offramp.jobs.inject_job import MOST_BLOCKS, InjectJob
 from offramp.jobs.kinds import codec_for, load_codec
 from offramp.jobs.provenance import provenance
-from offramp.jobs.ramp_times import ramps_worth_their_time
+from offramp.jobs.ramp_times import ramps_worth_their_time, time_exits
 from offramp.jobs.training import HELD_OUT, make_folder
 from optimizer.injection import balanced_cuts
 
@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from earlyexit.graph.sites import Site
     from earlyexit.model import EarlyExitModel
     from earlyexit.named import NamedSpec
+    from profiles.table import FloatArray
 
 Say = Callable[[str], None]
+Times = Callable[["EarlyExitModel", Path], "tuple[FloatArray, FloatArray]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +55,34 @@ class Injected:
 
 
 def inject(
-    job: InjectJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress, say: Say = lambda _: None
+    job: InjectJob,
+    data: LabelledRows,
+    out: Path,
+    *,
+    progress: Progress = no_progress,
+    say: Say = lambda _: None,
+    times: Times = time_exits,
 ) -> Injected:
     """Cut, add ramps, train them on the model as it is, and save, in place of whatever model the folder holds.
 
     Rows without labels have empty ones. Raises DataError, GraphError, ModelFolderError or InputError for what cannot
-    be used, before anything is trained; `say` hears what was found.
+    be used, before anything is trained; `say` hears what was found, `times` says how long blocks and ramps take.
     """
     learned, held = _divided(job, data)
     foreign = read_foreign(job, data)
     codec = codec_for(job, foreign.inputs, data, longest=foreign.longest)
+    make_folder(out)
+    encoder = load_codec(codec, job, out)
+    encoded = learned.encode(encoder)
     sites = foreign.sites()
     cuts = [sites[k].tensors for k in _chosen(job, sites)]
     say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
-    make_folder(out)
     forget_calibration(out)
     raw = _Raw(job=job, family=foreign.family, codec=codec, pretrained=foreign.take(cuts, codec, out))
-    encoder = load_codec(codec, job, out)
-    encoded = learned.encode(encoder)
     check_inputs(raw.model(()), encoded[0])
-    ramps = ramps_worth_their_time(raw.model(job.ramps.at), out, asked=job.ramps.at is not None, say=say)
+    untrained = raw.model(job.ramps.at)
+    asked = job.ramps.at is not None
+    ramps = ramps_worth_their_time(untrained.ramp_indices, *times(untrained, out), asked=asked, say=say)
     model = raw.model(ramps)
     features = exit_features(model, encoded, progress=progress)
     answers = _answers(model, features, job)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,21 +26,19 @@ REPEATS = 15
 
 
 def ramps_worth_their_time(
-    model: EarlyExitModel, folder: Path, *, asked: bool, say: Callable[[str], None]
+    ramps: Sequence[int], block_s: FloatArray, ramp_s: FloatArray, *, asked: bool, say: Callable[[str], None]
 ) -> tuple[int, ...]:
-    """The model's ramps without those that take longer than the blocks up to the next exit, by batches of one.
+    """The ramps without those that take longer than the blocks up to the next exit.
 
     `asked`: somebody named them; then one that takes longer is refused. Raises InputError for that, and where none is
     left.
     """
-    block_s, ramp_s = time_exits(model, folder)
-    ramps = model.ramp_indices
     kept = worth_their_time(ramp_s.tolist(), block_s.tolist(), ramps)
     slow = [ramp for ramp in ramps if ramp not in kept]
     if not slow:
         return kept
     first = slow[0]
-    following = next(ramp for ramp in (*kept, model.num_blocks - 1) if ramp > first)
+    following = next(ramp for ramp in (*kept, len(block_s) - 1) if ramp > first)
     why = (
         f"the ramp after block {first} takes {ramp_s[ramps.index(first)] * 1e3:.3g} ms, the blocks up to the next exit "
         f"{block_s[first + 1 : following + 1].sum() * 1e3:.3g} ms"

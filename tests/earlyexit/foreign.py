@@ -101,6 +101,34 @@ class Pair(Pictures):
         return answer, answer + 1
 
 
+class Alone(nn.Module):
+    """One layer: no place between two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(SIDE * SIDE * 3, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        answer: Tensor = self.classifier(image.float().flatten(1))
+        return answer
+
+
+class Stubborn(Pictures):
+    """Answers everything alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.classifier.weight)
+
+
+class Broken(Pictures):
+    """Fails where pixels are dark."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        bright = image.float().mean((1, 2, 3)) > 60
+        return super().forward(image / bright[:, None, None, None])
+
+
 def _seeded(make: type[nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -109,7 +137,17 @@ def _seeded(make: type[nn.Module]) -> nn.Module:
             if isinstance(module, nn.BatchNorm2d):
                 module.running_mean = torch.rand(module.num_features) - 0.5
                 module.running_var = torch.rand(module.num_features) + 0.5
+        if isinstance(network, Pictures) and not isinstance(network, Stubborn):
+            _balance(network)
     return network
+
+
+@torch.no_grad()
+def _balance(network: Pictures) -> None:
+    """Let every class be the answer to pictures of some colours."""
+    colours_NC = torch.randint(0, 256, (64, 3)).to(torch.uint8)
+    pictures_NHWC = colours_NC[:, None, None, :].expand(-1, SIDE, SIDE, -1)
+    network.classifier.bias -= Pictures.forward(network, pictures_NHWC).mean(0)
 
 
 def images(batch: int = 2) -> dict[str, Tensor]:
@@ -131,6 +169,18 @@ def separate() -> Given:
 
 def two_answers() -> Given:
     return _seeded(Pair), images()
+
+
+def no_sites() -> Given:
+    return _seeded(Alone), images()
+
+
+def stubborn() -> Given:
+    return _seeded(Stubborn), images()
+
+
+def broken() -> Given:
+    return _seeded(Broken), images()
 
 
 def texts() -> Given:

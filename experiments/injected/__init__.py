@@ -1,0 +1,1 @@
+"""Models that nobody here wrote, from file to service."""

@@ -1,0 +1,177 @@
+"""Models that nobody prepared, made model folders as the command line does it."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from earlyexit.codecs import find_codec
+from earlyexit.dataset import IMAGE, LabelledRows, objects, read_labelled
+from earlyexit.errors import DataError, InputError, OfframpError
+from earlyexit.fingerprint import weights_sha256
+from earlyexit.model import EarlyExitModel
+from earlyexit.store import load_model, read_card
+from earlyexit.train import exit_outputs
+from offramp.jobs.answer_names import answer_names
+from offramp.jobs.calibration import CalibrateJob, calibrate
+from offramp.jobs.inject_job import InjectJob
+from offramp.jobs.injecting import Injected, inject
+from offramp.jobs.ramp_times import ramps_worth_their_time, time_exits
+from optimizer.risk import Guarantee
+from profiles.table import FloatArray
+from tests.earlyexit.foreign import SIDE, pictures
+
+HERE = "tests.earlyexit.foreign"
+ROWS, HELD = 240, 320
+LOOSE = CalibrateJob(guarantee=Guarantee(budget=0.2, confidence=0.9))
+
+
+def png(seed: int) -> bytes:
+    """Of a colour of its own, so that networks of random weights answer in more than one way."""
+    rng = np.random.default_rng(seed)
+    pixels = (rng.integers(0, 200, 3) + rng.integers(0, 56, (SIDE, SIDE, 3))).astype(np.uint8)
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def rows_of(count: int = ROWS, *, labels: tuple[str, ...] = ("",)) -> LabelledRows:
+    images = objects(map(png, range(count)))
+    return LabelledRows(columns={IMAGE: images}, labels=tuple(labels[k % len(labels)] for k in range(count)))
+
+
+def job_of(backbone: str = f"{HERE}:pictures", **options: Any) -> InjectJob:
+    return InjectJob(**{"backbone": backbone, "name": "m", "epochs": 2, "source": "d.zip"} | options)
+
+
+def quick_ramps(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatArray]:
+    """Of blocks as small as these a ramp would take longer."""
+    return np.ones(model.num_blocks), np.full(len(model.ramp_indices), 0.1)
+
+
+def injected_into(out: Path, data: LabelledRows, **options: Any) -> Injected:
+    return inject(job_of(**options), data, out, times=quick_ramps)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of rows without labels, half of them kept."""
+    out = tmp_path_factory.mktemp("injected")
+    injected_into(out, rows_of(2 * HELD), hold_out=0.5)
+    return out
+
+
+def test_the_full_model_answers_as_the_module_does_with_the_modules_own_weights(folder: Path) -> None:
+    network, _ = pictures()
+    model = load_model(folder)
+    encoded = rows_of(20).encode(find_codec(model.info.codec, folder))
+    pixels = torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded]))
+    with torch.no_grad():
+        assert exit_outputs(model, encoded)[model.num_blocks - 1].equal(network(pixels))
+    card = read_card(folder)
+    assert card.provenance["backbone_sha256"] == weights_sha256(model.backbone)
+    assert (card.family, card.head_style, card.label_names) == ("exported", "given", ("0", "1", "2"))
+
+
+def test_rows_that_were_kept_have_the_models_own_answers_and_calibrate_it(folder: Path) -> None:
+    held = read_labelled(folder / "held_out.zip")
+    assert len(held) == HELD
+    card, records = calibrate(folder, held, LOOSE)
+    assert records.outcome({}).full_accuracy == 1.0, "the model agrees with itself"
+    assert set(card.thresholds) <= set(load_model(folder).ramp_indices)
+
+
+def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
+
+    path = saved(pictures_graph(seed=5), tmp_path / "theirs")  # of these weights two answers are given
+    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS)
+    assert (done.model.info.family, done.model.ramp_indices) == ("onnx", (0, 1))
+    assert load_model(tmp_path / "model").num_blocks == 3
+
+
+@pytest.mark.parametrize(
+    ("labels", "answers", "names"),
+    [
+        (("b", "a", "b", "c"), (0, 1, 0, 2), ("b", "a", "c")),
+        (("a", "b", "c", "a"), (0, 1, 2, 1), ("a", "b", "c")),
+        (("2", "0", "2"), (0, 1, 0), ("0", "1", "2")),
+        (("", "", ""), (0, 1, 0), ("0", "1", "2")),
+    ],
+    ids=["as most answers say", "the alphabet's where that is right", "numbers are outputs", "no labels"],
+)
+def test_names_are_in_the_order_of_the_outputs(
+    labels: tuple[str, ...], answers: tuple[int, ...], names: tuple[str, ...]
+) -> None:
+    data = LabelledRows.of_texts(["x"] * len(labels), labels)
+    assert answer_names(job_of(), data, torch.tensor(answers), 3) == names
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (None, r"^d\.zip: 2 different labels, and the model has 3 answers; --labels FILE names all"),
+        (("a", "b"), "^--labels: 2 different names; the model has 3 answers"),
+        (("a", "c", "d"), r"^d\.zip: 'b' is none of the names in --labels"),
+    ],
+    ids=["too few in the data", "too few names", "an unknown label"],
+)
+def test_labels_that_do_not_fit_the_outputs_are_refused(names: tuple[str, ...] | None, message: str) -> None:
+    data = LabelledRows.of_texts("xyz", ("a", "b", "a"))
+    with pytest.raises(DataError, match=message):
+        answer_names(job_of(labels=names), data, torch.tensor([0, 1, 0]), 3)
+
+
+def test_ramps_that_take_too_long_are_left_out_and_named() -> None:
+    said: list[str] = []
+    block_s, ramp_s = np.array([1.0, 2.0, 0.003]), np.array([0.1, 0.004])
+    assert ramps_worth_their_time((0, 1), block_s, ramp_s, asked=False, say=said.append) == (0,)
+    assert said == ["no ramps after blocks 1: the ramp after block 1 takes 4 ms, the blocks up to the next exit 3 ms"]
+    with pytest.raises(InputError, match=r"the ramp after block 1 takes 4 ms, .* 3 ms; --ramps without it"):
+        ramps_worth_their_time((0, 1), block_s, ramp_s, asked=True, say=said.append)
+
+
+def test_ramps_and_blocks_are_timed_where_they_run(folder: Path) -> None:
+    model = load_model(folder)
+    block_s, ramp_s = time_exits(model, folder)
+    assert (len(block_s), len(ramp_s)) == (model.num_blocks, len(model.ramp_indices))
+    assert (block_s > 0).all()
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net.pth", "net.pkl", "net.bin"])
+def test_pickles_are_never_loaded(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name} is a pickle, which may run anybody's code and is not loaded; give"):
+        job_of(name)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (rows_of(20), {}, r"^d\.zip: 20 rows; at least 230 are needed"),
+        (rows_of(labels=("a",)), {}, r"^d\.zip: only one class, 'a'"),
+        (rows_of(), {"hold_out": 0.5}, r"^d\.zip: --hold-out 0\.5 keeps 120 rows; \d+ are needed to calibrate by"),
+        (rows_of(), {"blocks": 40}, r"^--blocks 40: .* has \d+ sites, for at most \d+ blocks"),
+        (rows_of(), {"backbone": f"{HERE}:no_sites"}, "no site"),
+        (rows_of(), {"backbone": f"{HERE}:broken"}, r"^d\.zip: of row \d+ block \d+ gives NaN"),
+        (rows_of(), {"backbone": f"{HERE}:stubborn"}, "the model answers every row alike"),
+        (rows_of(), {"backbone": f"{HERE}:nowhere"}, "cannot be imported"),
+        (rows_of(), {"backbone": "nowhere.onnx"}, "nowhere.onnx"),
+    ],
+    ids=[
+        *("too few rows", "one class", "too few kept", "too many blocks", "no site", "not a number", "one answer"),
+        *("no module", "no file"),
+    ],
+)
+def test_what_cannot_be_injected_is_refused_in_one_line(
+    tmp_path: Path, data: LabelledRows, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OfframpError, match=message) as refused:
+        injected_into(tmp_path / "model", data, **options)
+    assert "\n" not in str(refused.value)
