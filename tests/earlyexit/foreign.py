@@ -147,7 +147,7 @@ def _balance(network: Pictures) -> None:
     """Let every class be the answer to pictures of some colours."""
     colours_NC = torch.randint(0, 256, (64, 3)).to(torch.uint8)
     pictures_NHWC = colours_NC[:, None, None, :].expand(-1, SIDE, SIDE, -1)
-    network.classifier.bias -= Pictures.forward(network, pictures_NHWC).mean(0)
+    network.classifier.bias.sub_(Pictures.forward(network, pictures_NHWC).mean(0))
 
 
 def images(batch: int = 2) -> dict[str, Tensor]:
