@@ -93,8 +93,8 @@ def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")  # of these weights two answers are given
     done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS)
-    assert (done.model.info.family, done.model.ramp_indices) == ("onnx", (0, 1))
-    assert load_model(tmp_path / "model").num_blocks == 3
+    assert (done.model.info.family, done.model.ramp_indices) == ("onnx", (0, 1, 2))
+    assert load_model(tmp_path / "model").num_blocks == 4
 
 
 @pytest.mark.parametrize(
