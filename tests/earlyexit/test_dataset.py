@@ -12,7 +12,7 @@ from PIL import Image
 
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.dataset import LabelledRows, read_labelled, write_labelled
+from earlyexit.dataset import LabelledRows, has_labels, read_labelled, write_labelled
 from earlyexit.errors import DataError
 from earlyexit.text_tables import read_texts
 
@@ -293,3 +293,37 @@ def png(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
     file = BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return file.getvalue()
+
+
+# Rows without labels
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "labelled"),
+    [
+        ("rows.csv", "text,label\na,x\n", True),
+        ("rows.csv", "text,mark\na,x\n", False),
+        ("rows.tsv", "text\tlabel\na\tx\n", True),
+        ("rows.jsonl", '{"text": "a"}\n', False),
+        ("rows.jsonl", '{"text": "a", "label": "x"}\n', True),
+        ("rows.txt", "a\n", False),
+    ],
+)
+def test_files_say_whether_they_have_labels_and_are_read_without(
+    tmp_path: Path, name: str, text: str, labelled: bool
+) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    assert has_labels(path) == labelled
+    rows = read_labelled(path, label_column=None)
+    assert (rows.texts, rows.labels) == (("a",), ("",))
+    assert rows.with_labels(["y"]).labels == ("y",)
+
+
+def test_images_and_arrays_are_read_without_labels(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "1.png").write_bytes(b"pixels")
+    np.savez(tmp_path / "rows.npz", x=np.zeros((2, 3)))
+    for path, count in ((tmp_path / "images", 1), (tmp_path / "rows.npz", 2)):
+        assert not has_labels(path)
+        assert read_labelled(path, label_column=None).labels == ("",) * count

@@ -47,7 +47,8 @@ def rows_of(count: int = ROWS, *, labels: tuple[str, ...] = ("",)) -> LabelledRo
 
 
 def job_of(backbone: str = f"{HERE}:pictures", **options: Any) -> InjectJob:
-    return InjectJob(**{"backbone": backbone, "name": "m", "epochs": 2, "source": "d.zip"} | options)
+    facts: dict[str, Any] = {"backbone": backbone, "name": "m", "epochs": 2, "source": "d.zip"}
+    return InjectJob(**facts | options)
 
 
 def quick_ramps(model: EarlyExitModel, folder: Path) -> tuple[FloatArray, FloatArray]:
