@@ -25,6 +25,7 @@ from offramp.cli.train import Codec, HoldOut, PoolingOption, Ramps, RampStyle
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
+    from offramp.jobs.inject_job import InjectJob
     from offramp.jobs.injecting import Injected
 
 Model = Annotated[str, typer.Argument(help="ONNX file, or module:function that gives a torch module and examples.")]
@@ -67,7 +68,6 @@ def inject(
     """Give a model that nobody prepared ramps: cut it, and train them on it as it is."""
     from earlyexit.checkpoint import RampOptions
     from offramp.jobs.inject_job import InjectJob
-    from offramp.jobs.progress import progress_bars
     from offramp.jobs.training import resolve_backbone
 
     job = InjectJob(
@@ -92,8 +92,12 @@ def inject(
         seed=seed,
         source=str(data),
     )
-    rows = _rows(data, from_answers, text_column, pair_column, label_column, part)
+    _run(job, _rows(data, from_answers, text_column, pair_column, label_column, part), out)
+
+
+def _run(job: InjectJob, rows: LabelledRows, out: Path) -> None:
     from offramp.jobs.injecting import inject as run_injection
+    from offramp.jobs.progress import progress_bars
 
     with progress_bars() as progress:
         done = run_injection(job, rows, out, progress=progress, say=print)
