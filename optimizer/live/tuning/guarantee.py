@@ -64,6 +64,8 @@ class GuaranteeTuner(Tuner):
         Thresholds to begin with that let inputs leave passed a test elsewhere, of many inputs as a rule: so the first
         test here is the largest, and until then there is the alarm.
         """
+        if self._thresholds == dict(thresholds) and np.isfinite(self._watched.since_s):
+            return  # told once more
         first = self._thresholds is None
         other_ramps = not first and set(check_followed(self._thresholds)) != set(thresholds)
         self._thresholds = dict(thresholds)

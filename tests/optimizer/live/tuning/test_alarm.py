@@ -66,6 +66,16 @@ def test_many_losses_at_once_are_the_same_as_one_by_one() -> None:
     assert together.evidence == pytest.approx(alone.evidence)
 
 
+@pytest.mark.parametrize("budget", [1e-6, 0.01, 0.9])
+def test_neither_losses_alone_nor_none_at_all_overflow(budget: float) -> None:
+    alarm = Alarm(budget, 1e-12)
+    alarm.begin()
+    assert alarm.see(np.zeros(5 * AT_ONCE)) is None
+    assert 0 < alarm.evidence < 1
+    alarm.see(np.ones(AT_ONCE))
+    assert np.isfinite(alarm.evidence)
+
+
 def test_it_tells_the_input_at_which_it_sounds() -> None:
     alarm = Alarm(0.01, 0.1)
     alarm.begin()

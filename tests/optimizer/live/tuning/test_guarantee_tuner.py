@@ -94,6 +94,17 @@ def test_a_change_of_thresholds_keeps_the_alarm_and_what_it_knows() -> None:
     assert tuner.state.watched == 100
 
 
+def test_thresholds_that_are_told_once_more_change_nothing() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(BOLD, 0.0)
+    tuner.observe(mixed(50, BOLD))
+    before = tuner.state
+    tuner.follow(dict(BOLD), 50.0)
+    assert tuner.state == before
+    assert tuner.observe(mixed(1, BOLD, first_s=49.0)) is None
+    assert tuner.state.watched == before.watched + 1
+
+
 def test_thresholds_to_begin_with_are_held_until_the_largest_test() -> None:
     tuner = make_tuner("guarantee", question())
     tuner.follow(BOLD, 0.0)
