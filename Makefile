@@ -72,6 +72,8 @@ bench: $(STAMP) runs/demo/model/calibration.json  ## Engine speed, overhead, mem
 
 bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, adaptation, kills, bursts (about an hour)
 	$(BIN)/python -m experiments.live.changes
+	$(BIN)/python -m experiments.live.threshold_changes
+	$(BIN)/python -m experiments.live.staying
 	$(BIN)/python -m experiments.live.adaptation
 	$(BIN)/python -m experiments.live.mixed
 	$(BIN)/python -m experiments.live.kills

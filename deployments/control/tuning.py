@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from deployments.settings import ControlSettings
-from earlyexit.errors import DataError, PlanError
+from earlyexit.errors import OfframpError, PlanError
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState
 from optimizer.live.tuning.rows import lets_nobody_leave
@@ -61,7 +61,7 @@ class Tuning:
                 self._shape, self._tuner = seen.shape, self._make(seen.shape)
                 self._tuner.follow(*self._followed)
             self.said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable"))) or self.said
-        except DataError as error:
+        except OfframpError as error:
             self._complain(f"thresholds cannot be tuned by what was seen: {error}")
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
@@ -74,11 +74,11 @@ class Tuning:
 
 
 def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | None:
-    """The one that the settings name; None where thresholds stay as they are.
+    """The one that the settings name; None where thresholds stay as they are, or there are no ramps.
 
     Raises PlanError where there is no budget to keep.
     """
-    if settings.tuning == "off":
+    if settings.tuning == "off" or not problem.ramps:
         return None
     if settings.accuracy_budget is None:
         raise PlanError(f"tuning {settings.tuning!r} keeps an accuracy budget, and there is none")
