@@ -8,8 +8,8 @@ from every operator to what it reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 from math import inf
 
 from earlyexit.graph.dataflow import Dataflow, Operator
@@ -44,32 +44,69 @@ def with_sets(flow: Dataflow, sites: Sequence[Site], *, long: float = LONG) -> t
 def sets_in(flow: Dataflow, region: Sequence[Operator]) -> Iterator[Site]:
     """Sets that cut a stretch, each behind what the one before it cuts off.
 
-    Behind every operator that works the cheapest is found; of these the ones that are no dearer than their neighbours.
+    Behind every operator that works the cheapest is found; of these the ones before and behind which cuts are dearer.
     """
     works = [each for each in region if each.kind == "work"]
-    cuts = [cheapest_cut(flow, region, last) for last in works[:: max(1, -(-len(works) // MOST_TRIED))]]
-    costs = [inf, *(inf if ran is None else _cost(flow, region, ran) for ran in cuts), inf]
+    tried = works[:: max(1, -(-len(works) // MOST_TRIED))]
+    cuts = [cheapest_cut(flow, region, last) for last in tried]
     passed: frozenset[str] = frozenset()
-    for index, ran in enumerate(cuts, 1):
-        if ran is None or not passed < ran or costs[index] > min(costs[index - 1], costs[index + 1]):
+    for ran, lowest in zip(cuts, _lowest(_costs(flow, region, tried, cuts)), strict=True):
+        if ran is None or not lowest or not passed < ran:
             continue
         crossing = crossing_tensors(flow, region, ran)
         if len(crossing) > 1:
             passed = ran
-            yield site_of(flow, crossing)
+            yield site_of(flow, _most_work_first(flow, crossing))
 
 
-def _cost(flow: Dataflow, region: Sequence[Operator], ran: frozenset[str]) -> float:
-    return sum(flow.bytes_per_input.get(name, inf) for name in crossing_tensors(flow, region, ran))
+def _costs(
+    flow: Dataflow, region: Sequence[Operator], tried: Sequence[Operator], cuts: Sequence[frozenset[str] | None]
+) -> list[float]:
+    """Bytes that cross before the stretch, at each cut in it, and behind it; the model's inputs are no cut."""
+
+    def cost(ran: frozenset[str]) -> float:
+        return sum(flow.bytes_per_input.get(name, inf) for name in crossing_tensors(flow, region, ran))
+
+    nothing, everything = frozenset[str](), frozenset(each.name for each in region)
+    begins = not set(crossing_tensors(flow, region, nothing)).isdisjoint(flow.inputs)
+    inside = [
+        cost(ran) if ran is not None else inf if _behind(region, last) else cost(everything)
+        for last, ran in zip(tried, cuts, strict=True)
+    ]
+    return [inf if begins else cost(nothing), *inside, cost(everything)]
 
 
-def crossing_tensors(flow: Dataflow, region: Sequence[Operator], ran: frozenset[str]) -> tuple[str, ...]:
-    """What a stretch's operators that have not run read of what was before them; what was made last first."""
-    made = {name: place for place, each in enumerate(region) for name in each.outputs if each.name in ran}
-    needed = {name for each in region if each.name not in ran for name in each.inputs} - flow.free
-    later = {name for each in region if each.name not in ran for name in each.outputs}
-    needed |= {name for name in made if name in _left(flow, region)}
-    return tuple(sorted(needed - later, key=lambda name: made.get(name, -1), reverse=True))
+def _lowest(costs: Sequence[float]) -> Iterator[bool]:
+    """Of all but the first and the last, whether the next other cost to the left and that to the right are higher."""
+    levels = [(cost, len(list(group))) for cost, group in groupby(costs)]
+    flat = [
+        lower
+        for (before, _), (cost, count), (after, _) in zip(
+            [(inf, 0), *levels], levels, [*levels[1:], (inf, 0)], strict=False
+        )
+        for lower in [before > cost < after] * count
+    ]
+    yield from flat[1:-1]
+
+
+def crossing_tensors(flow: Dataflow, region: Sequence[Operator], ran: frozenset[str]) -> frozenset[str]:
+    """What a stretch's operators that have not run, and all behind it, read of what was before them."""
+    waiting = [each for each in region if each.name not in ran]
+    made = {name for each in region if each.name in ran for name in each.outputs}
+    later = {name for each in waiting for name in each.outputs}
+    read = {name for each in waiting for name in each.inputs} - flow.free
+    return frozenset((read | (made & _left(flow, region))) - later)
+
+
+def _most_work_first(flow: Dataflow, tensors: Iterable[str]) -> tuple[str, ...]:
+    """A ramp looks at the first of a set: of a hidden state and a mask, at the hidden state."""
+    places = {name: place for place, each in enumerate(flow.live) for name in each.outputs}
+
+    def work(name: str) -> tuple[int, int]:
+        before = flow.before((name,))
+        return sum(each.kind == "work" and each.name in before for each in flow.live), places.get(name, -1)
+
+    return tuple(sorted(tensors, key=work, reverse=True))
 
 
 def _left(flow: Dataflow, region: Sequence[Operator]) -> frozenset[str]:

@@ -31,14 +31,9 @@ def with_shapes(proto: Any, open_size: int) -> Any:
     """
     import onnx
 
-    known = onnx.ModelProto()
-    known.CopyFrom(proto)
+    known = _structure(proto)
     weights = {each.name for each in known.graph.initializer}
     _close_axes([each for each in known.graph.input if each.name not in weights], open_size)
-    del known.graph.value_info[:]
-    for output in known.graph.output:
-        output.type.tensor_type.ClearField("shape")
-    known.ir_version = max(known.ir_version, OWN_INITIALIZERS)
     inferred, values = known.graph, _Values()
     for _ in range(ROUNDS):
         try:
@@ -48,6 +43,22 @@ def with_shapes(proto: Any, open_size: int) -> Any:
         if not _fold(known, dict(known_shapes(inferred)), values):
             break
     return inferred
+
+
+def _structure(proto: Any) -> Any:
+    """The model with the sizes and types of its large weights in their place, and no shape but its inputs'."""
+    import onnx
+
+    graph = onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, input=proto.graph.input)
+    graph.sparse_initializer.extend(proto.graph.sparse_initializer)
+    for each in proto.graph.initializer:
+        sizes = onnx.TensorProto(name=each.name, dims=each.dims, data_type=each.data_type)
+        graph.initializer.append(each if _is_small(each) else sizes)
+    for each in proto.graph.output:
+        graph.output.append(each)
+        graph.output[-1].type.tensor_type.ClearField("shape")
+    version = max(proto.ir_version, OWN_INITIALIZERS)
+    return onnx.ModelProto(graph=graph, opset_import=proto.opset_import, ir_version=version)
 
 
 def known_shapes(graph: Any) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -19,7 +19,7 @@ class Site:
     """A place where a model can be cut, and a ramp can look."""
 
     tensors: tuple[str, ...]
-    """What crosses. One tensor; of a cut set several, the one that is made last first: a ramp looks at that."""
+    """What crosses. One tensor; of a cut set several, the one first that most work went into: ramps look at that."""
     after: str
     """The name of the operator that gives the first of them."""
     bytes_per_input: int | None

@@ -32,9 +32,21 @@ def test_a_mask_beside_the_stream_crosses_with_it() -> None:
     flow = masked()
     assert [site.tensors for site in find_sites(flow)] == [("h",)]
     found = with_sets(flow, find_sites(flow))
-    assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("g", "m"), ("h",)]
-    assert [site.bytes_per_input for site in found[:3]] == [11, 11, 11]
-    assert [site.after for site in found[:3]] == ["operator1", "operator4", "operator7"]
+    assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
+    assert [site.bytes_per_input for site in found] == [11, 11, 10]
+    assert [site.after for site in found] == ["operator1", "operator4", "operator8"]
+
+
+def test_a_ramp_looks_at_what_most_work_went_into_though_the_mask_be_made_later() -> None:
+    flow = flow_of("a = work x w", "m = light x", *MASKED[2:])
+    flow = replace(flow, bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("abcdefghy", 10)})
+    assert with_sets(flow, find_sites(flow))[0].tensors == ("a", "m")
+
+
+def test_what_crosses_inside_a_layer_is_no_set_where_less_crosses_beside_it() -> None:
+    flow = replace(flow_of(*MASKED), bytes_per_input={"x": 50, "m": 1, **dict.fromkeys("acdefghy", 10), "b": 3})
+    found = with_sets(flow, find_sites(flow))
+    assert [site.tensors for site in found] == [("a", "m"), ("d", "m"), ("h",)]
 
 
 def test_a_model_with_one_site_after_every_layer_needs_no_sets() -> None:
