@@ -34,7 +34,9 @@ def with_shapes(proto: Any, open_size: int) -> Any:
     known = _structure(proto)
     weights = {each.name for each in known.graph.initializer}
     _close_axes([each for each in known.graph.input if each.name not in weights], open_size)
-    inferred, values = known.graph, _Values()
+    small = [each for each in proto.graph.initializer if _is_small(each)]
+    values = {each.name: onnx.numpy_helper.to_array(each) for each in small}
+    inferred = known.graph
     for _ in range(ROUNDS):
         try:
             inferred = onnx.shape_inference.infer_shapes(known, data_prop=True).graph
@@ -84,7 +86,6 @@ def _fold(model: Any, shapes: Mapping[str, tuple[int, ...]], values: _Values) ->
     """Replace operators by their small results where these are known now; whether there were any."""
     from onnx import numpy_helper
 
-    values |= {each.name: numpy_helper.to_array(each) for each in model.graph.initializer if _is_small(each)}
     kept, folded = [], []
     for node in model.graph.node:
         given = _results(node, shapes, values, model.opset_import)
