@@ -100,6 +100,7 @@ def test_at_rest_no_ramps_that_the_mover_comes_to_save_more_than_those_planned()
     for seed in range(3):
         resting = fig12.at_rest(Case(stream=made_up.stream("weather", seed, 900), table=made_up.table()))
         assert resting.planned >= resting.moved > 0
+        assert resting.planned >= resting.solved > 0
         assert len(resting.planned_ramps) <= 2
 
 
