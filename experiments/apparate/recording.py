@@ -8,6 +8,7 @@ for images learn from some of those that the network was made with, too (the pap
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +86,9 @@ def recorded(name: str, ramps: RampKind = "light", folder: Path = FOLDER) -> Pat
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         material = MAKERS[KINDS[name]](name, folder)
-        record(material, name, ramps).save(path)
+        half = path.with_name(f"{os.getpid()}-{path.name}")  # studies may run beside each other
+        record(material, name, ramps).save(half)
+        half.replace(path)
     return path
 
 
