@@ -87,8 +87,8 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
     planned, figures = answer.planned, answer.planned.figures
     return {
         "stages": stages_document(planned.stages),
-        **after_answer_document(planned.stages),
         **promised(answer.problem, figures),
+        **after_answer_document(planned.stages),
         "strategy": planned.strategy,
         "served_per_s": figures.served_per_s,
         "latency_limit_s": answer.problem.slo.limit_s,

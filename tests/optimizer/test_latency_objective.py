@@ -99,6 +99,16 @@ def test_what_binds_where_there_is_none() -> None:
     )
 
 
+def test_ramps_that_must_all_be_on_are_said_to_take_too_long() -> None:
+    dear = {"V100": {"batch": [1], "block_s": [[0.001]] * 2, "ramp_s": [[0.001]]}}
+    sought = document(minimize="latency", rate_per_s=100, ramp_budget=0.02)
+    found = answer(parse_problem({**sought, "latency": dear}), "early-exit", solve, compared=())
+    assert isinstance(found, NoPlanAnswer)
+    assert found.message == (
+        "no plan: the ramp budget of 2.000% of the blocks' time is too small; no other SLO or rate would do"
+    )
+
+
 def test_rates_and_slos_of_a_latency_problem_are_varied() -> None:
     problem = asked(rate_per_s=60, ramp_budget=0.02).problem
     faster, _ = variants(problem, Axis(name="rate_per_s", values=(500, 600)))

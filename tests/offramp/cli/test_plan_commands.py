@@ -30,6 +30,20 @@ def tight(problem: Path) -> Path:
     return written(problem, PROBLEM.replace("latency_s: 0.1,", "latency_s: 0.001,"))
 
 
+def test_early_answers_are_told_and_written_with_what_answered_inputs_do(tmp_path: Path, capsys: Captured) -> None:
+    sought = "{minimize: latency, rate_per_s: 500}"
+    path = written(tmp_path / "soonest.yaml", PROBLEM.replace("{maximize: rate}", sought))
+    assert run("plan", path, "--strategy", "apparate") == 0
+    said = capsys.readouterr().out
+    for words in ("mean answer time", "answered inputs", "run on to the end", "apparate", "mean ms"):
+        assert words in said
+    out = tmp_path / "plan.yaml"
+    answer = printed(capsys, "plan", path, "--strategy", "apparate", "--no-compare", "--out", out, "--threshold", 0.4)
+    assert (answer["after_answer"], read_plan(out).after_answer) == ("stay", "stay")
+    assert read_plan(out).predicted["mean_latency_s"] == pytest.approx(answer["mean_latency_s"])
+    assert list(answer)[:4] == PLAN_KEYS
+
+
 def test_a_plan_is_printed_as_json_and_as_tables(problem: Path, capsys: Captured) -> None:
     answer = printed(capsys, "plan", problem)
     assert list(answer)[:4] == PLAN_KEYS

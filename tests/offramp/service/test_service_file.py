@@ -6,9 +6,10 @@ import pytest
 
 from deployments.settings import ControlSettings, ServeSettings, TracingSettings
 from offramp.service.file import Service
+from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import read_plan
-from optimizer.problem import MinimizeCost, PlanProblem
+from optimizer.problem import MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.catalogue import published_profile
 from tests.offramp.service.service_files import TABLE, Files, emulated
 from tests.offramp.service.service_folders import write_model, write_records
@@ -153,6 +154,17 @@ def test_a_rate_that_is_asked_for_is_stretched_too(files: Files) -> None:
     parts = emulated(scale=20.0)
     service = files.read(**parts, planner={"objective": {"minimize": "cost", "rate_per_s": 40.0}})
     assert problem_of(service).objective == MinimizeCost(rate_per_s=2.0)
+
+
+def test_early_answers_are_sought_and_promised_in_stretched_time(files: Files) -> None:
+    objective = {"minimize": "latency", "rate_per_s": 40.0, "ramp_budget": 0.5}
+    service = files.read(**emulated(scale=20.0), planner={"objective": objective, "strategy": "apparate"})
+    assert problem_of(service).objective == MinimizeLatency(rate_per_s=2.0, ramp_budget=0.5)
+    plan = service.settings.plan
+    assert plan.after_answer == "stay"
+    figures = evaluate(problem_of(service), plan.stages)
+    assert plan.predicted["mean_latency_s"] == pytest.approx(figures.mean_latency_s)
+    assert plan.predicted["ramp_overhead"] == pytest.approx(figures.ramp_overhead)
 
 
 def test_emulated_accelerators_answer_from_the_exit_records(files: Files) -> None:
