@@ -7,7 +7,7 @@ the alarm sounds. *Delay*: inputs from a jump until it sounds, after so many goo
 are told at the first input. Beside it: the bet that knows the jump's size and its place; the bounds by Neyman and
 Pearson's lemma, of which `optimizer/live/tuning/alarm.py` tells; and Apparate's trigger, 16 answers of which none may
 be wrong at 1 %. Losses between 0 and 1, a beta distribution of the same mean, in the last table. Writes
-runs/alarm.json. Minutes: 10 on one core.
+runs/alarm.json. Minutes: 2 on one core.
 """
 
 from __future__ import annotations
