@@ -1,6 +1,6 @@
 """Answers before the end on the real service: a plan that stays beside the model without exits, at equal rate.
 
-    python -m experiments.live.staying [--requests 1000] [--load 0.6]
+    python -m experiments.live.staying [--requests 800] [--load 0.6]
 
 Four EMULATED V100 run the whole model in batches of 8; requests of one input come at a share of what the model without
 exits does, the same ones at the same times on both sides. One side is *stock*; the other has those ramps on that give
@@ -144,4 +144,4 @@ def rows_of(live: Mapping[str, Side], promised: Mapping[str, Side]) -> list[tupl
 
 
 if __name__ == "__main__":
-    command("staying", __doc__, run, COUNTS, time_scale=40.0, requests=1000, load=0.6)
+    command("staying", __doc__, run, COUNTS, time_scale=60.0, requests=800, load=0.6)
