@@ -20,8 +20,8 @@ FAMILIES = {
 }
 
 # Family -> the files in a model's folder that its network consists of, beside what all models have.
-FILES = {"onnx": ("graph.onnx", "graph.onnx.data")}
-FLOAT32_ONLY = ("onnx",)
+FILES = {"exported": ("graph.json",), "onnx": ("graph.onnx", "graph.onnx.data")}
+FLOAT32_ONLY = ("exported", "onnx")
 """Families whose networks run in float32 whatever type is asked for, known before one is loaded."""
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from earlyexit.checkpoint import RampOptions, add_ramps
 from earlyexit.errors import ModelFolderError
+from earlyexit.families import FLOAT32_ONLY
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.families.own import TensorBackbone
 from earlyexit.model import EarlyExitModel
@@ -22,6 +23,7 @@ from earlyexit.tasks.regression import RegressionTask
 from earlyexit.train import TrainOptions, exit_outputs, train_jointly, train_ramps
 from tests.earlyexit.convolutions import PIXELS, Convolution, Flat, Pixels, pictures
 from tests.earlyexit.models import small
+from tests.model_cards import a_card
 
 NAME = "tests.earlyexit.test_given_head:build"
 GIVEN = FinalHead(style="given", pooling="mean", num_outputs=2, weights={})
@@ -114,3 +116,15 @@ def test_a_backbone_without_weights_is_not_trained() -> None:
         module._parameters.clear()
     with pytest.raises(ModelFolderError, match="bert stays as it is: train its ramps alone"):
         train_jointly(model, [], np.array([], dtype=np.int64))
+
+
+def test_the_families_that_refuse_other_float_types_are_those_whose_backbones_do() -> None:
+    from earlyexit.families.exported import ExportedBackbone
+    from earlyexit.families.onnx_graph.backbone import OnnxBackbone
+
+    backbones: dict[str, type[Backbone]] = {"exported": ExportedBackbone, "onnx": OnnxBackbone}
+    assert {name for name, backbone in backbones.items() if backbone.float32_only} == set(FLOAT32_ONLY)
+    card = a_card(family="onnx")
+    card.check_dtype("float32")
+    with pytest.raises(ModelFolderError, match="intents: onnx models run in float32, not bfloat16"):
+        card.check_dtype("bfloat16")
