@@ -23,7 +23,6 @@ TEXT_DEVICE, VISION_DEVICE = "A6000", "V100"
 whose ResNet-50 times at many batch sizes are."""
 VISION_RAMP = 0.11 / 16
 """A ramp's part of the model: BranchyNet's of a ResNet-50, one after each of its 16 blocks, cost 11 % (table 2)."""
-
 VISION_BLOCKS = 15
 
 
@@ -45,19 +44,14 @@ class Case:
     @property
     def times(self) -> ExitTimes:
         """At batch 1."""
-        return self.times_at(1)
-
-    def times_at(self, batch: int) -> ExitTimes:
-        """At another batch size."""
-        return ExitTimes.of(self.table, self.stream.records.ramps, batch)
+        return ExitTimes.of(self.table, self.stream.records.ramps, 1)
 
 
-def cases(effort: Effort, ramps: str = "light") -> list[Case]:
+def cases(effort: Effort) -> list[Case]:
     """The eight streams; with quick effort two made-up ones, which need no data."""
     if effort == "quick":
         return [Case(stream=stream, table=made_up.table()) for stream in made_up.streams()]
-    found = streams(ramps="mlp" if ramps == "mlp" else "light")
-    return [Case(stream=stream, table=table_of(stream.kind)) for stream in found]
+    return [Case(stream=stream, table=table_of(stream.kind)) for stream in streams()]
 
 
 @cache
