@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from earlyexit.codecs import find_codec
-from earlyexit.dataset import LabelledRows, write_labelled
+from earlyexit.dataset import TEXT, LabelledRows, write_labelled
 from earlyexit.store import load_model
 from earlyexit.train import exit_outputs
 from experiments.data import RUNS, require_data
@@ -110,9 +110,9 @@ def _served(out: Path, tested: LabelledRows) -> dict[str, Any]:
     with _service(out) as client:
         ready_s = time.monotonic() - started_s
         [column] = tested.columns.values()
-        predictions = [
-            each for k in range(0, len(tested), 32) for each in client.predict_many(list(column[k : k + 32]))
-        ]
+        parts = [list(column[start : start + 32]) for start in range(0, len(tested), 32)]
+        cut = TEXT in tested.columns  # as rows are that are learned from
+        predictions = [each for part in parts for each in client.predict_many(part, truncate=cut)]
     full = _full_answers(out, tested)
     same = [each.said["label"] == label for each, label in zip(predictions, full, strict=True)]
     exits = [each.exit + 1 for each in predictions]
