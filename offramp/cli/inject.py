@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="ONNX file, or module:function that gives a torch module and examples.")]
 FromAnswers = Annotated[
-    bool, typer.Option("--from-answers", help="Train from the model's own answers, whatever the labels say.")
+    bool, typer.Option("--from-answers", help="Train from the model's own answers; labels only name them.")
 ]
 Labels = Annotated[
     Path | None, typer.Option(help="Names of the model's answers in its order, a line each; default: the data's.")
@@ -92,7 +92,7 @@ def inject(
         seed=seed,
         source=str(data),
     )
-    _run(job, _rows(data, from_answers, text_column, pair_column, label_column, part), out)
+    _run(job, _rows(data, text_column, pair_column, label_column, part), out)
 
 
 def _run(job: InjectJob, rows: LabelledRows, out: Path) -> None:
@@ -104,13 +104,11 @@ def _run(job: InjectJob, rows: LabelledRows, out: Path) -> None:
     _tell(done, out)
 
 
-def _rows(
-    data: Path, from_answers: bool, text_column: str, pair_column: str | None, label_column: str, part: str | None
-) -> LabelledRows:
-    """With labels where there are any; without where only the model's own answers count."""
+def _rows(data: Path, text_column: str, pair_column: str | None, label_column: str, part: str | None) -> LabelledRows:
+    """With labels where there are any: they name the model's answers even where ramps do not learn from them."""
     from earlyexit.dataset import has_labels, read_labelled
 
-    labelled = not from_answers and has_labels(data, label_column=label_column, part=part)
+    labelled = has_labels(data, label_column=label_column, part=part)
     return read_labelled(
         data,
         text_column=text_column,

@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_outputs: int) -> tuple[str, ...]:
     """As asked for; else the data's labels, in the order in which the model answers most rows as they are labelled.
 
-    The numbers 0 to C - 1 where rows have no labels, or none but these. Raises DataError where labels do not fit.
+    The numbers 0 to C - 1 where rows have no labels, or none but these. Raises DataError where labels do not fit;
+    where ramps do not learn from them, answers are numbers then.
     """
     where = job.source or "the data"
     numbers = tuple(map(str, range(num_outputs)))
     if job.labels is not None:
-        _check_named(job.labels, data, where, num_outputs)
+        _check_named(job, job.labels, data, num_outputs)
         return job.labels
     labels = data.label_names
     if set(labels) <= {*numbers, ""}:
         return numbers
     if len(labels) != num_outputs:
+        if job.from_answers:
+            return numbers
         raise DataError(
             f"{where}: {len(labels)} different labels, and the model has {num_outputs} answers; --labels FILE names "
             "all of them in the model's order, a line each"
@@ -37,12 +40,12 @@ def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_output
     return _in_the_models_order(labels, np.array([labels.index(label) for label in data.labels]), answers.numpy())
 
 
-def _check_named(names: tuple[str, ...], data: LabelledRows, where: str, num_outputs: int) -> None:
+def _check_named(job: InjectJob, names: tuple[str, ...], data: LabelledRows, num_outputs: int) -> None:
     if len(names) != num_outputs or len(set(names)) < num_outputs:
         raise DataError(f"--labels: {len(set(names))} different names; the model has {num_outputs} answers")
     unknown = sorted(set(data.label_names) - {*names, ""})
-    if unknown:
-        raise DataError(f"{where}: {unknown[0]!r} is none of the names in --labels")
+    if unknown and not job.from_answers:
+        raise DataError(f"{job.source or 'the data'}: {unknown[0]!r} is none of the names in --labels")
 
 
 def _in_the_models_order(labels: tuple[str, ...], label_N: ValueArray, answer_N: ValueArray) -> tuple[str, ...]:

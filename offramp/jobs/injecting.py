@@ -87,6 +87,9 @@ def inject(
     features = exit_features(model, encoded, progress=progress)
     answers = _answers(model, features, job)
     names = answer_names(job, learned, answers, raw.num_outputs)
+    if unknown := set(data.label_names) - {*names, ""}:
+        say(f"labels are not looked at: {min(unknown)!r} is none of the model's {len(names)} answers")
+        learned, held = _unlabelled(learned), None if held is None else _unlabelled(held)
     model = raw.model(ramps, names, provenance=_facts(job, raw, cuts, learned))
     labels = learned.labels if _labelled(learned) else [names[k] for k in answers.tolist()]
     before = weights_sha256(model.backbone)
@@ -139,7 +142,7 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
             f"{where}: {len(data)} rows; at least {least} are needed: fewer show nothing of how often ramps agree with "
             "the model"
         )
-    if _labelled(data) and len(data.label_names) < 2:
+    if _labelled(data) and len(data.label_names) < 2 and not job.from_answers:
         raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier's inputs are of at least two")
     if job.hold_out is None:
         return data, None
@@ -182,6 +185,10 @@ def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob)
 
 def _labelled(data: LabelledRows) -> bool:
     return any(data.labels)
+
+
+def _unlabelled(data: LabelledRows) -> LabelledRows:
+    return data.with_labels("" for _ in data.labels)
 
 
 def _options(job: InjectJob, data: LabelledRows, progress: Progress) -> TrainOptions:

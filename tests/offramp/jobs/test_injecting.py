@@ -115,6 +115,32 @@ def test_names_are_in_the_order_of_the_outputs(
     assert answer_names(job_of(), data, torch.tensor(answers), 3) == names
 
 
+def test_from_answers_labels_name_the_answers_and_nothing_is_learned_from_them(folder: Path, tmp_path: Path) -> None:
+    named = rows_of(2 * HELD, labels=("b", "c", "a"))
+    done = injected_into(tmp_path / "model", named, hold_out=0.5, from_answers=True)
+    assert sorted(done.model.task.spec()["label_names"]) == ["a", "b", "c"]
+    assert done.model.info.provenance["imitate"]
+    assert done.right is not None
+    assert done.held_out is not None
+    held = read_labelled(done.held_out)
+    assert held.label_names == ("a", "b", "c"), "as they were labelled"
+    calibrate(tmp_path / "model", held, LOOSE)
+
+
+@pytest.mark.parametrize("names", [None, ("x", "y", "z")])
+def test_from_answers_labels_that_name_no_answers_are_not_looked_at(
+    tmp_path: Path, names: tuple[str, ...] | None
+) -> None:
+    said: list[str] = []
+    job = job_of(from_answers=True, hold_out=0.5, labels=names)
+    done = inject(job, rows_of(2 * HELD, labels=("cat",)), tmp_path, times=quick_ramps, say=said.append)
+    assert said[-1] == "labels are not looked at: 'cat' is none of the model's 3 answers"
+    assert done.right is None
+    assert done.held_out is not None
+    assert set(read_labelled(done.held_out).label_names) <= set(names or ("0", "1", "2"))
+    calibrate(tmp_path, read_labelled(done.held_out), LOOSE)
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
