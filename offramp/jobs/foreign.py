@@ -17,6 +17,7 @@ from earlyexit.named import NamedSpec, is_own
 
 if TYPE_CHECKING:
     from earlyexit.families.base import Pretrained
+    from earlyexit.families.onnx_graph.source import GraphOptions
     from earlyexit.graph.onnx_file import OnnxFile
     from earlyexit.graph.pieces import Traced
     from earlyexit.graph.sites import Site
@@ -47,6 +48,10 @@ class Foreign(Protocol):
 
     def sites(self) -> tuple[Site, ...]:
         """Where it can be cut, with their shares of its time."""
+        ...
+
+    def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
+        """Those whose tensors have a row per input, or per token, of one type that crosses."""
         ...
 
     def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
@@ -89,8 +94,10 @@ class TorchForeign:
         from earlyexit.graph.sites import find_sites
         from earlyexit.graph.torch_seconds import time_torch
 
-        found = time_torch(self.graph, find_sites(self.graph.flow))
-        return tuple(site for site in found if all(map(self._traced.can_cross, site.tensors)))
+        return time_torch(self.graph, find_sites(self.graph.flow))
+
+    def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
+        return tuple(site for site in sites if all(map(self._traced.can_cross, site.tensors)))
 
     def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
         from earlyexit.families.exported_source import take_module
@@ -157,11 +164,21 @@ class OnnxForeign:
 
         return time_onnx(self.file, find_sites(self.file.flow))
 
-    def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
-        from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
+    def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
+        from earlyexit.families.onnx_graph.source import where_it_parts
 
-        options = GraphOptions(cuts=cuts, codec=codec, pixels=self.job.pixels)
-        return take_graph(self.file.path, folder, options)
+        cuts = where_it_parts(self.file.path, self._options([site.tensors for site in sites], codec))
+        return tuple(site for site in sites if site.tensors in cuts)
+
+    def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
+        from earlyexit.families.onnx_graph.source import take_graph
+
+        return take_graph(self.file.path, folder, self._options(cuts, codec))
+
+    def _options(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> GraphOptions:
+        from earlyexit.families.onnx_graph.source import GraphOptions
+
+        return GraphOptions(cuts=cuts, codec=codec, pixels=self.job.pixels)
 
 
 def _sizes(info: Any) -> list[int]:

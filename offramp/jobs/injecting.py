@@ -19,7 +19,7 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.train import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
 from offramp.jobs.answer_names import answer_names
 from offramp.jobs.calibration import CalibrateJob, forget_calibration
-from offramp.jobs.foreign import read_foreign
+from offramp.jobs.foreign import Foreign, read_foreign
 from offramp.jobs.inject_job import MOST_BLOCKS, InjectJob
 from offramp.jobs.kinds import codec_for, load_codec
 from offramp.jobs.provenance import provenance
@@ -74,7 +74,7 @@ def inject(
     make_folder(out)
     encoder = load_codec(codec, job, out)
     encoded = learned.encode(encoder)
-    sites = foreign.sites()
+    sites = crossing_sites(job, foreign, codec, say)
     cuts = [sites[k].tensors for k in _chosen(job, sites)]
     say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
     forget_calibration(out)
@@ -155,10 +155,24 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
     return learned, held
 
 
-def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
-    """The sites that end a block; raises GraphError where there are too few."""
+def crossing_sites(job: InjectJob, foreign: Foreign, codec: NamedSpec, say: Say) -> tuple[Site, ...]:
+    """The sites where it can be cut; raises GraphError where there is none."""
+    sites = foreign.sites()
     if not sites:
         raise GraphError(f"{job.backbone}: no site: at no place between its operators one tensor carries everything")
+    found = foreign.crossing(sites, codec)
+    lost = [f"{site.tensors[0]!r}" for site in sites if site not in found]
+    if not found:
+        raise GraphError(
+            f"{job.backbone}: no site: what carries everything has a row neither per input nor per token: {lost[0]}"
+        )
+    if lost:
+        say(f"no cut at {', '.join(lost)}: what crosses has a row per input or per token")
+    return found
+
+
+def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
+    """The sites that end a block; raises GraphError where there are too few."""
     wanted = job.blocks or min(MOST_BLOCKS, len(sites) + 1)
     if wanted > len(sites) + 1:
         raise GraphError(

@@ -97,6 +97,28 @@ def pictures_graph(*, end: str = "flat", batch: str = "B", seed: int = 0) -> onn
     return _model(text, shapes, seed)
 
 
+ACROSS = """
+across (float[BATCH, 3, 8, 8] x) => (float[BATCH, 3] logits) {
+    c0 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w0)
+    r0 = Relu(c0)
+    c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r0, w1)
+    pooled = GlobalAveragePool(c1)
+    flat = Flatten(pooled)
+    dense = MatMul(flat, w2)
+    across = Transpose <perm = [1, 0]> (dense)
+    mixed = MatMul(w3, across)
+    back = Transpose <perm = [1, 0]> (mixed)
+    logits = Gemm(back, head, bias)
+}
+"""
+
+
+def across_graph(*, batch: str = "B", seed: int = 0) -> onnx.ModelProto:
+    """In one place its inputs lie in columns, at `across`; it can be cut at r0, c1 and back."""
+    shapes = {"w0": (6, 3, 3, 3), "w1": (8, 6, 3, 3), "w2": (8, 8), "w3": (8, 8), "head": (8, 3), "bias": (3,)}
+    return _model(ACROSS.replace("BATCH", batch), shapes, seed)
+
+
 def words_graph(*, num_blocks: int = 3, seed: int = 0) -> onnx.ModelProto:
     """Attention over words; every block reads the sizes of a tensor of the first. What parts it: start, h0, h1, h2."""
     before = ["start", *(f"h{k}" for k in range(num_blocks))]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from earlyexit.errors import GraphError
 from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.families.onnx_graph.backbone import Array, OnnxBackbone
-from earlyexit.families.onnx_graph.config import GraphConfig, Outputs
+from earlyexit.families.onnx_graph.config import Crossing, GraphConfig, Outputs, Size
 from earlyexit.families.onnx_graph.file import WEIGHTS_SUFFIX, fingerprint, read_graph, read_source, write_graph
 from earlyexit.families.onnx_graph.inputs import Entry, describe_inputs, free_sizes
 from earlyexit.families.onnx_graph.parts import GraphParts, check_cuts, sizes_needed
@@ -21,6 +21,7 @@ from earlyexit.families.onnx_graph.trial import Whole, check_blocks, crossing, s
 from earlyexit.named import NamedSpec
 
 FILE = "graph.onnx"
+Tried = TypeVar("Tried")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,59 +51,110 @@ def take_graph(path: Path, folder: Path, options: GraphOptions) -> Pretrained:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as trial:  # what is refused leaves a folder as it was
         write_graph(model, Path(trial), FILE)
-        config = _tried_in_any_batch(Path(trial), entry, options, path, made_for)
+        config = _in_any_batch(lambda: _tried(Path(trial), entry, options), Path(trial), entry, path, made_for)
         for name in (FILE, FILE + WEIGHTS_SUFFIX):
             (Path(trial) / name).replace(folder / name)
     return Pretrained(backbone=OnnxBackbone(config, folder), head=_head(config), label_names=None, codec=options.codec)
 
 
-def _tried_in_any_batch(
-    folder: Path, entry: Entry, options: GraphOptions, path: Path, made_for: int | None
-) -> GraphConfig:
+def where_it_parts(path: Path, options: GraphOptions) -> tuple[Sequence[str], ...]:
+    """Those of the cuts, each for itself, at which a graph can be cut: what crosses has a row per input or per token.
+
+    Raises GraphError for what cannot be run, or classify, and for inputs that no codec gives.
+    """
+    model = read_source(path)
+    entry = describe_inputs(model.graph, options.codec, options.pixels)
+    made_for = free_sizes(model.graph, entry)
+    with TemporaryDirectory() as folder:
+        write_graph(model, Path(folder), FILE)
+        return _in_any_batch(lambda: _parting(Path(folder), entry, options), Path(folder), entry, path, made_for)
+
+
+def _in_any_batch(tried: Callable[[], Tried], folder: Path, entry: Entry, path: Path, made_for: int | None) -> Tried:
     try:
-        return _tried(folder, entry, options)
+        return tried()
     except GraphError as error:
         if made_for is None or not _reshape_any_batch(folder, entry, made_for):
             raise
         try:
-            return _tried(folder, entry, options)
+            return tried()
         except GraphError:
             raise GraphError(
                 f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
             ) from error
 
 
+def _parting(folder: Path, entry: Entry, options: GraphOptions) -> tuple[Sequence[str], ...]:
+    graph = _Graph.opened(folder, entry, options)
+    return tuple(cut for cut in options.cuts if graph.parts_at(cut))
+
+
 def _tried(folder: Path, entry: Entry, options: GraphOptions) -> GraphConfig:
-    model = read_graph(folder, FILE)
-    parts = GraphParts(model.graph)
-    answers = [options.output] if options.output is not None else [each.name for each in model.graph.output]
-    unknown = [name for name in answers if not parts.has(name)]
-    if unknown:
-        raise GraphError(f"the graph has no tensor {unknown[0]!r}; its outputs are {_outputs(model)}")
-    trials = Whole(model, folder, entry, answers).measured()
-    output = _answer(answers, trials, hidden=options.hidden)
-    codec = [each.name for each in entry.inputs if each.source == "codec"]
-    layout = {each.name for each in entry.inputs if each.source != "codec"}
-    cuts = [*options.cuts, [output]]
-    check_cuts(parts, cuts, codec, layout)
-    sizes = sizes_needed(parts, cuts, codec, layout)
-    tensors = [name for cut in cuts for name in cut]
-    whole = Whole(model, folder, entry, [*tensors, *sizes])
-    trials = whole.measured()
-    of_name = {name: [trial[name] for trial in trials] for name in (*tensors, *sizes)}
+    graph = _Graph.opened(folder, entry, options)
+    whole, crossings, sizes = graph.cut([*options.cuts, [graph.output]])
     config = GraphConfig(
         file=FILE,
         sha256=fingerprint(folder, FILE),
         inputs=entry.inputs,
-        cuts=tuple(tuple(crossing(name, of_name[name]) for name in cut) for cut in cuts),
-        outputs="hidden" if options.hidden else _kind(trials[0][output]),
-        sizes={name: sizes_of(name, of_name[name]) for name in sizes},
+        cuts=crossings,
+        outputs="hidden" if options.hidden else _kind(graph.answers),
+        sizes=sizes,
         max_length=entry.max_length,
         pixels=entry.pixels,
     )
     whole.check_longest()
     check_blocks(OnnxBackbone(config, folder), whole, config)
     return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Graph:
+    """A graph in a folder, ready to be tried."""
+
+    model: Any
+    folder: Path
+    entry: Entry
+    parts: GraphParts
+    output: str
+    """The tensor that is the answer."""
+    answers: Array
+    """Of the first trial."""
+
+    @classmethod
+    def opened(cls, folder: Path, entry: Entry, options: GraphOptions) -> _Graph:
+        """Raises GraphError where it cannot be run, or gives no classification."""
+        model = read_graph(folder, FILE)
+        parts = GraphParts(model.graph)
+        answers = [options.output] if options.output is not None else [each.name for each in model.graph.output]
+        unknown = [name for name in answers if not parts.has(name)]
+        if unknown:
+            raise GraphError(f"the graph has no tensor {unknown[0]!r}; its outputs are {_outputs(model)}")
+        trials = Whole(model, folder, entry, answers).measured()
+        output = _answer(answers, trials, hidden=options.hidden)
+        return cls(model=model, folder=folder, entry=entry, parts=parts, output=output, answers=trials[0][output])
+
+    def cut(
+        self, cuts: Sequence[Sequence[str]]
+    ) -> tuple[Whole, tuple[tuple[Crossing, ...], ...], dict[str, Size | tuple[Size, ...]]]:
+        """What crosses at each, the last the answer, and the sizes that blocks are fed; raises GraphError."""
+        codec = [each.name for each in self.entry.inputs if each.source == "codec"]
+        layout = {each.name for each in self.entry.inputs if each.source != "codec"}
+        check_cuts(self.parts, cuts, codec, layout)
+        sizes = sizes_needed(self.parts, cuts, codec, layout)
+        names = [*(name for cut in cuts for name in cut), *sizes]
+        whole = Whole(self.model, self.folder, self.entry, names)
+        trials = whole.measured()
+        of_name = {name: [trial[name] for trial in trials] for name in names}
+        crossings = tuple(tuple(crossing(name, of_name[name]) for name in cut) for cut in cuts)
+        return whole, crossings, {name: sizes_of(name, of_name[name]) for name in sizes}
+
+    def parts_at(self, cut: Sequence[str]) -> bool:
+        """Whether `cut` takes this one alone."""
+        try:
+            self.cut([cut, [self.output]])
+        except GraphError:
+            return False
+        return True
 
 
 def _answer(names: Sequence[str], trials: Sequence[Mapping[str, Array]], *, hidden: bool) -> str:

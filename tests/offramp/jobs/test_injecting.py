@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from PIL import Image
 
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import IMAGE, LabelledRows, objects, read_labelled
-from earlyexit.errors import DataError, InputError, OfframpError
+from earlyexit.errors import DataError, GraphError, InputError, OfframpError
 from earlyexit.fingerprint import weights_sha256
+from earlyexit.graph.sites import Site
 from earlyexit.model import EarlyExitModel
+from earlyexit.named import NamedSpec
 from earlyexit.store import load_model, read_card
 from earlyexit.train import exit_outputs
 from offramp.jobs.answer_names import answer_names
 from offramp.jobs.calibration import CalibrateJob, calibrate
+from offramp.jobs.foreign import TorchForeign, read_foreign
 from offramp.jobs.inject_job import InjectJob
-from offramp.jobs.injecting import Injected, inject
+from offramp.jobs.injecting import Injected, crossing_sites, inject
 from offramp.jobs.ramp_times import ramps_worth_their_time, time_exits
 from optimizer.risk import Guarantee
 from profiles.table import FloatArray
@@ -96,6 +100,27 @@ def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
     done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS)
     assert (done.model.info.family, done.model.ramp_indices) == ("onnx", (0, 1, 2))
     assert load_model(tmp_path / "model").num_blocks == 4
+
+
+def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from tests.earlyexit.onnx_graphs import PIXELS, across_graph, saved
+
+    path, said = saved(across_graph(seed=3), tmp_path / "theirs"), list[str]()
+    done = inject(job_of(str(path), pixels=PIXELS), rows_of(), tmp_path / "model", times=quick_ramps, say=said.append)
+    assert said[0] == "no cut at 'across': what crosses has a row per input or per token"
+    assert done.model.info.provenance["cuts"] == [["r0"], ["c1"], ["back"]]
+
+
+def test_only_a_model_that_can_be_cut_nowhere_is_refused(tmp_path: Path) -> None:
+    class Nowhere(TorchForeign):
+        def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
+            return ()
+
+    found = read_foreign(job_of(), rows_of())
+    assert isinstance(found, TorchForeign)
+    with pytest.raises(GraphError, match=r"pictures: no site: what carries everything has a row neither per input nor"):
+        crossing_sites(job_of(), Nowhere(graph=found.graph, pairs=False), {"name": "image"}, print)
 
 
 @pytest.mark.parametrize(
