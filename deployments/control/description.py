@@ -88,8 +88,8 @@ def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float) -> dict[
     standing = loop.keeper.standing
     since_s = max(standing.followed_s, now_s - settings.control.period_s)
     seen = total(loop.knowledge.counts(since_s))
-    active, num_probes = loop.knowledge.observed(since_s, now_s, standing.placed.plan.ramps)
-    full, _ = loop.knowledge.observed(since_s, now_s)
+    active = loop.knowledge.observed(since_s, now_s, standing.placed.plan.ramps)
+    full = loop.knowledge.observed(since_s, now_s)
     agreement = None if active is None or active.agreement is None else active.agreement.value
     return {
         "seconds": 0.0 if seen is None else seen.seconds,
@@ -99,7 +99,7 @@ def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float) -> dict[
         "p99_s": None if seen is None else latency_s(seen.latencies, 0.99),
         "exits": {} if seen is None else {str(block): count for block, count in sorted(seen.exits.items())},
         "drops": {} if seen is None else dict(seen.drops),
-        "probes": num_probes,
+        "inputs_seen": 0 if full is None else full.num_inputs,
         "survival": None if full is None or full.survival is None else [share.value for share in full.survival],
         "agreement": agreement,
         "accuracy_budget": settings.control.accuracy_budget,

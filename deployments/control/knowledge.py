@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 KEEP_S = 7200.0
 """What is remembered: at most; sixty windows of two minutes show any drift that a forecast can use."""
 LEAST_PROBES = 30
-"""Below, what was expected before anything was seen keeps part of its weight: of 30 probes a share of 1/2 is known to
-0.09 (one standard deviation), about as well as a calibration of another stream tells it."""
+"""By which plans are scored, or what is worth as many (`worth`). Below, what was expected before anything was seen
+keeps part of its weight: of 30 probes a share of 1/2 is known to 0.09 (one standard deviation), about as well as a
+calibration of another stream tells it."""
 RECENT_WINDOWS = 2
 """Whose probes plans are scored on again: more would mix in what the stream no longer is."""
 LEAST_COVERED = 0.5
@@ -41,7 +42,7 @@ class Outlook:
     """Of the level beneath: what endless inputs would show. Where only few probes were seen its middle leans to what
     was expected before anything was, and its intervals hold both."""
     num_probes: int
-    """Probes behind it."""
+    """What is behind it is worth as many; see `worth`."""
     how: str
     rate: RateForecast | None = None
     """None where nothing was counted yet."""
@@ -127,15 +128,14 @@ class Knowledge:
         mine_N = (joined.times_s_N >= since_s) & (joined.times_s_N < now_s)
         return Window(start_s=since_s, period_s=now_s - since_s, observations=joined.take(mine_N))
 
-    def observed(
-        self, since_s: float, now_s: float, ramps: Sequence[int] | None = None
-    ) -> tuple[WindowEstimate | None, int]:
-        """What the probes in between say, with their number; of the given active ramps, or of all."""
+    def observed(self, since_s: float, now_s: float, ramps: Sequence[int] | None = None) -> WindowEstimate | None:
+        """What the inputs seen in between say of the given active ramps, or of all; None as of `window`."""
         window = self.window(since_s, now_s)
         if window is None:
-            return None, 0
-        thresholds = {ramp: self.thresholds[ramp] for ramp in (self.problem.ramps if ramps is None else ramps)}
-        return window.estimate(thresholds), window.num_inputs
+            return None
+        return window.estimate(
+            {ramp: self.thresholds[ramp] for ramp in (self.problem.ramps if ramps is None else ramps)}
+        )
 
     def records(self, now_s: float) -> ExitRecords | None:
         """Recent probes to score plans on, of the stream as it is now; None for fewer than `LEAST_PROBES`."""
@@ -186,7 +186,7 @@ class Knowledge:
 
         whole = [] if self._stream is None else windows(self._stream, now_s)
         estimates = [each.estimate(self.thresholds) for each in whole if each.start_s >= self.changed_s]
-        num_probes = sum(estimate.num_inputs for estimate in estimates)
+        num_probes = sum(map(worth, estimates))
         if num_probes < LEAST_PROBES:
             return self._pooled_outlook(now_s)
         return Outlook(
@@ -199,21 +199,22 @@ class Knowledge:
         )
 
     def _pooled_outlook(self, now_s: float) -> Outlook:
-        """All probes since the stream changed as one window; of few, the prior keeps the rest of the weight."""
+        """All that was seen since the stream changed as one window; of little, the prior keeps part of the weight."""
         from profiles.forecast import forecast_survival
         from profiles.survival_history import SurvivalHistory
 
         prior_N = self.expected_survival_N
-        estimate, num_probes = self.observed(self.changed_s, now_s)
+        estimate = self.observed(self.changed_s, now_s)
+        num_probes = worth(estimate)
         if estimate is None or estimate.survival is None:
             none = SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan))
             expected = forecast_survival(none, prior=prior_N, coverage=self.coverage)
             return Outlook(at_s=now_s, survival=expected, num_probes=0, how="expected")
         seen = forecast_survival(survival_history([estimate]), prior=prior_N, coverage=self.coverage)
         if num_probes >= LEAST_PROBES:
-            return Outlook(at_s=now_s, survival=seen, num_probes=num_probes, how=f"{num_probes} probes")
+            return Outlook(at_s=now_s, survival=seen, num_probes=num_probes, how=f"worth {num_probes} probes")
         leaning = _leaning(seen, np.array(prior_N), num_probes / LEAST_PROBES)
-        how = f"{num_probes} probes and what was expected"
+        how = f"worth {num_probes} probes, and what was expected"
         return Outlook(at_s=now_s, survival=leaning, num_probes=num_probes, how=how)
 
     def _rate(self, now_s: float) -> RateForecast | None:
@@ -227,6 +228,16 @@ class Knowledge:
             return None
         rate_rps = np.array([recent.arrived / recent.seconds])
         return forecast_rate(rate_rps, coverage=self.coverage, window_s=recent.seconds)
+
+
+def worth(estimate: WindowEstimate | None) -> int:
+    """Probes that would say as much of where inputs leave, where least is known of it; 0 where nothing is said.
+
+    Inputs that stayed tell nothing of ramps that were off: with three probes, any number of them is worth little more.
+    """
+    if estimate is None or estimate.survival is None:
+        return 0
+    return round(min(share.effective_inputs for share in estimate.survival))
 
 
 def window_rates(counts: Sequence[Interval], since_s: float, now_s: float, period_s: float) -> npt.NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.control.knowledge import LEAST_PROBES, Knowledge, Outlook
+from deployments.control.knowledge import LEAST_PROBES, Knowledge, Outlook, worth
 from deployments.control.look import rate_left, survival_left
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.planning import Ground, Planning
@@ -76,5 +76,5 @@ class Occasions:
         return self._num_probes(seen) >= LEAST_PROBES
 
     def _num_probes(self, seen: Look) -> int:
-        """Since the stream changed."""
-        return self._knowledge.observed(self._knowledge.changed_s, seen.at_s)[1]
+        """What was seen since the stream changed is worth as many."""
+        return worth(self._knowledge.observed(self._knowledge.changed_s, seen.at_s))

@@ -100,7 +100,7 @@ def test_plans_change_under_load_and_every_answer_stays_what_it_was(one_ray: One
         tiny.check(index, answer)
     assert [stage["replicas"] for stage in described["plan"]["stages"]] == [1, 1]
     assert described["observed"]["drops"] == {}
-    assert described["observed"]["probes"] > 0
+    assert described["observed"]["inputs_seen"] > 0
     assert 0.0 <= described["observed"]["agreement"] <= 1.0
     assert num_asked(history) - asked_before == len(plans(first))
 
@@ -115,6 +115,6 @@ def once_probes_are_seen(http: httpx.Client) -> dict[str, Any]:
     until_s = time.monotonic() + PROBES_S
     while True:
         described: dict[str, Any] = http.get("/plan").json()
-        if described["observed"]["probes"] or time.monotonic() > until_s:
+        if described["observed"]["inputs_seen"] or time.monotonic() > until_s:
             return described
         time.sleep(0.2)

@@ -31,7 +31,9 @@ def staying(replicas: int) -> Plan:
     return Plan(stages=(Stage(device="cpu", replicas=replicas, splits=(split,)),), policy=POLICY)
 
 
-def simulated(plan: Plan, tuning: Tuning, *, hold: bool = False, orders: tuple[Order, ...] = ()) -> Controlled:
+def simulated(
+    plan: Plan, tuning: Tuning, *, hold: bool = False, orders: tuple[Order, ...] = (), probe_share: float = 0.05
+) -> Controlled:
     arrivals_s = evenly(100, ENDS_S)
     scenario = Scenario(
         problem=soonest(),
@@ -50,7 +52,7 @@ def simulated(plan: Plan, tuning: Tuning, *, hold: bool = False, orders: tuple[O
         problem=soonest(),
         records=RECORDS,
         slots=SLOTS,
-        probe_share=0.05,
+        probe_share=probe_share,
         delays=DELAYS,
         hold=hold,
         orders=orders,
@@ -81,6 +83,13 @@ def test_a_plan_that_stays_is_put_in_force_and_left_without_losing_an_input() ->
     during = result.outcome.figures_between(25.0, 39.0)
     assert during.exits[1] / during.answered == pytest.approx(0.6, abs=0.03)
     assert set(result.outcome.figures_between(45.0, 60.0).exits) == {3}
+    assert result.outcome.figures_between(0.0, ENDS_S).answered == len(result.outcome.arrived_s_R)
+
+
+def test_a_plan_that_stays_is_planned_again_without_probes_by_what_was_expected() -> None:
+    result = simulated(staying(4), "off", probe_share=0.0)
+    assert result.words("error") == []
+    assert epochs(result, "period")[0].at_s == pytest.approx(60.3)
     assert result.outcome.figures_between(0.0, ENDS_S).answered == len(result.outcome.arrived_s_R)
 
 

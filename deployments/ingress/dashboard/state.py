@@ -134,12 +134,12 @@ def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:
 def _agreement(now: Snapshot) -> dict[str, Any]:
     observed = (now.described or {}).get("observed")
     if observed is None:
-        return {"value": now.agreement, "budget": None, "within": None, "probes": None}
+        return {"value": now.agreement, "budget": None, "within": None, "inputs_seen": None}
     return {
         "value": observed["agreement"],
         "budget": observed["accuracy_budget"],
         "within": observed["within_budget"],
-        "probes": observed["probes"],
+        "inputs_seen": observed["inputs_seen"],
     }
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from deployments.control.intake import Interval
-from deployments.control.knowledge import Knowledge, window_rates
+from deployments.control.knowledge import Knowledge, window_rates, worth
 from earlyexit.errors import DataError
-from optimizer.plan import Plan
+from earlyexit.split import Split
+from optimizer.plan import Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.stream import Observations, StreamShape, empty
-from tests.deployments.control.control_fakes import POLICY, START_S, halves, probes, problem
+from tests.deployments.control.control_fakes import POLICY, RAMPS, START_S, halves, probes, problem
 
 PLAN = Plan(stages=halves(3, 1), policy=POLICY)
 PERIOD_S = 120.0
@@ -52,14 +53,14 @@ def test_enough_probes_are_believed_alone() -> None:
     knowledge.add_probes(seen(START_S + 5.0, leaving=6, staying=24))
     outlook = knowledge.outlook(START_S + 10.0)
     assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.8, 0.8))
-    assert outlook.how == "30 probes"
+    assert outlook.how == "worth 30 probes"
 
 
 def test_probes_of_the_window_in_which_the_recording_began_are_known_though_it_is_not_whole() -> None:
     knowledge = known(since_s=START_S + 50.0)
     knowledge.add_probes(seen(START_S + 60.0, leaving=6, staying=24))
-    assert knowledge.observed(START_S + 50.0, START_S + 70.0)[1] == 30
-    assert knowledge.outlook(START_S + PERIOD_S + 1.0).how == "30 probes"
+    assert worth(knowledge.observed(START_S + 50.0, START_S + 70.0)) == 30
+    assert knowledge.outlook(START_S + PERIOD_S + 1.0).how == "worth 30 probes"
 
 
 def test_whole_windows_are_forecast_from() -> None:
@@ -98,9 +99,9 @@ def test_probes_between_two_times_are_observed() -> None:
     knowledge = known()
     knowledge.add_probes(seen(START_S + 5.0, leaving=4, staying=0))
     knowledge.add_probes(seen(START_S + 130.0, leaving=1, staying=3))
-    estimate, num_probes = knowledge.observed(START_S + 100.0, START_S + 140.0)
-    assert num_probes == 4
+    estimate = knowledge.observed(START_S + 100.0, START_S + 140.0)
     assert estimate is not None
+    assert estimate.num_inputs == worth(estimate) == 4
     assert estimate.survival is not None
     assert [share.value for share in estimate.survival] == [1.0, 1.0, 0.75, 0.75]
     assert estimate.agreement is not None
@@ -120,7 +121,53 @@ def test_inputs_that_are_no_probes_are_left_out() -> None:
     )
     knowledge = known()
     knowledge.add_probes(plain)
-    assert knowledge.observed(START_S, START_S + 1.0)[1] == 0
+    estimate = knowledge.observed(START_S, START_S + 1.0)
+    assert estimate is not None
+    assert estimate.num_inputs == worth(estimate) == 0
+
+
+def stayed(at_s: float, *, leaving: int, staying: int) -> Observations:
+    """No probes: of ramps 0 and 2, which are off, nothing was seen."""
+    sampled = seen(at_s, leaving=leaving, staying=staying)
+    probe_N = np.zeros(len(sampled), dtype=bool)
+    unseen_NR = np.where(sampled.active_NR, np.float32(0.0), np.float32(np.nan))
+    return replace(
+        sampled, probe_N=probe_N, stayed_N=~probe_N, scores_NR=sampled.scores_NR + unseen_NR, losses_NR=unseen_NR
+    )
+
+
+def test_of_inputs_that_stayed_and_no_probe_nothing_is_known_of_ramps_that_were_off() -> None:
+    knowledge = known()
+    knowledge.add_probes(stayed(START_S + 5.0, leaving=50, staying=50))
+    for now_s in (START_S + 10.0, START_S + PERIOD_S + 10.0):
+        outlook = knowledge.outlook(now_s)
+        assert (outlook.num_probes, outlook.how) == (0, "expected")
+        assert outlook.survival.next_survival == (1.0, 1.0, 0.4, 0.4)
+    assert knowledge.records(START_S + PERIOD_S + 10.0) is None
+
+
+def test_a_few_probes_among_many_inputs_that_stayed_are_worth_no_more_than_themselves() -> None:
+    knowledge = known()
+    knowledge.add_probes(stayed(START_S + 5.0, leaving=5_000, staying=5_000))
+    knowledge.add_probes(seen(START_S + 6.0, leaving=0, staying=3))
+    for now_s in (START_S + 10.0, START_S + PERIOD_S + 10.0):
+        outlook = knowledge.outlook(now_s)
+        assert 3 <= outlook.num_probes <= 6
+        assert outlook.how.endswith("what was expected")
+        assert outlook.survival.next_survival[2] < 0.6  # as calibrated: 0.4; of the probes alone: 1
+
+
+def test_inputs_that_stayed_under_all_ramps_are_worth_as_many_probes() -> None:
+    every = replace(
+        PLAN, stages=(Stage(device="cpu", replicas=1, splits=(Split(first=0, end=4, batch=4, ramps=RAMPS),)),)
+    )
+    sampled = probes([START_S + 5.0] * 40, [True] * 10 + [False] * 30, every)
+    probe_N = np.zeros(40, dtype=bool)
+    knowledge = known()
+    knowledge.add_probes(replace(sampled, probe_N=probe_N, stayed_N=~probe_N))
+    outlook = knowledge.outlook(START_S + PERIOD_S + 10.0)
+    assert (outlook.num_probes, outlook.how) == (40, "1 windows")
+    assert outlook.survival.next_survival == pytest.approx((1.0, 1.0, 0.75, 0.75))
 
 
 def test_probes_of_another_model_are_refused() -> None:

@@ -51,9 +51,9 @@ async def test_a_new_controller_takes_up_the_plan_and_what_was_seen(tmp_path: Pa
     assert len(scene.asked) == asked + 1, "it plans at once: what the plan stood on is gone"
     assert scene.fleet.log == []
     assert scene.loop.keeper.placed == scene.fleet.followed
-    estimate, num_probes = scene.loop.knowledge.observed(START_S, START_S + 120.0)
-    assert num_probes == 24 * 100
+    estimate = scene.loop.knowledge.observed(START_S, START_S + 120.0)
     assert estimate is not None
+    assert estimate.num_inputs == 24 * 100
 
 
 async def test_probes_that_cannot_be_read_any_more_do_not_keep_a_controller_from_its_plan(tmp_path: Path) -> None:

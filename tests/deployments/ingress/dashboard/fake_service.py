@@ -153,7 +153,7 @@ class FakeService(FakeBackend):
                 "agreement": 0.9931,
                 "accuracy_budget": 0.01,
                 "within_budget": True,
-                "probes": 412,
+                "inputs_seen": 412,
                 "drops": {"admission": 225, "deadline": 15},
             },
         }
