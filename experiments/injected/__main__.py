@@ -50,6 +50,8 @@ AT_ONCE = 16
 ROWS, TESTED, COMPARED = 1000, 300, 2000
 """Rows that a model is injected with, half of them kept to calibrate by; asked of the service; that ramps are compared
 on, all of the first having taught them."""
+ABLE = 0.9
+"""Agreement from which on a ramp is one that inputs leave at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,16 +278,15 @@ def _is_there(name: str, packages: Path) -> bool:
 
 
 def _show_compared(name: str, ramps: Sequence[Compared]) -> None:
-    """In percent; of the differences the one that speaks most against the model's own answers too."""
+    """In percent; the least difference speaks most against the model's own answers."""
     keep([asdict(each) for each in ramps], RUNS / "injected" / f"{name}-compared" / "figures.json")
     rows = [[each.block, f"{each.labels:.1%}", f"{each.answers:.1%}", f"{each.points:+.1f}"] for each in ramps]
+    show(name, ["after block", "agree, from labels", "from answers", "points"], rows)
+    able = [each.points for each in ramps if max(each.labels, each.answers) >= ABLE]
     least = min(each.points for each in ramps)
-    show(
-        f"{name}: agreement of ramps with the full model, on {COMPARED} held-back rows",
-        ["after block", "from labels", "from answers", "points"],
-        rows,
-        caption=f"from answers at least {least:+.1f} points of from labels",
-    )
+    print(f"{COMPARED} held-back rows; from answers at least {least:+.1f} points beside from labels")
+    if able:
+        print(f"of {len(able)} ramps that agree with the full model on {ABLE:.0%} of them: at least {min(able):+.1f}")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,9 @@ def inject(
     std: Annotated[str | None, typer.Option(help="The same of their standard deviation.")] = None,
     bgr: Annotated[bool, typer.Option("--bgr", help="The ONNX file takes blue first.")] = False,
     blocks: Annotated[int | None, typer.Option(help="Default: one more than there are sites, up to 12.")] = None,
+    sets: Annotated[
+        bool, typer.Option("--sets", help="Cut too where two or three tensors carry everything together.")
+    ] = False,
     ramp_style: RampStyle = "light",
     pooling: PoolingOption = "mean",
     ramps: Ramps = None,
@@ -80,6 +83,7 @@ def inject(
         pixels=_pixels(mean, std, bgr=bgr),
         labels=None if labels is None else _lines(labels),
         blocks=blocks,
+        sets=sets,
         ramps=RampOptions(
             style=choice("ramp-style", ramp_style, RAMP_STYLES),
             pooling=choice("pooling", pooling, POOLINGS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from earlyexit.named import NamedSpec, is_own
 if TYPE_CHECKING:
     from earlyexit.families.base import Pretrained
     from earlyexit.families.onnx_graph.source import GraphOptions
+    from earlyexit.graph.dataflow import Dataflow
     from earlyexit.graph.onnx_file import OnnxFile
     from earlyexit.graph.pieces import Traced
     from earlyexit.graph.sites import Site
@@ -64,7 +65,7 @@ def read_foreign(job: InjectJob, data: LabelledRows) -> Foreign:
     if is_own(job.backbone):
         from earlyexit.graph.torch_module import read_torch
 
-        return TorchForeign(graph=read_torch(job.backbone), pairs=PAIR in data.columns)
+        return TorchForeign(graph=read_torch(job.backbone), pairs=PAIR in data.columns, sets=job.sets)
     from earlyexit.graph.onnx_file import read_onnx
 
     return OnnxForeign(file=read_onnx(Path(job.backbone)), job=job, kind=tuple(data.columns))
@@ -76,6 +77,7 @@ class TorchForeign:
 
     graph: TorchGraph
     pairs: bool
+    sets: bool
     family: str = "exported"
 
     @property
@@ -91,10 +93,9 @@ class TorchForeign:
         return (self._traced.most_tokens or TEXT_LENGTH) if self.inputs[0].per_token else 1
 
     def sites(self) -> tuple[Site, ...]:
-        from earlyexit.graph.sites import find_sites
         from earlyexit.graph.torch_seconds import time_torch
 
-        return time_torch(self.graph, find_sites(self.graph.flow))
+        return _timed_sites(self.graph.flow, lambda sites: time_torch(self.graph, sites), sets=self.sets)
 
     def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
         return tuple(site for site in sites if all(map(self._traced.can_cross, site.tensors)))
@@ -160,9 +161,8 @@ class OnnxForeign:
 
     def sites(self) -> tuple[Site, ...]:
         from earlyexit.graph.onnx_seconds import time_onnx
-        from earlyexit.graph.sites import find_sites
 
-        return time_onnx(self.file, find_sites(self.file.flow))
+        return _timed_sites(self.file.flow, lambda sites: time_onnx(self.file, sites), sets=self.job.sets)
 
     def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
         from earlyexit.families.onnx_graph.source import where_it_parts
@@ -179,6 +179,18 @@ class OnnxForeign:
         from earlyexit.families.onnx_graph.source import GraphOptions
 
         return GraphOptions(cuts=cuts, codec=codec, pixels=self.job.pixels)
+
+
+def _timed_sites(
+    flow: Dataflow, timed: Callable[[Sequence[Site]], tuple[Site, ...]], *, sets: bool
+) -> tuple[Site, ...]:
+    from earlyexit.graph.cut_sets import with_sets
+    from earlyexit.graph.sites import find_sites
+
+    sites = find_sites(flow)
+    sites = timed(sites) if sites else sites
+    found = with_sets(flow, sites) if sets else sites
+    return timed(found) if len(found) > len(sites) else found
 
 
 def _sizes(info: Any) -> list[int]:

@@ -36,6 +36,8 @@ class InjectJob:
     """Names of the model's answers in its order; None for what the data says."""
     blocks: int | None = None
     """None for as many as there are sites for, up to `MOST_BLOCKS`."""
+    sets: bool = False
+    """Whether it may be cut where a few tensors carry everything together, where for long none does alone."""
     ramps: RampOptions = field(default_factory=RampOptions)
     from_answers: bool = False
     """Have ramps learn of the model's own answers instead of the labels."""

@@ -77,6 +77,8 @@ def inject(
     sites = crossing_sites(job, foreign, codec, say)
     cuts = [sites[k].tensors for k in _chosen(job, sites)]
     say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
+    if len(sites) < 2 and not job.sets:
+        say("--sets looks for more, where two or three tensors carry everything together")
     forget_calibration(out)
     raw = _Raw(job=job, family=foreign.family, codec=codec, pretrained=foreign.take(cuts, codec, out))
     check_inputs(raw.model(()), encoded[0])
@@ -159,9 +161,12 @@ def crossing_sites(job: InjectJob, foreign: Foreign, codec: NamedSpec, say: Say)
     """The sites where it can be cut; raises GraphError where there is none."""
     sites = foreign.sites()
     if not sites:
-        raise GraphError(f"{job.backbone}: no site: at no place between its operators one tensor carries everything")
+        hint = "nor do sets of three" if job.sets else "--sets cuts where two or three do together"
+        raise GraphError(
+            f"{job.backbone}: no site: nowhere between its operators one tensor carries everything; {hint}"
+        )
     found = foreign.crossing(sites, codec)
-    lost = [f"{site.tensors[0]!r}" for site in sites if site not in found]
+    lost = [" and ".join(map(repr, site.tensors)) for site in sites if site not in found]
     if not found:
         raise GraphError(
             f"{job.backbone}: no site: what carries everything has a row neither per input nor per token: {lost[0]}"
@@ -177,6 +182,7 @@ def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
     if wanted > len(sites) + 1:
         raise GraphError(
             f"--blocks {wanted}: {job.backbone} has {len(sites)} sites, for at most {len(sites) + 1} blocks"
+            f"{'' if job.sets else '; --sets looks for sets of tensors too'}"
         )
     return balanced_cuts([site.seconds_share or 0.0 for site in sites], wanted)
 

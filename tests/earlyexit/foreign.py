@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -113,6 +115,25 @@ class Alone(nn.Module):
         return answer
 
 
+class Masked(Pictures):
+    """Every stage, wide within, reads a number made of the pixels beside what the one before it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        pairs = [(nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(16, 4, 3, padding=1)) for _ in range(3)]
+        self.stages = nn.Sequential(*(nn.Sequential(*pair) for pair in pairs))
+        self.classifier = nn.Linear(4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        pixels = image.permute(0, 3, 1, 2).float() / 128 - 1
+        mask = pixels.amax((1, 2, 3))[:, None, None, None]
+        x = F.relu(self.stem(pixels))
+        for stage in self.stages:
+            x = torch.tanh(stage(x) * mask)
+        answer: Tensor = self.classifier(x.mean((2, 3)))
+        return answer
+
+
 class Stubborn(Pictures):
     """Answers everything alike."""
 
@@ -138,16 +159,16 @@ def _seeded(make: type[nn.Module]) -> nn.Module:
                 module.running_mean = torch.rand(module.num_features) - 0.5
                 module.running_var = torch.rand(module.num_features) + 0.5
         if isinstance(network, Pictures) and not isinstance(network, Stubborn):
-            _balance(network)
+            _balance(network, Masked.forward if isinstance(network, Masked) else Pictures.forward)
     return network
 
 
 @torch.no_grad()
-def _balance(network: Pictures) -> None:
+def _balance(network: Pictures, forward: Callable[..., Tensor]) -> None:
     """Let every class be the answer to pictures of some colours."""
     colours_NC = torch.randint(0, 256, (64, 3)).to(torch.uint8)
     pictures_NHWC = colours_NC[:, None, None, :].expand(-1, SIDE, SIDE, -1)
-    network.classifier.bias.sub_(Pictures.forward(network, pictures_NHWC).mean(0))
+    network.classifier.bias.sub_(forward(network, pictures_NHWC).mean(0))
 
 
 def images(batch: int = 2) -> dict[str, Tensor]:
@@ -169,6 +190,10 @@ def separate() -> Given:
 
 def two_answers() -> Given:
     return _seeded(Pair), images()
+
+
+def masked() -> Given:
+    return _seeded(Masked), images()
 
 
 def no_sites() -> Given:

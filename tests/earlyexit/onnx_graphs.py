@@ -119,6 +119,30 @@ def across_graph(*, batch: str = "B", seed: int = 0) -> onnx.ModelProto:
     return _model(ACROSS.replace("BATCH", batch), shapes, seed)
 
 
+MASKED = """
+masked (float[BATCH, 3, 8, 8] x) => (float[BATCH, 3] logits) {
+    mask = ReduceMax <axes = [1, 2, 3]> (x)
+    c0 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w0)
+    r0 = Relu(c0)
+    m0 = Mul(r0, mask)
+    c1 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (m0, w1)
+    r1 = Relu(c1)
+    m1 = Mul(r1, mask)
+    c2 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (m1, w2)
+    m2 = Mul(c2, mask)
+    pooled = GlobalAveragePool(m2)
+    flat = Flatten(pooled)
+    logits = Gemm(flat, head, bias)
+}
+"""
+
+
+def masked_graph(*, batch: str = "B", seed: int = 0) -> onnx.ModelProto:
+    """Every convolution's output is multiplied with a number made of the pixels: only with it can the graph be cut."""
+    shapes = {"w0": (6, 3, 3, 3), "w1": (6, 6, 3, 3), "w2": (8, 6, 3, 3), "head": (8, 3), "bias": (3,)}
+    return _model(MASKED.replace("BATCH", batch), shapes, seed)
+
+
 def words_graph(*, num_blocks: int = 3, seed: int = 0) -> onnx.ModelProto:
     """Attention over words; every block reads the sizes of a tensor of the first. What parts it: start, h0, h1, h2."""
     before = ["start", *(f"h{k}" for k in range(num_blocks))]

@@ -29,7 +29,7 @@ from offramp.jobs.injecting import Injected, crossing_sites, inject
 from offramp.jobs.ramp_times import ramps_worth_their_time, time_exits
 from optimizer.risk import Guarantee
 from profiles.table import FloatArray
-from tests.earlyexit.foreign import SIDE, pictures
+from tests.earlyexit.foreign import SIDE, masked, pictures
 
 HERE = "tests.earlyexit.foreign"
 ROWS, HELD = 240, 320
@@ -120,7 +120,26 @@ def test_only_a_model_that_can_be_cut_nowhere_is_refused(tmp_path: Path) -> None
     found = read_foreign(job_of(), rows_of())
     assert isinstance(found, TorchForeign)
     with pytest.raises(GraphError, match=r"pictures: no site: what carries everything has a row neither per input nor"):
-        crossing_sites(job_of(), Nowhere(graph=found.graph, pairs=False), {"name": "image"}, print)
+        crossing_sites(job_of(), Nowhere(graph=found.graph, pairs=False, sets=False), {"name": "image"}, print)
+
+
+def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_uncut(tmp_path: Path) -> None:
+    network, _ = masked()
+    model = injected_into(tmp_path, rows_of(), backbone=f"{HERE}:masked", sets=True).model
+    assert [len(cut) for cut in model.info.provenance["cuts"]] == [2, 2, 2, 1]
+    encoded = rows_of(20).encode(find_codec(model.info.codec, tmp_path))
+    pixels = torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded]))
+    with torch.no_grad():
+        assert exit_outputs(load_model(tmp_path), encoded)[model.num_blocks - 1].equal(network(pixels))
+
+
+def test_an_onnx_file_is_cut_at_sets_too(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from tests.earlyexit.onnx_graphs import PIXELS, masked_graph, saved
+
+    path = saved(masked_graph(seed=5), tmp_path / "theirs")
+    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS, sets=True)
+    assert done.model.info.provenance["cuts"] == [["m0", "mask"], ["m1", "mask"], ["m2"]]
 
 
 @pytest.mark.parametrize(
@@ -210,14 +229,24 @@ def test_pickles_are_never_loaded(name: str) -> None:
         (rows_of(labels=("a",)), {}, r"^d\.zip: only one class, 'a'"),
         (rows_of(), {"hold_out": 0.5}, r"^d\.zip: --hold-out 0\.5 keeps 120 rows; \d+ are needed to calibrate by"),
         (rows_of(), {"blocks": 40}, r"^--blocks 40: .* has \d+ sites, for at most \d+ blocks"),
-        (rows_of(), {"backbone": f"{HERE}:no_sites"}, "no site"),
+        (rows_of(), {"backbone": f"{HERE}:no_sites"}, "no site: .* everything; --sets cuts where two or three"),
+        (rows_of(), {"backbone": f"{HERE}:no_sites", "sets": True}, "no site: .* everything; nor do sets"),
         (rows_of(), {"backbone": f"{HERE}:broken"}, r"^d\.zip: of row \d+ block \d+ gives NaN"),
         (rows_of(), {"backbone": f"{HERE}:stubborn"}, "the model answers every row alike"),
         (rows_of(), {"backbone": f"{HERE}:nowhere"}, "cannot be imported"),
         (rows_of(), {"backbone": "nowhere.onnx"}, "nowhere.onnx"),
     ],
     ids=[
-        *("too few rows", "one class", "too few kept", "too many blocks", "no site", "not a number", "one answer"),
+        *(
+            "too few rows",
+            "one class",
+            "too few kept",
+            "too many blocks",
+            "no site",
+            "no set",
+            "not a number",
+            "one answer",
+        ),
         *("no module", "no file"),
     ],
 )
