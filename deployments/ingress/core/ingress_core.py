@@ -31,7 +31,7 @@ from deployments.ingress.core.flights import (
 )
 from deployments.ingress.core.itinerary import Itinerary, lay_out
 from deployments.ingress.core.outcomes import IngressCounts, Outcomes
-from deployments.ingress.core.probes import ProbeBook
+from deployments.ingress.core.probes import book_of
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.core.timetable import Agenda
 from deployments.reports import IngressReport
@@ -77,7 +77,7 @@ class IngressCore(Generic[I, W]):
             calls_per_replica=rules.calls_per_replica,
             kept_s=0.0 if rules.slo_s is None else rules.slack * rules.slo_s,
         )
-        self._probes = None if rules.shape is None else ProbeBook(rules.shape, rules.loss, outlive_s=HANG_S)
+        self._probes = book_of(rules, outlive_s=HANG_S)
         self._outcomes = Outcomes(rules, placed.plan, self._probes)
         self._line: Line[I] = Line()
         self._agenda: Agenda[I] = Agenda()

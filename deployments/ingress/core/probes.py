@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from deployments.ingress.core.entries import Entry, Watch, losses_of_answers, observations_of
+from deployments.ingress.core.rules import Rules
 from earlyexit.wire import Numbers, Seen
 from optimizer.plan import NO_RAMPS, Plan, PolicySpec
 from profiles.records import Loss
@@ -25,7 +26,7 @@ MOST_COMPLETE = 50_000
 """Complete inputs kept for the next report: of probes, at a share of 2 %, minutes of a few thousand inputs per second;
 where all inputs stay, most of a minute of a thousand. They are asked for every few seconds."""
 MOST_OPEN = 50_000
-"""Inputs under way; where stages swallow them, no more are begun until some were forgotten."""
+"""Inputs under way, at the very most; where stages swallow them, no more are begun until some were forgotten."""
 MANY = 256
 """Complete inputs whose losses are worth computing: alone, an input takes as long for that as for all else here."""
 SWEEP_S = 1.0
@@ -204,3 +205,14 @@ class ProbeBook:
             return
         self._swept_s = now_s
         self.forget([key for key, entry in self._open.items() if now_s > entry.deadline_s + self._outlive_s])
+
+
+def book_of(rules: Rules, *, outlive_s: float) -> ProbeBook | None:
+    """By an ingress's rules; None where nothing is to be seen.
+
+    Answered inputs that run on wait in stages with their states, as others do: no more of them than are let in.
+    """
+    if rules.shape is None:
+        return None
+    most_open = int(min(MOST_OPEN, rules.max_queued))
+    return ProbeBook(rules.shape, rules.loss, outlive_s=outlive_s, most_open=most_open)
