@@ -42,6 +42,9 @@ class WatchedInput(Hashable, Protocol):
     @property
     def deadline_s(self) -> float: ...
 
+    @property
+    def attempt(self) -> int: ...
+
 
 class ProbeBook:
     """Watched inputs, until the model's last block was seen of them and the caller has its answer.
@@ -100,13 +103,17 @@ class ProbeBook:
         return watch if self.can_look(plan.policy) and self.begin(inputs, plan, watch, now_s) else None
 
     def begin(self, inputs: Sequence[WatchedInput], plan: Plan, watch: Watch, now_s: float) -> bool:
-        """Take a departure's inputs; false, and none is taken, while too many are under way."""
+        """Take a departure's inputs; false, and none is taken, while too many are under way.
+
+        Those that start again are passed over: a call that failed lost its answered ones, so they are the hard ones.
+        """
         self._sweep(now_s)
         if len(self._open) + len(inputs) > self._most_open:
             return False
         stays, active = plan.after_answer == "stay", frozenset(plan.ramps)
         for each in inputs:
-            self._open[each] = Entry(each.arrived_s, each.deadline_s, watch, stays, active)
+            if not each.attempt:
+                self._open[each] = Entry(each.arrived_s, each.deadline_s, watch, stays, active)
         return True
 
     def holds(self, watched: Hashable) -> bool:

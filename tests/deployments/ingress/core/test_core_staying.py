@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -72,6 +73,23 @@ def test_a_replica_that_dies_under_answered_inputs_costs_nobody_anything() -> No
     scene.until(2.0)
     assert scene.log[5:] == ["1 answer b is b after block 1"]
     assert scene.core.report(2.0, 2.0).probes is None
+
+
+def test_of_a_call_that_failed_nobody_is_recorded_so_the_records_do_not_lean_to_hard_inputs() -> None:
+    scene = StayScene()
+    scene.submit("ab")
+    for letter in "ab":
+        scene.see(0, letter, 1)
+    scene.answer_early(0, "a", block=1)
+    scene.fail(0)
+    scene.until(1.0)
+    scene.submit("c")
+    for call, letter in ((1, "b"), (2, "c")):
+        for block in (1, 2, 3):
+            scene.see(call, letter, block)
+        scene.answer(call, letter)
+    assert scene.outcomes == {"a": "answered", "b": "answered", "c": "answered"}
+    assert scene.observed(wall_s=scene.now_s).times_s_N.tolist() == [1.0]  # c alone
 
 
 def test_answered_inputs_that_a_stage_drops_are_no_drops() -> None:
@@ -157,8 +175,18 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back_and_however_pla
         scene.until(scene.now_s + rng.uniform(0, 0.5))
     assert scene.outcomes.keys() == set(submitted)
     scene.until(scene.now_s + 10 + HANG_S)
-    seen = scene.core.report(scene.now_s, 0.0).probes
-    assert seen is None or len(seen) <= len(submitted)
+    seen = scene.core.report(scene.now_s, scene.now_s).probes
+    assert Counter(() if seen is None else seen.times_s_N.tolist()) <= Counter(
+        flight.arrived_s for flight in scene.flights.values()
+    ), "none is recorded twice"
+    book, before = scene.core._probes, list(scene.flights.values())
+    scene.follow(probed_plan(epoch=scene.core.itinerary.epoch + 1, after_answer=STAY))
+    scene.submit("!", deadline_s=scene.now_s + 10.0)  # a departure forgets what is past
+    assert book is not None
+    assert not any(book.holds(flight) for flight in before)
+    assert book.holds(scene.flights["!"])
+    scene.answer(len(scene.calls) - 1, "!")
+    submitted += "!"
     report = scene.core.peek(0.0)
     assert (report.waiting, report.unanswered, report.oldest_epoch) == (0, 0, report.epoch)
     assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
