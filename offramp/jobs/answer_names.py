@@ -16,28 +16,33 @@ if TYPE_CHECKING:
     from offramp.jobs.inject_job import InjectJob
 
 
+def check_names(job: InjectJob, data: LabelledRows, num_outputs: int) -> None:
+    """Raise DataError where labels do not fit a model of so many answers, and ramps are to learn from them."""
+    where = job.source or "the data"
+    if job.labels is not None:
+        _check_named(job, job.labels, data, num_outputs)
+    elif not (job.from_answers or _are_numbers(data, num_outputs)) and len(data.label_names) != num_outputs:
+        raise DataError(
+            f"{where}: {len(data.label_names)} different labels, and the model has {num_outputs} answers; --labels "
+            "FILE names all of them in the model's order, a line each"
+        )
+
+
 def answer_names(job: InjectJob, data: LabelledRows, answers: Tensor, num_outputs: int) -> tuple[str, ...]:
     """As asked for; else the data's labels, in the order in which the model answers most rows as they are labelled.
 
-    The numbers 0 to C - 1 where rows have no labels, or none but these. Raises DataError where labels do not fit;
-    where ramps do not learn from them, answers are numbers then.
+    The numbers 0 to C - 1 where rows have no labels, or none but these; and where `check_names` lets other labels pass.
     """
-    where = job.source or "the data"
-    numbers = tuple(map(str, range(num_outputs)))
     if job.labels is not None:
-        _check_named(job, job.labels, data, num_outputs)
         return job.labels
     labels = data.label_names
-    if set(labels) <= {*numbers, ""}:
-        return numbers
-    if len(labels) != num_outputs:
-        if job.from_answers:
-            return numbers
-        raise DataError(
-            f"{where}: {len(labels)} different labels, and the model has {num_outputs} answers; --labels FILE names "
-            "all of them in the model's order, a line each"
-        )
+    if _are_numbers(data, num_outputs) or len(labels) != num_outputs:
+        return tuple(map(str, range(num_outputs)))
     return _in_the_models_order(labels, np.array([labels.index(label) for label in data.labels]), answers.numpy())
+
+
+def _are_numbers(data: LabelledRows, num_outputs: int) -> bool:
+    return set(data.label_names) <= {*map(str, range(num_outputs)), ""}
 
 
 def _check_named(job: InjectJob, names: tuple[str, ...], data: LabelledRows, num_outputs: int) -> None:

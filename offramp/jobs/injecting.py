@@ -14,17 +14,18 @@ from earlyexit.dataset import write_labelled
 from earlyexit.errors import DataError, GraphError
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.network import check_inputs
-from earlyexit.store import save_model
+from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import Progress, TrainOptions, exit_features, exit_outputs, no_progress, train_ramps
-from offramp.jobs.answer_names import answer_names
-from offramp.jobs.calibration import CalibrateJob, forget_calibration
+from offramp.jobs.answer_names import answer_names, check_names
+from offramp.jobs.calibration import CalibrateJob
 from offramp.jobs.foreign import Foreign, read_foreign
 from offramp.jobs.inject_job import MOST_BLOCKS, InjectJob
 from offramp.jobs.kinds import codec_for, load_codec
+from offramp.jobs.model_folder import in_place_of
 from offramp.jobs.provenance import provenance
 from offramp.jobs.ramp_times import ramps_worth_their_time, time_exits
-from offramp.jobs.training import HELD_OUT, make_folder
+from offramp.jobs.training import HELD_OUT
 from optimizer.injection import balanced_cuts
 
 if TYPE_CHECKING:
@@ -65,46 +66,71 @@ def inject(
 ) -> Injected:
     """Cut, add ramps, train them on the model as it is, and save, in place of whatever model the folder holds.
 
-    Rows without labels have empty ones. Raises DataError, GraphError, ModelFolderError or InputError for what cannot
-    be used, before anything is trained; `say` hears what was found, `times` says how long blocks and ramps take.
+    What is refused leaves the folder as it was. Rows without labels have empty ones. Raises DataError, GraphError,
+    ModelFolderError or InputError for what cannot be used, before anything is trained; `say` hears what was found,
+    `times` says how long blocks and ramps take.
     """
-    learned, held = _divided(job, data)
+    parts = _divided(job, data)
     foreign = read_foreign(job, data)
     codec = codec_for(job, foreign.inputs, data, longest=foreign.longest)
-    make_folder(out)
-    encoder = load_codec(codec, job, out)
+    with in_place_of(out) as folder:
+        done = _injected(job, foreign, codec, parts, folder, progress=progress, say=say, times=times)
+    held_out = None if done.held_out is None else out / done.held_out.name
+    return replace(done, model=load_model(out), held_out=held_out)
+
+
+def _injected(
+    job: InjectJob,
+    foreign: Foreign,
+    codec: NamedSpec,
+    parts: tuple[LabelledRows, LabelledRows | None],
+    folder: Path,
+    *,
+    progress: Progress,
+    say: Say,
+    times: Times,
+) -> Injected:
+    """Into an empty folder."""
+    learned, held = parts
+    encoder = load_codec(codec, job, folder)
     encoded = learned.encode(encoder)
-    sites = crossing_sites(job, foreign, codec, say)
-    cuts = [sites[k].tensors for k in _chosen(job, sites)]
-    say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
-    if len(sites) < 2 and not job.sets:
-        say("--sets looks for more, where two or three tensors carry everything together")
-    forget_calibration(out)
-    raw = _Raw(job=job, family=foreign.family, codec=codec, pretrained=foreign.take(cuts, codec, out))
+    raw = _cut(job, foreign, codec, folder, say)
     check_inputs(raw.model(()), encoded[0])
+    check_names(job, learned, raw.num_outputs)
     untrained = raw.model(job.ramps.at)
     asked = job.ramps.at is not None
-    ramps = ramps_worth_their_time(untrained.ramp_indices, *times(untrained, out), asked=asked, say=say)
-    model = raw.model(ramps)
-    features = exit_features(model, encoded, progress=progress)
-    answers = _answers(model, features, job)
+    ramps = ramps_worth_their_time(untrained.ramp_indices, *times(untrained, folder), asked=asked, say=say)
+    features = exit_features(raw.model(ramps), encoded, progress=progress)
+    answers = _answers(raw.model(ramps), features, job)
     names = answer_names(job, learned, answers, raw.num_outputs)
-    if unknown := set(data.label_names) - {*names, ""}:
+    labels = {*learned.label_names, *(() if held is None else held.label_names)}
+    if unknown := labels - {*names, ""}:
         say(f"labels are not looked at: {min(unknown)!r} is none of the model's {len(names)} answers")
         learned, held = _unlabelled(learned), None if held is None else _unlabelled(held)
-    model = raw.model(ramps, names, provenance=_facts(job, raw, cuts, learned))
-    labels = learned.labels if _labelled(learned) else [names[k] for k in answers.tolist()]
+    model = raw.model(ramps, names, provenance=_facts(job, raw, learned))
+    targets = learned.labels if _labelled(learned) else [names[k] for k in answers.tolist()]
     before = weights_sha256(model.backbone)
-    train_ramps(model, encoded, model.task.targets(labels), _options(job, learned, progress), features=features)
+    train_ramps(model, encoded, model.task.targets(targets), _options(job, learned, progress), features=features)
     assert weights_sha256(model.backbone) == before
-    save_model(model, out)
+    save_model(model, folder)
     right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
     return Injected(
         model=model,
         rows=len(learned),
         right=sum(right) / len(right) if _labelled(learned) else None,
-        held_out=None if held is None else _written(model, held, encoder, out, progress),
+        held_out=None if held is None else _written(model, held, encoder, folder, progress),
     )
+
+
+def _cut(job: InjectJob, foreign: Foreign, codec: NamedSpec, folder: Path, say: Say) -> _Raw:
+    """The network in blocks, its files in the folder."""
+    sites = crossing_sites(job, foreign, codec, say)
+    cuts = tuple(sites[k].tensors for k in _chosen(job, sites))
+    say(f"{job.backbone}: {foreign.num_operators} operators, {len(sites)} sites, {len(cuts) + 1} blocks")
+    if len(sites) < 2 and not job.sets:
+        say("--sets looks for more, where two or three tensors carry everything together")
+    pretrained = foreign.take(cuts, codec, folder)
+    return _Raw(job=job, family=foreign.family, codec=codec, cuts=cuts, pretrained=pretrained)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +140,7 @@ class _Raw:
     job: InjectJob
     family: str
     codec: NamedSpec
+    cuts: tuple[tuple[str, ...], ...]
     pretrained: Pretrained
 
     @property
@@ -217,11 +244,11 @@ def _options(job: InjectJob, data: LabelledRows, progress: Progress) -> TrainOpt
     return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)
 
 
-def _facts(job: InjectJob, raw: _Raw, cuts: Sequence[Sequence[str]], data: LabelledRows) -> dict[str, Any]:
+def _facts(job: InjectJob, raw: _Raw, data: LabelledRows) -> dict[str, Any]:
     return provenance(
         backbone=job.backbone,
         backbone_sha256=weights_sha256(raw.pretrained.backbone),
-        cuts=[list(each) for each in cuts],
+        cuts=[list(each) for each in raw.cuts],
         data=job.source,
         rows=len(data),
         imitate=job.from_answers or not _labelled(data),

@@ -15,18 +15,20 @@ from PIL import Image
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import IMAGE, LabelledRows, objects, read_labelled
 from earlyexit.errors import DataError, GraphError, InputError, OfframpError
+from earlyexit.families.exported import GRAPH_FILE
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.graph.sites import Site
 from earlyexit.model import EarlyExitModel
 from earlyexit.named import NamedSpec
-from earlyexit.store import load_model, read_card
+from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.train import exit_outputs
-from offramp.jobs.answer_names import answer_names
-from offramp.jobs.calibration import CalibrateJob, calibrate
+from offramp.jobs.answer_names import answer_names, check_names
+from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate
 from offramp.jobs.foreign import TorchForeign, read_foreign
 from offramp.jobs.inject_job import InjectJob
-from offramp.jobs.injecting import Injected, crossing_sites, inject
+from offramp.jobs.injecting import Injected, Times, crossing_sites, inject
 from offramp.jobs.ramp_times import ramps_worth_their_time, time_exits
+from optimizer.calibration_file import CALIBRATION_FILE
 from optimizer.risk import Guarantee
 from profiles.table import FloatArray
 from tests.earlyexit.foreign import SIDE, masked, pictures
@@ -197,7 +199,7 @@ def test_from_answers_labels_that_name_no_answers_are_not_looked_at(
 def test_labels_that_do_not_fit_the_outputs_are_refused(names: tuple[str, ...] | None, message: str) -> None:
     data = LabelledRows.of_texts("xyz", ("a", "b", "a"))
     with pytest.raises(DataError, match=message):
-        answer_names(job_of(labels=names), data, torch.tensor([0, 1, 0]), 3)
+        check_names(job_of(labels=names), data, 3)
 
 
 def test_ramps_that_take_too_long_are_left_out_and_named() -> None:
@@ -256,3 +258,48 @@ def test_what_cannot_be_injected_is_refused_in_one_line(
     with pytest.raises(OfframpError, match=message) as refused:
         injected_into(tmp_path / "model", data, **options)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "times"),
+    [
+        ({"backbone": f"{HERE}:broken"}, quick_ramps),
+        ({"backbone": f"{HERE}:stubborn"}, quick_ramps),
+        ({"labels": ("a", "b")}, quick_ramps),
+        ({}, lambda model, _: (np.ones(model.num_blocks), np.full(len(model.ramp_indices), 9.0))),
+    ],
+    ids=["not a number", "one answer", "too few names", "slow ramps"],
+)
+def test_what_is_refused_leaves_the_model_of_before(tmp_path: Path, options: dict[str, Any], times: Times) -> None:
+    for name in (CARD_FILE, CALIBRATION_FILE, RECORDS_FILE, "graph.onnx"):
+        (tmp_path / name).write_text("of before")
+    with pytest.raises(OfframpError):
+        inject(job_of(**options), rows_of(), tmp_path, times=times)
+    assert {path.name for path in tmp_path.iterdir()} == {CARD_FILE, CALIBRATION_FILE, RECORDS_FILE, "graph.onnx"}
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"of before"}
+
+
+def test_an_onnx_file_that_is_refused_leaves_an_empty_folder_empty(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
+
+    path = saved(pictures_graph(seed=5), tmp_path / "theirs")
+    (tmp_path / "model").mkdir()
+    with pytest.raises(DataError, match=r"^--labels: 2"):
+        injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS, labels=("a", "b"))
+    assert not list((tmp_path / "model").iterdir())
+
+
+def test_another_model_takes_the_place_of_one_and_of_its_thresholds(tmp_path: Path) -> None:
+    for name in (CALIBRATION_FILE, RECORDS_FILE):
+        (tmp_path / name).write_text("of before")
+    done = injected_into(tmp_path, rows_of(), name="other")
+    assert {path.name for path in tmp_path.iterdir()} == {CARD_FILE, GRAPH_FILE, WEIGHTS_FILE}
+    assert (read_card(tmp_path).name, done.model.info.name) == ("other", "other")
+
+
+def test_labels_that_do_not_fit_are_refused_before_the_rows_go_through_the_model(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(DataError, match="2 different labels, and the model has 3 answers"):
+        inject(job_of(), rows_of(labels=("a", "b")), tmp_path, times=quick_ramps, progress=lambda *n: said.append(n[0]))
+    assert not said
