@@ -108,6 +108,7 @@ class ControlLoop:
         """Take up where a controller before this one was ended."""
         self.keeper.restore()
         self.knowledge.decide_by(self.keeper.standing.thresholds)
+        self.thresholds.tell()
         self.knowledge.changed_s = self.keeper.standing.changed_s
         self.knowledge.rate_changed_s = self.keeper.standing.rate_changed_s
         self.watch.restore()
@@ -118,6 +119,7 @@ class ControlLoop:
         async with self._lock:
             try:
                 await self._tick()
+                self.thresholds.tell()
                 self._history.forget(self._clock.now_s())
                 self._history.commit()
             except Exception as error:  # a process that dies at this moment must not end planning
@@ -129,7 +131,9 @@ class ControlLoop:
         async with self._lock:
             self.keeper.become(hold=False)
             seen = await self._look()
+            await self.thresholds.sound_alarm(seen)
             verdict = await self.planning.replan(reason, seen)
+            self.thresholds.tell()
             self._history.commit()
             return verdict
 
@@ -142,12 +146,14 @@ class ControlLoop:
         plan = self.planning.completed(parse_plan(dict(document), shape))
         async with self._lock:
             seen = await self._look()
+            await self.thresholds.sound_alarm(seen)  # else it is forgotten with the controller's own thresholds
             placed = self.planning.place(plan, seen)
             counts = self.keeper.counts(seen.capacity)
             if not self.keeper.has_room(placed, counts):
                 raise PlanError(f"the plan needs {dict(placed.occupied)}, there are {counts}")
             self.keeper.become(hold=hold)
             verdict = await self.planning.put_in_force(placed, "asked", "somebody's own plan", seen)
+            self.thresholds.tell()
             self._history.commit()
             return verdict
 
@@ -197,6 +203,7 @@ class ControlLoop:
 
     async def _meanwhile(self) -> None:
         """While replicas are waited for."""
+        self.thresholds.tell()
         if self._clock.now_s() >= self.watch.looked_s + self._settings.watch_s:
             await self.watch.ingress_reports()
         if self.seen is not None:

@@ -91,7 +91,10 @@ class PlanKeeper:
     @property
     def is_tuned(self) -> bool:
         """Whether the plan in force goes by the controller's thresholds; somebody's own plan may have its own."""
-        plan = self.placed.plan
+        return self.goes_by_ours(self.placed.plan)
+
+    def goes_by_ours(self, plan: Plan) -> bool:
+        """Whether a plan goes by the controller's thresholds of now."""
         if plan.policy is None or plan.policy.name != self._policy.name:
             return plan.policy is None
         return thresholds_at(plan.policy, plan.ramps) == thresholds_at(self.policy, plan.ramps)

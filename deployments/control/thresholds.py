@@ -13,6 +13,7 @@ from deployments.control.planning import Planning
 from deployments.control.tuning import Tuning
 from deployments.control.watch import Look
 from earlyexit.clock import Clock
+from earlyexit.errors import PlanError
 from optimizer.live.tuning.base import Tuned
 from optimizer.placement import PlacedPlan
 
@@ -34,9 +35,9 @@ class Thresholds:
         held to its stages only.
         """
         keeper, standing = self._keeper, self._keeper.standing
-        self._tell()
+        self.tell()
         said = self._tuning.said
-        if said is None or standing.suspended is not None or self._tuning.is_paused:
+        if said is None:
             return None
         if said is not self._tuning.alarm and (standing.trial is not None or standing.followed != standing.placed):
             return None
@@ -44,7 +45,7 @@ class Thresholds:
         reason = "alarm" if said is self._tuning.alarm else "thresholds"
         self._tuning.said = None
         await self._go_by(said, reason, keeper.next_epoch(seen), seen)
-        self._tell()
+        self.tell()
         is_safe = self._tuning.is_safe(said.thresholds)
         return reason if was_safe or (is_safe and self._planning.is_overrun()) else None
 
@@ -53,15 +54,19 @@ class Thresholds:
         if self._tuning.alarm is not None:
             await self.follow_tuning(seen)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
         """The tuner hears what answers are given by, once all ingresses follow it."""
-        standing = self._keeper.standing
-        self._tuning.is_paused = not self._keeper.is_tuned
-        if standing.followed == standing.placed:
+        keeper, standing = self._keeper, self._keeper.standing
+        if standing.suspended is not None or not keeper.is_tuned:
+            self._tuning.pause()
+        elif standing.followed is not None and keeper.goes_by_ours(standing.followed.plan):
             self._tuning.follow(self._planning.thresholds, standing.followed_s)
 
     async def _go_by(self, said: Tuned, reason: str, epoch: int, seen: Look) -> None:
         keeper, standing = self._keeper, self._keeper.standing
+        missing = sorted(set(self._planning.thresholds) - set(said.thresholds))
+        if missing:
+            raise PlanError(f"{said.words}: no threshold for ramps {missing}")
         keeper.say(reason, said.words)
         keeper.become(thresholds=dict(said.thresholds))
         self._planning.decide_by(said.thresholds, self._clock.now_s())

@@ -27,15 +27,20 @@ class Tuning:
         self._complain = complain
         self._tuner: Tuner | None = None
         self._shape: StreamShape | None = None
-        self._followed: tuple[Mapping[int, float], float] = {}, 0.0
-        self.is_paused = False
-        """Whether somebody else's thresholds are in force, of which nothing is to be learnt here."""
+        self._followed: tuple[Mapping[int, float], float] | None = None
+        self._since_s = 0.0
+        """What arrived before was answered by nobody knows what."""
         self.said: Tuned | None = None
         """The last that is still to be put in force."""
 
     @property
     def is_on(self) -> bool:
         return self._make is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it looks at nothing: nothing is served, or by thresholds that are not known or somebody else's."""
+        return self._followed is None
 
     @property
     def alarm(self) -> Tuned | None:
@@ -53,10 +58,11 @@ class Tuning:
 
     def observe(self, parts: Sequence[Observations]) -> None:
         """Have the tuner look; what it says now replaces what nobody has acted on yet."""
-        if self._make is None or self.is_paused:
+        if self._make is None or self._followed is None:
             return
         try:
             seen = Observations.join(parts[0].shape, parts)
+            seen = seen.take(seen.times_s_N >= self._since_s)
             if self._tuner is None:
                 self._shape, self._tuner = seen.shape, self._make(seen.shape)
                 self._tuner.follow(*self._followed)
@@ -66,11 +72,17 @@ class Tuning:
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
         """These are in force since then, with all ingresses."""
-        if self._followed[0] == thresholds:  # another plan by the same thresholds
+        if self._followed is None:
+            self._since_s = since_s
+        elif self._followed[0] == thresholds:  # another plan by the same thresholds
             return
         self._followed = thresholds, since_s
         if self._tuner is not None:
             self._tuner.follow(thresholds, since_s)
+
+    def pause(self) -> None:
+        """Look at nothing until told what to follow; what was said before is void by then."""
+        self._followed = self.said = None
 
 
 def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | None:

@@ -2,88 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 from deployments.control.description import describe
-from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why
-from optimizer.live.tuning.rows import lets_nobody_leave, never
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document
-from optimizer.risk import Guarantee
-from profiles.stream import Observations
-from tests.deployments.control.control_fakes import (
-    EASY,
-    POLICY,
-    RAMPS,
-    Scene,
-    begun,
-    halves,
-    planned,
-    whole,
-)
-
-SAFE = never("confidence", RAMPS)
-LOWER = dict.fromkeys(RAMPS, 0.25)
-QUESTION = Question(
-    score="confidence", guarantee=Guarantee(), times=ExitTimes(block_s=(0.01,) * 4, ramp_s=dict.fromkeys(RAMPS, 0.0))
-)
-
-
-class ToldTuner(Tuner):
-    """Says what the test tells it to."""
-
-    name: ClassVar[str] = "told"
-
-    def __init__(self) -> None:
-        super().__init__(QUESTION)
-        self.followed: list[Mapping[int, float]] = []
-        self.observed = 0
-        self.next: Tuned | None = None
-
-    def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
-        self.followed.append(dict(thresholds))
-
-    def observe(self, seen: Observations) -> Tuned | None:
-        assert (np.diff(seen.times_s_N) >= 0).all()
-        self.observed += len(seen)
-        said, self.next = self.next, None
-        return said
-
-    def says(self, thresholds: Mapping[int, float], why: Why) -> None:
-        """At its next look."""
-        self.next = Tuned(thresholds=thresholds, why=why, words=f"{why}!", at_s=0.0)
-
-    @property
-    def state(self) -> TunerState:
-        safe = lets_nobody_leave("confidence", self.followed[-1])
-        return TunerState(
-            evidence=1.0, limit=10.0, watched=self.observed, watched_loss=None, rows=0, next_test=None, safe=safe
-        )
-
-
-async def tuned(path: Path, inputs: tuple[int, int] = EASY) -> tuple[Scene, ToldTuner]:
-    """A scene after its first period."""
-    tuner = ToldTuner()
-    scene = await begun(path, inputs, looks=6, first=halves(3, 1), best=halves(3, 1), make_tuner=lambda _: tuner)
-    scene.fleet.log.clear()
-    scene.asked.clear()
-    return scene, tuner
-
-
-def thresholds_of(scene: Scene) -> Any:
-    policy = scene.fleet.followed.plan.policy
-    assert policy is not None
-    return policy.thresholds
-
-
-def on_trial(scene: Scene) -> bool:
-    return scene.loop.keeper.standing.trial is not None
+from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, begun, halves, planned, whole
+from tests.deployments.control.told_tuner import LOWER, SAFE, ToldTuner, on_trial, thresholds_of, tuned
 
 
 async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Path) -> None:

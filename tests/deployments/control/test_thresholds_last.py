@@ -1,0 +1,119 @@
+"""Thresholds that follow the stream, when something comes between: restarts, somebody's own plans, words that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.live.tuning.base import Tuned
+from optimizer.live.tuning.tuners import TUNERS, make_tuner
+from optimizer.plan import Plan, PolicySpec
+from optimizer.plan_file import plan_document
+from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, begun, halves, probes, whole
+from tests.deployments.control.told_tuner import LOWER, QUESTION, SAFE, ToldTuner, on_trial, thresholds_of, tuned
+
+BOLD = dict.fromkeys(RAMPS, 0.1)
+OWN = dict.fromkeys(RAMPS, 0.9)
+
+
+def own(thresholds: dict[int, float]) -> dict[str, object]:
+    """Somebody's own plan, as a document."""
+    return plan_document(Plan(stages=halves(3, 1), policy=PolicySpec(name="confidence", thresholds=thresholds)))
+
+
+@pytest.mark.parametrize("name", TUNERS)
+async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_on(tmp_path: Path, name: str) -> None:
+    scene = await begun(tmp_path, first=halves(3, 1), best=halves(3, 1))
+    scene.history.close()
+    scene.make_tuner = lambda shape: make_tuner(name, QUESTION)
+    scene.start()
+    await scene.ticks(3, (360, 240))
+    assert scene.said("error") == []
+    assert set(thresholds_of(scene)) == set(RAMPS)
+    state = scene.loop.tuning.state
+    assert state is not None
+    assert (state.safe, state.rows > 0) == (False, True)
+    assert state.next_test in (None, 3939 + 100)  # thresholds to begin with passed a test of many inputs
+    scene.history.close()
+    scene.start()
+    await scene.ticks(2, EASY)
+    assert scene.said("error") == []
+
+
+async def test_thresholds_that_leave_a_ramp_out_are_refused(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says({1: 0.25}, "tested")
+    await scene.ticks(1, EASY)
+    assert scene.said("error") == ["PlanError: tested!: no threshold for ramps [0, 2]"]
+    assert thresholds_of(scene) == POLICY.thresholds
+    scene.history.close()
+    scene.start()
+    assert scene.loop.knowledge.thresholds == POLICY.thresholds
+
+
+async def test_answers_by_somebodys_own_thresholds_say_nothing_of_the_controllers(tmp_path: Path) -> None:
+    scene = await begun(
+        tmp_path,
+        looks=6,
+        first=halves(3, 1),
+        best=halves(3, 1),
+        make_tuner=lambda _: make_tuner("guarantee", QUESTION),
+    )
+    await scene.loop.apply(own(BOLD), hold=True)
+
+    def all_wrong() -> None:
+        seen = probes([scene.clock.now_s()] * 100, [True] * 100, scene.fleet.followed.plan)
+        seen.losses_NR[:, 1] = 1.0
+        scene.fleet.pending.append(seen)
+
+    all_wrong()
+    await scene.ticks(1)
+    all_wrong()  # handed over when the controller's own are in force again
+    await scene.loop.replan()
+    await scene.ticks(3, EASY)
+    assert scene.said("alarm") == []
+    assert thresholds_of(scene) == POLICY.thresholds
+
+
+async def test_what_was_said_before_somebodys_own_plan_is_void_after_it(tmp_path: Path) -> None:
+    tuner = ToldTuner()
+    scene = await begun(
+        tmp_path, first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner, predicted={"rate_per_s": 400.0}
+    )
+    await scene.ticks(1, EASY)
+    assert on_trial(scene)
+    tuner.says(LOWER, "tested")
+    await scene.ticks(1, EASY)  # it waits for the end of the trial
+    await scene.loop.apply(own(OWN), hold=True)
+    await scene.ticks(30, EASY)
+    told = len(tuner.followed)
+    await scene.loop.replan()
+    await scene.ticks(2, EASY)
+    assert thresholds_of(scene) == POLICY.thresholds
+    assert tuner.followed[told:] == [POLICY.thresholds]
+
+
+async def test_an_alarm_is_not_lost_to_somebodys_own_plan(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    scene.inputs(*EASY)
+    await scene.loop.apply(own(OWN), hold=True)
+    assert thresholds_of(scene) == OWN
+    await scene.loop.replan()
+    assert thresholds_of(scene) == SAFE
+
+
+async def test_what_was_said_before_nothing_was_served_is_void_after_it(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    scene.loop.tuning.said = Tuned(thresholds=LOWER, why="tested", words="tested!", at_s=0.0)
+    await scene.loop.keeper.suspend("nothing is there")
+    scene.loop.thresholds.tell()
+    before = tuner.observed
+    await scene.ticks(1, EASY)
+    await scene.loop.replan()
+    assert scene.loop.keeper.standing.suspended is None
+    assert (tuner.observed, tuner.followed[-1]) == (before, POLICY.thresholds)
+    await scene.ticks(1, EASY)
+    assert tuner.observed == before + 100
+    assert thresholds_of(scene) == POLICY.thresholds
