@@ -86,7 +86,7 @@ class ControlLoop:
         meanwhile = self._meanwhile if self.tuning.is_on else None
         change = ChangeOver(fleet, clock, sleep, self.watch.ingress_reports, settings.starts_at_once, meanwhile)
         self.keeper = PlanKeeper(
-            fleet, history, change, clock, problem=problem, policy=policy, slots=slots, first=first
+            fleet, history, change, clock, settings, problem=problem, policy=policy, slots=slots, first=first
         )
         self.planning = Planning(settings, self.knowledge, self.keeper, clock, solve, off_loop)
         self.thresholds = Thresholds(self.tuning, self.keeper, self.planning, clock)

@@ -15,10 +15,11 @@ from deployments.control.history import History, PlanRow
 from deployments.control.intake import Interval
 from deployments.control.look import served, used
 from deployments.control.plan_words import is_only_decided_otherwise, plan_words, with_epoch
-from deployments.control.settings import thresholds_at
+from deployments.control.settings import thresholds_at, thresholds_of, tuned_by
 from deployments.control.standing import Standing, StandingChanges, parse_standing, standing_document
 from deployments.control.watch import Look
 from deployments.messages import Assignment
+from deployments.settings import ControlSettings
 from deployments.slots import slot_devices
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError
@@ -45,6 +46,7 @@ class PlanKeeper:
         history: History,
         change: ChangeOver,
         clock: Clock,
+        settings: ControlSettings,
         *,
         problem: PlanProblem,
         policy: PolicySpec,
@@ -58,6 +60,7 @@ class PlanKeeper:
         self._clock = clock
         self._problem = problem
         self._policy = policy
+        self._tuned_by = tuned_by(settings)
         self.slots = slots
         self.devices = slot_devices(dict(slots))
         """Accelerator type by slot."""
@@ -104,6 +107,10 @@ class PlanKeeper:
         foreign = plan.policy is not None and plan.policy.name != self._policy.name
         return plan if foreign or self.standing.thresholds is None else replace(plan, policy=self.policy)
 
+    def decide_by(self, thresholds: Mapping[int, float]) -> None:
+        """Go by these thresholds; it is remembered with the plan that does, never without."""
+        self.standing = replace(self.standing, thresholds=dict(thresholds))
+
     def restore(self) -> None:
         """Take up what was remembered, unless the application has become another since."""
         document = self._history.get("standing")
@@ -114,7 +121,9 @@ class PlanKeeper:
             self.standing = standing
             self.is_restored = True
             self.say("restart", f"takes up plan {standing.placed.epoch} again: {plan_words(standing.placed)}")
+            self._check_thresholds()
         self._history.put("policy", _policy_document(self._policy))
+        self._history.put("tuned by", self._tuned_by)
         self.become()
 
     def become(self, **changes: Unpack[StandingChanges]) -> None:
@@ -219,12 +228,24 @@ class PlanKeeper:
             self._switched()
             self._say_in_force()
             return
+        if followed is not None and self.is_tuned:
+            await self._catch_up_with_thresholds(followed, seen)
         coming = self._change.coming(seen.running)
-        todo = steps(followed, placed, self.counts(seen.capacity), seen.running, coming)
+        todo = steps(followed, self.placed, self.counts(seen.capacity), seen.running, coming)
         self._broke_off += 1
         await self._change.carry_out(todo, lambda: self.placed, self._switched)
         self._broke_off = 0
         self._say_in_force()
+
+    async def _catch_up_with_thresholds(self, followed: PlacedPlan, seen: Look) -> None:
+        """Others came during this change, and not everybody was told: an alarm must not wait for its end."""
+        plan = self.decided(followed.plan)
+        if self.goes_by_ours(followed.plan) or not self.goes_by_ours(plan):
+            return
+        epoch = self.next_epoch(seen)
+        before = replace(followed, plan=replace(plan, predicted={}, epoch=epoch))
+        words = "thresholds that not everybody was told of"
+        await self._decide_meanwhile(before, with_epoch(self.placed, epoch + 1), self.standing.reason, words)
 
     async def decide_meanwhile(self, followed: PlacedPlan | None, placed: PlacedPlan, reason: str, words: str) -> None:
         """While a change is under way: have the plan that is followed be one of other thresholds, and the next too.
@@ -232,6 +253,9 @@ class PlanKeeper:
         None: no plan is known to be followed.
         """
         self.changes[reason] += 1
+        await self._decide_meanwhile(followed, placed, reason, words)
+
+    async def _decide_meanwhile(self, followed: PlacedPlan | None, placed: PlacedPlan, reason: str, words: str) -> None:
         self._remember(placed, "in force", self.standing.reason, f"goes on by other thresholds: {words}")
         self.become(placed=placed, trial=None, previous=None)  # the later epoch first: ingresses must not be ahead
         if followed is not None:
@@ -272,6 +296,29 @@ class PlanKeeper:
             self.say("error", f"the plan that was in force cannot be taken up again: {error}")
             return None
         return standing
+
+    def _check_thresholds(self) -> None:
+        """Where what was found is for other settings or ramps than there are now, go back to the settings' own."""
+        found, was_tuned = self.standing.thresholds, self.is_tuned
+        if found is None:
+            return
+        before = self._history.get("tuned by") or self._tuned_by
+        others = [
+            f"{name} {before.get(name)} then, {now} now"
+            for name, now in self._tuned_by.items()
+            if before.get(name) != now
+        ]
+        if set(found) != set(self._problem.ramps):
+            others.append(f"for ramps {sorted(found)} then, {list(self._problem.ramps)} now")
+        if not others:
+            return
+        self.say("thresholds", f"back to the settings'; what tuning found is void: {'; '.join(others)}")
+        self.decide_by(thresholds_of(self._policy, self._problem))
+        if was_tuned:
+            placed = self.placed
+            plan = replace(placed.plan, policy=self.policy, predicted={}, epoch=placed.epoch + 1)
+            self._remember(replace(placed, plan=plan), "in force", self.standing.reason, "by the settings' thresholds")
+            self.become(placed=replace(placed, plan=plan), trial=None, previous=None)
 
     def _check_fits(self, placed: PlacedPlan) -> None:
         policy = self._history.get("policy")

@@ -34,6 +34,15 @@ def thresholds_at(policy: PolicySpec, ramps: Sequence[int]) -> list[float | None
     return [given.get(ramp) if isinstance(given, Mapping) else given for ramp in ramps]
 
 
+def tuned_by(control: ControlSettings) -> dict[str, str | float | None]:
+    """What thresholds that were found are good for, in words of the control."""
+    return {
+        "tuning": control.tuning,
+        "budget": control.accuracy_budget,
+        "confidence": control.accuracy_confidence,
+    }
+
+
 def check_tuning(control: ControlSettings, probe_share: float) -> None:
     """Raise PlanError where thresholds cannot follow the stream: nothing would be seen, or nothing is promised."""
     if control.tuning == "off":

@@ -17,6 +17,9 @@ from earlyexit.errors import PlanError
 from optimizer.live.tuning.base import Tuned
 from optimizer.placement import PlacedPlan
 
+AFTER = {"alarm": "after an alarm", "thresholds": "after new thresholds"}
+"""Why it is planned anew then, by why thresholds are others."""
+
 
 class Thresholds:
     """Has the keeper bring about what tuning says."""
@@ -26,6 +29,8 @@ class Thresholds:
         self._keeper = keeper
         self._planning = planning
         self._clock = clock
+        self._sounded = False
+        """Whether an alarm came while a plan was changed, and nobody has asked yet what it calls for."""
 
     async def follow_tuning(self, seen: Look) -> str | None:
         """Put in force what is to be; why it should be planned anew at once, if it should.
@@ -36,9 +41,10 @@ class Thresholds:
         """
         keeper, standing = self._keeper, self._keeper.standing
         self.tell()
-        said = self._tuning.said
+        said, sounded = self._tuning.said, self._sounded
+        self._sounded = False
         if said is None:
-            return None
+            return AFTER["alarm"] if sounded and self._is_too_careful() else None
         if said is not self._tuning.alarm and (standing.trial is not None or standing.followed != standing.placed):
             return None
         was_safe = standing.thresholds is not None and self._tuning.is_safe(standing.thresholds)
@@ -46,13 +52,19 @@ class Thresholds:
         self._tuning.said = None
         await self._go_by(said, reason, keeper.next_epoch(seen), seen)
         self.tell()
-        is_safe = self._tuning.is_safe(said.thresholds)
-        return reason if was_safe or (is_safe and self._planning.is_overrun()) else None
+        return AFTER[reason] if was_safe or self._is_too_careful() else None
 
     async def sound_alarm(self, seen: Look) -> None:
         """The same while a change of plan is under way, of an alarm only; the change then goes on."""
         if self._tuning.alarm is not None:
-            await self.follow_tuning(seen)
+            try:
+                await self.follow_tuning(seen)
+            finally:  # what it calls for is asked at the next look, when the change is through
+                self._sounded = True
+
+    def _is_too_careful(self) -> bool:
+        """Whether nobody leaves, and that is more than the plan does."""
+        return self._tuning.is_safe(self._planning.thresholds) and self._planning.is_overrun()
 
     def tell(self) -> None:
         """The tuner hears what answers are given by, once all ingresses follow it."""
@@ -68,7 +80,7 @@ class Thresholds:
         if missing:
             raise PlanError(f"{said.words}: no threshold for ramps {missing}")
         keeper.say(reason, said.words)
-        keeper.become(thresholds=dict(said.thresholds))
+        keeper.decide_by(said.thresholds)
         self._planning.decide_by(said.thresholds, self._clock.now_s())
         followed = standing.followed
         if followed == standing.placed:

@@ -208,6 +208,8 @@ class Scene:
     policy: PolicySpec = POLICY
     solve_as: Callable[[PlanProblem], Decision] | None = None
     make_tuner: MakeTuner | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Other than those that all scenes have."""
     meanwhile: Callable[[], None] = lambda: None
     """Happens whenever the loop waits."""
     clock: ManualClock = field(default_factory=lambda: ManualClock(START_S))
@@ -224,7 +226,10 @@ class Scene:
         self.loop = ControlLoop(
             self.fleet,
             self.history,
-            ControlSettings(problem=self.problem, policy=POLICY, state="unused", period_s=120.0, watch_s=5.0),
+            ControlSettings.model_validate(
+                {"problem": self.problem, "policy": POLICY, "state": "unused", "period_s": 120.0, "watch_s": 5.0}
+                | dict(self.settings)
+            ),
             problem=self.problem,
             policy=self.policy,
             slots={"cpu": self.slots},

@@ -61,8 +61,8 @@ async def test_after_an_alarm_it_is_planned_at_once_if_the_plan_does_not_carry_t
     assert scene.asked[0].survival_N == pytest.approx((1.0,) * 4)
     assert scene.fleet.followed.plan.stages == whole(4)
     assert thresholds_of(scene) == SAFE
-    assert [row.reason for row in scene.history.plans(2)] == ["alarm", "alarm"]
-    assert scene.said("plan")[-1].startswith("plan 2 in force (alarm): 4 x cpu blocks 0-3, 400/s")
+    assert [row.reason for row in scene.history.plans(2)] == ["after an alarm", "alarm"]
+    assert scene.said("plan")[-1].startswith("plan 2 in force (after an alarm): 4 x cpu blocks 0-3, 400/s")
 
 
 async def test_tested_thresholds_follow_and_a_plan_for_them_is_looked_for(tmp_path: Path) -> None:

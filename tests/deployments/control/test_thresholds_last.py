@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from deployments.control.description import describe
 from optimizer.live.tuning.base import Tuned
 from optimizer.live.tuning.tuners import TUNERS, make_tuner
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document
-from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, begun, halves, probes, whole
+from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, Scene, begun, halves, probes, whole
+from tests.deployments.control.test_controller import settings
 from tests.deployments.control.told_tuner import LOWER, QUESTION, SAFE, ToldTuner, on_trial, thresholds_of, tuned
 
 BOLD = dict.fromkeys(RAMPS, 0.1)
@@ -117,3 +119,136 @@ async def test_what_was_said_before_nothing_was_served_is_void_after_it(tmp_path
     await scene.ticks(1, EASY)
     assert tuner.observed == before + 100
     assert thresholds_of(scene) == POLICY.thresholds
+
+
+async def test_an_alarm_during_a_change_is_told_again_where_it_was_not_heard(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    await alarm_while_replicas_start(scene, tuner, broken="decide")
+    assert (thresholds_of(scene), on_disk(scene)) == (POLICY.thresholds, SAFE)
+    scene.fleet.broken.clear()
+    await scene.ticks(1, (10, 90))  # replicas still do not come
+    assert [line for line in scene.fleet.log if "scale" not in line] == ["decide 4"]
+    assert thresholds_of(scene) == SAFE
+    assert scene.loop.keeper.placed.epoch == 5
+    assert tuner.followed[-1] == SAFE
+    assert scene.loop.keeper.changes["alarm"] == 1
+
+
+async def test_an_alarm_during_a_change_is_told_by_the_controller_after_one_that_died(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    await alarm_while_replicas_start(scene, tuner, broken="decide")
+    scene.fleet.broken.clear()
+    scene.history.close()
+    scene.start()
+    await scene.ticks(1, (10, 90))
+    assert thresholds_of(scene) == SAFE
+
+
+async def test_an_alarm_that_dies_with_the_controller_before_a_plan_goes_by_it_is_not_half_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, tuner = await tuned(tmp_path)
+
+    def dies(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scene.loop.planning, "put_in_force", dies)
+    tuner.says(SAFE, "alarm")
+    with pytest.raises(KeyboardInterrupt):
+        await scene.ticks(1, EASY)
+    scene.history.close()
+    scene.start()
+    assert scene.loop.keeper.is_tuned
+    assert scene.loop.knowledge.thresholds == POLICY.thresholds
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tuning": "off"}, "tuning guarantee then, off now"),
+        ({"accuracy_budget": 0.005}, "budget 0.01 then, 0.005 now"),
+        ({"accuracy_confidence": 0.99}, "confidence 0.9 then, 0.99 now"),
+    ],
+)
+async def test_thresholds_go_back_when_they_are_tuned_by_other_settings(
+    tmp_path: Path, changed: dict[str, object], words: str
+) -> None:
+    scene, tuner = await tuned(tmp_path, tuning="guarantee", accuracy_budget=0.01)
+    tuner.says(LOWER, "tested")
+    await scene.ticks(1, EASY)
+    scene.history.close()
+    scene.start()
+    assert scene.loop.knowledge.thresholds == LOWER
+    scene.history.close()
+    scene.settings = {**scene.settings, **changed}
+    scene.start()
+    assert scene.loop.knowledge.thresholds == POLICY.thresholds
+    assert scene.said("thresholds")[-1] == f"back to the settings'; what tuning found is void: {words}"
+    await scene.ticks(1, EASY)
+    assert thresholds_of(scene) == POLICY.thresholds
+    assert scene.fleet.log[-1].startswith("decide")
+    scene.history.close()
+    scene.start()
+    assert len(scene.said("thresholds")) == 2  # the test's, and that
+
+
+async def test_remembered_thresholds_that_lack_a_ramp_are_not_taken_up(tmp_path: Path) -> None:
+    scene, _ = await tuned(tmp_path)
+    scene.loop.keeper.become(thresholds={1: 0.25})
+    scene.history.close()
+    scene.start()
+    assert scene.loop.knowledge.thresholds == POLICY.thresholds
+    await scene.ticks(1, EASY)
+    assert scene.said("error") == []
+
+
+async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_the_next_look(tmp_path: Path) -> None:
+    tuner = ToldTuner()
+    scene = await begun(tmp_path, (750, 500), first=whole(4), best=halves(3, 1), make_tuner=lambda _: tuner)
+    scene.fleet.stuck.add("split-cpu-1")
+    scene.fleet.replicas["split-cpu-1"] = 0
+    tries = 0
+
+    def meanwhile() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 40:
+            tuner.says(SAFE, "alarm")
+            scene.best = whole(4)
+        if tries == 80:
+            scene.fleet.replicas["split-cpu-1"] = 1
+            scene.fleet.stuck.clear()
+        if tries % 20 == 0:
+            scene.inputs(*((750, 500) if tries <= 40 else (0, 1250)))
+
+    scene.meanwhile = meanwhile
+    await scene.ticks(1, (750, 500))
+    assert (scene.fleet.followed.plan.stages, thresholds_of(scene)) == (halves(3, 1), SAFE)
+    await scene.ticks(1, (0, 1250))
+    assert scene.fleet.followed.plan.stages == whole(4)
+    assert scene.history.plans(1)[0].reason == "after an alarm"
+    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
+    assert described["tuning"]["alarms"] == 1
+
+
+async def alarm_while_replicas_start(scene: Scene, tuner: ToldTuner, *, broken: str) -> None:
+    """One look with a change-over to halves(2, 2), for which replicas do not come; the fleet fails at the alarm."""
+    scene.best = halves(2, 2)
+    scene.fleet.stuck.add("split-cpu-1")
+    tries = 0
+
+    def meanwhile() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 10:
+            tuner.says(SAFE, "alarm")
+            scene.fleet.broken.add(broken)
+        scene.inputs(10, 90)
+
+    scene.meanwhile = meanwhile
+    await scene.ticks(1, (10, 90))
+
+
+def on_disk(scene: Scene) -> dict[int, float]:
+    """The thresholds that are remembered."""
+    return {int(ramp): threshold for ramp, threshold in scene.history.get("standing")["thresholds"].items()}

@@ -54,10 +54,12 @@ class ToldTuner(Tuner):
         )
 
 
-async def tuned(path: Path, inputs: tuple[int, int] = EASY) -> tuple[Scene, ToldTuner]:
+async def tuned(path: Path, inputs: tuple[int, int] = EASY, **settings: Any) -> tuple[Scene, ToldTuner]:
     """A scene after its first period."""
     tuner = ToldTuner()
-    scene = await begun(path, inputs, looks=6, first=halves(3, 1), best=halves(3, 1), make_tuner=lambda _: tuner)
+    scene = await begun(
+        path, inputs, looks=6, first=halves(3, 1), best=halves(3, 1), make_tuner=lambda _: tuner, settings=settings
+    )
     scene.fleet.log.clear()
     scene.asked.clear()
     return scene, tuner
