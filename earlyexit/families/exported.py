@@ -123,6 +123,11 @@ class ExportedBackbone(Backbone):
     def write_files(self, folder: Path) -> None:
         (folder / GRAPH_FILE).write_text(_text(self.blocks), encoding="utf-8")
 
+    def check_graphs(self) -> None:
+        """Raise ModelFolderError where a block's graph holds what cannot, or must not, be run."""
+        for index in range(self.num_blocks):
+            self._module(index, torch.device("cpu"))
+
     def _run(self, index: int, padded: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         graph, types = self.blocks.graphs[index], self.blocks.types
         known = len(padded)
@@ -158,7 +163,9 @@ class Exported(Family):
             raise ModelFolderError(f"{path} cannot be read: {error}") from error
         if _sha256(blocks) != config["graph"]:
             raise ModelFolderError(f"{path} is not the graph that the model's card was written for")
-        return ExportedBackbone(blocks, config["max_length"])
+        backbone = ExportedBackbone(blocks, config["max_length"])
+        backbone.check_graphs()
+        return backbone
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         raise ModelFolderError("torch modules become models by: offramp inject module:function")

@@ -1,7 +1,8 @@
 """Graphs of ATen operators as plain data, and as modules that run.
 
-A traced module's graph is data, not code: operators by their names, tensors by theirs, and nothing that could run
-anything else, so that a model's folder may come from anybody. Weights stand outside.
+A traced module's graph is data, not code: tensors by their names, and by theirs operators that compute tensors from
+tensors, so that a model's folder may come from anybody. Nothing else that Python or torch can do has a name here, such
+as reading a file. Weights stand outside.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -28,6 +30,14 @@ SCALARS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("ceil", "floor", "trunc")},
 }
 """What is computed of sizes, and what takes one tensor out of several."""
+FACTORIES = frozenset(
+    {
+        *(f"aten.{name}.default" for name in ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")),
+        *(f"aten.{name}.default" for name in ("tril_indices", "triu_indices")),
+        *("aten.arange.start", "aten.arange.start_step", "aten.empty.memory_format", "aten.eye.m"),
+    }
+)
+"""Operators that make a tensor of none. Others that are given no tensor are refused: one of them reads files."""
 WORDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 """Arguments that torch has names for."""
 
@@ -59,7 +69,7 @@ class Graph:
 
 
 def call_of(node: fx.Node, renamed: Mapping[str, str]) -> tuple[str, str, Any, Any]:
-    """One node of a traced graph as data; raises ModelFolderError for an operator that is not torch's own.
+    """One node of a traced graph as data; raises ModelFolderError for an operator that `module_of` refuses.
 
     `renamed`: what arguments are called here, where that is not their nodes' name.
     """
@@ -70,16 +80,19 @@ def call_of(node: fx.Node, renamed: Mapping[str, str]) -> tuple[str, str, Any, A
 def module_of(graph: Graph, device: torch.device) -> fx.GraphModule:
     """What runs it, a function of `takes` and then `weights` to a tuple; constants are made on that device.
 
-    Raises ModelFolderError for operators that are not torch's own, and for names that stand for nothing.
+    Raises ModelFolderError for operators that do not compute tensors from tensors, for arguments that they do not have,
+    and for names that stand for nothing.
     """
     built, nodes = fx.Graph(), dict[str, fx.Node]()
     for k, name in enumerate((*graph.takes, *graph.weights)):
         nodes[name] = built.placeholder(f"given_{k}")
     for name, op, args, kwargs in graph.calls:
         try:
+            target = _operator(op)
+            _check_names(target, kwargs)
             by_name = {key: _from_json(value, nodes, device) for key, value in kwargs.items()}
-            nodes[name] = built.call_function(_operator(op), tuple(_from_json(args, nodes, device)), by_name)
-        except (KeyError, TypeError, AttributeError) as error:
+            nodes[name] = built.call_function(target, tuple(_from_json(args, nodes, device)), by_name)
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise ModelFolderError(f"the graph's call {name!r} of {op!r} cannot be read: {error}") from error
     missing = [name for name in graph.gives if name not in nodes]
     if missing:
@@ -90,12 +103,12 @@ def module_of(graph: Graph, device: torch.device) -> fx.GraphModule:
 
 def _op_name(node: fx.Node) -> str:
     target = node.target
-    if isinstance(target, torch._ops.OpOverload) and target.namespace in NAMESPACES:
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in NAMESPACES and _only_computes(target):
         return str(target)
     name = getattr(target, "__name__", str(target))
     if SCALARS.get(name) is target:
         return name
-    raise ModelFolderError(f"{node.name!r} calls {target}, which is no operator of torch's own")
+    raise ModelFolderError(f"{node.name!r} calls {target}, which is no operator of torch's own on tensors")
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -105,8 +118,25 @@ def _operator(name: str) -> Callable[..., Any]:
     packet, _, overload = rest.partition(".")
     if namespace not in NAMESPACES:
         raise ModelFolderError(f"{name!r} is no operator of torch's own; {', '.join(NAMESPACES)} are")
-    found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    found = getattr(getattr(torch.ops, namespace), packet)
+    found = getattr(found, overload) if isinstance(found, torch._ops.OpOverloadPacket) else None
+    if not isinstance(found, torch._ops.OpOverload) or str(found) != name or not _only_computes(found):
+        raise ModelFolderError(f"{name!r} is no operator that computes tensors from tensors")
     return found
+
+
+def _only_computes(found: torch._ops.OpOverload[..., Any]) -> bool:
+    """Whether an operator reads tensors, or makes one of sizes, and writes to nothing that it is given."""
+    takes_tensors = any("Tensor" in str(each.type) for each in found._schema.arguments)
+    return (takes_tensors or str(found) in FACTORIES) and not found._schema.is_mutable
+
+
+def _check_names(target: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that an operator does not have: these names become part of the code that runs."""
+    schema = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
+    strange = kwargs.keys() - {each.name for each in schema if not iskeyword(each.name)}
+    if strange:
+        raise TypeError(f"it has no argument {sorted(strange)[0]!r}")
 
 
 def _to_json(value: Any, renamed: Mapping[str, str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from functools import cache
@@ -25,7 +26,7 @@ from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.signature import Encoded
-from earlyexit.store import load_model, save_model
+from earlyexit.store import CARD_FILE, load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import TrainOptions, exit_outputs, pack, train_ramps
 from earlyexit.wire import Answer
@@ -177,6 +178,34 @@ def test_a_graph_that_was_changed_is_noticed(tmp_path: Path) -> None:
     graph["graphs"][0]["calls"].pop()
     (tmp_path / GRAPH_FILE).write_text(json.dumps(graph))
     with pytest.raises(ModelFolderError, match="is not the graph that the model's card was written for"):
+        load_model(tmp_path)
+
+
+def rewritten(folder: Path, graph: object) -> None:
+    """Put another graph into a model's folder, and its hash into the card."""
+    text = json.dumps(graph, separators=(",", ":")) + "\n"
+    (folder / GRAPH_FILE).write_text(text)
+    card = json.loads((folder / CARD_FILE).read_text())
+    card["backbone"]["graph"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / CARD_FILE).write_text(json.dumps(card))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["zz", "aten.zeros.default", [[1]], {"**print(), pin_memory": False}],
+        ["zz", "aten.from_file.default", ["weights"], {"size": 4}],
+        ["zz", "aten.__class__.__class__", ["x"], {}],
+    ],
+)
+def test_a_graph_that_does_more_than_compute_is_refused_when_it_is_loaded(tmp_path: Path, call: list[object]) -> None:
+    save_model(model_of("pictures"), tmp_path)
+    graph = json.loads((tmp_path / GRAPH_FILE).read_text())
+    rewritten(tmp_path, graph)
+    load_model(tmp_path)  # a whole folder, whoever wrote it
+    graph["graphs"][-1]["calls"].insert(0, call)
+    rewritten(tmp_path, graph)
+    with pytest.raises(ModelFolderError, match=r"has no argument|no operator that computes"):
         load_model(tmp_path)
 
 
