@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError, InputError
-from earlyexit.image_files import is_images, open_images
+from earlyexit.image_files import IGNORED, is_images, open_images
 from earlyexit.signature import Column, Encoded, fitting
 from earlyexit.text_tables import has_column, read_table, read_texts
 
@@ -188,7 +188,18 @@ def _write_table(data: LabelledRows, path: Path) -> Path:
     return path
 
 
+def check_folder_names(labels: Iterable[str]) -> None:
+    """Raise DataError for labels that name no folder of an archive of images: their files would lie elsewhere."""
+    for label in labels:
+        if not label or label.startswith(IGNORED) or any(character in label for character in "/\\\0"):
+            raise DataError(
+                f"the label {label!r} cannot be the name of a folder of images: none begins with "
+                f"{' or '.join(map(repr, IGNORED))}, none has '/' or '\\' in it"
+            )
+
+
 def _write_images(data: LabelledRows, path: Path) -> Path:
+    check_folder_names(data.label_names)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:  # image files are compressed already
         for row, (image, label) in enumerate(zip(data.columns[IMAGE], data.labels, strict=True)):
             archive.writestr(f"{label}/{row:06}{_suffix(image)}", image)

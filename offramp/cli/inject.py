@@ -12,7 +12,6 @@ from offramp.cli.options import (
     POOLINGS,
     RAMP_STYLES,
     DataFile,
-    LabelColumn,
     PairColumn,
     Part,
     Seed,
@@ -32,6 +31,10 @@ Model = Annotated[str, typer.Argument(help="ONNX file, or module:function that g
 FromAnswers = Annotated[
     bool, typer.Option("--from-answers", help="Train from the model's own answers; labels only name them.")
 ]
+Labelled = Annotated[
+    str | None,
+    typer.Option("--label-column", help="Column with the label; default: label, where there is one; else no labels."),
+]
 Labels = Annotated[
     Path | None, typer.Option(help="Names of the model's answers in its order, a line each; default: the data's.")
 ]
@@ -45,7 +48,7 @@ def inject(
     name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
     text_column: TextColumn = "text",
     pair_column: PairColumn = None,
-    label_column: LabelColumn = "label",
+    label_column: Labelled = None,
     part: Part = None,
     from_answers: FromAnswers = False,
     labels: Labels = None,
@@ -108,18 +111,15 @@ def _run(job: InjectJob, rows: LabelledRows, out: Path) -> None:
     _tell(done, out)
 
 
-def _rows(data: Path, text_column: str, pair_column: str | None, label_column: str, part: str | None) -> LabelledRows:
+def _rows(
+    data: Path, text_column: str, pair_column: str | None, label_column: str | None, part: str | None
+) -> LabelledRows:
     """With labels where there are any: they name the model's answers even where ramps do not learn from them."""
     from earlyexit.dataset import has_labels, read_labelled
 
-    labelled = has_labels(data, label_column=label_column, part=part)
-    return read_labelled(
-        data,
-        text_column=text_column,
-        pair_column=pair_column,
-        label_column=label_column if labelled else None,
-        part=part,
-    )
+    if label_column is None and has_labels(data, part=part):
+        label_column = "label"
+    return read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)
 
 
 def _tell(done: Injected, out: Path) -> None:

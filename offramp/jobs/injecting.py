@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from earlyexit.checkpoint import add_ramps
-from earlyexit.dataset import write_labelled
+from earlyexit.dataset import IMAGE, check_folder_names, write_labelled
 from earlyexit.errors import DataError, GraphError
 from earlyexit.fingerprint import weights_sha256
 from earlyexit.network import check_inputs
@@ -175,6 +175,8 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
         raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier's inputs are of at least two")
     if job.hold_out is None:
         return data, None
+    if IMAGE in data.columns:
+        check_folder_names({*(job.labels or ()), *data.label_names} - {""})
     learned, held = data.divide(job.hold_out, job.seed)
     if len(held) < CalibrateJob().least_rows:
         raise DataError(

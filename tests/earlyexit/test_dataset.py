@@ -12,7 +12,7 @@ from PIL import Image
 
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.dataset import LabelledRows, has_labels, read_labelled, write_labelled
+from earlyexit.dataset import LabelledRows, has_labels, objects, read_labelled, write_labelled
 from earlyexit.errors import DataError
 from earlyexit.text_tables import read_texts
 
@@ -327,3 +327,11 @@ def test_images_and_arrays_are_read_without_labels(tmp_path: Path) -> None:
     for path, count in ((tmp_path / "images", 1), (tmp_path / "rows.npz", 2)):
         assert not has_labels(path)
         assert read_labelled(path, label_column=None).labels == ("",) * count
+
+
+@pytest.mark.parametrize("label", ["a/b", "..", "../../up", "", ".git"])
+def test_a_label_that_is_no_folder_of_an_archive_is_refused(tmp_path: Path, label: str) -> None:
+    data = LabelledRows(columns={"image": objects([b"x"])}, labels=(label,))
+    with pytest.raises(DataError, match="cannot be the name of a folder"):
+        write_labelled(data, tmp_path, "rows")
+    assert not list(tmp_path.iterdir())

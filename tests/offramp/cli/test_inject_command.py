@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from earlyexit.dataset import write_labelled
+from offramp.cli.inject import _rows
 from tests.offramp.cli.runs import Captured, refused
 from tests.offramp.jobs.test_injecting import rows_of
 
@@ -39,3 +40,29 @@ def test_what_cannot_be_is_refused_in_one_line(
 ) -> None:
     line = refused(capsys, "inject", model, "--data", str(data), "--out", str(tmp_path / "out"), *options)
     assert message in line
+
+
+def test_a_label_column_that_is_named_and_missing_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text("text,label\n" + "a,x\nb,y\n" * 200)
+    options = ["--data", str(path), "--out", str(tmp_path / "out"), "--label-column", "lable"]
+    assert "no column 'lable'; there are text, label" in refused(capsys, "inject", TORCH, *options)
+
+
+@pytest.mark.parametrize(("head", "labels"), [("text,label", ("x", "y")), ("text,answer", ("", ""))])
+def test_without_a_label_column_that_is_named_labels_are_there_or_not(
+    tmp_path: Path, head: str, labels: tuple[str, ...]
+) -> None:
+    path = tmp_path / "d.csv"
+    path.write_text(f"{head}\na,x\nb,y\n")
+    assert _rows(path, "text", None, None, None).labels == labels
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", "..", ".hidden"])
+def test_names_of_answers_that_are_no_folders_are_refused_where_images_are_kept(
+    data: Path, tmp_path: Path, capsys: Captured, name: str
+) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text(f"{name}\na\nb\n")
+    options = ["--data", str(data), "--out", str(tmp_path / "out"), "--labels", str(names), "--hold-out", "0.5"]
+    assert f"the label {name!r} cannot be the name of a folder" in refused(capsys, "inject", TORCH, *options)
