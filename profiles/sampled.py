@@ -3,11 +3,15 @@
 Where a plan has answered inputs run on, every input is seen; a thousand a second for two hours are seven million. Each
 gets a key from its own bits that looks like drawn at random, and a window keeps those with the smallest keys. They are
 a uniform sample of the window without replacement, whatever came when; joined or cut in any order, or restored from a
-file that holds what was kept, it is the same sample. Probes are a uniform sample too, so all that is kept of a window
-in which one plan was in force is one. In a window with a change from stop to stay the part that stayed counts more.
+file that holds what was kept, it is the same sample. A full window keeps keys below a limit, each another; of windows
+that are pooled the smallest limit holds for all, so that every input counts the same. Probes are a uniform sample too,
+so all that is kept of a window in which one plan was in force is one. In a window with a change from stop to stay the
+part that stayed counts more.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +69,15 @@ class SampledStream(ExitStream):
         thinned = joined.take(np.delete(np.arange(len(joined)), left_out))
         self._parts[window] = [thinned]
         return thinned
+
+    def pooled(self, windows: Sequence[int]) -> Observations:
+        """The inputs of several windows; of those that stayed one uniform sample of them all."""
+        parts = [self.window(window) for window in windows]
+        limits = [self._below[window] for window in windows if window in self._below]
+        joined = Observations.join(self.shape, parts)
+        if len(parts) < 2 or not limits:
+            return joined
+        return joined.take(~sampled_N(joined) | (keys_N(joined) < min(limits)))
 
     def forget(self, now_s: float) -> None:
         super().forget(now_s)

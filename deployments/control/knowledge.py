@@ -123,8 +123,7 @@ class Knowledge:
             return None
         kept = self._stream.whole_windows(now_s + self.period_s)
         first = max(int(since_s // self.period_s), kept.start if kept else 0)
-        parts = [self._stream.window(index) for index in range(first, int(now_s // self.period_s) + 1)]
-        joined = Observations.join(self._stream.shape, parts)
+        joined = self._stream.pooled(range(first, int(now_s // self.period_s) + 1))
         mine_N = (joined.times_s_N >= since_s) & (joined.times_s_N < now_s)
         return Window(start_s=since_s, period_s=now_s - since_s, observations=joined.take(mine_N))
 

@@ -64,15 +64,37 @@ def test_what_was_given_back_makes_the_same_sample_again() -> None:
 
 def test_early_inputs_of_a_window_are_kept_as_often_as_late_ones() -> None:
     """The mean of 20 windows' samples of 100: standard deviation 0.289 / sqrt(2000) = 0.0065 of the window."""
-    kept, means = stream(100), list[float]()
+    means = list[float]()
     for index in range(20):
-        window = SampledStream(SHAPE, since_s=0.0, period_s=120.0, keep_s=120.0, most_stayed=100)
+        window = stream(100)
         times_s = np.sort(np.random.default_rng(index).uniform(0.0, 120.0, 3000))
         for begin in range(0, 3000, 100):
             window.take_in(inputs(times_s[begin : begin + 100], seed=index))
         means.append(float(window.window(0).times_s_N.mean()) / 120.0)
-    assert kept.most_of_window == 100
+        assert len(window.window(0)) == 100
     assert np.mean(means) == pytest.approx(0.5, abs=4 * 0.0065)
+
+
+def test_in_pooled_windows_every_input_counts_the_same_whatever_its_window_kept() -> None:
+    """Of 6000 inputs in two minutes and 1000 in the next 20 s both windows keep 200; pooled, one sixth as many late."""
+    kept = stream(200)
+    kept.take_in(inputs(np.linspace(0.0, 119.9, 6000)))
+    kept.take_in(inputs(np.linspace(120.0, 139.9, 1000)))
+    probe = inputs(np.array([130.0]), probe=True)
+    kept.take_in(probe)
+    assert [int(sampled_N(kept.window(index)).sum()) for index in (0, 1)] == [200, 200]
+    pooled = kept.pooled(range(2))
+    early, late = (int((sampled_N(pooled) & mine).sum()) for mine in (pooled.times_s_N < 120, pooled.times_s_N >= 120))
+    assert early == 200
+    assert late == pytest.approx(200 / 6, abs=4 * np.sqrt(200 / 6))
+    assert int(pooled.probe_N.sum()) == 1
+    assert len(kept.pooled([1])) == 201
+
+
+def test_pooled_windows_that_were_never_full_keep_everything() -> None:
+    kept = stream(1000)
+    kept.take_in(inputs(np.arange(0.0, 240.0, 1.0)))
+    assert len(kept.pooled(range(2))) == 240
 
 
 def test_a_window_that_was_never_full_keeps_everything() -> None:
