@@ -93,9 +93,9 @@ class Device(Generic[P]):
             return self._run_one_by_one(batch, [Inside({member.sample_id: member}) for member in batch.members])
         return self._attempt(batch, inside)
 
-    def requeue(self, staying: Iterable[GoesOn[P]]) -> None:
+    def requeue(self, coming_back: Iterable[GoesOn[P]]) -> None:
         """Submit what `run` gave back; deliver those whose next block is no longer hosted, for a plan may have come."""
-        for going in staying:
+        for going in coming_back:
             if not self._loop.go_on(going.piece.next_block, going.members, self.clock.now_s()):
                 self._deliver([going])
 
@@ -118,11 +118,11 @@ class Device(Generic[P]):
         return [] if survivors is None else self._pass_on(survivors, inside)
 
     def _run_one_by_one(self, batch: Batch[P], parts: Sequence[Inside[P]]) -> list[GoesOn[P]]:
-        staying: list[GoesOn[P]] = []
+        coming_back: list[GoesOn[P]] = []
         for part in parts:
             single = replace(batch, members=tuple(part.members.values()), started_s=self.clock.now_s())
-            staying += self._attempt(single, part)
-        return staying
+            coming_back += self._attempt(single, part)
+        return coming_back
 
     def _run(self, batch: Batch[P], inside: Inside[P]) -> P | None:
         first_s: float | None = None
@@ -212,9 +212,9 @@ class DeviceThread(Generic[P]):
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
-            staying = self._device.run(batch)
+            coming_back = self._device.run(batch)
             with self._wake:
-                self._device.requeue(staying)
+                self._device.requeue(coming_back)
 
     def _next(self) -> Batch[P] | None:
         with self._wake:

@@ -20,7 +20,7 @@ from profiles.stream import shape_of
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-STAYS: Final = -1
+NOWHERE: Final = -1
 """Of an input that leaves at none of a split's ramps."""
 
 
@@ -31,7 +31,7 @@ class Decisions(Protocol):
     def num_rows(self) -> int: ...
 
     def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
-        """Per row, the first of a split's `ramps` that lets it out, or STAYS; `active`: all ramps of the plan.
+        """Per row, the first of a split's `ramps` that lets it out, or NOWHERE; `active`: all ramps of the plan.
 
         Raises PlanError for ramps of which nothing is known.
         """
@@ -52,9 +52,9 @@ class ByRamp(Decisions):
 
     def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
         if not ramps:
-            return np.full(self.num_rows, STAYS, dtype=np.int64)
+            return np.full(self.num_rows, NOWHERE, dtype=np.int64)
         sure_NA = self.sure_NR[:, _columns(self.ramps, ramps)]
-        return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], STAYS)
+        return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], NOWHERE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,12 +75,12 @@ class ByPatience(Decisions):
 
     def leaves_N(self, ramps: tuple[int, ...], active: tuple[int, ...]) -> IntArray:
         labels_NA = self.labels_NR[:, _columns(self.ramps, active)]
-        left_N = np.full(self.num_rows, STAYS, dtype=np.int64)
+        left_N = np.full(self.num_rows, NOWHERE, dtype=np.int64)
         repeats_N = np.zeros(self.num_rows, dtype=np.int64)
         for column in range(1, len(active)):
             repeats_N = np.where(labels_NA[:, column] == labels_NA[:, column - 1], repeats_N + 1, 0)
-            left_N[(left_N == STAYS) & (repeats_N >= self.patience)] = active[column]
-        return np.where(np.isin(left_N, ramps), left_N, STAYS)
+            left_N[(left_N == NOWHERE) & (repeats_N >= self.patience)] = active[column]
+        return np.where(np.isin(left_N, ramps), left_N, NOWHERE)
 
 
 def recorded(records: ExitRecords, thresholds: Mapping[int, float]) -> ByRamp:
@@ -108,7 +108,7 @@ def nested(survival_N: Sequence[float], ramps: Sequence[int], rng: np.random.Gen
 def survival_of(decisions: Decisions, ramps: tuple[int, ...], num_blocks: int, rows_M: IntArray) -> tuple[float, ...]:
     """Per block, the share of these rows that reach it, all ramps active: E3's batch profile."""
     left_M = decisions.leaves_N(ramps, ramps)[rows_M]
-    reached_M = np.where(left_M == STAYS, num_blocks - 1, left_M)
+    reached_M = np.where(left_M == NOWHERE, num_blocks - 1, left_M)
     return tuple(float((reached_M >= block).mean()) for block in range(num_blocks))
 
 

@@ -137,9 +137,9 @@ class SimulatedReplica:
             return
         split, started_s = batch.split, batch.started_s
         work = self._works.of(split)
-        exits, staying = work.part(batch.members)
+        exits, going_on = work.part(batch.members)
         inside, at, took_s, first_s = len(batch.members), 0, 0.0, None
-        last = exits.pop() if exits and (not staying or exits[-1][0] + 1 == split.end) else None
+        last = exits.pop() if exits and (not going_on or exits[-1][0] + 1 == split.end) else None
         for ramp, leaving in exits:
             end, until_s = ramp + 1 - split.first, work.until_s[inside - 1]
             took_s += until_s[end] - until_s[at]
@@ -148,7 +148,7 @@ class SimulatedReplica:
             at, inside = end, inside - len(leaving)
         end, until_s = (split.end if last is None else last[0] + 1) - split.first, work.until_s[inside - 1]
         took_s += until_s[end] - until_s[at]
-        self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, staying))
+        self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, going_on))
 
     def _run_staying(self, batch: Batch[Flight[int]]) -> None:
         """Nobody leaves: those whom an active ramp lets out are answered there. Of probes every ramp looks."""
@@ -179,7 +179,7 @@ class SimulatedReplica:
                 trip.ingress.answer_early(trip, mine, block)
 
     def _end(self, ended: tuple[Batch[Flight[int]], Work, float | None, float, Exit | None, list[Input]]) -> None:
-        batch, work, first_s, total_s, leaving, staying = ended
+        batch, work, first_s, total_s, leaving, going_on = ended
         if not self.alive:
             return
         self.busy_s += total_s
@@ -187,8 +187,8 @@ class SimulatedReplica:
         work.count(batch, total_s)
         if leaving is not None:
             self._release(leaving)
-        if staying:
-            self._go_on(batch.split.end, staying)
+        if going_on:
+            self._go_on(batch.split.end, going_on)
         self._start()
 
     def _go_on(self, block: int, members: list[Input]) -> None:

@@ -10,7 +10,7 @@ from deployments.ingress.core.flights import Flight
 from earlyexit.counts import SplitCounts
 from earlyexit.engine import Batch
 from earlyexit.split import Split
-from simulator.decisions import STAYS
+from simulator.decisions import NOWHERE
 from simulator.trip import Input
 
 Exit = tuple[int, list[Input]]
@@ -23,7 +23,7 @@ class Work:
     __slots__ = ("_counts", "_leaves", "split", "until_s")
 
     def __init__(self, split: Split, leaves: array[int], pace: Pace, counts: SplitCounts) -> None:
-        """`leaves`: by an input's number modulo their number, the ramp at which it leaves, or STAYS."""
+        """`leaves`: by an input's number modulo their number, the ramp at which it leaves, or NOWHERE."""
         self.split = split
         blocks = range(split.first, split.end + 1)
         self.until_s = [
@@ -35,21 +35,21 @@ class Work:
         self._counts = counts
 
     def part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
-        """Who leaves at which of the split's ramps, in their order, and who stays to its end."""
+        """Who leaves at which of the split's ramps, in their order, and who goes on to its end."""
         if not self.split.ramps:
             return [], list(members)
         leaves, cycle = self._leaves, len(self._leaves)
         by_ramp: dict[int, list[Input]] = {}
-        staying: list[Input] = []
+        going_on: list[Input] = []
         for member in members:
             ramp = leaves[member.payload.input % cycle]
-            if ramp == STAYS:
-                staying.append(member)
+            if ramp == NOWHERE:
+                going_on.append(member)
             elif ramp in by_ramp:
                 by_ramp[ramp].append(member)
             else:
                 by_ramp[ramp] = [member]
-        return sorted(by_ramp.items()), staying
+        return sorted(by_ramp.items()), going_on
 
     def count(self, batch: Batch[Flight[int]], seconds: float) -> None:
         """A batch was run."""

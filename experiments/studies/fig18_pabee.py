@@ -31,7 +31,7 @@ from optimizer.planner import solve
 from optimizer.problem import PlanProblem
 from optimizer.space import Space
 from profiles.records import ExitRecords
-from simulator.decisions import STAYS, patient
+from simulator.decisions import NOWHERE, patient
 
 AGREEMENT = 0.98
 """At least, as with DeeBERT's rule at entropy 0.4: "less than 2 % error" (E3 section 5)."""
@@ -58,7 +58,7 @@ def outcome(records: ExitRecords, patience: int) -> Patience:
     """Its answers, all ramps active."""
     left_N = patient(records, patience).leaves_N(records.ramps, records.ramps)
     column_N = np.searchsorted(records.ramps, np.maximum(left_N, records.ramps[0]))
-    stays_N, rows = left_N == STAYS, np.arange(len(records))
+    stays_N, rows = left_N == NOWHERE, np.arange(len(records))
     losses_N = np.where(stays_N, 0.0, records.losses_NR[rows, column_N])
     truth_NE = records.true_losses_NE
     return Patience(

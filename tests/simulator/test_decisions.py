@@ -7,7 +7,7 @@ import pytest
 
 from earlyexit.errors import DataError, PlanError
 from profiles.records import ExitRecords
-from simulator.decisions import STAYS, ByPatience, ByRamp, nested, patient, recorded, survival_of
+from simulator.decisions import NOWHERE, ByPatience, ByRamp, nested, patient, recorded, survival_of
 
 SURE = ByRamp(ramps=(0, 2, 4), sure_NR=np.array([[1, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=np.bool_))
 
@@ -28,10 +28,10 @@ def records() -> ExitRecords:
 @pytest.mark.parametrize(
     ("ramps", "leaves"),
     [
-        pytest.param((), [STAYS, STAYS, STAYS], id="no ramp"),
-        pytest.param((0, 2, 4), [0, 2, STAYS], id="the first that is sure"),
-        pytest.param((2, 4), [4, 2, STAYS], id="ramps of a later split"),
-        pytest.param((4,), [4, STAYS, STAYS], id="one ramp"),
+        pytest.param((), [NOWHERE, NOWHERE, NOWHERE], id="no ramp"),
+        pytest.param((0, 2, 4), [0, 2, NOWHERE], id="the first that is sure"),
+        pytest.param((2, 4), [4, 2, NOWHERE], id="ramps of a later split"),
+        pytest.param((4,), [4, NOWHERE, NOWHERE], id="one ramp"),
     ],
 )
 def test_an_input_leaves_at_the_first_of_the_splits_ramps_that_is_sure(
@@ -52,16 +52,16 @@ def test_recorded_inputs_leave_where_their_score_passes_the_ramps_threshold() ->
 
 
 def test_at_a_ramp_without_a_threshold_nobody_leaves() -> None:
-    assert recorded(records(), {0: 0.8}).leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, STAYS, STAYS]
+    assert recorded(records(), {0: 0.8}).leaves_N((0, 1, 2), (0, 1, 2)).tolist() == [0, NOWHERE, NOWHERE]
 
 
 @pytest.mark.parametrize(
     ("patience", "active", "leaves"),
     [
-        pytest.param(1, (0, 1, 2), [1, 2, STAYS], id="one repeat"),
-        pytest.param(2, (0, 1, 2), [2, STAYS, STAYS], id="two repeats"),
-        pytest.param(1, (0, 2), [2, STAYS, 2], id="only active ramps count"),
-        pytest.param(1, (1,), [STAYS, STAYS, STAYS], id="one ramp repeats nothing"),
+        pytest.param(1, (0, 1, 2), [1, 2, NOWHERE], id="one repeat"),
+        pytest.param(2, (0, 1, 2), [2, NOWHERE, NOWHERE], id="two repeats"),
+        pytest.param(1, (0, 2), [2, NOWHERE, 2], id="only active ramps count"),
+        pytest.param(1, (1,), [NOWHERE, NOWHERE, NOWHERE], id="one ramp repeats nothing"),
     ],
 )
 def test_patience_counts_active_ramps_that_repeat_the_one_before(
@@ -72,7 +72,7 @@ def test_patience_counts_active_ramps_that_repeat_the_one_before(
 
 def test_patience_looks_at_ramps_of_earlier_splits_too() -> None:
     decisions = patient(records(), 1)
-    assert decisions.leaves_N((2,), (0, 1, 2)).tolist() == [STAYS, 2, STAYS]  # the first has left at ramp 1
+    assert decisions.leaves_N((2,), (0, 1, 2)).tolist() == [NOWHERE, 2, NOWHERE]  # the first has left at ramp 1
 
 
 def test_patience_below_one_is_refused() -> None:

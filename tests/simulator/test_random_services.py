@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from earlyexit.engine import Dispatch
 from earlyexit.split import AfterAnswer, Split
 from optimizer.plan import Plan, Stage
-from simulator.decisions import STAYS
+from simulator.decisions import NOWHERE
 from simulator.events import CONTROLS
 from simulator.outcome import UNANSWERED, Outcome
 from simulator.replica import SimulatedReplica
@@ -79,7 +79,7 @@ def check(service: SimulatedService, outcome: Outcome) -> None:
     assert not (outcome.drop_N == UNANSWERED).any()
     rows_N = np.resize(given_to.rows_N, len(answered_N))
     leaves_N = DECISIONS.leaves_N(given_to.plan.ramps, given_to.plan.ramps)[rows_N]
-    exits_N = np.where(leaves_N == STAYS, NUM_BLOCKS - 1, leaves_N)
+    exits_N = np.where(leaves_N == NOWHERE, NUM_BLOCKS - 1, leaves_N)
     assert (outcome.exit_N == exits_N)[answered_N].all()
     least_s_N = given_to.entry_s + exits_N + 1.0 + given_to.answer_s
     assert (outcome.latency_s_N >= least_s_N - 1e-9)[answered_N].all()

@@ -31,7 +31,7 @@ from experiments.studies.side_by_side import (
 from experiments.studies.sides import decide, equal_cluster, savings
 from optimizer.decision import NoPlan
 from optimizer.problem import PlanProblem
-from simulator.decisions import STAYS
+from simulator.decisions import NOWHERE
 from simulator.goodput import Capacity
 from tests.experiments.studies.cases import four_blocks, four_inputs, inputs_at
 
@@ -191,4 +191,4 @@ def test_inputs_of_the_distilled_model_leave_as_in_the_run_or_at_every_second_ra
     decisions = half_of(four_inputs(), 0.4)
     assert decisions.ramps == (0,), "ramp 1 of four blocks, which sits after the second, ends the first of two"
     # Ramp 1 lets a and b out.
-    np.testing.assert_array_equal(decisions.leaves_N((0,), (0,)), [0, 0, STAYS, STAYS])
+    np.testing.assert_array_equal(decisions.leaves_N((0,), (0,)), [0, 0, NOWHERE, NOWHERE])
