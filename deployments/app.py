@@ -13,6 +13,7 @@ from ray.serve.schema import LoggingConfig
 from cluster.devices import find_device
 from deployments.control.controller import Controller
 from deployments.control.settings import check_control
+from deployments.ingress.dispatch.build import check_staying
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.tracing.hooks import check_tracing
 from deployments.ingress.transport.router import AnnouncingRouter
@@ -48,6 +49,7 @@ def build(settings: dict[str, Any]) -> Application:
     plan = parse_plan(settings["plan"], shape)
     logging_config = logging_of(checked)
     check_control(checked, shape)
+    check_staying(plan)
     check_tracing(checked)
     slots = slot_devices(slot_counts(checked, plan))
     for device in dict.fromkeys(slots.values()):

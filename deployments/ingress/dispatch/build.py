@@ -13,10 +13,11 @@ from deployments.ingress.core.rules import Rules
 from deployments.ingress.dispatch.departure import Query
 from deployments.ingress.transport.transport import Transport
 from deployments.settings import ServeSettings
+from earlyexit.errors import PlanError
 from earlyexit.store import ModelCard
 from earlyexit.tasks import find_task
 from optimizer.placement import initial_placement
-from optimizer.plan import NO_RAMPS
+from optimizer.plan import NO_RAMPS, Plan
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
 from profiles.stream import StreamShape, shape_of
@@ -44,6 +45,16 @@ def build_core(
     return IngressCore(uuid.uuid4().hex[:8], placed, transports, rules, rng)
 
 
+def check_staying(plan: Plan) -> None:
+    """Raise PlanError where inputs would stay of which nothing could be recorded, and so nothing learnt."""
+    policy = plan.policy
+    if plan.after_answer == "stay" and policy is not None and policy.name not in (*SCORES, "recorded"):
+        raise PlanError(
+            f"after_answer: stay is for exit policies with scores ({', '.join(SCORES)}, recorded): "
+            f"of {policy.name!r} nothing would be recorded of inputs that stay"
+        )
+
+
 def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
     """What is seen of probes, and of inputs that stay: which ramps, and in which unit.
 
@@ -62,5 +73,5 @@ def probe_shape(settings: ServeSettings, card: ModelCard) -> StreamShape | None:
             zero_one = find_task(card.task).zero_one
             return StreamShape(score=score, num_blocks=card.num_blocks, ramps=card.ramps, zero_one=zero_one)
     if is_wanted:
-        logger.warning("exit policy %s has no scores: nothing is recorded of probes or inputs that stay", policy.name)
+        logger.warning("exit policy %s has no scores: nothing is recorded of probes", policy.name)
     return None

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.ingress.dispatch.build import probe_shape
+from deployments.ingress.dispatch.build import check_staying, probe_shape
 from deployments.settings import ServeSettings
+from earlyexit.errors import PlanError
 from optimizer.plan import NO_RAMPS, PolicySpec, stock_plan
 from profiles.records import ExitRecords
 from profiles.stream import StreamShape
@@ -63,3 +64,12 @@ def test_inputs_that_stay_are_seen_without_probes_too() -> None:
 )
 def test_there_may_be_nothing_to_probe(policy: PolicySpec, probe_share: float) -> None:
     assert probe_shape(settings(policy, probe_share), CARD) is None
+
+
+def test_inputs_may_only_stay_under_a_policy_by_which_they_can_be_recorded() -> None:
+    patient = settings(PolicySpec(name="patience", patience=2)).plan
+    check_staying(patient)
+    with pytest.raises(PlanError, match=r"policies with scores \(entropy, confidence, recorded\): of 'patience'"):
+        check_staying(patient.with_after_answer("stay"))
+    check_staying(settings(PolicySpec(name="entropy", thresholds=0.5)).plan.with_after_answer("stay"))
+    check_staying(settings(None).plan.with_after_answer("stay"))
