@@ -29,6 +29,8 @@ MOST_OPEN = 50_000
 """Inputs under way, at the very most; where stages swallow them, no more are begun until some were forgotten."""
 MANY = 256
 """Complete inputs whose losses are worth computing: alone, an input takes as long for that as for all else here."""
+MOST_BYTES = 8_000_000
+"""Of answers of many numbers, held by complete inputs until then: a thousand of them may be a gigabyte."""
 SWEEP_S = 1.0
 """How often open inputs are looked through for those that will not come back."""
 
@@ -72,6 +74,8 @@ class ProbeBook:
         self._open: dict[Hashable, Entry] = {}
         self._ended: list[Entry] = []
         """Complete; what their answers cost is not known yet."""
+        self._ended_bytes = 0
+        """Of their answers of many numbers."""
         self._complete: deque[Observations] = deque()
         self._num_kept = 0
         """In these."""
@@ -175,8 +179,10 @@ class ProbeBook:
             return
         self.num_complete += 1
         self._ended.append(entry)
-        # Answers of many numbers are not kept: a thousand of them may be a gigabyte.
-        if len(self._ended) >= MANY or isinstance(entry.said[self._last].value, Numbers):
+        full = entry.said[self._last].value
+        if isinstance(full, Numbers):
+            self._ended_bytes += len(full.raw) * len(entry.said)
+        if len(self._ended) >= MANY or self._ended_bytes >= MOST_BYTES:
             self._settle()
 
     def _is_whole(self, entry: Entry) -> bool:
@@ -194,7 +200,7 @@ class ProbeBook:
         """Find what complete ones' answers cost; of those that nobody asks for the oldest go."""
         if not self._ended:
             return
-        entries, self._ended = self._ended, []
+        entries, self._ended, self._ended_bytes = self._ended, [], 0
         new = observations_of(entries, self._shape, self._loss)
         self._total_loss += losses_of_answers(new)
         self._complete.append(new)

@@ -109,6 +109,30 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
     assert observations.losses_NR.tolist() == [[0.5, 0.25]]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "sizes"),
+    [pytest.param(2, [100], id="small ones together"), pytest.param(500_000, [1] * 5, id="large ones at once")],
+)
+def test_losses_of_answers_of_many_numbers_are_computed_together_unless_they_take_much_memory(
+    numbers: int, sizes: list[int]
+) -> None:
+    computed: list[int] = []
+
+    def no_loss(early: ValueArray, full: ValueArray) -> FloatArray:
+        computed.append(len(full) // 2)  # both ramps
+        return np.zeros(len(early))
+
+    book = ProbeBook(replace(SHAPE, zero_one=False), no_loss, outlive_s=1.0)
+    said = Numbers.of(np.zeros(numbers))
+    for probe in (flight(serial) for serial in range(sum(sizes))):
+        book.begin([probe], plan(), "probe", 2.0)
+        book.answered(probe, 2, BOTH)
+        book.see([(probe, replace(seen(probe, block)[1], value=said)) for block in (0, 2, 3)])
+    observations = book.hand_over()
+    assert observations is not None
+    assert (len(observations), computed) == (sum(sizes), sizes)
+
+
 def test_what_is_seen_of_other_inputs_and_at_other_blocks_is_ignored() -> None:
     probe, stranger = flight(1), flight(2)
     book = begun(probe)
