@@ -10,9 +10,9 @@ from profiles.stream import Observations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressReport:
-    """Counts since the ingress started, and the probes since the last report.
+    """Counts since the ingress started, and what was seen of probes, and of inputs that stayed, since the last report.
 
-    Counts only grow: a report that is lost loses nothing but time. Probes are handed over once.
+    Counts only grow: a report that is lost loses nothing but time. What was seen is handed over once.
     """
 
     name: str
@@ -41,7 +41,7 @@ class IngressReport:
     latencies: dict[int, int] = field(default_factory=dict)
     """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
     probes: Observations | None = None
-    """Complete records, at wall-clock times; None where there were none."""
+    """Records of probes, and of inputs that stayed, at wall-clock times; None where there were none."""
 
 
 BUCKET = 1.05

@@ -81,7 +81,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order, from block 0 to the model's end; refuses gaps, overlaps, and splits of two minds."""
+    """Stages in order, from block 0 to the model's end.
+
+    Refuses gaps, overlaps, and splits that disagree on stop or stay.
+    """
 
     stages: tuple[Stage, ...]
     policy: PolicySpec | None = None

@@ -14,7 +14,7 @@ from earlyexit.split import AfterAnswer
 
 Key = TypeVar("Key")
 Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int]
-"""A split's first block, end and ramps, and a batch size."""
+"""A split's first block, end and ramps, what its answered inputs do, and a batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

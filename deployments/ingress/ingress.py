@@ -212,11 +212,11 @@ class Ingress(RpcMethods):
         return self._core.placed.epoch
 
     async def report(self) -> IngressReport:
-        """Counts so far; probes are handed over with it."""
+        """Counts so far; what was seen of probes, and of inputs that stayed, is handed over with it."""
         return self._core.report(self._clock.now_s(), time.time())
 
     async def peek(self) -> IngressReport:
-        """The same without the probes, which stay here: whoever only looks takes nothing from the controller."""
+        """The same without what was seen, which is kept here: whoever only looks takes nothing from the controller."""
         return self._core.peek(time.time())
 
     def watch(self) -> Viewer:

@@ -66,11 +66,11 @@ class Call(Generic[I, W]):
         self.reserve_s = reserve_s
         """What the stages after this one are expected to take, and what is kept in hand."""
         self.watch = watch
-        """What is to be seen of its inputs, which the book of probes has, or had; None for nothing."""
+        """What is to be seen of its inputs, which a book of probes has, or had; None for nothing."""
         self.is_first = is_first
         """Whether it brings new inputs, to the first block."""
         self.heard = False
-        """Whether anything has come back."""
+        """Whether an input has left it; early answers alone make no room."""
         self.num_inside = 0
         """Inputs that it has."""
 
@@ -80,7 +80,7 @@ class Call(Generic[I, W]):
         return self.watch == "probe"
 
     def inside(self) -> list[Flight[I]]:
-        """Those that nothing has come back of."""
+        """Those that have not left it, answered or not."""
         return [flight for flight in self.flights if flight.holder is self]
 
 

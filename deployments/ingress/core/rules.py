@@ -27,8 +27,8 @@ class Rules:
     admits: bool = True
     """Whether what cannot be in time is refused; never where there is no SLO."""
     shape: StreamShape | None = None
-    """What probes see; None: there are none."""
+    """What is seen of probes, and of inputs that stay; None: nothing."""
     loss: Loss = differ
-    """The task's, by which probes' exits are compared."""
+    """The task's, by which early answers are compared with the full model's."""
     probe_share: float = 0.0
     """Of the calls with new inputs, those that are probes."""
