@@ -143,6 +143,28 @@ def masked_graph(*, batch: str = "B", seed: int = 0) -> onnx.ModelProto:
     return _model(MASKED.replace("BATCH", batch), shapes, seed)
 
 
+BYTES = """
+bytes (TYPE[B, SHAPE] x) => (float[B, 3] logits) {
+    numbers = Cast <to = 1> (x)
+    planes = Transpose <perm = [PERM]> (numbers)
+    c0 = Conv <kernel_shape = [3, 3]> (planes, w0)
+    r0 = Relu(c0)
+    c1 = Conv <kernel_shape = [3, 3]> (r0, w1)
+    pooled = GlobalAveragePool(c1)
+    flat = Flatten(pooled)
+    logits = Gemm(flat, head, bias)
+}
+"""
+LAYOUTS = {"NCHW": ("3, 8, 8", "0, 1, 2, 3"), "NHWC": ("8, 8, 3", "0, 3, 1, 2")}
+
+
+def bytes_graph(layout: str, *, dtype: str = "uint8") -> onnx.ModelProto:
+    """Takes pixels as whole numbers from 0 to 255; it can be cut at r0."""
+    shape, perm = LAYOUTS[layout]
+    text = BYTES.replace("TYPE", dtype).replace("SHAPE", shape).replace("PERM", perm)
+    return _model(text, {"w0": (6, 3, 3, 3), "w1": (8, 6, 3, 3), "head": (8, 3), "bias": (3,)}, 0)
+
+
 def words_graph(*, num_blocks: int = 3, seed: int = 0) -> onnx.ModelProto:
     """Attention over words; every block reads the sizes of a tensor of the first. What parts it: start, h0, h1, h2."""
     before = ["start", *(f"h{k}" for k in range(num_blocks))]

@@ -234,6 +234,22 @@ def test_probabilities_are_answered_as_their_logarithm(tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs_NC.exp().numpy(), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("order", ["RGB", "BGR"])
+@pytest.mark.parametrize(("layout", "dtype"), [("NCHW", "uint8"), ("NHWC", "uint8"), ("NCHW", "int32")])
+def test_pixels_that_enter_as_whole_numbers_stay_what_they_are(
+    tmp_path: Path, layout: str, dtype: str, order: str
+) -> None:
+    path = saved(onnx_graphs.bytes_graph(layout, dtype=dtype), tmp_path / "from")
+    options = GraphOptions(cuts=[["r0"]], codec=onnx_graphs.CODEC, pixels={} if order == "RGB" else {"order": order})
+    model = with_ramps(take_graph(path, tmp_path, options))
+    for encoded in onnx_graphs.random_pictures(3):
+        [pixels] = encoded.tensors
+        pixels = pixels if order == "RGB" else pixels[..., ::-1]
+        pixels = pixels if layout == "NHWC" else pixels.transpose(0, 3, 1, 2)
+        expected = onnx_graphs.uncut(path)({"x": np.ascontiguousarray(pixels.astype(dtype))})
+        np.testing.assert_allclose(exit_outputs(model, [encoded])[1], expected, rtol=1e-5, atol=1e-4)
+
+
 def test_a_batch_that_is_built_into_the_graph_is_taken_out_of_it(tmp_path: Path) -> None:
     path = saved(pictures_graph(end="reshaped", batch="1"), tmp_path / "from")
     model = with_ramps(pictures_taken(path, tmp_path))

@@ -19,7 +19,15 @@ from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
 from tests.earlyexit import onnx_graphs
-from tests.earlyexit.onnx_graphs import pictures_graph, pictures_taken, saved, small_graph, words_graph, words_taken
+from tests.earlyexit.onnx_graphs import (
+    bytes_graph,
+    pictures_graph,
+    pictures_taken,
+    saved,
+    small_graph,
+    words_graph,
+    words_taken,
+)
 
 NUMBERS = {"name": "tensor", "columns": [{"name": "x", "datatype": "FP32", "shape": [4]}]}
 GEMM = "hidden = Gemm(x, w, b) r = Relu(hidden) logits = Gemm(r, w, b)"
@@ -215,6 +223,12 @@ def picture(**changes: Any) -> dict[str, Any]:
             picture() | {"pixels": {"order": "GRB"}},
             "pixels: order: Input should be 'RGB' or 'BGR'",
             id="another order",
+        ),
+        pytest.param(
+            lambda: bytes_graph("NCHW"),
+            picture() | {"pixels": {"std": (0.2, 0.2, 0.2)}},
+            "pixels: std: the graph's input 'x' is uint8, and takes pixels from 0 to 255 as they are",
+            id="whole numbers scaled",
         ),
         pytest.param(pictures_graph, {}, "the column 'x'|rows of [4] do not fit", id="columns"),
         pytest.param(

@@ -26,6 +26,10 @@ TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
 """Between ids and the table that they are looked up in."""
 
 
+WHOLE = ("int64", "int32", "uint8")
+"""Types of images that are numbers from 0 to 255: a scaled one would be cut off to whole numbers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """How inputs enter a graph."""
@@ -111,13 +115,25 @@ def _image_entry(infos: Sequence[Any], codec: ImageCodec, settings: Mapping[str,
             f"the graph's input {info.name!r} is {list(sizes)}; the codec gives images of {height} x {width} pixels"
         )
     taken = GraphInput(name=info.name, shape=planes[layout], dtype=dtype)
+    if dtype in WHOLE:
+        settings = _of_whole_pixels(info.name, dtype, settings)
     try:
         pixels = Pixels.model_validate({**settings, "height": height, "width": width, "layout": layout})
     except ValidationError as error:
         first = error.errors()[0]
         raise GraphError(f"pixels: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    as_they_are = dtype == "uint8" and layout == "NHWC" and not settings
+    as_they_are = dtype == "uint8" and layout == "NHWC" and pixels.order == "RGB"
     return Entry(inputs=(taken,), pixels=None if as_they_are else pixels)
+
+
+def _of_whole_pixels(name: str, dtype: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    scaled = [each for each in ("scale", "mean", "std") if each in settings]
+    if scaled:
+        raise GraphError(
+            f"pixels: {', '.join(scaled)}: the graph's input {name!r} is {dtype}, and takes pixels from 0 to 255 as "
+            "they are; only their order can be said"
+        )
+    return {**settings, "scale": 1.0}
 
 
 def _column_inputs(graph: Any, infos: Sequence[Any], codec: TensorCodec) -> list[GraphInput]:
