@@ -15,27 +15,35 @@ from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.families.exported import LAYOUT_INPUTS, ExportedBackbone, exported_backbone
 from earlyexit.families.own import check_alone
 from earlyexit.graph.pieces import Traced
-from earlyexit.graph.torch_module import TorchGraph
+from earlyexit.graph.torch_module import TOLERANCE, TorchGraph, first_line
 from earlyexit.layout import Layout
 
 LONGEST_TRIED = 512
 """Tokens, where a module does not say how long its inputs may be."""
+TOKEN_TYPES = "token_type_ids"
 SURE = 1e-3
 """How far from 1 the sum of probabilities may be."""
+FED = {
+    "attention_mask": "a mask is 1 for every token, and 0 behind the last",
+    "position_ids": "positions begin at 0",
+    TOKEN_TYPES: "types of tokens are 0, but of pairs",
+}
 aten = torch.ops.aten
 SOFTMAX = (aten.softmax.int, aten._softmax.default)
 
 
 def traced_inputs(graph: TorchGraph, *, token_types: bool = False) -> Traced:
-    """The module with its inputs told apart; with `token_types` the codec gives those.
+    """The module with its inputs told apart; with `token_types` the codec gives those, after the tokens.
 
     Raises GraphError for a module that only `torch.fx` could trace, whose shapes are not known.
     """
     if any("val" not in node.meta for node in graph.module.graph.nodes if node.op == "placeholder"):
         raise GraphError(f"{graph.name}: torch.export cannot trace it, and without its shapes it cannot be cut")
-    of_codec = {"token_type_ids"} if token_types else set()
+    of_codec = {TOKEN_TYPES} if token_types else set()
     layout = tuple(name for name in graph.examples if name in LAYOUT_INPUTS.keys() - of_codec)
-    carried = tuple(name for name in graph.examples if name not in layout)
+    carried = tuple(
+        sorted((name for name in graph.examples if name not in layout), key=lambda name: name == TOKEN_TYPES)
+    )
     if not carried:
         raise GraphError(f"{graph.name} takes {', '.join(layout)} alone, which say nothing of what inputs hold")
     return Traced(module=graph.module, carried=carried, layout=layout)
@@ -71,11 +79,13 @@ def take_module(
     """A backbone of the module's blocks between some cuts, tried, and the classifier that it brings as its head.
 
     `max_length`: None for the longest that the module takes, or 512 tokens. Raises ModelFolderError for what cannot
-    cross, and for inputs that change with their batch-mates; GraphError for lengths that the module does not take.
+    cross, and for inputs that change with their batch-mates; GraphError for lengths that the module does not take, and
+    where it is to be given other masks, positions or token types than follow from how long inputs are.
     """
     backbone = exported_backbone(traced, cuts, answer)
     known = traced.most_tokens if backbone.inputs[0].per_token else None
     backbone.max_length = _longest(graph, backbone, known, max_length)
+    _check_examples(graph, traced, backbone, answer)
     check_alone(backbone)
     [last] = backbone.boundary(backbone.num_blocks - 1)
     head = FinalHead(style="given", pooling="mean", num_outputs=last.shape[0], weights={})
@@ -96,6 +106,45 @@ def _logarithm(node: fx.Node) -> str:
     for each in (least, logarithm):
         each.meta["val"] = node.meta.get("val")
     return logarithm.name
+
+
+@torch.inference_mode()
+def _check_examples(graph: TorchGraph, traced: Traced, backbone: ExportedBackbone, answer: str) -> None:
+    """Raise GraphError where the backbone answers the module's own examples otherwise than the module."""
+    wanted = graph.value_of(answer)
+    layout = _layout_of(graph, graph.examples[traced.carried[0]], per_token=backbone.inputs[0].per_token)
+    given = tuple(
+        layout.unpad(graph.examples[name][:, : layout.longest]) if spec.per_token else graph.examples[name]
+        for name, spec in zip(traced.carried, backbone.inputs, strict=True)
+    )
+    try:
+        [found] = backbone.run_blocks(0, backbone.num_blocks, backbone.embed(given, layout), layout)
+    except (RuntimeError, IndexError) as error:
+        raise GraphError(f"{graph.name} cannot be run on its own examples in blocks: {first_line(error)}") from error
+    if found.shape == wanted.shape and torch.allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+        return
+    other = next((name for name in traced.layout if not _follows(graph.examples[name], name, layout)), None)
+    if other is None:
+        raise GraphError(f"{graph.name} answers its own examples otherwise in blocks than uncut")
+    raise GraphError(
+        f"{graph.name}: its example of {other!r} is not what it is fed, and its answers are others; {FED[other]}"
+    )
+
+
+def _layout_of(graph: TorchGraph, first: Tensor, *, per_token: bool) -> Layout:
+    """Of the examples, whose first input is this: as long as their mask says, or as they are padded."""
+    lengths = np.full(len(first), first.shape[1] if per_token else 1, dtype=np.int32)
+    mask = graph.examples.get("attention_mask")
+    if per_token and mask is not None:
+        lengths[:] = (mask != 0).sum(1).clamp_min(1).numpy()
+    return Layout(lengths)
+
+
+def _follows(example: Tensor, name: str, layout: Layout) -> bool:
+    """Whether, where there are tokens, it is what inputs of these lengths are fed with."""
+    fed = LAYOUT_INPUTS[name](layout)
+    seen = example[:, : layout.longest]
+    return fed.shape == seen.shape and bool((fed == seen.to(fed.dtype))[layout.mask_BT].all())
 
 
 def _longest(graph: TorchGraph, backbone: ExportedBackbone, known: int | None, asked: int | None) -> int:

@@ -46,6 +46,15 @@ class TorchGraph:
         """Outputs for any batch of inputs, in the order of `flow.outputs`."""
         return _tensors(fx.Interpreter(self.module).run(*inputs, enable_io_processing=False))
 
+    @torch.no_grad()
+    def value_of(self, tensor: str) -> Tensor:
+        """What a node of `module.graph` gives for the examples."""
+        interpreter = fx.Interpreter(self.module, garbage_collect_values=False)
+        interpreter.run(*self.examples.values(), enable_io_processing=False)
+        [value] = [value for node, value in interpreter.env.items() if node.name == tensor]
+        assert isinstance(value, Tensor)
+        return value
+
 
 def read_torch(name: str) -> TorchGraph:
     """Trace the module that `module:function` gives.
@@ -74,7 +83,7 @@ def _given_by(name: str) -> tuple[nn.Module, _Arguments]:
         network, given = make()
     except (TypeError, ValueError) as error:
         wanted = "a function without arguments that returns (module, example inputs) is needed"
-        raise GraphError(f"{name}: {_first_line(error)}; {wanted}") from error
+        raise GraphError(f"{name}: {first_line(error)}; {wanted}") from error
     arguments = dict(given) if isinstance(given, Mapping) else (given,) if isinstance(given, Tensor) else tuple(given)
     tensors = _values(arguments)
     if not isinstance(network, nn.Module) or not tensors or not all(isinstance(each, Tensor) for each in tensors):
@@ -98,7 +107,7 @@ def _traced(name: str, network: nn.Module, arguments: _Arguments) -> fx.GraphMod
         try:
             module = fx.symbolic_trace(network)
         except Exception as of_tracing:
-            why = f"torch.export: {_first_line(of_export)}; torch.fx: {_first_line(of_tracing)}"
+            why = f"torch.export: {first_line(of_export)}; torch.fx: {first_line(of_tracing)}"
             raise GraphError(f"{name} cannot be traced with an open batch: {why}") from of_export
     for node in reversed(module.graph.nodes):
         if not node.users and base_name(node).startswith(("_guards", "_assert")):
@@ -126,7 +135,8 @@ def _open_axes(example: Tensor) -> dict[int, Any]:
     return axes
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What it says first, or its name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -208,7 +218,7 @@ def _check_batch(graph: TorchGraph) -> None:
             )
         except (RuntimeError, IndexError, ValueError) as error:
             raise GraphError(
-                f"{graph.name} takes batches of {len(inputs[0])} only, not of {batch}: {_first_line(error)}"
+                f"{graph.name} takes batches of {len(inputs[0])} only, not of {batch}: {first_line(error)}"
             ) from error
         if not same:
             raise GraphError(f"{graph.name} gives an input other outputs in a batch of {batch} than among the examples")

@@ -215,3 +215,40 @@ def texts() -> Given:
         "input_ids": torch.randint(1, VOCABULARY, (2, 7), generator=generator),
         "attention_mask": mask,
     }
+
+
+class Placed(Texts):
+    """Is told where every token stands, and of which text it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types = nn.Embedding(2, 16)
+
+    def forward(  # type: ignore[override]
+        self, token_type_ids: Tensor, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor
+    ) -> Tensor:
+        x = self.tokens(input_ids) + self.positions(position_ids) + self.types(token_type_ids)
+        for layer in self.layers:
+            x = layer(x, attention_mask[:, None, None, :].bool())
+        answer: Tensor = self.classifier(torch.tanh(self.again(x[:, 0])))
+        return answer
+
+
+def placed(**others: Tensor) -> Given:
+    """With some examples in place of what follows from the lengths 7 and 3."""
+    _, given = texts()
+    given["position_ids"] = torch.arange(7).repeat(2, 1)
+    given["token_type_ids"] = torch.zeros_like(given["input_ids"])
+    return _seeded(Placed), given | others
+
+
+def placed_from_2() -> Given:
+    return placed(position_ids=torch.arange(2, 9).repeat(2, 1))
+
+
+def placed_second_texts() -> Given:
+    return placed(token_type_ids=torch.ones(2, 7, dtype=torch.int64))
+
+
+def placed_left() -> Given:
+    return placed(attention_mask=torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]]))

@@ -246,6 +246,31 @@ def test_longer_inputs_than_the_module_takes_are_refused() -> None:
         take_module(graph, traced_inputs(graph), [], answer_of(graph), max_length=30)
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "why"),
+    [
+        ("placed_from_2", "position_ids", "positions begin at 0"),
+        ("placed_second_texts", "token_type_ids", "types of tokens are 0"),
+        ("placed_left", "attention_mask", "a mask is 1 for every token, and 0 behind the last"),
+    ],
+)
+def test_a_module_that_is_to_be_fed_otherwise_is_refused(name: str, other: str, why: str) -> None:
+    graph = read(name)
+    with pytest.raises(GraphError, match=f"its example of '{other}' is not what it is fed, .*; {why}"):
+        take_module(graph, traced_inputs(graph), [], answer_of(graph))
+
+
+def test_a_module_that_is_fed_as_its_examples_is_taken() -> None:
+    assert [each.name for each in taken("placed").backbone.inputs] == ["input_ids"]
+
+
+def test_token_types_of_pairs_come_after_the_tokens() -> None:
+    graph = read("placed_second_texts")
+    traced = traced_inputs(graph, token_types=True)
+    assert traced.carried == ("input_ids", "token_type_ids")
+    take_module(graph, traced, [], answer_of(graph))  # what the codec gives may be anything
+
+
 def test_a_layout_says_all_of_a_mask() -> None:
     layout = Layout(np.array([3, 1], dtype=np.int32))
     assert layout.mask_BT.tolist() == [[True, True, True], [True, False, False]]
