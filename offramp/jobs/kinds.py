@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
 """Of what a network takes, in the words of the v2 protocol."""
+TOKEN_TYPES = ("token_types", "token_type_ids")
+"""What networks call the input that tells a pair's texts apart."""
 
 
 class CodecOrder(Protocol):
@@ -40,8 +42,9 @@ class CodecOrder(Protocol):
 def codec_for(job: CodecOrder, inputs: Boundary, data: LabelledRows, *, longest: int) -> NamedSpec:
     """How the inputs of a network are encoded that takes these, of at most `longest` tokens.
 
-    Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer; ModelFolderError
-    for a codec of one's own that cannot be made, or that takes no `max_length` where one is given.
+    Raises InputError for what `--codec` cannot be, and where a network for texts brings no tokenizer, or takes what
+    texts do not give; ModelFolderError for a codec of one's own that cannot be made, or that takes no `max_length`
+    where one is given.
     """
     if job.codec is not None:
         asked = {} if job.max_length is None else {"max_length": job.max_length}
@@ -51,7 +54,8 @@ def codec_for(job: CodecOrder, inputs: Boundary, data: LabelledRows, *, longest:
         if job.tokenizer is None and (is_own(job.backbone) or Path(job.backbone).suffix == ".onnx"):
             raise InputError(f"{job.backbone} brings no tokenizer: --tokenizer names one, minilm for instance")
         spec = {"name": names[-1], "max_length": job.max_length or longest}
-        return spec if names[-1] == TEXT else spec | {"token_types": len(inputs) > 1}
+        types = _has_token_types(inputs, job.backbone)
+        return spec if names[-1] == TEXT else spec | {"token_types": types}
     if names == (IMAGE,):
         return _image_codec(inputs[0], job.backbone)
     columns = [{"name": each.name, "datatype": DATATYPES[each.dtype], "shape": list(each.shape)} for each in inputs]
@@ -89,6 +93,18 @@ def _regression(data: LabelledRows, source: str) -> RegressionTask:
     if not reach:
         raise DataError(f"{source or 'the data'}: every label is {data.labels[0]}; numbers that differ are needed")
     return RegressionTask(scale=reach, offset=float(numbers.mean()))
+
+
+def _has_token_types(inputs: Boundary, backbone: str) -> bool:
+    """Whether a network for texts takes token types beside its tokens; raises InputError for other inputs."""
+    others = [each.name for each in inputs[1:]]
+    strange = [name for name in others if name not in TOKEN_TYPES]
+    if strange:
+        raise InputError(
+            f"{backbone} takes {strange[0]!r} beside {inputs[0].name!r}, which texts do not give; masks are called "
+            "attention_mask, positions position_ids, types of tokens token_type_ids"
+        )
+    return bool(others)
 
 
 def _image_codec(image: TensorSpec, backbone: str) -> NamedSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from earlyexit.boundary import TensorSpec
 from earlyexit.codecs.tensor import TensorCodec
-from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.dataset import PAIR, TEXT, LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families.own import TensorBackbone
+from earlyexit.named import NamedSpec
 from earlyexit.store import read_card
+from offramp.jobs.kinds import codec_for
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
 from profiles.latency import LatencyProfile
@@ -116,6 +119,23 @@ def test_pairs_make_a_model_of_pairs(checkpoint: Path, tmp_path: Path) -> None:
     model = train(TrainJob(backbone=str(checkpoint), name="m", epochs=1), data, tmp_path / "m")
     assert model.info.codec == {"name": "text_pair", "max_length": 16, "token_types": True}
     assert [spec.name for spec in model.boundary(-1)] == ["token_ids", "token_types"]
+
+
+def of_two_inputs(second: str) -> NamedSpec:
+    """The codec of a network for pairs that takes another input beside its tokens."""
+    ids = TensorSpec(name="input_ids", shape=(), dtype="int32", per_token=True)
+    job = TrainJob(backbone="theirs:network", tokenizer="minilm", name="m")
+    rows = LabelledRows(columns={TEXT: np.array(["a"]), PAIR: np.array(["b"])}, labels=("x",))
+    return codec_for(job, (ids, replace(ids, name=second)), rows, longest=16)
+
+
+def test_what_is_called_token_types_is_given_them() -> None:
+    assert of_two_inputs("token_type_ids")["token_types"]
+
+
+def test_another_input_than_token_types_is_refused_by_its_name() -> None:
+    with pytest.raises(InputError, match="theirs:network takes 'mask' beside 'input_ids', which texts do not give"):
+        of_two_inputs("mask")
 
 
 class Slope(nn.Module):
