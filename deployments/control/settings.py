@@ -8,6 +8,7 @@ from pathlib import Path
 from deployments.control.history import History
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
+from optimizer.live.tuning.rows import check_tunable
 from optimizer.plan import PolicySpec
 from optimizer.plan_file import ModelShape
 from optimizer.problem import PlanProblem
@@ -47,9 +48,13 @@ def check_tuning(control: ControlSettings, probe_share: float) -> None:
     """Raise PlanError where thresholds cannot follow the stream: nothing would be seen, or nothing is promised."""
     if control.tuning == "off":
         return
+    check_tunable(control.policy)
+    if not control.problem.ramps:
+        raise PlanError(f"tuning {control.tuning!r} moves thresholds, and the model has none")
     if not control.accuracy_budget:
+        given = "none is given" if control.accuracy_budget is None else "it is 0"
         raise PlanError(
-            f"tuning {control.tuning!r} keeps an accuracy budget above 0, and it is {control.accuracy_budget}"
+            f"tuning {control.tuning!r} keeps an accuracy budget above 0, and {given}: accuracy.budget says it"
         )
     if not probe_share:
         raise PlanError(

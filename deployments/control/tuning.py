@@ -93,7 +93,9 @@ def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | Non
     if settings.tuning == "off" or not problem.ramps:
         return None
     if settings.accuracy_budget is None:
-        raise PlanError(f"tuning {settings.tuning!r} keeps an accuracy budget, and there is none")
+        raise PlanError(
+            f"tuning {settings.tuning!r} keeps an accuracy budget, and none is given: accuracy.budget says it"
+        )
     guarantee = Guarantee(budget=settings.accuracy_budget, confidence=settings.accuracy_confidence)
     table = next(iter(problem.latency.values()))
     times = ExitTimes.of(table, problem.ramps, table.batches[-1])

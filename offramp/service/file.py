@@ -14,6 +14,7 @@ from cluster.devices import find_device
 from cluster.inventory import Inventory
 from deployments.control.settings import check_tuning
 from deployments.settings import ControlSettings, EmulatedSettings, PlanningSettings, ServeSettings
+from earlyexit.errors import PlanError
 from offramp.jobs.planning import Solve
 from offramp.service.application import application_settings
 from offramp.service.parts import ServiceParts, read_parts
@@ -59,6 +60,9 @@ def _planner() -> Solve:
 
 def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSettings:
     document, controlled = parts.document, parts.document.planner.control
+    with parts.source.said_at(("planner", "tuning")):
+        if not controlled and document.planner.tuning != "off":
+            raise PlanError(f"tuning {document.planner.tuning!r} is the controller's, and planner.control is false")
     return application_settings(
         document,
         plan,

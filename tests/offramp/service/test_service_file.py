@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from deployments.settings import ControlSettings, ServeSettings, TracingSettings
+from earlyexit.errors import InputError
 from offramp.service.file import Service
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
@@ -74,6 +75,13 @@ def test_a_model_without_thresholds_is_planned_without_ramps(tmp_path: Path) -> 
     write_model(tmp_path / "a" / "none", thresholds={})
     problem = problem_of(files.read(model={"folder": "none", "latency": {"cpu": TABLE}}))
     assert (problem.ramps, problem.survival_N) == ((), (1.0, 1.0, 1.0))
+
+
+def test_thresholds_that_are_not_there_are_not_tuned(tmp_path: Path) -> None:
+    files = Files(tmp_path / "a")
+    write_model(tmp_path / "a" / "none", thresholds={})
+    with pytest.raises(InputError, match="tuning 'guarantee' moves thresholds, and the model has none"):
+        files.read(model={"folder": "none", "latency": {"cpu": TABLE}}, planner={"tuning": "guarantee"})
 
 
 def test_bytes_between_stages_are_those_of_the_longest_input(files: Files) -> None:

@@ -41,7 +41,14 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         {"planner": {"tuning": "guarantee", "probe_share": 0.0}}, "tuning", "needs probes, and probe_share is 0"
     ),
     "tuning without a budget": (
-        {"planner": {"tuning": "apparate"}, "accuracy": {"budget": 0.0}}, "tuning", "above 0, and it is 0.0"
+        {"planner": {"tuning": "apparate"}, "accuracy": {"budget": 0.0}},
+        "tuning",
+        "above 0, and it is 0: accuracy.budget says it",
+    ),
+    "tuning without a controller": (
+        {"planner": {"tuning": "guarantee", "control": False}},
+        "tuning",
+        "tuning 'guarantee' is the controller's, and planner.control is false",
     ),
     "tuner": ({"planner": {"tuning": "often"}}, "tuning", "Input should be 'off', 'guarantee' or 'apparate'"),
     "objective": (
