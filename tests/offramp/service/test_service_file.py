@@ -68,6 +68,8 @@ def test_thresholds_are_tuned_to_the_budget_and_with_the_confidence_of_the_calib
     control = control_of(files.read(planner={"tuning": "guarantee"}))
     assert (control.tuning, control.accuracy_budget, control.accuracy_confidence) == ("guarantee", 0.01, 0.9)
     assert control_of(files.read()).tuning == "off"
+    said = files.read(accuracy={"budget": 0.01}, planner={"tuning": "guarantee", "probe_share": 0.1})  # docs/tuning.md
+    assert said.settings.probe_share == 0.1
 
 
 def test_a_model_without_thresholds_is_planned_without_ramps(tmp_path: Path) -> None:
