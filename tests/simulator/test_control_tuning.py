@@ -120,7 +120,7 @@ def test_nobody_leaves_between_the_alarm_and_the_first_test_and_then_many_do_aga
 
 def test_a_plan_that_lives_on_exits_refuses_some_until_another_one_is_whole() -> None:
     tuned = simulate_controlled(drifting(380), steered("guarantee"))
-    alarm, another = epochs(tuned, "alarm")[:2]
+    (alarm,), another = epochs(tuned, "alarm"), epochs(tuned, "after an alarm")[0]
     # The one replica of the second half does 200 of the 380 inputs/s. The new plan has the model whole on all four:
     # at once on the first half's three, which do 300, and on the fourth when that has started, 5.5 s later.
     assert another.at_s - alarm.at_s == pytest.approx(0.3)

@@ -123,8 +123,8 @@ def test_slots_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any
 @pytest.mark.parametrize(
     ("changes", "probe_share", "words"),
     [
-        ({"accuracy_budget": None}, 0.02, "tuning 'guarantee' keeps an accuracy budget above 0, and it is None"),
-        ({"accuracy_budget": 0.0}, 0.02, "above 0, and it is 0.0"),
+        ({"accuracy_budget": None}, 0.02, "budget above 0, and none is given: accuracy.budget says it"),
+        ({"accuracy_budget": 0.0}, 0.02, "tuning 'guarantee' keeps an accuracy budget above 0, and it is 0: accuracy"),
         ({}, 0.0, "tuning 'guarantee' needs probes, and probe_share is 0"),
         ({"policy": {"name": "patience", "patience": 2}}, 0.02, "plans by thresholds; the policy 'patience' has none"),
     ],

@@ -7,14 +7,11 @@ from pathlib import Path
 import pytest
 
 from deployments.control.description import describe
-from deployments.control.settings import check_tuning
-from deployments.settings import ControlSettings
-from earlyexit.errors import PlanError
 from optimizer.live.tuning.base import Tuned
 from optimizer.live.tuning.tuners import TUNERS, make_tuner
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document
-from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, Scene, begun, halves, probes, problem, whole
+from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, Scene, begun, halves, probes, whole
 from tests.deployments.control.test_controller import settings
 from tests.deployments.control.told_tuner import LOWER, QUESTION, SAFE, ToldTuner, on_trial, thresholds_of, tuned
 
@@ -232,14 +229,6 @@ async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_th
     assert scene.history.plans(1)[0].reason == "after an alarm"
     described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
     assert described["tuning"]["alarms"] == 1
-
-
-def test_a_budget_that_nobody_gave_is_asked_for_in_words() -> None:
-    control = ControlSettings.model_validate(
-        {"problem": problem(), "policy": POLICY, "state": "unused", "tuning": "guarantee"}
-    )
-    with pytest.raises(PlanError, match=r"above 0, and none is given: accuracy\.budget says it"):
-        check_tuning(control, probe_share=0.1)
 
 
 async def alarm_while_replicas_start(scene: Scene, tuner: ToldTuner, *, broken: str) -> None:
