@@ -36,7 +36,7 @@ say less about the present."""
 DESIGN = 100
 """Inputs that lay the path: a logistic model of two numbers per ramp wants no more."""
 LATELY = 100
-"""Answers that an alarm's words are about."""
+"""Answers among which an alarm's words seek the worst stretch that ends now: all of them may have lost little."""
 OLD_PATHS = 2
 """Tests whose path may come from before the last alarm; later ones have inputs enough of their own."""
 
@@ -79,6 +79,7 @@ class GuaranteeTuner(Tuner):
             self._test_index = 0 if safe else len(self._sizes) - 1
         if other_ramps:
             self._rows.keep(list(thresholds), self._changed_s)
+            self._next_test, self._test_index = None, self._largest_covered()
 
     def observe(self, seen: Observations) -> Tuned | None:
         """See `Tuner`."""
@@ -118,8 +119,9 @@ class GuaranteeTuner(Tuner):
         return None if row is None else self._sound(float(watched.times_s_N[row]))
 
     def _sound(self, at_s: float) -> Tuned:
+        number, mean = self._watched.worst_lately(self.question.guarantee.budget)
         words = (
-            f"alarm: the last {len(self._watched.last)} answers lost {self._watched.lately:.1%} on average, "
+            f"alarm: the last {number} answers lost {mean:.1%} on average, "
             f"{self.question.guarantee.budget:.1%} are allowed; nobody leaves until new thresholds have passed a test"
         )
         self._changed_s = at_s
@@ -138,9 +140,17 @@ class GuaranteeTuner(Tuner):
         """Rows of the present stream at which the next test is made."""
         if self._next_test is not None:
             return self._next_test
-        size = self._sizes[self._test_index]
-        old = 0 if self._test_index >= OLD_PATHS else min(self._rows.old, DESIGN)
-        return size + DESIGN - old
+        return self._rows_for(self._test_index)
+
+    def _rows_for(self, index: int) -> int:
+        """Of the present stream, for a test and its path."""
+        old = 0 if index >= OLD_PATHS else min(self._rows.old, DESIGN)
+        return self._sizes[index] + DESIGN - old
+
+    def _largest_covered(self) -> int:
+        """The largest test that the rows at hand are enough for; the first where they are for none."""
+        covered = [index for index in range(len(self._sizes)) if self._rows_for(index) <= self._rows.fresh]
+        return max(covered, default=0)
 
     def _test(self) -> Tuned | None:
         if self._rows.fresh < self._due:
@@ -191,9 +201,11 @@ class _Watched:
     def mean(self) -> float | None:
         return self._lost / self.number if self.number else None
 
-    @property
-    def lately(self) -> float:
-        return sum(self.last) / max(len(self.last), 1)
+    def worst_lately(self, budget: float) -> tuple[int, float]:
+        """How many of the last answers lost most above the budget in sum, and their mean loss."""
+        latest_first = np.array(self.last)[::-1]
+        number = int(np.cumsum(latest_first - budget).argmax()) + 1
+        return number, float(latest_first[:number].mean())
 
 
 class _Rows:

@@ -141,6 +141,39 @@ def test_ramps_that_were_off_are_tuned_by_inputs_that_saw_them() -> None:
     assert set(found.thresholds) == {1}
 
 
+def test_when_ramps_change_after_the_last_test_the_largest_that_the_rows_cover_comes_at_once() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(NOBODY, 0.0)
+    for first in range(0, 5000, 50):
+        tuner.observe(mixed(50, NOBODY, first_s=float(first)))
+    assert tuner.state.rows == 5000  # far beyond the last test
+    tuner.follow({1: NOBODY[1]}, 5000.0)
+    due = tuner.state.next_test
+    assert due is not None
+    assert due <= tuner.state.rows
+    found = tuner.observe(mixed(1, NOBODY, first_s=5000.0))
+    assert found is not None
+    assert (found.why, set(found.thresholds)) == ("tested", {1})
+    assert found.words.startswith(f"tested on the last {due - DESIGN} inputs")
+    # Of all the rows that are kept, as before the change, and from here on the next one is near.
+    assert tuner.state.next_test is not None
+    assert tuner.state.next_test - tuner.state.rows < due
+
+
+def test_an_alarm_tells_the_stretch_that_lost_too_much_though_the_last_hundred_answers_did_not() -> None:
+    tuner = make_tuner("guarantee", question())
+    tuner.follow(BOLD, 0.0)
+    assert tuner.observe(mixed(100, BOLD)) is None
+    alarm = tuner.observe(lying(10, BOLD, first_s=100.0))
+    assert alarm is not None
+    lies = int(alarm.at_s) - 99
+    assert lies < 10  # of the last hundred: less than the budget
+    assert alarm.words == (
+        f"alarm: the last {lies} answers lost 100.0% on average, 10.0% are allowed; "
+        "nobody leaves until new thresholds have passed a test"
+    )
+
+
 def test_a_tuner_that_was_told_nothing_refuses() -> None:
     with pytest.raises(PlanError, match="follows the thresholds in force"):
         make_tuner("guarantee", question()).observe(mixed(1, NOBODY))
