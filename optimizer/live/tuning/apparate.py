@@ -85,10 +85,11 @@ class ApparateTuner(Tuner):
 
     def _tune(self, ramps: list[int], why: Why, occasion: str) -> Tuned:
         rows = self._rows[0]
-        found = greedy(ThresholdGame(records_of(rows, ramps), self.question.times, self.question.guarantee.budget))
+        records, times = records_of(rows, ramps), self.question.times
+        found = greedy(ThresholdGame(records, times, self.question.guarantee.budget))
         self._losses.clear()
         self._since_tuned = 0
-        saved = found.saved_s / self.question.times.whole_s
+        saved = times.saved(records.outcome(found.thresholds), ramps)
         words = f"{occasion}: tuned to the last {len(rows)} inputs, {saved:.1%} saved at a loss of {found.loss:.2%}"
         return Tuned(thresholds=found.thresholds, why=why, words=words, at_s=float(rows.times_s_N[-1]))
 

@@ -33,8 +33,8 @@ class FoundThresholds:
     """The same in the unit of the records' score."""
     loss: float
     """Mean loss of the window's answers."""
-    saved_s: float
-    """Seconds that they come earlier than the full model's, on average."""
+    earlier_s: float
+    """Seconds that they come earlier than the answers of the full model with these ramps, on average."""
     looked_at: int
     """Threshold vectors that were tried."""
 
@@ -53,7 +53,7 @@ class ThresholdGame:
         self._highest = _highest(records)
         released_s = times.released_s(records.ramps)
         exits = [*records.ramps, records.num_blocks - 1]
-        self._saved_E = released_s[-1] - released_s[exits]
+        self._earlier_E = released_s[-1] - released_s[exits]
         self._losses_NE = np.column_stack([records.losses_NR, np.zeros(len(records))])
         self._rows = np.arange(len(records))
 
@@ -65,7 +65,7 @@ class ThresholdGame:
         return 1 - error if kind.larger_is_surer else error * self._highest
 
     def play(self, errors: Sequence[float]) -> tuple[float, float]:
-        """Mean loss, and mean seconds saved beside the full model with these ramps."""
+        """Mean loss, and mean seconds that answers come earlier than the full model's with these ramps."""
         self.looked_at += 1
         direction = SCORES[self.records.score].direction
         limits_R = np.array([self.threshold(error) * direction for error in errors], dtype=np.float32)
@@ -74,7 +74,7 @@ class ThresholdGame:
         np.greater_equal(self._scores_NR, limits_R, out=sure_NE[:, :-1])
         column_N = sure_NE.argmax(1)
         loss = float(self._losses_NE[self._rows, column_N].sum()) / len(self._rows)
-        return loss, float(self._saved_E[column_N].sum()) / len(self._rows)
+        return loss, float(self._earlier_E[column_N].sum()) / len(self._rows)
 
     def allows(self, loss: float) -> bool:
         """Whether it is within the budget."""
@@ -83,10 +83,10 @@ class ThresholdGame:
     def found(self, errors: Sequence[float]) -> FoundThresholds:
         """Of the thresholds chosen."""
         looked_at = self.looked_at
-        loss, saved_s = self.play(errors)
+        loss, earlier_s = self.play(errors)
         thresholds = {ramp: self.threshold(error) for ramp, error in zip(self.records.ramps, errors, strict=True)}
         return FoundThresholds(
-            errors=tuple(errors), thresholds=thresholds, loss=loss, saved_s=saved_s, looked_at=looked_at
+            errors=tuple(errors), thresholds=thresholds, loss=loss, earlier_s=earlier_s, looked_at=looked_at
         )
 
 
@@ -125,19 +125,19 @@ def raised(errors: Sequence[float], ramp: int, step: float) -> list[float]:
 
 
 def worth(here: tuple[float, float], there: tuple[float, float]) -> tuple[float, float]:
-    """Of a step, larger is better: seconds saved per loss; without loss, before all others, the seconds."""
-    lost, saved_s = there[0] - here[0], there[1] - here[1]
-    if saved_s <= 0:
-        return -np.inf, saved_s
-    return (np.inf, saved_s) if lost <= ROUNDING else (saved_s / lost, saved_s)
+    """Of a step, larger is better: seconds earlier per loss; without loss, before all others, the seconds."""
+    lost, earlier_s = there[0] - here[0], there[1] - here[1]
+    if earlier_s <= 0:
+        return -np.inf, earlier_s
+    return (np.inf, earlier_s) if lost <= ROUNDING else (earlier_s / lost, earlier_s)
 
 
 def _best(game: ThresholdGame, vectors: Iterable[Sequence[float]]) -> FoundThresholds:
     best_s, best = -np.inf, tuple(0.0 for _ in game.records.ramps)
     for errors in vectors:
-        loss, saved_s = game.play(errors)
-        if saved_s > best_s and game.allows(loss):
-            best_s, best = saved_s, tuple(errors)
+        loss, earlier_s = game.play(errors)
+        if earlier_s > best_s and game.allows(loss):
+            best_s, best = earlier_s, tuple(errors)
     return game.found(best)
 
 

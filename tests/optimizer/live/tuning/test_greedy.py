@@ -52,7 +52,7 @@ def test_an_error_below_the_threshold_lets_an_input_leave() -> None:
 def test_it_goes_as_far_as_the_budget_allows() -> None:
     found = greedy(ThresholdGame(WINDOW, times(1), 0.1))
     assert 0.25 <= found.errors[0] < 0.35
-    assert (found.loss, found.saved_s) == (0.0, 1.5)
+    assert (found.loss, found.earlier_s) == (0.0, 1.5)
     outcome = WINDOW.outcome(found.thresholds)
     assert outcome.exits_N.tolist() == [0, 0, 0, 2]
 
@@ -87,7 +87,7 @@ def test_a_step_is_worth_what_it_saves_per_loss() -> None:
 def test_no_vector_of_a_coarse_grid_is_much_better(seed: int, num_ramps: int) -> None:
     found, best = greedy(random_game(seed, num_ramps)), grid(random_game(seed, num_ramps), 0.1)
     assert found.loss <= 0.03
-    assert found.saved_s >= 0.9 * best.saved_s
+    assert found.earlier_s >= 0.9 * best.earlier_s
     if num_ramps > 2:
         assert found.looked_at < best.looked_at / 5
 
@@ -97,7 +97,7 @@ def test_the_grid_finds_the_best_of_its_vectors() -> None:
     best: FoundThresholds = grid(game, 0.25)
     steps = [0.0, 0.25, 0.5, 0.75, 1.0]
     all_played = [game.play([first, second]) for first in steps for second in steps]
-    assert best.saved_s == max(saved_s for loss, saved_s in all_played if loss <= 0.03)
+    assert best.earlier_s == max(earlier_s for loss, earlier_s in all_played if loss <= 0.03)
 
 
 def test_what_was_found_is_what_the_policy_does_with_it() -> None:
