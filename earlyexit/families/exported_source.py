@@ -49,25 +49,40 @@ def traced_inputs(graph: TorchGraph, *, token_types: bool = False) -> Traced:
     return Traced(module=graph.module, carried=carried, layout=layout)
 
 
-def answer_of(graph: TorchGraph) -> str:
+def output_of(graph: TorchGraph, asked: str | None = None) -> str:
+    """The module's output that is a classifier's answer, (B, C): the one that is asked for, or the only one.
+
+    Raises GraphError where that is none.
+    """
+    if asked is not None and asked not in graph.flow.outputs:
+        raise GraphError(f"{graph.name} has no output {asked!r}; it has {', '.join(graph.flow.outputs)}")
+    outputs = _outputs(graph)
+    found = [
+        name
+        for name, values in outputs.items()
+        if asked in (None, name) and _can_be_the_answer(values, graph.flow.batch)
+    ]
+    if len(found) == 1:
+        return found[0]
+    described = ", ".join(f"{name!r} {list(values.shape)}" for name, values in outputs.items())
+    wanted = "one output of two or more numbers for each input is needed"
+    hint = "; --output names it" if found else ""
+    raise GraphError(
+        f"{graph.name} is no classifier: of {graph.flow.batch} inputs it gives {described}; {wanted}{hint}"
+    )
+
+
+def answer_of(graph: TorchGraph, asked: str | None = None) -> str:
     """The tensor that holds the module's answers as logits, (B, C); where it ends in probabilities, their logarithms.
 
-    Those are new nodes of the graph, but for a softmax, whose input are logits. Raises GraphError where no output, or
-    more than one, can be the answer of a classifier.
+    Those are new nodes of the graph, but for a softmax, whose input are logits. Raises GraphError as `output_of`.
     """
-    with torch.no_grad():
-        outputs = dict(zip(graph.flow.outputs, graph.run(*graph.examples.values()), strict=True))
-    found = [name for name, values in outputs.items() if _can_be_the_answer(values, graph.flow.batch)]
-    if len(found) != 1:
-        described = ", ".join(f"{name!r} {list(values.shape)}" for name, values in outputs.items())
-        wanted = "one output of two or more numbers for each input is needed"
-        raise GraphError(f"{graph.name} is no classifier: of {graph.flow.batch} inputs it gives {described}; {wanted}")
-    [name] = found
+    name = output_of(graph, asked)
     node = next(each for each in graph.module.graph.nodes if each.name == name)
     if node.target in SOFTMAX and node.args[1] in (1, -1):
         logits: Any = node.args[0]
         return str(logits.name)
-    values = outputs[name]
+    values = _outputs(graph)[name]
     inside = bool((values >= 0).all() and (values <= 1).all())
     whole = bool(((values.sum(1) - 1).abs() < SURE).all())
     return _logarithm(node) if inside and (whole or node.target is aten.sigmoid.default) else name
@@ -90,6 +105,12 @@ def take_module(
     [last] = backbone.boundary(backbone.num_blocks - 1)
     head = FinalHead(style="given", pooling="mean", num_outputs=last.shape[0], weights={})
     return Pretrained(backbone=backbone, head=head, label_names=None)
+
+
+def _outputs(graph: TorchGraph) -> dict[str, Tensor]:
+    """Of the examples."""
+    with torch.no_grad():
+        return dict(zip(graph.flow.outputs, graph.run(*graph.examples.values()), strict=True))
 
 
 def _can_be_the_answer(values: Tensor, batch: int) -> bool:
@@ -157,7 +178,9 @@ def _longest(graph: TorchGraph, backbone: ExportedBackbone, known: int | None, a
     # Positions are looked up in a table: what is too long for it fails, and whatever is longer.
     longest = bisect_left(range(1, most + 1), True, key=lambda tokens: not _runs(backbone, tokens))
     if asked is not None or not longest:
-        raise GraphError(f"{graph.name} takes inputs of at most {longest} tokens, not {asked or 1}")
+        raise GraphError(
+            f"{graph.name} takes inputs of at most {longest} tokens, not {asked or 1}: --max-length {longest}"
+        )
     return longest
 
 

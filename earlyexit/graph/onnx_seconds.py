@@ -61,7 +61,7 @@ def _profiled(
     options.profile_file_prefix = str(folder / "profile")
     options.optimized_model_filepath = str(folder / "fused.onnx")
     options.add_session_config_entry(FOLDER_OF_WEIGHTS, str(file.path.resolve().parent))
-    model = with_outputs(file, [name for site in sites for name in site.tensors])
+    model = with_outputs(file, [*file.flow.outputs, *(name for site in sites for name in site.tensors)])
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         for _ in range(repeats):
@@ -79,8 +79,9 @@ def with_outputs(file: OnnxFile, tensors: Sequence[str]) -> Any:
 
     model = onnx.ModelProto()
     model.CopyFrom(file.proto)
+    there = {each.name for each in model.graph.output} | {*file.flow.inputs}
     for name in dict.fromkeys(tensors):
-        if name not in file.flow.outputs and name not in file.flow.inputs:
+        if name not in there:
             model.graph.output.append(onnx.ValueInfoProto(name=name))
     return model
 

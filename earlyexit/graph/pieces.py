@@ -70,14 +70,6 @@ class Traced:
             raise ModelFolderError(f"{tensor!r} is {values.dtype}; what crosses is {', '.join(map(str, DTYPES))}")
         return self._spec(tensor, DTYPES[values.dtype])
 
-    def can_cross(self, tensor: str) -> bool:
-        """Whether `spec` describes a tensor."""
-        try:
-            self.spec(tensor)
-        except ModelFolderError:
-            return False
-        return True
-
     def input_spec(self, name: str) -> TensorSpec:
         """What a codec gives for an input: whole numbers as int32; raises ModelFolderError."""
         node = self.nodes[name]

@@ -11,7 +11,6 @@ from earlyexit.errors import InputError
 from offramp.cli.options import (
     POOLINGS,
     RAMP_STYLES,
-    DataFile,
     PairColumn,
     Part,
     Seed,
@@ -31,6 +30,12 @@ Model = Annotated[str, typer.Argument(help="ONNX file, or module:function that g
 FromAnswers = Annotated[
     bool, typer.Option("--from-answers", help="Train from the model's own answers; labels only name them.")
 ]
+Rows = Annotated[
+    Path,
+    typer.Option(
+        help="Rows, labelled or not: .csv, .tsv, .jsonl, .json (CLINC150), .txt, .npz, images in a folder or .zip."
+    ),
+]
 Labelled = Annotated[
     str | None,
     typer.Option("--label-column", help="Column with the label; default: label, where there is one; else no labels."),
@@ -38,12 +43,13 @@ Labelled = Annotated[
 Labels = Annotated[
     Path | None, typer.Option(help="Names of the model's answers in its order, a line each; default: the data's.")
 ]
+Sets = Annotated[bool, typer.Option("--sets", help="Cut too where two or three tensors carry everything together.")]
 Tokenizer = Annotated[str | None, typer.Option(help="Of texts: checkpoint folder, hub name, minilm or tokenizer.json.")]
 
 
 def inject(
     model: Model,
-    data: DataFile,
+    data: Rows,
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
     name: Annotated[str | None, typer.Option(help="Model name in URLs; default: the folder's.")] = None,
     text_column: TextColumn = "text",
@@ -59,10 +65,9 @@ def inject(
     mean: Annotated[str | None, typer.Option(help="Of an ONNX file's pixels from 0 to 1, by channel: .5,.5,.5")] = None,
     std: Annotated[str | None, typer.Option(help="The same of their standard deviation.")] = None,
     bgr: Annotated[bool, typer.Option("--bgr", help="The ONNX file takes blue first.")] = False,
+    output: Annotated[str | None, typer.Option(help="Of several outputs, the one that is the answer.")] = None,
     blocks: Annotated[int | None, typer.Option(help="Default: one more than there are sites, up to 12.")] = None,
-    sets: Annotated[
-        bool, typer.Option("--sets", help="Cut too where two or three tensors carry everything together.")
-    ] = False,
+    sets: Sets = False,
     ramp_style: RampStyle = "light",
     pooling: PoolingOption = "mean",
     ramps: Ramps = None,
@@ -85,6 +90,7 @@ def inject(
         image_size=None if image_size is None else _size(image_size),
         pixels=_pixels(mean, std, bgr=bgr),
         labels=None if labels is None else _lines(labels),
+        output=output,
         blocks=blocks,
         sets=sets,
         ramps=RampOptions(

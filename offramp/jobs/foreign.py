@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from earlyexit.boundary import Boundary, DType, TensorSpec
 from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.named import NamedSpec, is_own
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class Foreign(Protocol):
         """In tokens; 1 where inputs have none."""
         ...
 
-    def sites(self) -> tuple[Site, ...]:
-        """Where it can be cut, with their shares of its time."""
+    def sites(self, codec: NamedSpec) -> tuple[Site, ...]:
+        """Where it can be cut on the way to its answer, with their shares of its time."""
         ...
 
-    def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
-        """Those whose tensors have a row per input, or per token, of one type that crosses."""
+    def refused(self, sites: Sequence[Site], codec: NamedSpec) -> Mapping[tuple[str, ...], str]:
+        """Of those whose tensors have no row per input, or per token, of a type that crosses: the tensors, and why."""
         ...
 
     def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
@@ -65,7 +65,7 @@ def read_foreign(job: InjectJob, data: LabelledRows) -> Foreign:
     if is_own(job.backbone):
         from earlyexit.graph.torch_module import read_torch
 
-        return TorchForeign(graph=read_torch(job.backbone), pairs=PAIR in data.columns, sets=job.sets)
+        return TorchForeign(graph=read_torch(job.backbone), job=job, pairs=PAIR in data.columns)
     from earlyexit.graph.onnx_file import read_onnx
 
     return OnnxForeign(file=read_onnx(Path(job.backbone)), job=job, kind=tuple(data.columns))
@@ -76,8 +76,8 @@ class TorchForeign:
     """A torch module, by torch.export."""
 
     graph: TorchGraph
+    job: InjectJob
     pairs: bool
-    sets: bool
     family: str = "exported"
 
     @property
@@ -92,13 +92,23 @@ class TorchForeign:
     def longest(self) -> int:
         return (self._traced.most_tokens or TEXT_LENGTH) if self.inputs[0].per_token else 1
 
-    def sites(self) -> tuple[Site, ...]:
+    def sites(self, codec: NamedSpec) -> tuple[Site, ...]:
+        from earlyexit.families.exported_source import output_of
         from earlyexit.graph.torch_seconds import time_torch
 
-        return _timed_sites(self.graph.flow, lambda sites: time_torch(self.graph, sites), sets=self.sets)
+        flow = replace(self.graph.flow, outputs=(output_of(self.graph, self.job.output),))
+        graph = replace(self.graph, flow=flow)
+        return _timed_sites(flow, lambda sites: time_torch(graph, sites), sets=self.job.sets)
 
-    def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
-        return tuple(site for site in sites if all(map(self._traced.can_cross, site.tensors)))
+    def refused(self, sites: Sequence[Site], codec: NamedSpec) -> Mapping[tuple[str, ...], str]:
+        found: dict[tuple[str, ...], str] = {}
+        for site in sites:
+            try:
+                for tensor in site.tensors:
+                    self._traced.spec(tensor)
+            except ModelFolderError as error:
+                found[site.tensors] = str(error)
+        return found
 
     def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
         from earlyexit.families.exported_source import take_module
@@ -109,7 +119,7 @@ class TorchForeign:
     def _answer(self) -> str:
         from earlyexit.families.exported_source import answer_of
 
-        return answer_of(self.graph)
+        return answer_of(self.graph, self.job.output)
 
     @cached_property
     def _traced(self) -> Traced:
@@ -159,16 +169,21 @@ class OnnxForeign:
     def longest(self) -> int:
         return TEXT_LENGTH
 
-    def sites(self) -> tuple[Site, ...]:
+    def sites(self, codec: NamedSpec) -> tuple[Site, ...]:
+        from earlyexit.families.onnx_graph.source import answer_of_graph
         from earlyexit.graph.onnx_seconds import time_onnx
 
-        return _timed_sites(self.file.flow, lambda sites: time_onnx(self.file, sites), sets=self.job.sets)
+        outputs = self.file.flow.outputs
+        if len(outputs) > 1 or self.job.output is not None:
+            outputs = (answer_of_graph(self.file.path, self._options([], codec)),)
+        flow = replace(self.file.flow, outputs=outputs)
+        file = replace(self.file, flow=flow)
+        return _timed_sites(flow, lambda sites: time_onnx(file, sites), sets=self.job.sets)
 
-    def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
-        from earlyexit.families.onnx_graph.source import where_it_parts
+    def refused(self, sites: Sequence[Site], codec: NamedSpec) -> Mapping[tuple[str, ...], str]:
+        from earlyexit.families.onnx_graph.source import why_not_at
 
-        cuts = where_it_parts(self.file.path, self._options([site.tensors for site in sites], codec))
-        return tuple(site for site in sites if site.tensors in cuts)
+        return why_not_at(self.file.path, self._options([site.tensors for site in sites], codec))
 
     def take(self, cuts: Sequence[Sequence[str]], codec: NamedSpec, folder: Path) -> Pretrained:
         from earlyexit.families.onnx_graph.source import take_graph
@@ -178,7 +193,7 @@ class OnnxForeign:
     def _options(self, cuts: Sequence[Sequence[str]], codec: NamedSpec) -> GraphOptions:
         from earlyexit.families.onnx_graph.source import GraphOptions
 
-        return GraphOptions(cuts=cuts, codec=codec, pixels=self.job.pixels)
+        return GraphOptions(cuts=cuts, codec=codec, pixels=self.job.pixels, output=self.job.output)
 
 
 def _timed_sites(

@@ -34,6 +34,8 @@ class InjectJob:
     """How an ONNX file takes pixels: settings of `earlyexit.families.onnx_graph.config.Pixels`."""
     labels: tuple[str, ...] | None = None
     """Names of the model's answers in its order; None for what the data says."""
+    output: str | None = None
+    """Of several, the one that is the answer; None for the only one that can be."""
     blocks: int | None = None
     """None for as many as there are sites for, up to `MOST_BLOCKS`."""
     sets: bool = False

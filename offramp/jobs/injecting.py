@@ -188,20 +188,20 @@ def _divided(job: InjectJob, data: LabelledRows) -> tuple[LabelledRows, Labelled
 
 def crossing_sites(job: InjectJob, foreign: Foreign, codec: NamedSpec, say: Say) -> tuple[Site, ...]:
     """The sites where it can be cut; raises GraphError where there is none."""
-    sites = foreign.sites()
+    sites = foreign.sites(codec)
     if not sites:
         hint = "nor do sets of three" if job.sets else "--sets cuts where two or three do together"
         raise GraphError(
             f"{job.backbone}: no site: nowhere between its operators one tensor carries everything; {hint}"
         )
-    found = foreign.crossing(sites, codec)
-    lost = [" and ".join(map(repr, site.tensors)) for site in sites if site not in found]
+    refused = foreign.refused(sites, codec)
+    if not refused:
+        return sites
+    lost, why = ", ".join(" and ".join(map(repr, tensors)) for tensors in refused), next(iter(refused.values()))
+    found = tuple(site for site in sites if site.tensors not in refused)
     if not found:
-        raise GraphError(
-            f"{job.backbone}: no site: what carries everything has a row neither per input nor per token: {lost[0]}"
-        )
-    if lost:
-        say(f"no cut at {', '.join(lost)}: what crosses has a row per input or per token")
+        raise GraphError(f"{job.backbone}: no site that can be cut at; not at {lost}: {why}")
+    say(f"no cut at {lost}: {why}")
     return found
 
 

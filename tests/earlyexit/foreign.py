@@ -103,6 +103,19 @@ class Pair(Pictures):
         return answer, answer + 1
 
 
+class Doubled(nn.Module):
+    """Of twice the precision that crosses."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.double()
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.network.stem(image.permute(0, 3, 1, 2).double() / 128 - 1)  # type: ignore[operator]
+        answer: Tensor = self.network.classifier(self.network.stages(x).mean((2, 3)))  # type: ignore[operator]
+        return answer
+
+
 class Alone(nn.Module):
     """One layer: no place between two."""
 
@@ -190,6 +203,10 @@ def separate() -> Given:
 
 def two_answers() -> Given:
     return _seeded(Pair), images()
+
+
+def doubled() -> Given:
+    return Doubled(_seeded(Pictures)), images()
 
 
 def masked() -> Given:

@@ -57,17 +57,27 @@ def take_graph(path: Path, folder: Path, options: GraphOptions) -> Pretrained:
     return Pretrained(backbone=OnnxBackbone(config, folder), head=_head(config), label_names=None, codec=options.codec)
 
 
-def where_it_parts(path: Path, options: GraphOptions) -> tuple[Sequence[str], ...]:
-    """Those of the cuts, each for itself, at which a graph can be cut: what crosses has a row per input or per token.
+def answer_of_graph(path: Path, options: GraphOptions) -> str:
+    """The tensor that is the answer; raises GraphError for what cannot be run, or classify, or where none is named."""
+    return _opened(path, options, lambda graph: graph.output)
+
+
+def why_not_at(path: Path, options: GraphOptions) -> Mapping[tuple[str, ...], str]:
+    """Those of the cuts, each for itself, at which a graph cannot be cut, and why.
 
     Raises GraphError for what cannot be run, or classify, and for inputs that no codec gives.
     """
+    return _opened(path, options, lambda graph: graph.why_not_at(options.cuts))
+
+
+def _opened(path: Path, options: GraphOptions, look: Callable[[_Graph], Tried]) -> Tried:
     model = read_source(path)
     entry = describe_inputs(model.graph, options.codec, options.pixels)
     made_for = free_sizes(model.graph, entry)
-    with TemporaryDirectory() as folder:
-        write_graph(model, Path(folder), FILE)
-        return _in_any_batch(lambda: _parting(Path(folder), entry, options), Path(folder), entry, path, made_for)
+    with TemporaryDirectory() as made:
+        folder = Path(made)
+        write_graph(model, folder, FILE)
+        return _in_any_batch(lambda: look(_Graph.opened(folder, entry, options)), folder, entry, path, made_for)
 
 
 def _in_any_batch(tried: Callable[[], Tried], folder: Path, entry: Entry, path: Path, made_for: int | None) -> Tried:
@@ -82,11 +92,6 @@ def _in_any_batch(tried: Callable[[], Tried], folder: Path, entry: Entry, path: 
             raise GraphError(
                 f"{path} was made for batches of {made_for} and cannot be run in others: {error}"
             ) from error
-
-
-def _parting(folder: Path, entry: Entry, options: GraphOptions) -> tuple[Sequence[str], ...]:
-    graph = _Graph.opened(folder, entry, options)
-    return tuple(cut for cut in options.cuts if graph.parts_at(cut))
 
 
 def _tried(folder: Path, entry: Entry, options: GraphOptions) -> GraphConfig:
@@ -137,24 +142,43 @@ class _Graph:
         self, cuts: Sequence[Sequence[str]]
     ) -> tuple[Whole, tuple[tuple[Crossing, ...], ...], dict[str, Size | tuple[Size, ...]]]:
         """What crosses at each, the last the answer, and the sizes that blocks are fed; raises GraphError."""
-        codec = [each.name for each in self.entry.inputs if each.source == "codec"]
-        layout = {each.name for each in self.entry.inputs if each.source != "codec"}
-        check_cuts(self.parts, cuts, codec, layout)
-        sizes = sizes_needed(self.parts, cuts, codec, layout)
-        names = [*(name for cut in cuts for name in cut), *sizes]
-        whole = Whole(self.model, self.folder, self.entry, names)
-        trials = whole.measured()
-        of_name = {name: [trial[name] for trial in trials] for name in names}
+        sizes = self._sizes(cuts)
+        whole, of_name = self._measured([*(name for cut in cuts for name in cut), *sizes])
         crossings = tuple(tuple(crossing(name, of_name[name]) for name in cut) for cut in cuts)
         return whole, crossings, {name: sizes_of(name, of_name[name]) for name in sizes}
 
-    def parts_at(self, cut: Sequence[str]) -> bool:
-        """Whether `cut` takes this one alone."""
-        try:
-            self.cut([cut, [self.output]])
-        except GraphError:
-            return False
-        return True
+    def why_not_at(self, cuts: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
+        """The cuts that `cut` does not take, each for itself, and why; all are measured at once."""
+        refused: dict[tuple[str, ...], str] = {}
+        sizes: dict[tuple[str, ...], list[str]] = {}
+        for cut in map(tuple, cuts):
+            try:
+                sizes[cut] = self._sizes([cut, [self.output]])
+            except GraphError as error:
+                refused[cut] = str(error)
+        _, of_name = self._measured([name for cut, read in sizes.items() for name in (*cut, *read)] or [self.output])
+        for cut, read in sizes.items():
+            try:
+                for name in cut:
+                    crossing(name, of_name[name])
+                for name in read:
+                    sizes_of(name, of_name[name])
+            except GraphError as error:
+                refused[cut] = str(error)
+        return refused
+
+    def _sizes(self, cuts: Sequence[Sequence[str]]) -> list[str]:
+        """That its blocks are fed; raises GraphError where the cuts do not part it."""
+        codec = [each.name for each in self.entry.inputs if each.source == "codec"]
+        layout = {each.name for each in self.entry.inputs if each.source != "codec"}
+        check_cuts(self.parts, cuts, codec, layout)
+        return sizes_needed(self.parts, cuts, codec, layout)
+
+    def _measured(self, names: Sequence[str]) -> tuple[Whole, dict[str, list[Array]]]:
+        """Tensors in the trials."""
+        whole = Whole(self.model, self.folder, self.entry, names)
+        trials = whole.measured()
+        return whole, {name: [trial[name] for trial in trials] for name in names}
 
 
 def _answer(names: Sequence[str], trials: Sequence[Mapping[str, Array]], *, hidden: bool) -> str:
@@ -178,7 +202,7 @@ def _answer(names: Sequence[str], trials: Sequence[Mapping[str, Array]], *, hidd
             f"the graph's answer is no classification: of two inputs it gives {described}; two or more numbers for "
             "each input are needed"
         )
-    raise GraphError(f"several of the graph's outputs can be the answer, name one: {described}")
+    raise GraphError(f"several of the graph's outputs can be the answer, name one (--output): {described}")
 
 
 def _kind(answers: Array) -> Outputs:

@@ -68,7 +68,9 @@ class Whole:
         except GraphError as error:
             lengths = range(SHAPES[0][1], self._entry.max_length)
             longest = bisect_left(lengths, True, key=self._is_too_long) + lengths.start - 1
-            raise GraphError(f"the graph takes at most {longest} tokens, not {self._entry.max_length}") from error
+            raise GraphError(
+                f"the graph takes at most {longest} tokens, not {self._entry.max_length}: --max-length {longest}"
+            ) from error
 
     def _is_too_long(self, length: int) -> bool:
         try:

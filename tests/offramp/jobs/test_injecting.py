@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -110,19 +110,19 @@ def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tm
 
     path, said = saved(across_graph(seed=3), tmp_path / "theirs"), list[str]()
     done = inject(job_of(str(path), pixels=PIXELS), rows_of(), tmp_path / "model", times=quick_ramps, say=said.append)
-    assert said[0] == "no cut at 'across': what crosses has a row per input or per token"
+    assert said[0].startswith("no cut at 'across': the graph's tensor 'across', [8, 2] for 2 inputs, has a row neither")
     assert done.model.info.provenance["cuts"] == [["r0"], ["c1"], ["back"]]
 
 
 def test_only_a_model_that_can_be_cut_nowhere_is_refused(tmp_path: Path) -> None:
     class Nowhere(TorchForeign):
-        def crossing(self, sites: Sequence[Site], codec: NamedSpec) -> tuple[Site, ...]:
-            return ()
+        def refused(self, sites: Sequence[Site], codec: NamedSpec) -> Mapping[tuple[str, ...], str]:
+            return {site.tensors: "it is crooked" for site in sites}
 
     found = read_foreign(job_of(), rows_of())
     assert isinstance(found, TorchForeign)
-    with pytest.raises(GraphError, match=r"pictures: no site: what carries everything has a row neither per input nor"):
-        crossing_sites(job_of(), Nowhere(graph=found.graph, pairs=False, sets=False), {"name": "image"}, print)
+    with pytest.raises(GraphError, match=r"pictures: no site that can be cut at; not at '.*': it is crooked$"):
+        crossing_sites(job_of(), Nowhere(graph=found.graph, job=job_of(), pairs=False), {"name": "image"}, print)
 
 
 def test_where_a_mask_runs_beside_the_stream_sets_cut_a_module_that_answers_as_uncut(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Where foreign models are cut, and for which of their outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.codecs import find_codec
+from earlyexit.errors import GraphError
+from earlyexit.store import load_model
+from earlyexit.train import exit_outputs
+from offramp.jobs.foreign import TorchForeign, read_foreign
+from offramp.jobs.injecting import crossing_sites
+from tests.earlyexit.foreign import two_answers
+from tests.offramp.jobs.test_injecting import HERE, injected_into, job_of, rows_of
+
+
+def with_outputs(path: Path, *names: str) -> Path:
+    """Of `pictures_graph`, with more outputs of floating point."""
+    import onnx
+
+    model = onnx.load(path)
+    for name in names:
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
+    onnx.save(model, path)
+    return path
+
+
+def test_an_onnx_file_is_cut_on_the_way_to_its_answer_whatever_else_it_gives(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
+
+    path = with_outputs(saved(pictures_graph(seed=5), tmp_path / "theirs"), "r0", "flat")
+    with pytest.raises(GraphError, match=r"several of the graph's outputs can be the answer, name one \(--output\)"):
+        injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS)
+    done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS, output="logits")
+    assert done.model.info.provenance["cuts"] == [["r0"], ["r1"], ["r2"]], "as where it gives nothing else"
+    with pytest.raises(GraphError, match="has no tensor 'logit'"):
+        injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS, output="logit")
+
+
+def test_of_a_module_with_several_answers_one_is_asked_for(tmp_path: Path) -> None:
+    backbone = f"{HERE}:two_answers"
+    found = read_foreign(job_of(backbone), rows_of())
+    assert isinstance(found, TorchForeign)
+    first, second = found.graph.flow.outputs
+    with pytest.raises(GraphError, match="; --output names it"):
+        injected_into(tmp_path, rows_of(), backbone=backbone)
+    with pytest.raises(GraphError, match=rf"has no output 'third'; it has {first}, {second}"):
+        injected_into(tmp_path, rows_of(), backbone=backbone, output="third")
+    done = injected_into(tmp_path, rows_of(), backbone=backbone, output=second)
+    encoded = rows_of(20).encode(find_codec(done.model.info.codec, tmp_path))
+    pixels = torch.from_numpy(np.concatenate([each.tensors[0] for each in encoded]))
+    with torch.no_grad():
+        wanted = two_answers()[0](pixels)[1]
+    assert exit_outputs(done.model, encoded)[done.model.num_blocks - 1].equal(wanted)
+    assert done.model.num_blocks == load_model(tmp_path).num_blocks > 2
+
+
+def test_sites_of_a_type_that_does_not_cross_are_named_with_their_type(tmp_path: Path) -> None:
+    found = read_foreign(job_of(f"{HERE}:doubled"), rows_of())
+    with pytest.raises(GraphError, match=r"no site that can be cut at; not at .*is torch\.float64; what crosses is"):
+        crossing_sites(job_of(f"{HERE}:doubled"), found, {"name": "image"}, print)
+
+
+def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    from earlyexit.families.onnx_graph.backbone import open_graph
+    from earlyexit.families.onnx_graph.source import GraphOptions, why_not_at
+    from tests.earlyexit.onnx_graphs import CODEC, PIXELS, across_graph, saved
+
+    path, opened = saved(across_graph(seed=3), tmp_path), list[object]()
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        opened.append(arguments)
+        return open_graph(*arguments, **options)
+
+    monkeypatch.setattr("earlyexit.families.onnx_graph.trial.open_graph", counted)
+    cuts = [("r0",), ("c1",), ("across",), ("mixed",), ("back",), ("nowhere",)]
+    refused = why_not_at(path, GraphOptions(cuts=cuts, codec=CODEC, pixels=PIXELS))
+    assert list(refused) == [("nowhere",), ("across",), ("mixed",)]
+    assert "has no tensor 'nowhere'" in refused["nowhere",]
+    assert len(opened) == 2, "the answer, and all tensors"
