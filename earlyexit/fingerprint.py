@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 
@@ -20,4 +21,4 @@ def weight_bytes(module: nn.Module) -> Iterator[bytes | memoryview]:
     """What a module's state holds, for a digest."""
     for name, tensor in module.state_dict().items():
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-        yield tensor.contiguous().cpu().numpy().data
+        yield tensor.cpu().reshape(-1).view(torch.uint8).numpy().data  # numpy has not every type of torch's

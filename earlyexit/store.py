@@ -172,10 +172,8 @@ def save_model(model: EarlyExitModel, folder: Path) -> None:
 
 def _check_backbone(model: EarlyExitModel, folder: Path) -> None:
     """Raise ModelFolderError where it is not the one that ramps were trained on, of a model that says which that is."""
-    from earlyexit.fingerprint import weights_sha256
-
     wanted = model.info.provenance.get("backbone_sha256")
-    if wanted is not None and weights_sha256(model.backbone) != wanted:
+    if wanted is not None and model.backbone.sha256() != wanted:
         raise ModelFolderError(
             f"{folder / WEIGHTS_FILE}: the backbone's weights are not those that ramps were trained on: their SHA-256 "
             f"is not {str(wanted)[:12]}..."

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from earlyexit.boundary import Boundary
 from earlyexit.errors import ModelFolderError
+from earlyexit.fingerprint import weights_sha256
 from earlyexit.layout import Layout
 from earlyexit.named import NamedSpec
 from earlyexit.piece import Tensors
@@ -71,6 +72,10 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def to_config(self) -> JsonDict:
         """What `build` of the family needs to make an equal, untrained backbone; JSON."""
+
+    def sha256(self) -> str:
+        """What tells that it is still the network it was: of its weights, wherever these are."""
+        return weights_sha256(self)
 
     def write_files(self, folder: Path) -> None:
         """Put what `build` reads of a model's folder there, if it is not there already; for most that is nothing."""

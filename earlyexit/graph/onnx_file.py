@@ -78,22 +78,37 @@ _WANTED = "a model is a file .onnx, or module:function that gives a torch module
 
 def weights_beside(proto: Any, path: Path) -> tuple[Path, ...]:
     """The files beside a model that hold its weights; raises GraphError where one lies outside the model's folder."""
-    import onnx.external_data_helper
-
     folder = path.resolve().parent
     found: dict[Path, None] = {}
-    for tensor in onnx.external_data_helper._get_all_tensors(proto):
-        if not onnx.external_data_helper.uses_external_data(tensor):
-            continue
-        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+    for name, location in locations(proto):
         file = (folder / location).resolve()
         if not location or not file.is_relative_to(folder) or file == folder:
             raise GraphError(
-                f"{path}: weights of {tensor.name!r} lie at {location!r}, outside the model's folder; "
-                "put them beside the file"
+                f"{path}: weights of {name!r} lie at {location!r}, outside the model's folder; put them beside the file"
             )
         found[file] = None
     return tuple(found)
+
+
+def locations(proto: Any) -> Iterator[tuple[str, str]]:
+    """The names of a model's tensors whose numbers lie beside it, and where: those of graphs inside it too."""
+    for tensor in _tensors(proto):
+        if tensor.data_location == tensor.EXTERNAL:
+            yield tensor.name, next((each.value for each in tensor.external_data if each.key == "location"), "")
+
+
+def _tensors(message: Any) -> Iterator[Any]:
+    """Every onnx.TensorProto in a message, wherever ONNX has a place for one."""
+    import onnx
+    from google.protobuf.message import Message
+
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for each in (value,) if isinstance(value, Message) else value:
+                yield from _tensors(each)
 
 
 def _check_operators(graph: Any, path: Path) -> None:

@@ -12,7 +12,6 @@ import torch
 from earlyexit.checkpoint import add_ramps
 from earlyexit.dataset import IMAGE, check_folder_names, write_labelled
 from earlyexit.errors import DataError, GraphError
-from earlyexit.fingerprint import weights_sha256
 from earlyexit.network import check_inputs
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
@@ -109,9 +108,9 @@ def _injected(
         learned, held = _unlabelled(learned), None if held is None else _unlabelled(held)
     model = raw.model(ramps, names, provenance=_facts(job, raw, learned))
     targets = learned.labels if _labelled(learned) else [names[k] for k in answers.tolist()]
-    before = weights_sha256(model.backbone)
+    before = model.backbone.sha256()
     train_ramps(model, encoded, model.task.targets(targets), _options(job, learned, progress), features=features)
-    assert weights_sha256(model.backbone) == before
+    assert model.backbone.sha256() == before
     save_model(model, folder)
     right = [names[k] == label for k, label in zip(answers.tolist(), learned.labels, strict=True)]
     return Injected(
@@ -249,7 +248,7 @@ def _options(job: InjectJob, data: LabelledRows, progress: Progress) -> TrainOpt
 def _facts(job: InjectJob, raw: _Raw, data: LabelledRows) -> dict[str, Any]:
     return provenance(
         backbone=job.backbone,
-        backbone_sha256=weights_sha256(raw.pretrained.backbone),
+        backbone_sha256=raw.pretrained.backbone.sha256(),
         cuts=[list(each) for each in raw.cuts],
         data=job.source,
         rows=len(data),

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from earlyexit.checkpoint import RampOptions, add_ramps
@@ -26,7 +27,7 @@ from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.signature import Encoded
-from earlyexit.store import CARD_FILE, load_model, save_model
+from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import TrainOptions, exit_outputs, pack, train_ramps
 from earlyexit.wire import Answer
@@ -166,8 +167,12 @@ def replace_provenance(model: EarlyExitModel, **facts: object) -> EarlyExitModel
 
 
 def test_other_weights_in_the_folder_are_noticed(tmp_path: Path) -> None:
-    model = replace_provenance(model_of("pictures"), backbone_sha256="0" * 64)
-    save_model(model, tmp_path)
+    model = model_of("pictures")
+    save_model(replace_provenance(model, backbone_sha256=model.backbone.sha256()), tmp_path)
+    load_model(tmp_path)
+    weights = load_file(tmp_path / WEIGHTS_FILE)
+    next(tensor for name, tensor in weights.items() if name.startswith("backbone.")).view(-1)[0] += 1
+    save_file(weights, tmp_path / WEIGHTS_FILE)
     with pytest.raises(ModelFolderError, match="the backbone's weights are not those that ramps were trained on"):
         load_model(tmp_path)
 

@@ -18,6 +18,7 @@ from earlyexit.backends import open_segments
 from earlyexit.cut import cut_out
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families.onnx_graph.backbone import OnnxBackbone
+from earlyexit.families.onnx_graph.file import fingerprint
 from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
@@ -151,6 +152,24 @@ def test_another_graph_or_other_weights_are_refused(case: Case, tmp_path: Path, 
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ModelFolderError, match="are not those that the model was made of"):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["graph.onnx", "graph.onnx.data"])
+def test_files_that_are_replaced_after_loading_are_not_opened(case: Case, tmp_path: Path, name: str) -> None:
+    save_model(case.model, tmp_path)
+    backbone = load_model(tmp_path).backbone
+    assert isinstance(backbone, OnnxBackbone)
+    backbone.prepare([(0, 1)], "cpu")
+    other = tmp_path / "other"
+    other.write_bytes((tmp_path / name).read_bytes())
+    other.replace(tmp_path / name)
+    with pytest.raises(ModelFolderError, match="changed after the model was loaded"):
+        backbone.prepare([(1, 2)], "cpu")
+
+
+def test_its_fingerprint_is_that_of_its_files(case: Case, tmp_path: Path) -> None:
+    save_model(case.model, tmp_path)
+    assert case.model.backbone.sha256() == fingerprint(tmp_path, "graph.onnx")
 
 
 def test_a_folder_without_its_graph_is_refused(case: Case, tmp_path: Path) -> None:

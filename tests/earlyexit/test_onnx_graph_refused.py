@@ -17,6 +17,7 @@ from onnx import numpy_helper
 from earlyexit.checkpoint import random_model
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families import find_family
+from earlyexit.families.onnx_graph.file import read_graph
 from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
 from tests.earlyexit import onnx_graphs
 from tests.earlyexit.onnx_graphs import (
@@ -187,6 +188,27 @@ def test_a_link_to_weights_outside_the_folder_is_refused(tmp_path: Path) -> None
     beside.symlink_to(tmp_path / "elsewhere.bin")
     with pytest.raises(GraphError, match="outside the model's folder"):
         pictures_taken(path, tmp_path / "model")
+
+
+@pytest.mark.parametrize("place", ["branch", "attribute", "sparse"])
+def test_weights_outside_a_models_folder_are_refused_wherever_the_graph_has_them(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / "model"
+    pictures_taken(saved(pictures_graph(), tmp_path / "from"), folder)
+    outside = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[4])
+    outside.data_location = onnx.TensorProto.EXTERNAL
+    outside.external_data.add(key="location", value="../secret.bin")
+    made = onnx.helper.make_node("Constant", [], ["v"], value=outside)
+    branch = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["v"])], "b", [], [], [outside])
+    model = onnx.load(folder / "graph.onnx", load_external_data=False)
+    if place == "attribute":
+        model.graph.node.append(made)
+    elif place == "branch":
+        model.graph.node.append(onnx.helper.make_node("If", ["c"], ["o"], then_branch=branch, else_branch=branch))
+    else:
+        model.graph.sparse_initializer.add(values=outside)
+    onnx.save_model(model, folder / "graph.onnx")
+    with pytest.raises(ModelFolderError, match=r"has weights in '../secret.bin', which is not its own file"):
+        read_graph(folder, "graph.onnx")
 
 
 def test_missing_weights_are_said(tmp_path: Path) -> None:

@@ -33,7 +33,14 @@ from earlyexit.families.onnx_graph.config import (
     Size,
     read_config,
 )
-from earlyexit.families.onnx_graph.file import WEIGHTS_SUFFIX, fingerprint, in_plain_words, read_graph
+from earlyexit.families.onnx_graph.file import (
+    WEIGHTS_SUFFIX,
+    FileState,
+    fingerprint,
+    in_plain_words,
+    read_graph,
+    state_of,
+)
 from earlyexit.families.onnx_graph.parts import GraphParts, Part, piece_model
 from earlyexit.layout import Layout
 from earlyexit.onnx_sessions import Sessions, load_runtime, open_session, provider_of
@@ -55,8 +62,11 @@ class OnnxBackbone(Backbone):
     float32_only: ClassVar[bool] = True
     own_segments: ClassVar[str | None] = "earlyexit.families.onnx_graph.segments:graph_segments"
 
-    def __init__(self, config: GraphConfig, folder: Path) -> None:
-        """`folder` holds the graph's file."""
+    def __init__(self, config: GraphConfig, folder: Path, state: FileState | None = None) -> None:
+        """`folder` holds the graph's file; `state`: of its files, as the configuration was made; None for as they are.
+
+        Raises ModelFolderError where one is missing.
+        """
         super().__init__()
         self.config = config
         self.num_blocks = len(config.cuts)
@@ -64,6 +74,7 @@ class OnnxBackbone(Backbone):
         self.num_threads = torch.get_num_threads()
         """Of the sessions that are opened from now on."""
         self._folder = folder
+        self._state = state or state_of(folder, config.file)
         self._sessions: Sessions[tuple[int, int, str]] = Sessions(self._open, spare=self.num_blocks)
 
     @property
@@ -112,6 +123,10 @@ class OnnxBackbone(Backbone):
     def to_config(self) -> JsonDict:
         return self.config.model_dump(mode="json")
 
+    def sha256(self) -> str:
+        """Of the graph and its weights: sessions are opened of the very files that had it."""
+        return self.config.sha256
+
     def write_files(self, folder: Path) -> None:
         for name in (self.config.file, self.config.file + WEIGHTS_SUFFIX):
             source, target = self._folder / name, folder / name
@@ -133,6 +148,8 @@ class OnnxBackbone(Backbone):
         return GraphParts(self._graph.graph)
 
     def _open(self, span: tuple[int, int, str]) -> _Piece:
+        """Raises ModelFolderError where the files are no longer those that were checked."""
+        self._check_files()
         first, end, device_type = span
         before = {each.name: each for each in self.config.before(first)}
         after = [each for each in self.config.cuts[end - 1] if each.name not in before]
@@ -142,7 +159,15 @@ class OnnxBackbone(Backbone):
         inputs += [_size_info(name, self.config.sizes[name]) for name in part.sizes]
         model = piece_model(self._graph, part, self._parts, inputs, map(_value_info, after))
         session = open_graph(model, self._folder, device_type=device_type, num_threads=self.num_threads)
+        self._check_files()
         return _Piece(part=part, session=session, outputs=[each.name for each in after])
+
+    def _check_files(self) -> None:
+        if state_of(self._folder, self.config.file) != self._state:
+            raise ModelFolderError(
+                f"{self._folder / self.config.file}, or the weights beside it, changed after the model was loaded: "
+                "load it again"
+            )
 
 
 class OnnxGraph(Family):
@@ -158,13 +183,14 @@ class OnnxGraph(Family):
             raise ModelFolderError("an onnx model is a file in a model's folder; it cannot be made of sizes")
         if Path(read.file).name != read.file:
             raise ModelFolderError(f"{read.file!r} is outside the model's folder {folder}")
+        state = state_of(folder, read.file)
         if fingerprint(folder, read.file) != read.sha256:
             raise ModelFolderError(
                 f"{folder / read.file}, or the weights beside it, are not those that the model was made of: their "
                 f"SHA-256 is not {read.sha256[:12]}..."
             )
         load_runtime([])
-        return OnnxBackbone(read, folder)
+        return OnnxBackbone(read, folder, state)
 
     def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
         raise ModelFolderError("ONNX graphs come as files (.onnx)")

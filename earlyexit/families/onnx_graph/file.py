@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from earlyexit.errors import GraphError, ModelFolderError
-from earlyexit.graph.onnx_file import read_onnx
+from earlyexit.graph.onnx_file import locations, read_onnx
 
 WEIGHTS_SUFFIX = ".data"
 """Of the file with the weights, after the graph's own name."""
@@ -22,6 +21,9 @@ UNKNOWN = (
     re.compile(r"No opset import for domain '(?P<name>[\w.]+)'"),
 )
 """What ONNX Runtime says of operators that it does not have."""
+
+FileState = tuple[tuple[int, int, int], ...]
+"""Of files: which they are, how large, and when they were written; as long as it is the same, so are they."""
 
 
 def read_source(path: Path) -> Any:
@@ -55,7 +57,7 @@ def read_graph(folder: Path, file: str) -> Any:
         model = onnx.load(folder / file, load_external_data=False)
     except (OSError, DecodeError) as error:
         raise ModelFolderError(f"{folder / file} is no ONNX file: {_one_line(error)}") from error
-    strange = set(locations(model)) - {file + WEIGHTS_SUFFIX}
+    strange = {location for _, location in locations(model)} - {file + WEIGHTS_SUFFIX}
     if strange:
         raise ModelFolderError(f"{folder / file} has weights in {sorted(strange)[0]!r}, which is not its own file")
     return model
@@ -72,15 +74,14 @@ def fingerprint(folder: Path, file: str) -> str:
     return digest.hexdigest()
 
 
-def locations(model: Any) -> Iterator[str]:
-    """Where a graph's tensors say that their numbers are, once for each tensor that lies beside it."""
-    graph = model.graph
-    tensors = [*graph.initializer]
-    tensors += [each for sparse in graph.sparse_initializer for each in (sparse.values, sparse.indices)]
-    tensors += [attribute.t for node in graph.node for attribute in node.attribute if attribute.HasField("t")]
-    for tensor in tensors:
-        if tensor.data_location == tensor.EXTERNAL:
-            yield next((each.value for each in tensor.external_data if each.key == "location"), "")
+def state_of(folder: Path, file: str) -> FileState:
+    """Of a graph's file and of the weights beside it; raises ModelFolderError where one is missing."""
+    try:
+        found = [(folder / name).stat() for name in (file, file + WEIGHTS_SUFFIX)]
+    except OSError as error:
+        lost = Path(error.filename).name
+        raise ModelFolderError(f"{folder} has no {lost}, which its network consists of") from error
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
 
 def in_plain_words(error: Exception) -> str:

@@ -16,7 +16,6 @@ from earlyexit.codecs import find_codec
 from earlyexit.dataset import IMAGE, LabelledRows, objects, read_labelled
 from earlyexit.errors import DataError, GraphError, InputError, OfframpError
 from earlyexit.families.exported import GRAPH_FILE
-from earlyexit.fingerprint import weights_sha256
 from earlyexit.graph.sites import Site
 from earlyexit.model import EarlyExitModel
 from earlyexit.named import NamedSpec
@@ -82,7 +81,7 @@ def test_the_full_model_answers_as_the_module_does_with_the_modules_own_weights(
     with torch.no_grad():
         assert exit_outputs(model, encoded)[model.num_blocks - 1].equal(network(pixels))
     card = read_card(folder)
-    assert card.provenance["backbone_sha256"] == weights_sha256(model.backbone)
+    assert card.provenance["backbone_sha256"] == model.backbone.sha256()
     assert (card.family, card.head_style, card.label_names) == ("exported", "given", ("0", "1", "2"))
 
 
@@ -96,12 +95,14 @@ def test_rows_that_were_kept_have_the_models_own_answers_and_calibrate_it(folder
 
 def test_an_onnx_file_becomes_a_model_too(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
+    from earlyexit.families.onnx_graph.file import fingerprint
     from tests.earlyexit.onnx_graphs import PIXELS, pictures_graph, saved
 
     path = saved(pictures_graph(seed=5), tmp_path / "theirs")  # of these weights two answers are given
     done = injected_into(tmp_path / "model", rows_of(), backbone=str(path), pixels=PIXELS)
     assert (done.model.info.family, done.model.ramp_indices) == ("onnx", (0, 1, 2))
     assert load_model(tmp_path / "model").num_blocks == 4
+    assert done.model.info.provenance["backbone_sha256"] == fingerprint(tmp_path / "model", "graph.onnx")
 
 
 def test_an_onnx_file_is_not_cut_where_inputs_lie_in_columns_and_that_is_said(tmp_path: Path) -> None:
