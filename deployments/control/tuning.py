@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from deployments.settings import ControlSettings
 from earlyexit.errors import OfframpError, PlanError
@@ -10,7 +11,7 @@ from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState
 from optimizer.live.tuning.rows import lets_nobody_leave
 from optimizer.live.tuning.tuners import make_tuner
-from optimizer.problem import PlanProblem
+from optimizer.problem import PlanProblem, device_names
 from optimizer.risk import Guarantee
 from profiles.stream import Observations, StreamShape
 
@@ -66,7 +67,9 @@ class Tuning:
             if self._tuner is None:
                 self._shape, self._tuner = seen.shape, self._make(seen.shape)
                 self._tuner.follow(*self._followed)
-            self.said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable"))) or self.said
+            said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
+            if said is not None:
+                self.said = said if self.alarm is None or said.why == "alarm" else _as_urgent(self.alarm, said)
         except OfframpError as error:
             self._complain(f"thresholds cannot be tuned by what was seen: {error}")
 
@@ -85,6 +88,11 @@ class Tuning:
         self._followed = self.said = None
 
 
+def _as_urgent(alarm: Tuned, said: Tuned) -> Tuned:
+    """What was said after an alarm that nobody has acted on yet."""
+    return replace(said, why="alarm", words=f"{alarm.words}; {said.words}")
+
+
 def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | None:
     """The one that the settings name; None where thresholds stay as they are, or there are no ramps.
 
@@ -97,7 +105,9 @@ def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | Non
             f"tuning {settings.tuning!r} keeps an accuracy budget, and none is given: accuracy.budget says it"
         )
     guarantee = Guarantee(budget=settings.accuracy_budget, confidence=settings.accuracy_confidence)
-    table = next(iter(problem.latency.values()))
+    # Of a device that is there: what is measured of others may be of nothing that serves. Savings are told as shares of
+    # the model's time, which differ little between devices; its largest batch is what devices run when it matters.
+    table = problem.latency[device_names(problem)[0]]
     times = ExitTimes.of(table, problem.ramps, table.batches[-1])
     name = settings.tuning
     return lambda shape: make_tuner(name, Question(score=shape.score, guarantee=guarantee, times=times))
