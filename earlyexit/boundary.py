@@ -49,6 +49,14 @@ def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_byte
     )
 
 
+def why_no_exit(boundary: Sequence[TensorSpec]) -> str | None:
+    """Why no exit can look at what crosses here, in words; None where one can."""
+    first = boundary[0]
+    return (
+        None if first.dtype == "float" else f"exits look at floating point numbers, and {first.name!r} is {first.dtype}"
+    )
+
+
 def misfit(inputs: Sequence[TensorSpec], encoded: Encoded) -> str | None:
     """What of an encoded input is not as a network takes it, in words; None where all is."""
     if len(encoded.tensors) != len(inputs):

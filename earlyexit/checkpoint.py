@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from earlyexit.boundary import why_no_exit
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
@@ -123,11 +124,14 @@ def add_ramps(
 
 
 def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None) -> EarlyExitModel:
-    """Backbone, ramps and head of the right shapes, untrained; raises ModelFolderError for ramps out of range."""
+    """Backbone, ramps and head of the right shapes, untrained; raises ModelFolderError for ramps where none can be."""
     last = backbone.num_blocks - 1
     at = range(last) if ramps_at is None else ramps_at
     if any(not 0 <= block < last for block in at):
         raise ModelFolderError(f"ramps can sit after blocks 0 to {last - 1}, not {sorted(at)}")
+    blind = {block: why for block in at if (why := why_no_exit(backbone.boundary(block)))}
+    if blind:
+        raise ModelFolderError(f"no ramp can sit after block {min(blind)}: {blind[min(blind)]}")
     longest = info.codec.get("max_length", 1)
     if longest > backbone.max_length:
         raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")

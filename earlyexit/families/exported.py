@@ -125,6 +125,8 @@ class ExportedBackbone(Backbone):
 
     def check_graphs(self) -> None:
         """Raise ModelFolderError where a block's graph holds what cannot, or must not, be run."""
+        for dtype in self.blocks.types.values():
+            _dtype(dtype)
         for index in range(self.num_blocks):
             self._module(index, torch.device("cpu"))
 
@@ -133,8 +135,8 @@ class ExportedBackbone(Backbone):
         known = len(padded)
         if index == 0:
             names = graph.takes[:known]
-            padded = [each.to(getattr(torch, types[name])) for name, each in zip(names, padded, strict=True)]
-        made = [LAYOUT_INPUTS[name](layout).to(getattr(torch, types[name])) for name in graph.takes[known:-2]]
+            padded = [each.to(_dtype(types[name])) for name, each in zip(names, padded, strict=True)]
+        made = [LAYOUT_INPUTS[name](layout).to(_dtype(types[name])) for name in graph.takes[known:-2]]
         module = self._module(index, padded[0].device)
         sizes = (len(padded[0]), layout.longest)
         return list(module(*padded, *made, *sizes, *self.weights.named(graph.weights)))
@@ -177,7 +179,7 @@ class _Weights(nn.Module):
     def __init__(self, weights: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
         super().__init__()
         for name, (dtype, shape) in weights.items():
-            empty = torch.empty(shape, dtype=getattr(torch, dtype))
+            empty = torch.empty(shape, dtype=_dtype(dtype))
             if empty.is_floating_point():
                 self.register_parameter(PREFIX + name, nn.Parameter(empty, requires_grad=False))
             else:
@@ -213,6 +215,13 @@ def _boundary(specs: Sequence[JsonDict]) -> Boundary:
 
 def _type(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ModelFolderError(f"{GRAPH_FILE} has tensors of {name!r}, which torch has no type of")
+    return found
 
 
 def _text(blocks: Blocks) -> str:

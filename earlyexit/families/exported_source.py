@@ -101,7 +101,10 @@ def take_module(
     known = traced.most_tokens if backbone.inputs[0].per_token else None
     backbone.max_length = _longest(graph, backbone, known, max_length)
     _check_examples(graph, traced, backbone, answer)
-    check_alone(backbone)
+    try:
+        check_alone(backbone)
+    except (RuntimeError, IndexError) as error:
+        raise GraphError(f"{graph.name} does not take inputs of any numbers: {first_line(error)}") from error
     [last] = backbone.boundary(backbone.num_blocks - 1)
     head = FinalHead(style="given", pooling="mean", num_outputs=last.shape[0], weights={})
     return Pretrained(backbone=backbone, head=head, label_names=None)

@@ -27,6 +27,12 @@ UNBOUNDED = 2**31
 """Sizes from here on are tracing's word for any."""
 DTYPES: Mapping[torch.dtype, DType] = {torch.float32: "float", torch.int32: "int32", torch.uint8: "uint8"}
 """Of what crosses."""
+LOOKUPS: Mapping[Any, int] = {
+    torch.ops.aten.embedding.default: 1,
+    torch.ops.aten.index.Tensor: 1,
+    torch.ops.aten.index_select.default: 2,
+}
+"""Operators that take rows of a table, and which of their arguments says what rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +146,14 @@ def _lookups(node: fx.Node) -> Iterator[fx.Node]:
     for user in node.users:
         if user.target is torch.ops.aten._to_copy.default:
             yield from _lookups(user)
-        elif user.target is torch.ops.aten.embedding.default and user.args[1] is node:
+        elif user.target in LOOKUPS and node in _first_indices(user):
             yield user
+
+
+def _first_indices(lookup: fx.Node) -> Sequence[object]:
+    """What says which rows of its table are taken."""
+    taken = lookup.args[LOOKUPS[lookup.target]]
+    return taken[:1] if isinstance(taken, list | tuple) else (taken,)
 
 
 def _attribute(module: fx.GraphModule, node: fx.Node) -> Tensor:

@@ -79,11 +79,13 @@ _Arguments = tuple[Tensor, ...] | dict[str, Tensor]
 def _given_by(name: str) -> tuple[nn.Module, _Arguments]:
     """What the function returns, checked."""
     make = import_own(name, called="network")
+    wanted = "a function without arguments that returns (module, example inputs) is needed"
     try:
         network, given = make()
-    except (TypeError, ValueError) as error:
-        wanted = "a function without arguments that returns (module, example inputs) is needed"
+    except Exception as error:  # whatever somebody's function raises
         raise GraphError(f"{name}: {first_line(error)}; {wanted}") from error
+    if not isinstance(given, Mapping | Tensor | tuple | list):
+        raise GraphError(f"{name} gives {type(given).__name__} for example inputs; {wanted}")
     arguments = dict(given) if isinstance(given, Mapping) else (given,) if isinstance(given, Tensor) else tuple(given)
     tensors = _values(arguments)
     if not isinstance(network, nn.Module) or not tensors or not all(isinstance(each, Tensor) for each in tensors):

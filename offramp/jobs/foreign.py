@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from earlyexit.boundary import Boundary, DType, TensorSpec
+from earlyexit.boundary import Boundary, DType, TensorSpec, why_no_exit
 from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
 from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.named import NamedSpec, is_own
@@ -104,8 +104,8 @@ class TorchForeign:
         found: dict[tuple[str, ...], str] = {}
         for site in sites:
             try:
-                for tensor in site.tensors:
-                    self._traced.spec(tensor)
+                if why := why_no_exit([self._traced.spec(tensor) for tensor in site.tensors]):
+                    found[site.tensors] = why
             except ModelFolderError as error:
                 found[site.tensors] = str(error)
         return found

@@ -269,3 +269,34 @@ def placed_second_texts() -> Given:
 
 def placed_left() -> Given:
     return placed(attention_mask=torch.tensor([[1, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1]]))
+
+
+class Indexed(nn.Module):
+    """Looks its tokens up by indexing, and keeps a number of a type that numpy does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(VOCABULARY, 16))
+        self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.bfloat16))
+        self.classifier = nn.Linear(16, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        weight = attention_mask[..., None].float()
+        pooled = (self.table[input_ids] * weight).sum(1) / weight.sum(1)
+        answer: Tensor = self.classifier(pooled * self.scale.float())
+        return answer
+
+
+def indexed() -> Given:
+    return _seeded(Indexed), texts()[1]
+
+
+class Offset(Indexed):
+    """Where tokens are looked up is computed: nothing says how large they may be."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return super().forward(input_ids + 0 * input_ids.amax(1, keepdim=True), attention_mask)
+
+
+def offset() -> Given:
+    return _seeded(Offset), texts()[1]

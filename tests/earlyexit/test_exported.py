@@ -265,6 +265,38 @@ def test_a_module_that_is_to_be_fed_otherwise_is_refused(name: str, other: str, 
         take_module(graph, traced_inputs(graph), [], answer_of(graph))
 
 
+def test_a_table_that_is_indexed_says_how_large_tokens_may_be() -> None:
+    assert taken("indexed").backbone.inputs[0].below == foreign.VOCABULARY
+
+
+def test_tokens_beyond_a_table_are_told_in_one_line() -> None:
+    graph = read("offset")
+    with pytest.raises(GraphError, match=r"does not take inputs of any numbers: index .* out of"):
+        take_module(graph, traced_inputs(graph), [], answer_of(graph))
+
+
+def test_a_fingerprint_is_of_weights_of_any_type() -> None:
+    backbone = taken("indexed").backbone
+    before = backbone.sha256()
+    weights = backbone.state_dict()
+    next(each for each in weights.values() if each.dtype == torch.bfloat16).add_(1)
+    after = backbone.sha256()
+    next(each for each in weights.values() if each.dtype == torch.bfloat16).sub_(1)
+    assert (before == after, before == backbone.sha256()) == (False, True)
+
+
+@pytest.mark.parametrize("place", ["types", "weights"])
+@pytest.mark.parametrize("dtype", ["float33", "nn"])
+def test_types_that_torch_does_not_have_are_refused_when_loaded(tmp_path: Path, place: str, dtype: str) -> None:
+    save_model(model_of("pictures"), tmp_path)
+    graph = json.loads((tmp_path / GRAPH_FILE).read_text())
+    name = next(iter(graph[place]))
+    graph[place][name] = dtype if place == "types" else [dtype, graph[place][name][1]]
+    rewritten(tmp_path, graph)
+    with pytest.raises(ModelFolderError, match=f"has tensors of '{dtype}', which torch has no type of"):
+        load_model(tmp_path)
+
+
 def test_a_module_that_is_fed_as_its_examples_is_taken() -> None:
     assert [each.name for each in taken("placed").backbone.inputs] == ["input_ids"]
 

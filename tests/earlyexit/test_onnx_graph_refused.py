@@ -18,7 +18,7 @@ from earlyexit.checkpoint import random_model
 from earlyexit.errors import GraphError, ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.onnx_graph.file import read_graph
-from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
+from earlyexit.families.onnx_graph.source import GraphOptions, take_graph, why_not_at
 from tests.earlyexit import onnx_graphs
 from tests.earlyexit.onnx_graphs import (
     bytes_graph,
@@ -26,6 +26,7 @@ from tests.earlyexit.onnx_graphs import (
     pictures_taken,
     saved,
     small_graph,
+    with_ramps,
     words_graph,
     words_taken,
 )
@@ -74,6 +75,17 @@ def test_a_cut_at_what_follows_from_the_layout_is_refused(tmp_path: Path) -> Non
     path = saved(words_graph(), tmp_path / "from")
     with pytest.raises(GraphError, match="'bias_B1T' is the same for all inputs"):
         words_taken(path, tmp_path, cuts=[["h0", "bias_B1T"]])
+
+
+def test_whole_numbers_cross_but_no_exit_looks_at_them(tmp_path: Path) -> None:
+    text = """numbers (float[B, 4] x) => (float[B, 4] logits) {
+        h = Gemm(x, w, b) bytes = Cast <to = 2> (h) back = Cast <to = 1> (bytes) logits = Gemm(back, w, b) }"""
+    path = saved(small_graph(text, w=(4, 4), b=(4,)), tmp_path / "from")
+    options = GraphOptions(cuts=[["h"], ["bytes"]], codec=NUMBERS)
+    why = "exits look at floating point numbers, and 'bytes' is uint8"
+    assert why_not_at(path, options) == {("bytes",): why}
+    with pytest.raises(ModelFolderError, match=f"no ramp can sit after block 1: {why}"):
+        with_ramps(take_graph(path, tmp_path / "model", options))
 
 
 def test_what_has_no_row_per_input_cannot_cross(tmp_path: Path) -> None:

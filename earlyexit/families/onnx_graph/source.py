@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from earlyexit.boundary import why_no_exit
 from earlyexit.errors import GraphError
 from earlyexit.families.base import FinalHead, Pretrained
 from earlyexit.families.onnx_graph.backbone import Array, OnnxBackbone
@@ -148,7 +149,7 @@ class _Graph:
         return whole, crossings, {name: sizes_of(name, of_name[name]) for name in sizes}
 
     def why_not_at(self, cuts: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
-        """The cuts that `cut` does not take, each for itself, and why; all are measured at once."""
+        """The cuts that `cut` does not take, each for itself, or no exit can look at, and why; measured at once."""
         refused: dict[tuple[str, ...], str] = {}
         sizes: dict[tuple[str, ...], list[str]] = {}
         for cut in map(tuple, cuts):
@@ -159,10 +160,11 @@ class _Graph:
         _, of_name = self._measured([name for cut, read in sizes.items() for name in (*cut, *read)] or [self.output])
         for cut, read in sizes.items():
             try:
-                for name in cut:
-                    crossing(name, of_name[name])
+                crossings = [crossing(name, of_name[name]) for name in cut]
                 for name in read:
                     sizes_of(name, of_name[name])
+                if why := why_no_exit([each.spec() for each in crossings]):
+                    refused[cut] = why
             except GraphError as error:
                 refused[cut] = str(error)
         return refused

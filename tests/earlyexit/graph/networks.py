@@ -117,3 +117,11 @@ def no_examples() -> nn.Module:
 
 def no_module() -> tuple[int, tuple[Tensor, ...]]:
     return 3, (torch.randn(2, 3),)
+
+
+def empty_examples() -> tuple[nn.Module, None]:
+    return nn.Linear(3, 2), None
+
+
+def fails() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    raise RuntimeError("no weights\nhere")

@@ -91,6 +91,8 @@ def test_what_cannot_be_exported_is_traced_symbolically(monkeypatch: pytest.Monk
         ("branches", r"cond \(cond\) runs a graph of its own"),
         ("alone", r"gives examples \[1, 3\]; each needs a row per input, of the same two or more"),
         ("no_examples", "a function without arguments that returns"),
+        ("empty_examples", "gives NoneType for example inputs; a function without arguments that returns"),
+        ("fails", "no weights; a function without arguments that returns"),
         ("no_module", "gives int; a torch module and example tensors are needed"),
     ],
 )
