@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.plan import Stage
-from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeLatency, PlanProblem
+from optimizer.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
 
 Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate"]
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
@@ -74,26 +74,43 @@ def gap_between(value: float, bound: float) -> float:
     return abs(value - bound) / bound if bound else float(value > 0)
 
 
+Relaxed = tuple[Binding, Callable[[PlanProblem], PlanProblem]]
+"""A promise, and the same problem without it."""
+
+
+def without_budget(problem: PlanProblem) -> PlanProblem:
+    """Money is no object."""
+    return replace(problem, budget_usd_per_hour=None)
+
+
 def why_none(
     problem: PlanProblem,
     strategy: Strategy,
     *,
     possible: Callable[[PlanProblem], Possible | None],
     nearest_slo_s: Callable[[Possible], float | None],
-    fastest: Callable[[PlanProblem], Found | None],
+    highest_rate_per_s: Callable[[PlanProblem], float | None],
+    relaxed: Sequence[Relaxed] = (("budget", without_budget),),
 ) -> NoPlan:
-    """Which promise cannot be kept: the latency, where there is a plan at any; the budget, where there is one then.
+    """Which promise cannot be kept: the latency, where there is a plan at any; else the last that has to be `relaxed`.
 
-    `possible` tells of a problem whether it has plans, None for none, and `nearest_slo_s` goes on from what it said.
+    They are relaxed one after the other, and stay so. `possible` tells of a problem whether it has plans, None for
+    none, and `nearest_slo_s` goes on from what it said. Where a rate is asked for, `highest_rate_per_s` is the highest
+    that has a plan.
     """
-    rate_per_s = None
-    if problem.asked_per_s is not None:
-        found = fastest(replace(problem, objective=MaximizeRate()))
-        rate_per_s = None if found is None else found.figures.rate_per_s
-    patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
-    plan = possible(patient)
+    rate_per_s = None if problem.asked_per_s is None else highest_rate_per_s(problem)
+    easier = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
+    plan = possible(easier)
     if plan is not None:
         slo_s = nearest_slo_s(plan)
         return NoPlan(strategy=strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
-    unpaid = possible(replace(patient, budget_usd_per_hour=None))
-    return NoPlan(strategy=strategy, binding="devices" if unpaid is None else "budget", highest_rate_per_s=rate_per_s)
+    for binding, relax in relaxed:
+        easier = relax(easier)
+        if possible(easier) is not None:
+            return NoPlan(strategy=strategy, binding=binding, highest_rate_per_s=rate_per_s)
+    return NoPlan(strategy=strategy, binding="devices", highest_rate_per_s=rate_per_s)
+
+
+def rate_of(found: Found | None) -> float | None:
+    """The most that a plan does, if there is one."""
+    return None if found is None else found.figures.rate_per_s

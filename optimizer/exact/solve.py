@@ -9,12 +9,12 @@ from functools import partial
 
 import numpy as np
 
-from optimizer.decision import Decision, Found, Planned, gap_between, why_none
+from optimizer.decision import Decision, Found, Planned, gap_between, rate_of, why_none
 from optimizer.evaluate import TOLERANCE, merit, sought
 from optimizer.exact.intervals import ExactSearch, Searched
 from optimizer.exact.priced import MOST_LABELS
 from optimizer.moves import build_graph, ends_of
-from optimizer.problem import ANY_LATENCY_S, MinimizeCost, PlanProblem, device_names
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.space import Space, parts_of
 
 # How exactly the nearest SLO is told.
@@ -38,7 +38,7 @@ def solve_exactly(problem: PlanProblem, space: Space, *, most_labels: int = MOST
             space.strategy,
             possible=partial(_any_plan, space=space),
             nearest_slo_s=lambda patient: _nearest_slo_s(problem, space, patient),
-            fastest=lambda other: best_of(other, space)[0].found,
+            highest_rate_per_s=lambda other: rate_of(best_of(replace(other, objective=MaximizeRate()), space)[0].found),
         )
     return Planned(
         strategy=space.strategy,

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept, why_none
+from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, kept, rate_of, why_none
 from optimizer.evaluate import merit, sought
 from optimizer.exact.solve import best_of
 from optimizer.moves import RULES, Graph, build_graph
 from optimizer.plan import Stage
-from optimizer.problem import ANY_LATENCY_S, MinimizeCost, PlanProblem, device_names
+from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeCost, PlanProblem, device_names
 from optimizer.scale.beam import (
     Bounds,
     Steer,
@@ -81,7 +81,7 @@ def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:
             space.strategy,
             possible=lambda other: any(search.bounded() is not None for search in _searches(other, space)) or None,
             nearest_slo_s=lambda _: _near_slo_s(problem, space),
-            fastest=lambda other: _any_plan(other, space),
+            highest_rate_per_s=lambda other: rate_of(_any_plan(replace(other, objective=MaximizeRate()), space)),
         )
     found = [each for search in searches for each in search.plans()]
     if not found:

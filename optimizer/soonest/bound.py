@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from optimizer.decision import Found
 from optimizer.problem import PlanProblem
 from optimizer.soonest.prices import Ends, UnitPrices, cheapest_walk, empty_ends, price_to_end
 from optimizer.soonest.tables import RunTables
@@ -32,6 +33,10 @@ class Allowance:
     """0: seconds of ramps stay inside their budget; infinite: there is none."""
     seeks_worst: bool = False
     """Whether the worst case is sought in the place of the mean answer time."""
+
+    def value_of(self, found: Found) -> float:
+        """What is sought, of a plan."""
+        return found.figures.latency_s if self.seeks_worst else found.figures.mean_latency_s
 
     @staticmethod
     def of(problem: PlanProblem) -> Allowance:

@@ -1,4 +1,4 @@
-"""PartialPlans of the search: partial plans up to a block, inside an open split of an open stage: kernels.
+"""Labels of the search: partial plans up to a block, inside an open split of an open stage: kernels.
 
 The replicas of the open stage are not counted yet: its work so far says how many it needs at least, and the waits of
 its further splits are kept in inputs, which the replicas multiply in the end.
@@ -79,7 +79,7 @@ def replicas_for(tables: RunTables, work_s: float) -> int:
 
 @compiled
 def extended(
-    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, labels: PartialPlans, first: int, room: PartialPlans
+    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: PartialPlans, first: int, room: PartialPlans
 ) -> tuple[int, int]:
     """Write what follows a block, for labels from `first` on while there is room; returns how many, and the next."""
     most = 2 * (1 + 2 * tables.device_R.size)
@@ -103,7 +103,7 @@ def extended(
             _pass(tables, now, run, entry, rank, seconds, active)
             if active == 1 or may_be_off(tables, block):
                 count = _branch(
-                    tables, rows, bounds, block, labels, label, now, then, run, entry, ramp, active, free_C, spent_usd,
+                    tables, rows, cutoffs, block, labels, label, now, then, run, entry, ramp, active, free_C, spent_usd,
                     room, count,
                 )  # fmt: skip
         label += 1
@@ -121,7 +121,7 @@ def _pass(tables: RunTables, now: FloatArray, run: int, entry: int, rank: int, s
 
 @compiled
 def _branch(
-    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, labels: PartialPlans, label: int, now: FloatArray,
+    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: PartialPlans, label: int, now: FloatArray,
     then: FloatArray, run: int, entry: int, rank: int, active: int, free_C: IntArray, spent_usd: float,
     room: PartialPlans, count: int,
 ) -> int:  # fmt: skip
@@ -139,21 +139,21 @@ def _branch(
             work_s = max(work_s, tables.enters_E[entry] * hop_s / tables.batch_R[run])
         replicas = replicas_for(tables, work_s)
         usd = spent_usd + replicas * tables.usd_C[device]
-        if replicas > free_C[device] or usd > bounds.usd_per_hour * (1 + SLACK):
+        if replicas > free_C[device] or usd > cutoffs.usd_per_hour * (1 + SLACK):
             continue
         for column in range(NUM_REALS):
             then[column] = now[column]
         if how == HOP:
             _close(tables, then, replicas, hop_s, tables.unanswered_Q[rank])
         count = _write_ways(
-            tables, rows, bounds, block, labels, label, then, run, entry, rank, active, how, replicas, room, count
+            tables, rows, cutoffs, block, labels, label, then, run, entry, rank, active, how, replicas, room, count
         )
     return count
 
 
 @compiled
 def _write_ways(
-    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, labels: PartialPlans, label: int, now: FloatArray,
+    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, labels: PartialPlans, label: int, now: FloatArray,
     run: int, entry: int, rank: int, active: int, how: int, replicas: int, room: PartialPlans, count: int,
 ) -> int:  # fmt: skip
     """One label where the plan ends or the split goes on; else one for every split that may begin."""
@@ -177,7 +177,7 @@ def _write_ways(
         whole_I[PARENT], whole_I[HOW], whole_I[ACTIVE] = label, how, active
         whole_I[RUN], whole_I[ENTRY], whole_I[RANK] = (0, 0, 0) if end else (other, entered, rank)
         if end:
-            count += _ends_well(bounds, real_F)
+            count += _ends_well(cutoffs, real_F)
             continue
         if starts:
             inputs = wait_inputs(tables, other, entered)
@@ -187,7 +187,7 @@ def _write_ways(
             else:
                 real_F[MEAN] += tables.unanswered_Q[rank] * inputs / 2 / tables.rate_per_s
                 real_F[LATENCY] += inputs / tables.rate_per_s
-        count += _kept(tables, rows, bounds, block + 1, 1 if how == HOP else replicas, room, count)
+        count += _kept(tables, rows, cutoffs, block + 1, 1 if how == HOP else replicas, room, count)
     return count
 
 
@@ -200,16 +200,16 @@ def _close(tables: RunTables, now: FloatArray, replicas: int, hop_s: float, unan
 
 
 @compiled
-def _ends_well(bounds: Cutoffs, real_F: FloatArray) -> int:
+def _ends_well(cutoffs: Cutoffs, real_F: FloatArray) -> int:
     """1 where a whole plan keeps its limits and is no worse than the best so far; fills its value."""
-    real_F[BOUND] = real_F[LATENCY] if bounds.seeks_worst else real_F[MEAN]
-    in_time = real_F[LATENCY] <= bounds.latency_s * (1 + SLACK)
-    return int(in_time and real_F[RAMPS] <= bounds.ramps and real_F[BOUND] <= bounds.value)
+    real_F[BOUND] = real_F[LATENCY] if cutoffs.seeks_worst else real_F[MEAN]
+    in_time = real_F[LATENCY] <= cutoffs.latency_s * (1 + SLACK)
+    return int(in_time and real_F[RAMPS] <= cutoffs.ramps and real_F[BOUND] <= cutoffs.value)
 
 
 @compiled
 def _kept(
-    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, replicas: int, room: PartialPlans, label: int
+    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, replicas: int, room: PartialPlans, label: int
 ) -> int:
     """1 unless some row of prices rules a label out, of whose open stage `replicas` are needed at least."""
     real_F, whole_I = room.real_LF[label], room.whole_LI[label]
@@ -228,7 +228,7 @@ def _kept(
         over = price - rows.allowed_V[row]
         if rows.counts_V[row]:
             bound = max(bound, over)
-        elif over > SLACK * rows.allowed_V[row] + rows.ramps_V[row] * bounds.ramps:
+        elif over > SLACK * rows.allowed_V[row] + rows.ramps_V[row] * cutoffs.ramps:
             return 0
     real_F[BOUND] = bound
-    return int(bound <= bounds.value)
+    return int(bound <= cutoffs.value)

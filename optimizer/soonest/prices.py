@@ -1,4 +1,4 @@
-"""UnitPrices on latency, ramps, devices and money, and what the rest of a plan costs at least by them: kernels.
+"""Prices on latency, ramps, devices and money, and what the rest of a plan costs at least by them: kernels.
 
 At given prices a plan's answer time and everything that it uses up are one sum over its steps, whose least is found
 backwards, block by block (a Lagrangian relaxation). It is a bound: further splits wait as on one replica, devices are

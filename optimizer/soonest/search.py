@@ -9,7 +9,7 @@ plan, a wider one then proves it the best, and one that would be too wide ends w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,7 +39,7 @@ from optimizer.soonest.tables import RunTables, num_states
 from optimizer.step import FloatArray, IntArray
 
 WIDTHS = (500, 5_000, 50_000, 400_000)
-"""PartialPlans of a layer, one search after the other, until one drops nothing that could be better."""
+"""Labels of a layer, one search after the other, until one drops nothing that could be better."""
 ROOM = 200_000
 MOST_ROW_STATES = 40_000_000
 """Of all rows of prices together: fewer rows for larger problems."""
@@ -71,8 +71,8 @@ class SoonestSearch:
     widths: tuple[int, ...] = WIDTHS
     _layers: list[PartialPlans] = field(default_factory=list)
 
-    def best(self, known: float = math.inf) -> Soonest:
-        """The best plan, where it is no worse than a `known` value."""
+    def best(self, known: float = math.inf, *, any_will_do: bool = False) -> Soonest:
+        """The best plan, where it is no worse than a `known` value; or the first that is met."""
         row = best_row(self.tables, self.limits)
         found: tuple[Found, ...] = ()
         least, value = row.least, known
@@ -84,25 +84,23 @@ class SoonestSearch:
         for width in self.widths:
             dropped = self._search(rows, value, width)
             found = self._found(value) or found
-            value = min(value, self.value_of(found[0])) if found else value
+            value = min(value, self.limits.value_of(found[0])) if found else value
             bound = max(least, min(dropped, value))
             if dropped >= value * (1 - SAME):
                 return Soonest(found=found, bound=value if found else math.inf)
+            if found and any_will_do:
+                break
         return Soonest(found=found, bound=bound)
-
-    def value_of(self, found: Found) -> float:
-        """What is sought, of a plan."""
-        return found.figures.latency_s if self.limits.seeks_worst else found.figures.mean_latency_s
 
     def _search(self, rows: Rows, value: float, width: int) -> float:
         """Fill the layers; returns the least bound of what was dropped for want of width."""
-        bounds = Cutoffs(
+        cutoffs = Cutoffs(
             self.limits.latency_s, self.limits.usd_per_hour, _rounding_of_ramps(self.tables), value * (1 + SAME),
             self.limits.seeks_worst,
         )  # fmt: skip
         self._layers, dropped = [_starts(self.tables)], math.inf
         for block in range(self.problem.num_blocks):
-            layer = _thinned(_joined(list(_extensions(self.tables, rows, bounds, block, self._layers[-1]))))
+            layer = _thinned(_joined(list(_extensions(self.tables, rows, cutoffs, block, self._layers[-1]))))
             beyond = layer.real_LF[width:, BOUND]
             if len(beyond) and block + 1 < self.problem.num_blocks:
                 dropped, layer = min(dropped, float(beyond.min())), _some(layer, np.arange(width))
@@ -114,12 +112,11 @@ class SoonestSearch:
         found: list[Found] = []
         for label in range(min(len(self._layers[-1].whole_LI), MOST_TRIED)):
             each = kept(self.problem, self._chain(label))
-            if each is not None and self.value_of(each) <= value * (1 + SAME):
+            if each is not None and self.limits.value_of(each) <= value * (1 + SAME):
                 found.append(each)
             if len(found) == MOST_FOUND:
                 break
-        least = min((self.value_of(each) for each in found), default=0.0)
-        return tuple(sorted(found, key=lambda each: _order(self.value_of(each), least, each)))
+        return best_first(found, self.limits)
 
     def _chain(self, label: int) -> Chain:
         """The stages of a plan of the last layer."""
@@ -153,10 +150,17 @@ class SoonestSearch:
         assert first == problem.num_blocks
 
 
-def _order(value: float, least: float, found: Found) -> tuple[float, float, float]:
-    """Of plans that answer as soon, the cheaper comes first, then the one of the shorter worst case."""
-    apart = 0.0 if value <= least * (1 + SAME) else value
-    return apart, found.figures.usd_per_hour, found.figures.latency_s
+def best_first(found: Sequence[Found], limits: Allowance) -> tuple[Found, ...]:
+    """Of plans that answer as soon, the cheaper comes first, then the shorter worst case, then the one that stops."""
+    least = min(map(limits.value_of, found), default=0.0)
+
+    def order(each: Found) -> tuple[float, float, float, bool]:
+        value = limits.value_of(each)
+        apart = 0.0 if value <= least * (1 + SAME) else value
+        # Both modes sum the same seconds in their own order: no difference is made of what rounding leaves.
+        return apart, each.figures.usd_per_hour, float(f"{each.figures.latency_s:.10g}"), each.chain[0].splits[0].stays
+
+    return tuple(sorted(found, key=order))
 
 
 def _starts(tables: RunTables) -> PartialPlans:
@@ -171,14 +175,14 @@ def _starts(tables: RunTables) -> PartialPlans:
 
 
 def _extensions(
-    tables: RunTables, rows: Rows, bounds: Cutoffs, block: int, layer: PartialPlans
+    tables: RunTables, rows: Rows, cutoffs: Cutoffs, block: int, layer: PartialPlans
 ) -> Iterator[PartialPlans]:
     """What follows a block, as much at a time as there is room for."""
     most = max(ROOM, 2 * (1 + 2 * len(tables.device_R)))
     room = PartialPlans(np.empty((most, layer.whole_LI.shape[1]), dtype=np.int64), np.empty((most, NUM_REALS)))
     label = 0
     while label < len(layer.whole_LI):
-        count, label = extended(tables, rows, bounds, block, layer, label, room)
+        count, label = extended(tables, rows, cutoffs, block, layer, label, room)
         yield _thinned(PartialPlans(room.whole_LI[:count].copy(), room.real_LF[:count].copy()))
     yield PartialPlans(room.whole_LI[:0], room.real_LF[:0])
 
@@ -209,7 +213,7 @@ def _odd_numbers(count: int) -> IntArray:
 
 @compiled
 def best_of_places(place_LI: IntArray, hashed_L: IntArray, real_LF: FloatArray, order_L: IntArray) -> IntArray:
-    """PartialPlans that no other of the same place, and before them in the order, is as good as in everything."""
+    """Labels that no other of the same place, and before them in the order, is as good as in everything."""
     kept_L = np.empty(order_L.size, dtype=np.int64)
     num_kept, first_kept = 0, 0
     for position in range(order_L.size):

@@ -7,23 +7,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from earlyexit.errors import PlanError
-from optimizer.decision import Binding, Decision, Found, NoPlan, Planned, gap_between
+from optimizer.decision import Decision, Found, NoPlan, Planned, gap_between, why_none, without_budget
 from optimizer.evaluate import TOLERANCE
 from optimizer.exact.solve import solve_exactly
-from optimizer.problem import ANY_LATENCY_S, MaximizeRate, MinimizeLatency, PlanProblem, device_names
+from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem, device_names
 from optimizer.scale.solve import solve_at_scale
 from optimizer.soonest.bound import Allowance
-from optimizer.soonest.search import WIDTHS, Soonest, SoonestSearch
+from optimizer.soonest.search import SAME, WIDTHS, Soonest, SoonestSearch, best_first
 from optimizer.soonest.tables import MOST_STATES, num_states, tables_of
 from optimizer.space import Space, parts_of
 
 # How exactly the highest rate inside a ramp budget is told, and how far below the highest at any it is sought.
-RATE_RESOLUTION = 1e-3
+RATE_RESOLUTION = 0.01
 LEAST_RATE = 1e-3
+NARROW = WIDTHS[:2]
+"""Of searches that only say why there is no plan: seconds, not minutes."""
 
 
 def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...] = WIDTHS) -> Decision:
-    """A plan of the least mean answer time; it stays only where that is sooner than any plan that stops.
+    """A plan of the least mean answer time; of equal ones the cheaper, then the quicker, then one that stops.
 
     Raises PlanError where none was found and none is ruled out, and for problems that are too large.
     """
@@ -31,7 +33,7 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
     if not answer.found:
         if math.isfinite(answer.bound):
             raise PlanError(f"no plan was found, though there may be one: none answers before {answer.bound:.6g} s")
-        return _why_none(problem, space, widths)
+        return _why_none(problem, space)
     best = answer.found[0]
     return Planned(
         strategy=space.strategy,
@@ -44,15 +46,25 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
 
 
 def _best_of(problem: PlanProblem, space: Space, limits: Allowance, widths: tuple[int, ...]) -> Soonest:
-    """All parts of the space together: what one finds, the next has to beat."""
-    found: tuple[Found, ...] = ()
+    """All parts of the space together: what one finds, the next has to match."""
+    met: list[Found] = []
     bound = known = math.inf
     for search in _searches(problem, space, limits, widths):
         answer = search.best(known)
-        found, bound = (*answer.found, *found), min(bound, answer.bound)
-        if answer.found:
-            known = search.value_of(answer.found[0]) * (1 - TOLERANCE)
-    return Soonest(found=found, bound=bound)
+        met, bound = [*met, *answer.found], min(bound, answer.bound)
+        known = min([known, *(limits.value_of(each) for each in answer.found)])
+    found = best_first(met, limits)
+    proven = known <= bound * (1 + SAME)
+    return Soonest(found=found, bound=limits.value_of(found[0]) if found and proven else bound)
+
+
+def _any_of(problem: PlanProblem, space: Space, limits: Allowance) -> Found | None:
+    """The first plan that is met; None where narrow searches meet none."""
+    for search in _searches(problem, space, limits, NARROW):
+        found = search.best(any_will_do=True).found
+        if found:
+            return found[0]
+    return None
 
 
 def _searches(
@@ -79,26 +91,22 @@ def _check_size(size: int) -> None:
         )
 
 
-def _why_none(problem: PlanProblem, space: Space, widths: tuple[int, ...]) -> NoPlan:
-    """Which promise cannot be kept: the latency, where there is a plan at any; else what else has to give way."""
-    rate_per_s = _highest_rate_per_s(problem, space, widths)
-    found = _quickest(problem, space, widths)
-    if found is not None:
-        slo_s = found.figures.latency_s / (1 - problem.slo.slack)
-        return NoPlan(strategy=space.strategy, binding="latency", nearest_slo_s=slo_s, highest_rate_per_s=rate_per_s)
-    binding: Binding = "devices"
-    if _quickest(replace(problem, budget_usd_per_hour=None), space, widths) is not None:
-        binding = "budget"
-    elif _quickest(_without_ramp_budget(problem), space, widths) is not None:
-        binding = "ramps"
-    return NoPlan(strategy=space.strategy, binding=binding, highest_rate_per_s=rate_per_s)
+def _why_none(problem: PlanProblem, space: Space) -> NoPlan:
+    """See `why_none`; ramps are given up before money is."""
+    return why_none(
+        problem,
+        space.strategy,
+        possible=lambda other: _quickest(other, space),
+        nearest_slo_s=lambda found: found.figures.latency_s / (1 - problem.slo.slack),
+        highest_rate_per_s=lambda other: _highest_rate_per_s(other, space),
+        relaxed=(("ramps", _without_ramp_budget), ("budget", without_budget)),
+    )
 
 
-def _quickest(problem: PlanProblem, space: Space, widths: tuple[int, ...]) -> Found | None:
+def _quickest(problem: PlanProblem, space: Space) -> Found | None:
     """The plan of the shortest worst case, at any SLO."""
-    patient = replace(problem, slo=replace(problem.slo, latency_s=ANY_LATENCY_S))
-    limits = replace(Allowance.of(patient), latency_s=math.inf, seeks_worst=True)
-    found = _best_of(patient, space, limits, widths).found
+    limits = replace(Allowance.of(problem), latency_s=math.inf, seeks_worst=True)
+    found = _best_of(problem, space, limits, NARROW).found
     return found[0] if found else None
 
 
@@ -107,10 +115,11 @@ def _without_ramp_budget(problem: PlanProblem) -> PlanProblem:
     return replace(problem, objective=replace(problem.objective, ramp_budget=None))
 
 
-def _highest_rate_per_s(problem: PlanProblem, space: Space, widths: tuple[int, ...]) -> float | None:
-    """The highest rate that has a plan; where the ramp budget lowers it, one that has, and few above have.
+def _highest_rate_per_s(problem: PlanProblem, space: Space) -> float | None:
+    """The highest rate that has a plan; where the ramp budget lowers it, one that has.
 
-    A plan whose inputs stay does the most without ramps, and then as much as if they stopped.
+    It may be some per cent below the highest: narrow searches miss plans. A plan whose inputs stay
+    does the most without ramps, and then as much as if they stopped.
     """
     without = replace(space, ramps="none")
     fastest = _fastest(problem, space if "stop" in space.after_answer else without)
@@ -119,11 +128,11 @@ def _highest_rate_per_s(problem: PlanProblem, space: Space, widths: tuple[int, .
     high = fastest.figures.rate_per_s
     plain = _fastest(problem, without) if space.ramps in ("choose", "split-ends") else None
     low = plain.figures.rate_per_s if plain is not None else None
-    if low is None and _quickest(problem.with_rate(high * LEAST_RATE), space, widths) is None:
+    if low is None and _any_of(problem.with_rate(high * LEAST_RATE), space, Allowance.of(problem)) is None:
         return None  # not even at leisure do ramps keep their budget
     while low is None or high > low * (1 + RATE_RESOLUTION):
         tried = (low * high) ** 0.5 if low is not None else high / 2
-        if _best_of(problem.with_rate(tried), space, Allowance.of(problem), widths).found:
+        if _any_of(problem.with_rate(tried), space, Allowance.of(problem)) is not None:
             low = tried
         else:
             high = tried

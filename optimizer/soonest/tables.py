@@ -17,7 +17,7 @@ from optimizer.moves import RULES
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import Space
 from optimizer.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
-from optimizer.step import FloatArray, IntArray, locate
+from optimizer.step import FloatArray, IntArray, batch_inside, hop_s, locate, seconds_at
 
 MOST_STATES = 40_000_000
 """Of a table with a number for every block and state of a split: a third of a gigabyte."""
@@ -108,8 +108,11 @@ def _asked(problem: PlanProblem) -> float:
 
 def _inside(share_Q: FloatArray) -> FloatArray:
     """What is left, after a rank, of a batch that entered at another; a split that nothing reaches counts as full."""
-    entered_Q1 = share_Q[:, None]
-    return np.divide(share_Q[None, :], entered_Q1, out=np.ones((len(share_Q), len(share_Q))), where=entered_Q1 > 0)
+    inside_EQ = np.ones((len(share_Q), len(share_Q)))
+    for entry, rank in np.ndindex(*inside_EQ.shape):
+        if share_Q[entry] > 0:
+            inside_EQ[entry, rank] = batch_inside(share_Q, entry, rank, 1.0)
+    return inside_EQ
 
 
 def _located(
@@ -144,18 +147,17 @@ def _below_nothing(ramp_s_GE: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
 def block_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """Of one batch in one block."""
     device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
-    part = tables.part_REQ[run, entry, rank]
-    low: float = tables.block_s_CGN[device, cell, block]
-    return low + part * (tables.block_s_CGN[device, cell + 1, block] - low) if part > 0.0 else low
+    seconds: float = seconds_at(tables.block_s_CGN[device, :, block], cell, tables.part_REQ[run, entry, rank])
+    return seconds
 
 
 @compiled
 def ramp_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """Of one batch in the ramp after a block."""
     device, cell = tables.device_R[run], tables.cell_REQ[run, entry, rank]
-    part, ramp = tables.part_REQ[run, entry, rank], tables.rank_N[block]
-    low: float = tables.ramp_s_CGQ[device, cell, ramp]
-    return low + part * (tables.ramp_s_CGQ[device, cell + 1, ramp] - low) if part > 0.0 else low
+    ramp_s_G = tables.ramp_s_CGQ[device, :, tables.rank_N[block]]
+    seconds: float = seconds_at(ramp_s_G, cell, tables.part_REQ[run, entry, rank])
+    return seconds
 
 
 @compiled
@@ -169,7 +171,7 @@ def wait_inputs(tables: RunTables, run: int, entry: int) -> float:
 def hop_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """E3's T_x, of what is left of a batch after a block."""
     leaving = tables.batch_R[run] * tables.inside_EQ[entry, rank]
-    seconds: float = tables.delay_s + tables.bytes_N[block] * leaving / tables.bandwidth
+    seconds: float = hop_s(tables.delay_s, tables.bytes_N[block], leaving, tables.bandwidth)
     return seconds
 
 

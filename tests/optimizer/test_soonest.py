@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pytest
@@ -154,6 +155,37 @@ def test_where_both_answer_as_soon_inputs_stop() -> None:
     best, staying = planned(single), planned(single, "apparate")
     assert best.figures.mean_latency_s == staying.figures.mean_latency_s
     assert best.stages[0].splits[0].after_answer == "stop"
+
+
+def test_of_devices_that_answer_as_soon_the_cheaper_is_taken() -> None:
+    supplies = {"A": Supply(count=1, usd_per_hour=4), "B": Supply(count=1, usd_per_hour=1)}
+    decision = planned(two_blocks(devices=supplies, objective=MinimizeLatency(rate_per_s=100)), "serial")
+    assert [stage.device for stage in decision.stages] == ["B"]
+    assert decision.gap == 0
+
+
+def test_where_ramps_and_money_are_both_too_few_the_last_to_be_given_up_is_named() -> None:
+    dear = two_blocks(
+        latency={"A": LatencyTable(batches=(1,), block_s_NB=np.full((2, 1), 0.001), ramp_s_EB=np.full((1, 1), 0.001))},
+        devices={"A": Supply(count=4, usd_per_hour=4)},
+        objective=MinimizeLatency(rate_per_s=100, ramp_budget=0.02),
+    )
+    bindings = [solve(replace(dear, budget_usd_per_hour=usd), "early-exit") for usd in (1.0, 4.0)]
+    assert [each.binding for each in bindings if isinstance(each, NoPlan)] == ["budget", "ramps"]
+
+
+def test_why_there_is_no_plan_is_told_in_seconds() -> None:
+    problem = read_problem(PROBLEMS / "bert_base_hetero.yaml").problem
+    objective = MinimizeLatency(rate_per_s=500_000, ramp_budget=0.02)
+    asked = replace(problem, objective=objective)
+    solve(two_blocks(objective=objective), "best")  # compiled before time counts
+    began_s = process_time()
+    refused = solve(asked, "best")
+    assert process_time() - began_s < 60  # once it was more than six minutes
+    assert isinstance(refused, NoPlan)
+    assert refused.binding == "devices"
+    assert refused.highest_rate_per_s is not None
+    assert 70_000 < refused.highest_rate_per_s < 85_000  # wide searches find plans up to 81,600 and more
 
 
 def test_a_ramp_budget_leaves_the_ramps_that_save_most() -> None:
