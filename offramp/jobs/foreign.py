@@ -66,9 +66,10 @@ def read_foreign(job: InjectJob, data: LabelledRows) -> Foreign:
         from earlyexit.graph.torch_module import read_torch
 
         return TorchForeign(graph=read_torch(job.backbone), job=job, pairs=PAIR in data.columns)
-    from earlyexit.graph.onnx_file import read_onnx
+    from earlyexit.graph.onnx_file import OPEN_SIZE, read_onnx
 
-    return OnnxForeign(file=read_onnx(Path(job.backbone)), job=job, kind=tuple(data.columns))
+    timed = min(OPEN_SIZE, job.max_length or OPEN_SIZE)  # longer texts than it takes could not be timed
+    return OnnxForeign(file=read_onnx(Path(job.backbone), open_size=timed), job=job, kind=tuple(data.columns))
 
 
 @dataclass(frozen=True, kw_only=True)

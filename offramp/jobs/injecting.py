@@ -11,7 +11,7 @@ import torch
 
 from earlyexit.checkpoint import add_ramps
 from earlyexit.dataset import IMAGE, check_folder_names, write_labelled
-from earlyexit.errors import DataError, GraphError
+from earlyexit.errors import DataError, GraphError, InputError
 from earlyexit.network import check_inputs
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
@@ -30,14 +30,18 @@ from optimizer.injection import balanced_cuts
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from earlyexit.boundary import Boundary
     from earlyexit.codecs.base import Codec
     from earlyexit.dataset import LabelledRows
     from earlyexit.families.base import Pretrained
     from earlyexit.graph.sites import Site
     from earlyexit.model import EarlyExitModel
     from earlyexit.named import NamedSpec
+    from earlyexit.signature import Encoded
     from profiles.table import FloatArray
 
+NO_TABLE = 2
+"""What an ONNX graph's numbers are drawn below where it does not say in which table they are looked up."""
 Say = Callable[[str], None]
 Times = Callable[["EarlyExitModel", Path], "tuple[FloatArray, FloatArray]"]
 
@@ -95,6 +99,7 @@ def _injected(
     encoded = learned.encode(encoder)
     raw = _cut(job, foreign, codec, folder, say)
     check_inputs(raw.model(()), encoded[0])
+    _check_looked_up(job, raw.pretrained.backbone.inputs, encoded)
     check_names(job, learned, raw.num_outputs)
     untrained = raw.model(job.ramps.at)
     asked = job.ramps.at is not None
@@ -213,6 +218,19 @@ def _chosen(job: InjectJob, sites: Sequence[Site]) -> tuple[int, ...]:
             f"{'' if job.sets else '; --sets looks for sets of tensors too'}"
         )
     return balanced_cuts([site.seconds_share or 0.0 for site in sites], wanted)
+
+
+def _check_looked_up(job: InjectJob, inputs: Boundary, encoded: Sequence[Encoded]) -> None:
+    """Raise InputError for whole numbers beyond the table that the network looks them up in."""
+    for index, spec in enumerate(inputs):
+        rows = spec.below or NO_TABLE
+        largest = max(int(each.tensors[index].max(initial=0)) for each in encoded)
+        if spec.dtype != "float" and rows > NO_TABLE and largest >= rows:
+            whose = f"; --tokenizer {job.tokenizer} is another model's" if job.tokenizer is not None else ""
+            raise InputError(
+                f"{job.source or 'the data'}: {spec.name!r} goes up to {largest}, and {job.backbone} looks it up in a "
+                f"table of {rows} rows{whose}"
+            )
 
 
 def _answers(model: EarlyExitModel, features: dict[int, Tensor], job: InjectJob) -> Tensor:

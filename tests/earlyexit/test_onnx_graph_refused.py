@@ -142,7 +142,7 @@ def test_an_answer_that_is_no_classification_is_refused(
 
 def test_several_outputs_need_a_choice(tmp_path: Path) -> None:
     graph = numbers_graph("other = Relu(x) logits = Gemm(other, w, b)", output="float[B, 4] logits, float[B, 4] other")
-    assert "can be the answer, name one: 'logits' [2, 4], 'other' [2, 4]" in refused(graph, tmp_path)
+    assert "can be the answer, name one (--output): 'logits' [2, 4], 'other' [2, 4]" in refused(graph, tmp_path)
     taken = take_graph(
         tmp_path / "from" / "theirs.onnx", tmp_path, GraphOptions(cuts=[], codec=NUMBERS, output="logits")
     )

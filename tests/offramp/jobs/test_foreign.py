@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 import torch
 
 from earlyexit.codecs import find_codec
-from earlyexit.errors import GraphError
+from earlyexit.dataset import LabelledRows
+from earlyexit.errors import GraphError, InputError
 from earlyexit.store import load_model
 from earlyexit.train import exit_outputs
 from offramp.jobs.foreign import TorchForeign, read_foreign
 from offramp.jobs.injecting import crossing_sites
-from tests.earlyexit.foreign import two_answers
-from tests.offramp.jobs.test_injecting import HERE, injected_into, job_of, rows_of
+from tests.earlyexit.foreign import VOCABULARY, two_answers
+from tests.offramp.jobs.test_injecting import HERE, ROWS, injected_into, job_of, rows_of
 
 
 def with_outputs(path: Path, *names: str) -> Path:
@@ -87,3 +89,29 @@ def test_all_candidates_of_an_onnx_file_are_tried_in_one_session(
     assert list(refused) == [("nowhere",), ("across",), ("mixed",)]
     assert "has no tensor 'nowhere'" in refused["nowhere",]
     assert len(opened) == 2, "the answer, and all tensors"
+
+
+@pytest.mark.parametrize("written", ["onnx", "torch"])
+def test_a_tokenizer_of_more_words_than_the_models_table_has_is_refused(tmp_path: Path, written: str) -> None:
+    pytest.importorskip("onnxruntime")
+    from tests.earlyexit.onnx_graphs import WORDS, saved, words_graph
+
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {f"w{k}": k for k in range(200)}, "unk_token": "w0"},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    rows = {"onnx": WORDS, "torch": VOCABULARY}[written]
+    backbone = f"{HERE}:texts" if written == "torch" else str(saved(words_graph(), tmp_path / "theirs"))
+    texts = LabelledRows.of_texts([f"w{k % 7} w{k % 200}" for k in range(ROWS)], [""] * ROWS)
+    with pytest.raises(InputError, match=rf"goes up to 199, and .* table of {rows} rows; --tokenizer .* is another"):
+        injected_into(
+            tmp_path / "out", texts, backbone=backbone, tokenizer=str(tmp_path / "tokenizer.json"), max_length=6
+        )
