@@ -12,8 +12,16 @@ OperatorKind = Literal["work", "light", "sizes", "random"]
 before it (element by element, norms, activations, pooling, other shapes of the same values). `sizes`: it reads how
 large its inputs are, not what they hold. `random`: it draws, so that running it twice gives two results."""
 
-LAYOUT_INPUTS = frozenset({"attention_mask"})
-"""Inputs that say how long each input is and nothing else, by the name that every exporter gives them."""
+LayoutRole = Literal["mask", "zeros", "positions"]
+"""What an input (B, T) holds that follows from how long each input is: where there are tokens, 0 for each (types of
+tokens, where all are of a first text), each token's place."""
+ROLES: Mapping[str, LayoutRole] = {"mask": "mask", "type": "zeros", "segment": "zeros", "position": "positions"}
+"""By what such an input's name has in it, whoever exported it."""
+
+
+def layout_role(name: str) -> LayoutRole | None:
+    """None for what holds the tokens themselves, or anything else."""
+    return next((role for part, role in ROLES.items() if part in name.lower()), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +52,16 @@ class Dataflow:
     have the size that the reader was told."""
     bytes_per_input: Mapping[str, int]
     """Where shapes are known. Bytes of one input, of its padded tokens all."""
-    layout: frozenset[str] = LAYOUT_INPUTS
-    """Of the inputs, those that follow from the layout alone (`Layout`: how long each input is)."""
     batch: int = 1
+
+    @cached_property
+    def layout(self) -> frozenset[str]:
+        """Of the inputs, those that say how long each input is and nothing else (`Layout`): masks, and positions.
+
+        Types of tokens are none: of pairs of texts they say more.
+        """
+        roles = {name: layout_role(name) for name in self.inputs if len(self.shapes.get(name, (0, 0))) == 2}
+        return frozenset(name for name, role in roles.items() if role in ("mask", "positions"))
 
     @cached_property
     def free(self) -> frozenset[str]:
@@ -54,7 +69,7 @@ class Dataflow:
 
         Weights, constants, how large a tensor is, which inputs are how long, and what is computed from these alone.
         """
-        free = set(self.weights) | (self.layout & set(self.inputs))
+        free = set(self.weights) | self.layout
         for operator in self.operators:
             if operator.kind == "sizes" or (operator.kind != "random" and free.issuperset(operator.inputs)):
                 free.update(operator.outputs)

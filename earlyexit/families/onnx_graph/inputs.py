@@ -17,11 +17,10 @@ from earlyexit.codecs.text import TokenizedCodec
 from earlyexit.codecs.text_pair import TextPairCodec
 from earlyexit.errors import GraphError
 from earlyexit.families.onnx_graph.config import DTYPES, GraphInput, Pixels, Source, entry_boundary
+from earlyexit.graph.dataflow import layout_role
 from earlyexit.named import NamedSpec
 from earlyexit.signature import DATATYPES
 
-# What the name of an input of whole numbers over tokens has in it. Whatever else it is, it holds the tokens.
-ROLES: Mapping[str, Source] = {"mask": "mask", "type": "zeros", "segment": "zeros", "position": "positions"}
 TRACED = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten")
 """Between ids and the table that they are looked up in."""
 
@@ -85,7 +84,7 @@ def _token_inputs(graph: Any, infos: Sequence[Any], types_of_codec: bool) -> tup
     found: list[GraphInput] = []
     for info in infos:
         rank, dtype = len(info.type.tensor_type.shape.dim), _dtype(info)
-        source: Source = next((role for part, role in ROLES.items() if part in info.name.lower()), "codec")
+        source: Source = layout_role(info.name) or "codec"
         if rank != 2 or (source == "codec" and dtype not in ("int64", "int32")):
             raise GraphError(
                 f"the graph's input {info.name!r} is {dtype} of {rank} axes; texts are fed as whole numbers (B, T)"
@@ -97,7 +96,7 @@ def _token_inputs(graph: Any, infos: Sequence[Any], types_of_codec: bool) -> tup
     if len(tokens) != 1 + types_of_codec:
         named = ", ".join(map(repr, tokens)) or "none"
         raise GraphError(f"of the graph's inputs {1 + types_of_codec} should take tokens, by their names: {named}")
-    ids_first = sorted(found, key=lambda each: "type" in each.name.lower() or "segment" in each.name.lower())
+    ids_first = sorted(found, key=lambda each: layout_role(each.name) == "zeros")
     return tuple(ids_first)
 
 

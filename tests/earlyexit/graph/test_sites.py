@@ -85,6 +85,11 @@ def test_sizes_that_are_read_far_behind_do_not_hide_a_site() -> None:
 def test_what_the_layout_says_does_not_hide_a_site_and_an_input_that_says_more_does() -> None:
     lines = ("m = light attention_mask", "a = work x w", "b = work a m", "y = work b v")
     assert tensors(flow_of(*lines, inputs="x attention_mask")) == ["a", "b"]
+    for name in ("input_mask", "position_ids"):
+        assert tensors(flow_of(*(line.replace("attention_mask", name) for line in lines), inputs=f"x {name}")) == [
+            "a",
+            "b",
+        ]
     other = [line.replace("attention_mask", "types") for line in lines]
     assert tensors(flow_of(*other, inputs="x types")) == ["b"]
 
