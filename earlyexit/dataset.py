@@ -224,6 +224,9 @@ def _labelled_arrays(path: Path, *, labelled: bool) -> LabelledRows:
             raise DataError(f"{path}: {name!r} has the shape {list(array.shape)}; {len(labels)} rows have a label")
     if not len(labels):
         raise DataError(f"{path}: no rows")
+    empty = [row for row, label in enumerate(labels.tolist(), start=1) if labelled and not str(label).strip()]
+    if empty:
+        raise DataError(f"{path}: the label of row {empty[0]} is empty")
     return LabelledRows(columns=arrays, labels=tuple(map(str, labels.tolist())))
 
 

@@ -335,3 +335,9 @@ def test_a_label_that_is_no_folder_of_an_archive_is_refused(tmp_path: Path, labe
     with pytest.raises(DataError, match="cannot be the name of a folder"):
         write_labelled(data, tmp_path, "rows")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_label_among_arrays_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.zeros((3, 2)), labels=np.array(["a", " ", "b"]))
+    with pytest.raises(DataError, match=r"d\.npz: the label of row 2 is empty"):
+        read_labelled(tmp_path / "d.npz")
