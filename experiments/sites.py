@@ -70,9 +70,21 @@ def row(name: str, model: str) -> tuple[object, ...]:
         flow,
         operators=tuple(replace(each, kind="light") if each.kind == "sizes" else each for each in flow.operators),
     )
-    with_mask = replace(with_shape, layout=frozenset())
+    with_mask = _without_roles(with_shape)
     numbers = [len(carriers(each)) for each in (flow, with_shape, with_mask)]
     return name, len(flow.live), numbers[0], len(find_sites(flow)), *numbers[1:]
+
+
+def _without_roles(flow: Dataflow) -> Dataflow:
+    """The same where masks and positions are named like any other input, and so have to cross."""
+    names = {name: f"carried {number}" for number, name in enumerate(sorted(flow.layout))}
+    return replace(
+        flow,
+        inputs=tuple(names.get(name, name) for name in flow.inputs),
+        operators=tuple(
+            replace(each, inputs=tuple(names.get(name, name) for name in each.inputs)) for each in flow.operators
+        ),
+    )
 
 
 def read(model: str) -> Dataflow:
