@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from earlyexit.checkpoint import RampOptions
 from earlyexit.errors import InputError
-from earlyexit.store import NAME_PATTERN
+from offramp.jobs.train_job import check_name
 
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".th", ".joblib")
 """Endings of files that run anybody's code while they are loaded, or may."""
@@ -52,11 +51,7 @@ class InjectJob:
     """Where the rows came from, for the record."""
 
     def __post_init__(self) -> None:
-        if re.fullmatch(NAME_PATTERN, self.name) is None:
-            raise InputError(
-                f"a model cannot be named {self.name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or "
-                "digit first; --name gives another than the folder's"
-            )
+        check_name(self.name)
         if self.backbone.endswith(PICKLES):
             raise InputError(
                 f"{self.backbone} is a pickle, which may run anybody's code and is not loaded; give an ONNX file, or "

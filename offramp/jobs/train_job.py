@@ -36,10 +36,15 @@ class TrainJob:
     """Where the rows came from, for the record."""
 
     def __post_init__(self) -> None:
-        if re.fullmatch(NAME_PATTERN, self.name) is None:
-            raise InputError(
-                f"a model cannot be named {self.name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or "
-                "digit first; --name gives another than the folder's"
-            )
+        check_name(self.name)
         if self.joint and self.imitate:
             raise InputError("--imitate and --joint: the full model that ramps imitate has to stay as it is")
+
+
+def check_name(name: str) -> None:
+    """Raise InputError for a model's name that `model.json` cannot hold."""
+    if re.fullmatch(NAME_PATTERN, name) is None:
+        raise InputError(
+            f"a model cannot be named {name!r}: letters, digits, '.', '_' and '-' are allowed, a letter or digit "
+            "first; --name gives another than the folder's"
+        )
