@@ -196,6 +196,16 @@ def test_finished_batches_teach_the_times() -> None:
     assert times.observed == [(0, 2, 0.25, 0.5)]
 
 
+def test_a_batch_is_counted_where_a_new_plan_has_its_split_too_and_not_where_it_has_another() -> None:
+    for batch_size, busy_s in ((4, 0.5), (2, 0.0)):
+        engine = Engine([Split(first=0, end=4, batch=4)], TableTimes({0: 1.0}))
+        engine.submit(0, [member("a")], 0.0)
+        batch = chosen(engine)
+        engine.follow([Split(first=0, end=4, batch=batch_size)], "work-conserving")
+        engine.finished(batch, first_s=0.25, total_s=0.5)
+        assert [counts.busy_s for counts in engine.counts.values()] == [busy_s]
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     batches=st.lists(st.integers(1, 4), min_size=1, max_size=3),

@@ -290,7 +290,7 @@ def broken(problem: PlanProblem, *stages: Stage) -> list[str]:
 
 
 def test_a_plan_that_meets_its_problem_breaks_nothing() -> None:
-    assert broken(PROBLEM, stage(split(0, 3))) == []
+    assert broken(PROBLEM, stage(split(0, 3), replicas=4)) == []  # all there are
     assert broken(replace(at_rate(30), budget_usd_per_hour=3.0), stage(split(0, 3))) == []
 
 

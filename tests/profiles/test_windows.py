@@ -249,6 +249,9 @@ def test_a_window_gives_its_probes_as_exit_records() -> None:
     assert records.times_s_N is not None
     assert records.times_s_N.tolist() == [121, 123]
     assert records.outcome({1: 0.75, 3: 0.8}).exits_N.tolist() == [3, 5]
+    assert RECORDS.true_losses_NE is not None
+    assert records.true_losses_NE is not None
+    assert records.true_losses_NE.tolist() == RECORDS.true_losses_NE[[1, 3]].tolist()
 
 
 def test_a_window_without_probes_has_no_records() -> None:

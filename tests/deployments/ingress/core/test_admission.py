@@ -58,6 +58,19 @@ def test_at_first_a_part_of_what_the_plan_answers_within_the_slo_may_be_inside(
     assert late(known(), unanswered, num_inputs=num_inputs, left_s=left_s) == pytest.approx(late_s)
 
 
+def test_how_late_it_would_be_goes_by_the_slo() -> None:
+    admission = Admission(plan(rate_per_s=100.0), slo_s=2.0, num_ingresses=1)
+    # Twice the SLO, so twice as many may be inside, and each of them waits as long as before: 1 / 70 s.
+    assert late(admission, 2 * BEGIN, left_s=2.0) == pytest.approx(2 / (2 * BEGIN))
+
+
+def test_of_many_ingresses_each_may_have_one_input_inside_however_late_it_is() -> None:
+    admission = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=100)
+    for second in range(30):
+        admission.answered(1.2, 60, float(second))
+    assert admission.limit == 1.0
+
+
 def test_an_ingress_has_its_part_of_the_rate() -> None:
     assert Admission(plan(rate_per_s=100.0), slo_s=1.0, num_ingresses=4).limit == pytest.approx(BEGIN / 4)
 

@@ -58,6 +58,21 @@ def test_what_cannot_be_in_time_is_refused() -> None:
     assert scene.core.counts.drops == {"deadline": 8, "admission": 9}
 
 
+@pytest.mark.parametrize(("took_s", "refused"), [(5.0, True), (0.3, False)], ids=["late", "in-time"])
+def test_answers_that_come_late_close_the_door(took_s: float, refused: bool) -> None:
+    scene = CoreScene(slo_s=1.0)
+    scene.submit("efgh", deadline_s=99.0)
+    scene.now_s = took_s
+    scene.answer(0, "efgh")
+    scene.submit("i", deadline_s=99.0)
+    if refused:
+        with pytest.raises(AdmissionError):
+            scene.core.check(9, took_s + 1.0, took_s)
+    else:
+        scene.core.check(9, took_s + 1.0, took_s)
+    assert scene.core.counts.drops == ({"admission": 9} if refused else {})
+
+
 def test_what_is_still_to_be_submitted_takes_the_room_of_what_comes_after() -> None:
     scene = CoreScene(slo_s=1.0)
     scene.submit("efgh")

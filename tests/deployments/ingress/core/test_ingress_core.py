@@ -309,3 +309,26 @@ def test_a_call_whose_owners_have_all_gone_is_hung_up_too() -> None:
     scene.until(2.0 + HANG_S)
     assert scene.log[2:] == ["3 hang up 0"]
     assert scene.core.wake_s == float("inf")
+
+
+def test_requests_of_one_deadline_are_all_dropped_at_it() -> None:
+    scene = CoreScene(calls_per_replica=1)
+    scene.submit("a", deadline_s=2.0)
+    scene.submit("b", deadline_s=2.0)
+    scene.until(2.5)
+    assert scene.log[1:] == ["2 drop a: no answer within 2 s", "2 drop b: no answer within 2 s"]
+
+
+def test_of_many_that_wait_and_are_given_up_nobody_is_sent_and_those_around_them_keep_their_turn() -> None:
+    scene = CoreScene(calls_per_replica=1, max_queued=500)
+    gone = "".join(map(chr, range(200, 500)))
+    scene.submit("abcd")
+    scene.submit("e" + gone + "f")
+    scene.give_up(gone)
+    scene.answer(0, "abcd")
+    assert scene.log[-1] == "0 send 1: ef to first for block 0"
+
+
+def test_a_core_that_sees_nothing_reports_all_the_same() -> None:
+    report = CoreScene().core.report(1.0, 100.0)
+    assert (report.name, report.at_s, report.probes) == ("i", 100.0, None)

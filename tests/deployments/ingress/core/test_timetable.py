@@ -39,3 +39,12 @@ def test_it_agrees_with_a_sorted_list() -> None:
     for at_s in times_s:
         due.add(at_s, at_s)
     assert due.pop(0.5) + due.pop(1.0) == sorted(times_s)
+
+
+def test_what_came_after_something_later_is_due_in_the_order_in_which_it_came() -> None:
+    due: Timetable[dict[str, int]] = Timetable(lambda _: False)
+    due.add(9.0, {"last": 9})
+    for number in range(3):
+        due.add(5.0, {"number": number})  # what cannot be compared is never compared
+    assert due.next_s() == 5.0
+    assert due.pop(5.0) == [{"number": 0}, {"number": 1}, {"number": 2}]
