@@ -137,7 +137,7 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
         raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")
 
     def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:
-        return build_ramp(style, backbone.boundary(block)[0].shape, info.task.num_outputs, pooling)
+        return build_ramp(style, backbone.boundary(block)[0].shape, info.task.output_shape, pooling)
 
     ramps = {block: exit_head(block, info.ramp_style, info.pooling) for block in at}
     head = exit_head(last, info.head_style, info.head_pooling)

@@ -12,7 +12,7 @@ from torch import Tensor
 from earlyexit.errors import PlanError
 from earlyexit.network import Network, SegmentRunner
 from earlyexit.piece import Piece
-from earlyexit.policies.base import ExitPolicy, Opinion
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.release import Step
 from earlyexit.split import AfterAnswer, Segment, Split
 from earlyexit.transfer import mark_cuda, to_host, when_computed
@@ -121,7 +121,8 @@ class Cut:
         after = replace(piece, next_block=segment.end, tensors=values)
         if outputs_BC is None:
             return Step(answers=(), survivors=after)
-        opinion = Opinion(self._network.task, outputs_BC if self._policy.foreknows else to_host(outputs_BC))
+        stay_there = self._policy.foreknows or self._network.task.large
+        opinion = Opinion(self._network.task, outputs_BC if stay_there else to_host(outputs_BC))
         if segment.end == self._network.num_blocks:
             return self._conclude(piece, opinion)
         assert segment.ramp is not None
@@ -132,7 +133,7 @@ class Cut:
         verdict = self._policy.decide(segment.ramp, opinion, state_BS, piece.sample_ids)
         leave_B = verdict.leave_B.tolist()
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
-        answers = _answers(piece, left, verdict.value_B, verdict.score_B, segment.ramp) if left else ()
+        answers = self._leaving(piece, left, opinion, verdict, segment.ramp) if left else ()
         after = replace(after, state_BS=verdict.state_BS.to(piece.state_BS.device))
         if self._stays:
             answered.update(answer.sample_id for answer in answers)
@@ -141,6 +142,12 @@ class Cut:
             return Step(answers=(), survivors=after)
         stay = [k for k, leaves in enumerate(leave_B) if not leaves]
         return Step(answers=answers, survivors=after.select(stay) if stay else None)
+
+    def _leaving(
+        self, piece: Piece, left: list[int], opinion: Opinion, verdict: Verdict, ramp: int
+    ) -> tuple[Answer, ...]:
+        value_K = opinion.answers(left) if verdict.value_B is None else verdict.value_B[left]
+        return _answers(piece, left, value_K, verdict.score_B, ramp)
 
     def _conclude(self, piece: Piece, opinion: Opinion) -> Step[Piece]:
         value_B, score_B = self._policy.conclude(opinion, piece.sample_ids)
@@ -167,15 +174,14 @@ def _seen(piece: Piece, values: Sequence[Value], scores: Sequence[float], block:
 
 
 def _answers(
-    piece: Piece, positions: list[int] | range, value_B: Tensor, score_B: Tensor, block: int
+    piece: Piece, positions: list[int] | range, value_K: Tensor, score_B: Tensor, block: int
 ) -> tuple[Answer, ...]:
     scores = score_B.tolist()
     if any(map(math.isnan, scores)):
         raise ArithmeticError(f"the exit after block {block} gave scores that are not numbers")
-    chosen_K = value_B if len(positions) == len(piece) else value_B[list(positions)]
-    if chosen_K.is_floating_point() and not _are_finite(chosen_K).all():
+    if value_K.is_floating_point() and not _are_finite(value_K).all():
         raise ArithmeticError(f"the exit after block {block} gave answers that are not finite")
-    values = values_of(chosen_K.numpy())
+    values = values_of(value_K.numpy())
     return tuple(_answer(piece, k, value, scores[k], block) for k, value in zip(positions, values, strict=True))
 
 

@@ -26,7 +26,7 @@ class SegmentRunner(Protocol):
     """What computes segments of a network: its own modules, ONNX Runtime, CUDA graphs."""
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        """What crosses after the segment, and the outputs (B, C) of the exit at its end, if there is one."""
+        """What crosses after the segment, and the outputs (B, *output_shape) of the exit at its end, if any."""
         ...
 
 

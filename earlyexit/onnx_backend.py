@@ -101,7 +101,7 @@ def _fingerprint(model: EarlyExitModel) -> str:
         info.head_style,
         info.head_pooling,
         model.ramp_indices,
-        model.task.num_outputs,
+        *model.task.output_shape,
     ]
     versions = [EXPORT_VERSION, OPSET, torch.__version__, *map(metadata.version, ("onnx", "onnxscript"))]
     digest = hashlib.sha256(

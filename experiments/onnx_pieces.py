@@ -162,7 +162,7 @@ def halfway(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePoli
     """Half of the inputs are surer than this at every ramp, and none within a thousandth of it."""
     thresholds = {}
     for block, outputs_NC in exit_outputs(model, encoded).items():
-        scores = np.sort(model.task.answer(outputs_NC)[1].numpy())
+        scores = np.sort(model.task.score(outputs_NC).numpy())
         middle = len(scores) // 4 + int(np.argmax(np.diff(scores[len(scores) // 4 : 3 * len(scores) // 4])))
         thresholds[block] = float(scores[middle] + scores[middle + 1]) / 2
     return ConfidencePolicy(thresholds)

@@ -14,6 +14,7 @@ from torch import Tensor
 from earlyexit.errors import PlanError
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
+from earlyexit.transfer import to_host
 
 
 class Opinion:
@@ -22,25 +23,30 @@ class Opinion:
     def __init__(self, task: Task, outputs_BC: Tensor) -> None:
         self.task = task
         self.outputs_BC = outputs_BC
-        """Temperature-scaled, float32."""
+        """Temperature-scaled, float32, (B, *output_shape); in host memory, or where they were computed."""
 
-    @property
-    def value_B(self) -> Tensor:
-        """The answers, (B, ...)."""
-        return self._answer[0]
-
-    @property
+    @cached_property
     def score_B(self) -> Tensor:
-        """How sure the exit is of each, float32 (B,), larger is surer."""
-        return self._answer[1]
+        """How sure the exit is of each answer, float32 (B,), larger is surer; in host memory."""
+        return to_host(self.task.score(self.outputs_BC))
+
+    @cached_property
+    def value_B(self) -> Tensor:
+        """All answers, (B, ...), in host memory."""
+        return to_host(self.task.answer(self.outputs_BC))
+
+    def answers(self, rows: Sequence[int] | None = None) -> Tensor:
+        """The answers of the inputs at some positions, (K, ...), of None all; in host memory."""
+        if rows is None or len(rows) == len(self.outputs_BC):
+            return self.value_B
+        if not self.task.large:
+            return self.value_B[list(rows)]
+        index_K = torch.tensor(rows).to(self.outputs_BC.device, non_blocking=True)
+        return to_host(self.task.answer(self.outputs_BC.index_select(0, index_K)))
 
     def verdict(self, leave_B: Tensor, state_BS: Tensor) -> Verdict:
         """Who leaves does so with the exit's own answer."""
-        return Verdict(leave_B=leave_B, value_B=self.value_B, score_B=self.score_B, state_BS=state_BS)
-
-    @cached_property
-    def _answer(self) -> tuple[Tensor, Tensor]:
-        return self.task.answer(self.outputs_BC)
+        return Verdict(leave_B=leave_B, value_B=None, score_B=self.score_B, state_BS=state_BS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +55,8 @@ class Verdict:
 
     leave_B: Tensor
     """bool: who leaves here."""
-    value_B: Tensor
-    """(B, ...): the answer of those who leave."""
+    value_B: Tensor | None
+    """(B, ...): the answer of those who leave; None for the exit's own."""
     score_B: Tensor
     """float32: how sure the exit is of that answer."""
     state_BS: Tensor
@@ -60,7 +66,8 @@ class Verdict:
 class ExitPolicy(ABC):
     """A rule over an exit's outputs, row by row: an input's verdict depends on its own outputs and state only.
 
-    Outputs and state come in host memory, whatever device the model is on, and verdicts are read there.
+    Outputs and state come in host memory, whatever device the model is on, and verdicts are read there. Those of tasks
+    with `large` outputs come on the model's device, and what a policy takes of them to the host is a number per input.
 
     *Independent* policies decide by the outputs of one ramp. *Dependent* ones carry a state from ramp to ramp, which
     travels with the input over cuts and hops (E3 section 3.4 tells the two apart).

@@ -27,10 +27,11 @@ else:  # what reads files refuses other names, and lists these
     RampStyle = Literal[tuple(RAMPS)]
 
 
-def build_ramp(style: RampStyle, row: Sequence[int], num_outputs: int, pooling: Pooling) -> Ramp:
+def build_ramp(style: RampStyle, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> Ramp:
     """An untrained ramp on a hidden state whose rows have this shape: (D,), or a map's (C, H, W).
 
-    Raises ModelFolderError where the style or the pooling does not fit it.
+    `output_shape` is what it gives for an input, as its task has it. Raises ModelFolderError where the style or the
+    pooling does not fit the one or the other.
     """
-    ramp: Ramp = imported(RAMPS[style])(row, num_outputs, pooling)
+    ramp: Ramp = imported(RAMPS[style])(row, output_shape, pooling)
     return ramp

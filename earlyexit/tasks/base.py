@@ -1,6 +1,7 @@
 """The contract of a task: what an answer is, how sure an exit is of it, and what it costs to answer otherwise.
 
-Tensor legend: B inputs, C numbers that an exit gives for an input (its outputs).
+Tensor legend: B inputs, C numbers that an exit gives for an input (its outputs), or C maps of H x W numbers; P
+principal values.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.errors import PlanError
 from earlyexit.signature import Column
 from earlyexit.wire import Value
 
@@ -28,11 +30,19 @@ class Task(ABC):
     name: ClassVar[str]
     zero_one: ClassVar[bool]
     """Whether a loss is 0 or 1 and nothing between: then budgets are tested exactly."""
+    large: ClassVar[bool] = False
+    """Whether outputs are so large that they are judged where they are: to the host come scores, and the answers of
+    who leaves."""
 
     @property
     @abstractmethod
     def num_outputs(self) -> int:
-        """C, the numbers that an exit gives for an input."""
+        """C, the numbers, or maps, that an exit gives for an input."""
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """What an exit gives for an input: (C,), of dense tasks maps (C, H, W)."""
+        return (self.num_outputs,)
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
@@ -45,8 +55,19 @@ class Task(ABC):
         return hash(self.name)
 
     @abstractmethod
-    def answer(self, outputs_BC: Tensor) -> tuple[Tensor, Tensor]:
-        """The answers (B, ...), and how sure the exit is of each, float32 (B,), larger is surer."""
+    def answer(self, outputs_BC: Tensor) -> Tensor:
+        """The answers, (B, ...); each follows from its own outputs alone."""
+
+    @abstractmethod
+    def score(self, outputs_BC: Tensor) -> Tensor:
+        """How sure the exit is of each answer, float32 (B,), larger is surer."""
+
+    def principal_values(self, outputs_BC: Tensor) -> Tensor:
+        """The few outputs that tell how sure an exit is, from 0 to 1, float32 (B, P) (PAME section 5.3).
+
+        Raises PlanError for tasks whose outputs are no probabilities.
+        """
+        raise PlanError(f"task {self.name!r} has no principal values, which exit policy 'share' counts")
 
     @abstractmethod
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
@@ -71,8 +92,12 @@ class Task(ABC):
         """JSON schemas of what `to_json` gives, by field."""
 
     @abstractmethod
-    def targets(self, labels: Sequence[str]) -> ValueArray:
-        """The right answers, as a data file's label column has them; raises DataError naming what is unknown."""
+    def targets(self, labels: Sequence[Any]) -> ValueArray:
+        """The right answers, as the labels of a data file have them; raises DataError naming what is unknown."""
+
+    def mirrored(self, targets_B: ValueArray) -> ValueArray:
+        """The right answers of the same inputs seen in a mirror, left and right swapped: here the same."""
+        return targets_B
 
     @abstractmethod
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -80,7 +105,7 @@ class Task(ABC):
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor) -> Tensor:
         """What training makes small where ramps learn of the full model's outputs, not of right answers; float32 ()."""
-        return self.training_loss(outputs_BC, self.answer(full_BC)[0])
+        return self.training_loss(outputs_BC, self.answer(full_BC))
 
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
         """What outputs must be divided by so that an exit is as sure as it is right; 1 where that means nothing."""

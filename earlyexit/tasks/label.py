@@ -45,10 +45,17 @@ class LabelTask(Task):
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "label_names": list(self.label_names)}
 
-    def answer(self, outputs_BC: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest label, int64 (B,), and its probability."""
-        score_B, label_B = outputs_BC.softmax(-1).max(-1)
-        return label_B, score_B
+    def answer(self, outputs_BC: Tensor) -> Tensor:
+        """The likeliest label, int64 (B,)."""
+        return outputs_BC.argmax(-1)
+
+    def score(self, outputs_BC: Tensor) -> Tensor:
+        """The probability of that label."""
+        return outputs_BC.softmax(-1).amax(-1)
+
+    def principal_values(self, outputs_BC: Tensor) -> Tensor:
+        """The same: P is 1."""
+        return self.score(outputs_BC)[:, None]
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         return differ(early, full)

@@ -41,10 +41,13 @@ class RegressionTask(Task):
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "scale": self.scale, "offset": self.offset}
 
-    def answer(self, outputs_BC: Tensor) -> tuple[Tensor, Tensor]:
-        """The number, float32 (B,), and 1 / (1 + how far off it expects to be, in units of `scale`)."""
-        value_B = outputs_BC[:, 0] * self.scale + self.offset
-        return value_B, (-outputs_BC[:, 1]).sigmoid()
+    def answer(self, outputs_BC: Tensor) -> Tensor:
+        """The number, float32 (B,)."""
+        return outputs_BC[:, 0] * self.scale + self.offset
+
+    def score(self, outputs_BC: Tensor) -> Tensor:
+        """1 / (1 + how far off it expects to be, in units of `scale`)."""
+        return (-outputs_BC[:, 1]).sigmoid()
 
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         return np.minimum(np.abs(np.asarray(early, dtype=np.float64) - full) / self.scale, 1.0)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.signature import Encoded
+from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.train import exit_outputs
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
@@ -225,3 +226,29 @@ def test_a_ramp_whose_answer_is_not_finite_costs_a_probe_its_record_and_not_its_
     steps = list(cut_out(model, 0, 2, (), policy).for_probes().run(piece_of(model, policy, encoded[:2])))
     assert [each.block for step in steps for each in step.seen] == [1, 1]
     assert [len(step.answers) for step in steps] == [0, 2]
+
+
+class Watched(LabelTask):
+    """Labels whose outputs are said to be large; it keeps how many inputs were answered at a time."""
+
+    large = True
+
+    def __init__(self, label_names: Sequence[str]) -> None:
+        super().__init__(label_names)
+        self.asked: list[int] = []
+
+    def answer(self, outputs_BC: Tensor) -> Tensor:
+        self.asked.append(len(outputs_BC))
+        return super().answer(outputs_BC)
+
+
+def test_of_large_outputs_only_those_of_who_leaves_become_answers(encoded: list[Encoded]) -> None:
+    task = Watched(("no", "yes"))
+    model = small(task, num_blocks=2)
+    scores = sorted(task.score(exit_outputs(model, encoded[:8])[0]).tolist())
+    policy = ConfidencePolicy((scores[4] + scores[5]) / 2)
+    steps = list(cut_out(model, 0, 2, (0,), policy).run(piece_of(model, policy, encoded[:8])))
+    assert [len(step.answers) for step in steps] == [3, 5]
+    assert task.asked == [3, 5]
+    alone = answers_alone(model, policy, encoded[:8])
+    assert_same({answer.sample_id: answer for step in steps for answer in step.answers}, alone)

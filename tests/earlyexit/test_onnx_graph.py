@@ -82,7 +82,7 @@ def halves(model: EarlyExitModel, encoded: Sequence[Encoded]) -> ConfidencePolic
     """About half of the inputs are surer than this at every ramp."""
     thresholds = {}
     for block, outputs_NC in exit_outputs(model, encoded).items():
-        scores = sorted(model.task.answer(outputs_NC)[1].tolist())
+        scores = sorted(model.task.score(outputs_NC).tolist())
         thresholds[block] = (scores[len(scores) // 2 - 1] + scores[len(scores) // 2]) / 2
     return ConfidencePolicy(thresholds)
 

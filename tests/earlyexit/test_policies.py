@@ -92,7 +92,7 @@ def test_confidence_is_the_probability_of_the_likeliest_label() -> None:
 def test_a_score_that_is_sure_enough_lets_an_input_leave(policy: ThresholdPolicy, leave: list[bool]) -> None:
     verdict = decide(policy)
     assert verdict.leave_B.tolist() == leave
-    assert verdict.value_B.tolist() == [0, 0, 1]
+    assert verdict.value_B is None, "the exit's own"
     assert verdict.score_B.tolist() == pytest.approx([0.5, 0.75, 0.9])
     assert verdict.state_BS.shape == (3, 0)
 
@@ -171,6 +171,7 @@ def test_recorded_decides_by_the_records_whatever_the_logits_say() -> None:
     policy, state_BS = recorded(), torch.zeros(3, 0)
     verdict = policy.decide(2, OPINION, state_BS, ("y", "x", "y#7"))
     assert verdict.leave_B.tolist() == [False, True, False]
+    assert verdict.value_B is not None
     assert verdict.value_B.tolist() == [20, 10, 20]
     assert policy.decide(5, OPINION, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
     assert policy.conclude(OPINION, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]

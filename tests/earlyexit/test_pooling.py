@@ -82,7 +82,7 @@ def test_what_cannot_be_pooled_is_refused(row: tuple[int, ...], pooling: Pooling
 
 def test_an_mlp_ramp_answers_each_input_by_itself() -> None:
     torch.manual_seed(0)
-    ramp = build_ramp("mlp", (3, 8, 8), 5, "grid").eval()
+    ramp = build_ramp("mlp", (3, 8, 8), (5,), "grid").eval()
     maps_BCHW = torch.randn(4, 3, 8, 8)
     together = ramp(maps_BCHW, single(4))
     assert together.shape == (4, 5)
@@ -93,4 +93,17 @@ def test_a_convolution_is_over_maps() -> None:
     with pytest.raises(
         ModelFolderError, match=r"a convolution is over maps \(C, H, W\), not over a hidden state of \[6\]"
     ):
-        build_ramp("conv", (6,), 2, "mean")
+        build_ramp("conv", (6,), (2,), "mean")
+
+
+@pytest.mark.parametrize("style", ["light", "mlp", "pooler", "pooler-relu", "reduced", "conv"])
+def test_a_head_that_gives_numbers_is_refused_where_a_task_has_maps(style: str) -> None:
+    with pytest.raises(ModelFolderError, match="gives numbers, and the task has 12 maps of 45 x 60"):
+        build_ramp(style, (3, 8, 8), (12, 45, 60), "mean")
+
+
+def test_maps_that_a_network_gives_itself_are_taken_as_they_are() -> None:
+    maps_BCHW = torch.randn(2, 3, 8, 8)
+    assert build_ramp("given", (3, 8, 8), (3, 8, 8), "mean")(maps_BCHW, single(2)).equal(maps_BCHW)
+    with pytest.raises(ModelFolderError, match="the network gives 3 maps of 8 x 8, the task has 3 maps of 4 x 4"):
+        build_ramp("given", (3, 8, 8), (3, 4, 4), "mean")

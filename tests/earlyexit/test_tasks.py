@@ -38,7 +38,7 @@ def no_task() -> str:
 
 def test_a_label_is_the_likeliest_and_its_score_its_probability() -> None:
     logits_BC = torch.tensor([[0.0, 0.0, math.log(2.0)], [math.log(6.0), 0.0, 0.0]])
-    label_B, score_B = LABELS.answer(logits_BC)
+    label_B, score_B = LABELS.answer(logits_BC), LABELS.score(logits_BC)
     assert label_B.tolist() == [2, 0]
     assert score_B.tolist() == pytest.approx([2 / 4, 6 / 8])
     assert LABELS.to_columns(values_of(label_B.numpy()), [0.5, 0.75]) == {
@@ -49,7 +49,8 @@ def test_a_label_is_the_likeliest_and_its_score_its_probability() -> None:
 
 
 def test_a_number_is_in_units_of_the_scale_and_its_score_falls_with_the_error_it_expects() -> None:
-    value_B, score_B = STARS.answer(torch.tensor([[0.0, 0.0], [0.5, math.log(3.0)], [-1.0, -100.0]]))
+    outputs_BC = torch.tensor([[0.0, 0.0], [0.5, math.log(3.0)], [-1.0, -100.0]])
+    value_B, score_B = STARS.answer(outputs_BC), STARS.score(outputs_BC)
     assert value_B.tolist() == [3.0, 5.0, -1.0]
     assert score_B.tolist() == pytest.approx([1 / 2, 1 / (1 + 3), 1.0])
     assert STARS.to_columns([5.0], [0.25]) == {"value": [5.0], "score": [0.25]}
@@ -58,10 +59,10 @@ def test_a_number_is_in_units_of_the_scale_and_its_score_falls_with_the_error_it
 
 @TASKS
 def test_what_callers_get_is_what_is_declared(task: Task) -> None:
-    value_B, score_B = task.answer(torch.zeros(2, task.num_outputs))
-    values = values_of(value_B.numpy())
+    opinion = Opinion(task, torch.zeros(2, *task.output_shape))
+    values = values_of(opinion.value_B.numpy())
     names = {column.name for column in task.columns}
-    assert set(task.to_columns(values, score_B.tolist())) == names
+    assert set(task.to_columns(values, opinion.score_B.tolist())) == names
     assert set(task.to_json(values[0], 0.5)) == set(task.json_schema) == names
 
 
@@ -153,7 +154,7 @@ def test_descending_on_the_training_loss_finds_the_answer(task: Task, labels: li
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-    (answer,) = task.answer(output_C.detach()[None])[0].tolist()
+    (answer,) = task.answer(output_C.detach()[None]).tolist()
     assert answer == pytest.approx({"label": 2, "regression": 5.0}[task.name], abs=0.1)
 
 
@@ -223,4 +224,6 @@ def test_confidence_lets_numbers_leave_that_expect_little_error() -> None:
     opinion = Opinion(STARS, torch.tensor([[0.5, 1.0], [0.25, -1.0]]))
     verdict = policy.decide(0, opinion, torch.zeros(2, 0), ("a", "b"))
     assert verdict.leave_B.tolist() == [False, True]
-    assert verdict.value_B.tolist() == [5.0, 4.0]
+    assert verdict.value_B is None, "the exit's own answers"
+    assert opinion.answers().tolist() == [5.0, 4.0]
+    assert opinion.answers([1]).tolist() == [4.0]

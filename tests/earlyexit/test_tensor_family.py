@@ -69,7 +69,7 @@ def between_scores(model: EarlyExitModel, encoded: Sequence[Encoded]) -> Confide
     """Half of the pictures are surer than this at every ramp, and none is near it."""
     thresholds = {}
     for block, outputs_NC in exit_outputs(model, encoded).items():
-        scores = sorted(model.task.answer(outputs_NC)[1].tolist())
+        scores = sorted(model.task.score(outputs_NC).tolist())
         thresholds[block] = (scores[9] + scores[10]) / 2
     return ConfidencePolicy(thresholds)
 

@@ -160,7 +160,7 @@ def test_a_number_is_as_unsure_as_its_scale_before_training(tmp_path: Path) -> N
     checkpoint(tmp_path, num_labels=1)
     model = ours(tmp_path, STARS)
     outputs_NC = exit_outputs(model, [Encoded(each.length, each.tensors[:1]) for each in some_pairs()])[NUM_BLOCKS - 1]
-    assert STARS.answer(outputs_NC)[1].tolist() == [0.5] * len(LENGTHS)
+    assert STARS.score(outputs_NC).tolist() == [0.5] * len(LENGTHS)
 
 
 @pytest.mark.parametrize(

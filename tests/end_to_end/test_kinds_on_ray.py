@@ -20,6 +20,7 @@ from PIL import Image
 from deployments.settings import ServeSettings
 from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.model import EarlyExitModel
+from earlyexit.policies.base import Opinion
 from earlyexit.signature import Encoded
 from earlyexit.split import Split
 from earlyexit.store import save_model
@@ -58,8 +59,8 @@ class Served:
 def serve(one_ray: OneRay, folder: Path, model: EarlyExitModel, inputs: npt.NDArray[Any]) -> Served:
     """A plan of two stages by which half of the inputs leave in the first; the answers of the uncut model."""
     outputs = exit_outputs(model, [Encoded(1, (each[None],)) for each in inputs])
-    answers = {block: [each.numpy() for each in model.task.answer(given)] for block, given in outputs.items()}
-    last, sure_B = model.num_blocks - 1, answers[0][1]
+    said = {block: Opinion(model.task, given) for block, given in outputs.items()}
+    last, sure_B = model.num_blocks - 1, said[0].score_B.numpy()
     threshold = float(np.median(sure_B))
     first, rest = Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=last + 1, batch=4)
     stages = tuple(Stage(device="cpu", replicas=1, splits=(split,)) for split in (first, rest))
@@ -68,7 +69,7 @@ def serve(one_ray: OneRay, folder: Path, model: EarlyExitModel, inputs: npt.NDAr
     url = one_ray.serve(ServeSettings(model=str(folder), plan=plan, app="inputs"))
     exits = [0 if sure >= threshold else last for sure in sure_B]
     names = model.task.spec()["label_names"]
-    expected = [(names[answers[at][0][row]], float(answers[at][1][row]), at) for row, at in enumerate(exits)]
+    expected = [(names[said[at].value_B[row]], float(said[at].score_B[row]), at) for row, at in enumerate(exits)]
     return Served(url=url, folder=folder, inputs=inputs, answers=expected)
 
 

@@ -42,5 +42,5 @@ def test_half_of_the_inputs_leave_at_each_ramp(tmp_path: Path) -> None:
     model = taken(path, tmp_path, Packaged(name="words", file="", codec=TEXT | {"max_length": 32}), 2)
     encoded = noise(model, 16)
     policy = halfway(model, encoded)
-    score_N = model.task.answer(exit_outputs(model, encoded)[0])[1]
+    score_N = model.task.score(exit_outputs(model, encoded)[0])
     assert 4 <= int(policy.is_sure(0, score_N).sum()) <= 12
