@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from earlyexit.boundary import why_no_exit
+from earlyexit.bridges import begin_bridges, bridge_of
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import find_family
 from earlyexit.families.base import Backbone, FinalHead, JsonDict, Pretrained
 from earlyexit.model import EarlyExitModel, ModelInfo
 from earlyexit.named import NamedSpec, is_own
-from earlyexit.ramps import RampStyle, build_ramp
+from earlyexit.ramps import BRIDGE, RampStyle, build_ramp
+from earlyexit.ramps.bridge import BridgeRamp
 from earlyexit.ramps.heads import Ramp
 from earlyexit.ramps.pooling import Pooling
 from earlyexit.tasks.base import Task
@@ -33,9 +35,20 @@ class RampOptions:
     """Which ramps a model gets."""
 
     style: RampStyle = "light"
+    head_style: RampStyle | None = None
+    """Of the full model's head where the checkpoint brings none; None for the ramps' own, or `light` after bridges."""
     pooling: Pooling = "mean"
     at: tuple[int, ...] | None = None
     """The blocks that get a ramp; None for all but the last."""
+
+    def __post_init__(self) -> None:
+        if self.head_style == BRIDGE:
+            raise ModelFolderError("a bridge leads to the full model's head; that head needs another style")
+
+    @property
+    def new_head_style(self) -> RampStyle:
+        """Of a full model's head that no checkpoint brought."""
+        return self.head_style or ("light" if self.style == BRIDGE else self.style)
 
 
 def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, str]:
@@ -113,13 +126,14 @@ def add_ramps(
         task=task,
         ramp_style=ramps.style,
         pooling=ramps.pooling,
-        head_style=ramps.style if head is None else head.style,
+        head_style=ramps.new_head_style if head is None else head.style,
         head_pooling=ramps.pooling if head is None else head.pooling,
         provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
     )
     model = assemble(info, pretrained.backbone, ramps.at)
     if head is not None:
         model.head.load_state_dict(dict(head.weights))
+    begin_bridges(model)
     return model
 
 
@@ -139,7 +153,12 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:
         return build_ramp(style, backbone.boundary(block)[0].shape, info.task.output_shape, pooling)
 
-    ramps = {block: exit_head(block, info.ramp_style, info.pooling) for block in at}
+    def ramp(block: int) -> Ramp:
+        if info.ramp_style != BRIDGE:
+            return exit_head(block, info.ramp_style, info.pooling)
+        return BridgeRamp(bridge_of(backbone, block), exit_head(last, info.head_style, info.head_pooling))
+
+    ramps = {block: ramp(block) for block in at}
     head = exit_head(last, info.head_style, info.head_pooling)
     return EarlyExitModel(info, backbone, ramps, head).eval()
 

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from earlyexit.bridges import begin_bridges
 from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Tensors
+from earlyexit.ramps.bridge import BridgeRamp
 from earlyexit.ramps.heads import Ramp
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import Task, ValueArray
@@ -117,7 +119,8 @@ def train_ramps(
     """Train all ramps, and the full model's head unless a checkpoint brought it, on the frozen backbone.
 
     Every input trains every ramp, and nothing of one reaches another, neither by its gradients nor by what is drawn at
-    random: trained alone a ramp becomes what it becomes among others (Apparate section 3.1). `features` are those of
+    random: trained alone a ramp becomes what it becomes among others (Apparate section 3.1). Bridges begin as copies of
+    the backbone's blocks, and their heads as the full model's (PAME section 5.2). `features` are those of
     `exit_features`, where they are known already.
     """
     options = options or TrainOptions()
@@ -157,8 +160,10 @@ def _train_heads(
         return torch.stack(losses).sum()  # not the mean: a head's gradient is then that of its own loss
 
     for at, head in heads.items():
-        _begin(head, _draw(options.seed, at))
+        if not isinstance(head, BridgeRamp):
+            _begin(head, _draw(options.seed, at))
         head.train()
+    begin_bridges(model)
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         _descend(parameters, loss, len(next(iter(features.values()))), options)

@@ -69,6 +69,14 @@ class Backbone(nn.Module, ABC):
             hidden = self.run_block(index, hidden, layout)
         return hidden
 
+    def bridge(self, block: int) -> nn.Module | None:
+        """What makes of a boundary's first tensor after `block`, (B, ...), one of the shape after the last block.
+
+        New at every call, with the weights of the blocks that it is a copy of; an identity where nothing has to be
+        made of it. None where the family has no bridges. It treats every input on its own.
+        """
+        return None
+
     @abstractmethod
     def to_config(self) -> JsonDict:
         """What `build` of the family needs to make an equal, untrained backbone; JSON."""

@@ -8,6 +8,7 @@ Tensor legend: B images, H rows, W columns, C channels.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -124,6 +125,11 @@ class ResNetBackbone(Backbone):
 
     def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
         return (self.blocks[index](hidden[0]),)
+
+    def bridge(self, block: int) -> nn.Module:
+        """Copies of the first block of every later stage, so that the others are dropped (PAME, section 5.1)."""
+        firsts = range(0, self.num_blocks, self.config.blocks_per_stage)
+        return nn.Sequential(*(deepcopy(self.blocks[first]) for first in firsts if first > block))
 
     def to_config(self) -> JsonDict:
         return asdict(self.config)

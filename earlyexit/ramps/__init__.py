@@ -11,8 +11,12 @@ from earlyexit.ramps.pooling import Pooling
 if TYPE_CHECKING:
     from earlyexit.ramps.heads import Ramp
 
+BRIDGE = "bridge"
+"""The style of ramps that are a copy of some blocks and a head of the full model's style."""
+
 # Style -> where its Ramp is. A style is one class there and one line here.
 RAMPS = {
+    BRIDGE: "earlyexit.ramps.bridge:BridgeRamp",
     "conv": "earlyexit.ramps.heads:ConvRamp",
     "given": "earlyexit.ramps.heads:GivenHead",
     "light": "earlyexit.ramps.heads:LightRamp",

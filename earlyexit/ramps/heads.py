@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
-from earlyexit.ramps.pooling import Pooling, of_inputs, pool, pool_maps, pooled_size
+from earlyexit.ramps.pooling import Pooling, of_inputs, pool_maps, pooled_size
 
 WIDTH = 64
 """Of `MlpRamp`'s hidden layer. ResNet-20 on CIFAR-10, a grid, budget 1 %: 6.6 of 9 blocks, 7.1 with a linear ramp."""
@@ -33,7 +33,11 @@ class Ramp(nn.Module, ABC):
 
     def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
         """What the head looks at, one row per input, of a packed hidden state; it has no weights that are trained."""
-        return pool(hidden, layout, self.pooling)
+        return self.gather_rows(of_inputs(hidden, layout, self.pooling))
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """The same of rows that are whole inputs', (B, ...)."""
+        return rows if rows.ndim == 2 else pool_maps(rows, self.pooling)
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Outputs (B, *output_shape) of a packed hidden state (N, D), or (N, ...)."""
@@ -154,8 +158,8 @@ class ConvRamp(Ramp):
         self.convolution = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
         self.classifier = nn.Linear(pooled_size(row, pooling), flat_outputs(output_shape))
 
-    def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
-        return of_inputs(hidden, layout, self.pooling)
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        return rows
 
     def classify(self, gathered: Tensor) -> Tensor:
         maps_BCHW = torch.relu(self.convolution(gathered))

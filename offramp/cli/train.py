@@ -36,8 +36,8 @@ Codec = Annotated[str | None, typer.Option(help="Your own, module:function; defa
 RampStyle = Annotated[
     str,
     typer.Option(
-        help="light (pooling and linear), mlp (one hidden layer of 64), pooler (DeeBERT's), reduced (two layers) or "
-        "conv (over maps).",
+        help="light (pooling and linear), mlp (one hidden layer of 64), pooler (DeeBERT's), reduced (two layers), "
+        "conv (over maps) or bridge (later regions' first blocks, before a head like the full model's).",
         **completes(RAMP_STYLES),
     ),
 ]
