@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from earlyexit.boundary import HopDtype
 from earlyexit.device import Runner
 from earlyexit.engine import Batch
 from earlyexit.errors import PlanError, UnprocessableInputError
@@ -46,7 +47,7 @@ class EmulatedPiece:
             for k, sample_id in enumerate(self.sample_ids)
         ]
 
-    def to_wire(self) -> WirePiece:
+    def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
         """For another process, without values."""
         return WirePiece(
             sample_ids=self.sample_ids,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from deployments.access import AccessSettings
 from earlyexit.backends import BackendName
+from earlyexit.boundary import HopDtype
 from earlyexit.store import NAME_PATTERN
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
@@ -133,9 +135,19 @@ class ModelSettings(Settings):
     version: str = Field(default="1", pattern=NAME_PATTERN)
     """What tells this application from others of the same model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    hop_dtype: HopDtype = "same"
+    """In what hidden states travel between stages. float16, of float32 models: half the bytes, values rounded to three
+    digits and held within 65504 of 0; answers of inputs that crossed a hop may differ."""
     backend: BackendName = "torch"
     threads_per_replica: int = Field(default=1, ge=1)
     """Intra-op threads of a CPU replica; more than its share of cores slows every neighbour."""
+
+    @field_validator("hop_dtype")
+    @classmethod
+    def _is_narrower(cls, hop_dtype: HopDtype, info: ValidationInfo) -> HopDtype:
+        if hop_dtype != "same" and info.data.get("dtype") == "bfloat16":
+            raise PydanticCustomError("hop_dtype", "Hidden states in bfloat16 have two bytes already: allowed is same")
+        return hop_dtype
 
 
 class IngressSettings(Settings):

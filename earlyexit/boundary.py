@@ -13,7 +13,12 @@ from earlyexit.signature import Encoded
 
 DType = Literal["float", "int32", "uint8"]
 """`float` is the float type that the model was loaded in."""
+HopDtype = Literal["same", "float16"]
+"""In what `float` tensors travel between processes: in the model's own type, or in half precision."""
 BYTES: dict[DType, int] = {"float": 4, "int32": 4, "uint8": 1}
+FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
+"""Of a number, by the type that a model is loaded in."""
+HALF_BYTES = 2
 NUMPY: dict[DType, np.dtype[np.generic]] = {
     "float": np.dtype(np.float32),
     "int32": np.dtype(np.int32),
@@ -37,6 +42,11 @@ class TensorSpec:
 
 
 Boundary = tuple[TensorSpec, ...]
+
+
+def hop_float_bytes(dtype: str, hop_dtype: HopDtype) -> int:
+    """Bytes of one number of a `float` tensor on its way between processes, of a model in `dtype`."""
+    return FLOAT_BYTES[dtype] if hop_dtype == "same" else HALF_BYTES
 
 
 def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_bytes: int = BYTES["float"]) -> float:

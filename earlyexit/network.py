@@ -79,7 +79,10 @@ class Network(SegmentRunner, Protocol):
 
 
 def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
-    """A piece on the network's device; before block 0 with the policy's initial state."""
+    """A piece on the network's device; before block 0 with the policy's initial state.
+
+    Hidden states come in whatever type their sender has them travel in, and are the network's own again.
+    """
     if wire.state_BS is None:
         state_BS = policy.initial_state(len(wire.sample_ids), network.task.num_outputs, network.device)
     else:
@@ -88,7 +91,7 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
         sample_ids=wire.sample_ids,
         next_block=wire.next_block,
         lengths_B=wire.lengths_B,
-        tensors=tuple(_tensor(values).to(network.device) for values in wire.tensors),
+        tensors=tuple(_arrived(values, network) for values in wire.tensors),
         state_BS=state_BS,
     )
 
@@ -113,6 +116,11 @@ def _arbitrary(spec: TensorSpec, lengths_B: Lengths, rng: np.random.Generator, n
     most = spec.below or 1 + np.iinfo(spec.dtype).max
     whole = rng.integers(0, most, size=(rows, *spec.shape), dtype=np.dtype(spec.dtype))
     return torch.from_numpy(whole).to(network.device)
+
+
+def _arrived(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], network: Network) -> Tensor:
+    values = _tensor(array).to(network.device)  # first: half as many bytes go to the device
+    return values.to(network.dtype) if values.dtype == torch.float16 else values
 
 
 def _tensor(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Tensor:

@@ -10,9 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from earlyexit.boundary import HopDtype
 from earlyexit.wire import Lengths, WirePiece
 
 Tensors = tuple[Tensor, ...]
+LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +70,13 @@ class Piece:
             for k, (sample_id, values) in enumerate(zip(self.sample_ids, rows, strict=True))
         ]
 
-    def to_wire(self) -> WirePiece:
-        """Host copy for another process."""
+    def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
+        """Host copy for another process; only `float` tensors travel in another type, the policy's state never does."""
         return WirePiece(
             sample_ids=self.sample_ids,
             next_block=self.next_block,
             lengths_B=self.lengths_B,
-            tensors=tuple(map(_to_host, self.tensors)),
+            tensors=tuple(_to_host(values if hop_dtype == "same" else halved(values)) for values in self.tensors),
             state_BS=self.state_BS.detach().cpu().numpy(),
         )
 
@@ -107,6 +109,15 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
         tensors=tuple(map(torch.cat, zip(*(piece.tensors for piece in pieces), strict=True))),
         state_BS=_cat_states([piece.state_BS for piece in pieces], len(sample_ids)),
     )
+
+
+def halved(values: Tensor) -> Tensor:
+    """A float32 tensor in half precision, whatever lies beyond its range at its largest; others as they are.
+
+    Infinite values become the largest too: one such number would make others of its input infinite, or NaN, where the
+    value that it stands for may not. NaN stays.
+    """
+    return values.half().clamp_(-LARGEST_HALF, LARGEST_HALF) if values.dtype == torch.float32 else values
 
 
 def _cat_states(states: list[Tensor], num_inputs: int) -> Tensor:

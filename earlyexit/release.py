@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
+from earlyexit.boundary import HopDtype
 from earlyexit.errors import OfframpError
 from earlyexit.member import Member
 from earlyexit.wire import Answer, Lengths, Seen, WirePiece
@@ -28,8 +29,8 @@ class Payload(Protocol):
         """The inputs at the given positions, in the given order."""
         ...
 
-    def to_wire(self) -> WirePiece:
-        """For another process."""
+    def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
+        """For another process; hidden states in `hop_dtype`."""
         ...
 
 

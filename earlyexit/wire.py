@@ -70,7 +70,8 @@ class WirePiece:
     lengths_B: Lengths
     tensors: tuple[npt.NDArray[np.generic], ...]
     """What crosses before `next_block`: one array per tensor of the network's boundary, with a row per token of all
-    inputs, or a row per input; bfloat16 as its bits (uint16). Empty where nothing is computed."""
+    inputs, or a row per input; bfloat16 as its bits (uint16). float16 where hops are in half precision, which their
+    reader need not be told. Empty where nothing is computed."""
     state_BS: npt.NDArray[np.generic] | None
     """The exit policy's state; None before block 0, where the policy's initial state stands for it."""
 

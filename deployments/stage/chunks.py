@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deployments.messages import Chunk, GoingOn, SplitRun, Timing
+from earlyexit.boundary import HopDtype
 from earlyexit.errors import OfframpError
 from earlyexit.member import Member
-from earlyexit.release import GoesOn, Looked, Payload, Release, Told
-from earlyexit.wire import Answer, Seen
+from earlyexit.release import GoesOn, Looked, Release, Told
+from earlyexit.wire import Answer, Seen, WirePiece
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +44,8 @@ class _Part:
         )
 
 
-def chunks_by_call(releases: Iterable[Release[Any]]) -> list[tuple[OpenCall, Chunk]]:
-    """One part for each call of what was said of its inputs, then one of its survivors.
+def chunks_by_call(releases: Iterable[Release[Any]], hop_dtype: HopDtype = "same") -> list[tuple[OpenCall, Chunk]]:
+    """One part for each call of what was said of its inputs, then one of its survivors, hidden states in `hop_dtype`.
 
     In this order, because a call ends with the part that settles the last of its inputs.
     """
@@ -52,7 +53,7 @@ def chunks_by_call(releases: Iterable[Release[Any]]) -> list[tuple[OpenCall, Chu
     survivors: list[tuple[OpenCall, Chunk]] = []
     for release in releases:
         if isinstance(release, GoesOn):
-            survivors.extend(_survivor_chunks(release))
+            survivors.extend(_survivor_chunks(release, hop_dtype))
             continue
         opened = _call_of(release.member)
         part = parts.setdefault(opened, _Part())
@@ -69,21 +70,21 @@ def chunks_by_call(releases: Iterable[Release[Any]]) -> list[tuple[OpenCall, Chu
     return [*((opened, part.chunk()) for opened, part in parts.items()), *survivors]
 
 
-def _survivor_chunks(release: GoesOn[Any]) -> list[tuple[OpenCall, Chunk]]:
+def _survivor_chunks(release: GoesOn[Any], hop_dtype: HopDtype) -> list[tuple[OpenCall, Chunk]]:
     positions: dict[OpenCall, list[int]] = {}
     for position, member in enumerate(release.members):
         positions.setdefault(_call_of(member), []).append(position)
     if len(positions) == 1:
-        return [(opened, _going_on(opened, release.piece, release.members)) for opened in positions]
+        return [(opened, _going_on(opened, release.piece.to_wire(hop_dtype), release.members)) for opened in positions]
     return [
-        (opened, _going_on(opened, release.piece.select(mine), [release.members[k] for k in mine]))
+        (opened, _going_on(opened, release.piece.select(mine).to_wire(hop_dtype), [release.members[k] for k in mine]))
         for opened, mine in positions.items()
     ]
 
 
-def _going_on(opened: OpenCall, piece: Payload, members: Sequence[Member[Any]]) -> Chunk:
+def _going_on(opened: OpenCall, piece: WirePiece, members: Sequence[Member[Any]]) -> Chunk:
     going_on = GoingOn(
-        piece=piece.to_wire(),
+        piece=piece,
         timings=tuple(_timing(member) for member in members),
     )
     return Chunk(going_on=going_on, runs=() if opened.begun is None else _runs(opened.begun, members))

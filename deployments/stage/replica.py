@@ -38,7 +38,7 @@ class StageReplica:
     async def __init__(self, settings: dict[str, Any], device: str, slot: str) -> None:  # type: ignore[misc] # Serve awaits it
         self._settings = ServeSettings.model_validate(settings)
         self._slot = slot
-        self._server = CallServer(asyncio.get_running_loop())
+        self._server = CallServer(asyncio.get_running_loop(), self._settings.hop_dtype)
         # The event loop answers calls while the device's thread runs Python: 5 ms, the default, is a whole batch.
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()

@@ -16,6 +16,7 @@ from deployments.messages import Address, Chunk, StageCall
 from deployments.stage.chunks import OpenCall, chunks_by_call
 from deployments.stage.host import StageHost
 from deployments.stage.sender import Sender
+from earlyexit.boundary import HopDtype
 from earlyexit.release import Release
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -26,8 +27,9 @@ WORD_BYTES = 32
 class CallServer:
     """A replica's side of its connections with ingresses; on the replica's event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, hop_dtype: HopDtype = "same") -> None:
         self._loop = loop
+        self._hop_dtype = hop_dtype
         self._word = secrets.token_hex(WORD_BYTES)
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
@@ -44,7 +46,7 @@ class CallServer:
 
     def deliver(self, releases: list[Release[Any]]) -> None:
         """From the device's thread: send what it released to whoever called."""
-        for opened, chunk in chunks_by_call(releases):
+        for opened, chunk in chunks_by_call(releases, self._hop_dtype):
             opened.take(chunk)
 
     async def close(self) -> None:

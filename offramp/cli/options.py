@@ -93,6 +93,7 @@ def in_a_folder(name: str, path: Path | None) -> None:
 
 
 DTYPES = ("float32", "bfloat16")
+HOP_DTYPES = ("same", "float16")
 BACKENDS = tuple(backends.BACKENDS)
 FRONTS = ("haproxy", "proxy")
 SCORES = ("entropy", "confidence")

@@ -17,6 +17,7 @@ from offramp.cli.options import (
     DEVICE_NAMES,
     DTYPES,
     FRONTS,
+    HOP_DTYPES,
     above_zero,
     choice,
     completes,
@@ -50,6 +51,12 @@ Front = Annotated[
 ]
 IngressReplicas = Annotated[int | None, typer.Option(min=1, help="Default: 1.")]
 Dtype = Annotated[str | None, typer.Option(help="float32 (default) or bfloat16.", **completes(DTYPES))]
+HopDtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Hidden states between stages: same (as --dtype, the default) or float16.", **completes(HOP_DTYPES)
+    ),
+]
 Backend = Annotated[str | None, typer.Option(help="torch (default) or onnx.", **completes(BACKENDS))]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a CPU replica; default: 1.")]
 MaxQueued = Annotated[int | None, typer.Option(min=1, help="Unanswered inputs per ingress before 503; default: 2000.")]
@@ -89,6 +96,7 @@ def serve(
     front: Front = None,
     ingress_replicas: IngressReplicas = None,
     dtype: Dtype = None,
+    hop_dtype: HopDtype = None,
     backend: Backend = None,
     threads: Threads = None,
     max_queued: MaxQueued = None,
@@ -113,7 +121,11 @@ def serve(
     from offramp.service.application import application_settings, resolve_plan
 
     chosen = resolve_plan(plan or "serial", model, batch=batch, replicas=replicas, device=device)
-    kind = {"dtype": choice("dtype", dtype, DTYPES), "backend": choice("backend", backend, BACKENDS)}
+    kind = {
+        "dtype": choice("dtype", dtype, DTYPES),
+        "hop_dtype": choice("hop-dtype", hop_dtype, HOP_DTYPES),
+        "backend": choice("backend", backend, BACKENDS),
+    }
     ingress = {"host": host, "front": choice("front", front, FRONTS), "replicas": ingress_replicas}
     limits = {"max_queued": max_queued, "max_body_bytes": max_body_bytes, "default_timeout_s": timeout_s}
     access = {"keys_file": None if api_keys is None else str(api_keys), "rate_per_s": rate_limit}

@@ -11,6 +11,7 @@ import numpy as np
 
 from cluster.devices import EMULATED
 from cluster.inventory import Inventory
+from earlyexit.boundary import FLOAT_BYTES, hop_float_bytes
 from earlyexit.errors import DataError, InputError
 from earlyexit.source_file import Source
 from earlyexit.store import WEIGHTS_FILE
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from earlyexit.store import ModelCard
     from profiles.latency import LatencyProfile
     from profiles.records import ExitRecords
-
-BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +176,8 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
     if document.bytes_per_sample is not None:
         return (document.bytes_per_sample,) * card.num_blocks
     lengths = [entry.length for entry in document.latency.values() if not isinstance(entry, TableDocument)]
-    length, float_bytes = max(lengths, default=card.max_length), BYTES[document.dtype]
+    length = max(lengths, default=card.max_length)
+    float_bytes = hop_float_bytes(document.dtype, document.hop_dtype)
     return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
 
 
@@ -200,7 +200,8 @@ def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
     missing = [path.name for path in (weights, *others) if not path.is_file()]
     if missing:
         raise DataError(f"{model} has no {missing[0]}")
-    return weights.stat().st_size * BYTES[dtype] // BYTES["float32"] + sum(path.stat().st_size for path in others)
+    in_dtype = weights.stat().st_size * FLOAT_BYTES[dtype] // FLOAT_BYTES["float32"]
+    return in_dtype + sum(path.stat().st_size for path in others)
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -51,7 +51,8 @@ class ModelDocument(ServedModelDocument):
     decisions: Literal["recorded", "computed"] = "recorded"
     """Of emulated accelerators: taken from exit records, or by really running the model."""
     bytes_per_sample: float | None = Field(default=None, ge=0)
-    """Hidden state of one input; None: the latency's tokens, or the longest input's, times the hidden size."""
+    """What one input carries over a hop; None: what crosses after each block, of the latency's tokens or the longest
+    input's, in `hop_dtype`."""
     memory_bytes: int | None = Field(default=None, gt=0)
     """What a replica needs of its accelerator; None: the parameters, in `dtype`."""
 

@@ -43,6 +43,7 @@ BFLOAT16 = replace(
     tensors=(np.array([[0, 1], [0x7F80, 0xFFFF], [3, 4]], dtype=np.uint16), np.zeros((2, 3, 1), np.uint8)),
     state_BS=np.array([[1, -2], [3, 4]], dtype=np.int64),
 )
+FLOAT16 = replace(FLOAT32, tensors=(np.array([[0.1, -0.0], [math.inf, math.nan], [6e-8, 65504.0]], dtype=np.float16),))
 ASSIGNMENT = Assignment(
     epoch=3,
     stage=Stage(
@@ -91,6 +92,7 @@ CALLS = {
     "tokens": CALL,
     "float32": replace(CALL, piece=FLOAT32),
     "bfloat16": replace(CALL, piece=BFLOAT16),
+    "float16": replace(CALL, piece=FLOAT16),
     "recorded": replace(CALL, piece=replace(TOKENS, tensors=())),
     "no rows": replace(CALL, piece=replace(FLOAT32, tensors=(np.zeros((0, 5), np.float32),))),
     "transposed": replace(CALL, piece=replace(FLOAT32, tensors=(FLOAT32.tensors[0].T,))),
@@ -114,6 +116,7 @@ WITH_POLICIES = {
 PARTS = {
     "everything": CHUNK,
     "nothing": Chunk(),
+    "float16": Chunk(going_on=GoingOn(piece=FLOAT16, timings=(TIMING, TIMING))),
     "bfloat16": Chunk(going_on=GoingOn(piece=BFLOAT16, timings=(TIMING, TIMING))),
 }
 

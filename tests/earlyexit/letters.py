@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from earlyexit.boundary import HopDtype
 from earlyexit.clock import Clock, ManualClock
 from earlyexit.device import Device
 from earlyexit.engine import Batch, BatchEngine
@@ -39,7 +40,7 @@ class Letters:
     def select(self, keep: Sequence[int]) -> Letters:
         return replace(self, sample_ids=tuple(self.sample_ids[k] for k in keep))
 
-    def to_wire(self) -> WirePiece:
+    def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
         raise NotImplementedError
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -117,6 +119,40 @@ def test_every_tensor_survives_the_wire(lengths: list[int], dtype: torch.dtype, 
         for name in (str(values.dtype).removeprefix("torch.") for values in piece.tensors)
     ]
     assert_holds(from_wire(small_model, wire, ConfidencePolicy(0.5)), piece, range(len(lengths)))
+
+
+def piece_with(values: Sequence[float]) -> Piece:
+    piece = mixed([1] * len(values), state=2)
+    return replace(
+        piece, tensors=(torch.tensor(values)[:, None], *piece.tensors[1:]), state_BS=torch.full((len(values), 2), 1e-30)
+    )
+
+
+def test_hidden_states_travel_in_half_precision_and_nothing_else_does(small_model: EarlyExitModel) -> None:
+    piece = piece_with([1.0, -2.5, 0.1])
+    wire = piece.to_wire("float16")
+    assert [values.dtype.name for values in wire.tensors] == ["float16", "uint8", "int32", "float16"]
+    back = from_wire(small_model, wire, ConfidencePolicy(0.5))
+    assert [values.dtype for values in back.tensors] == [values.dtype for values in piece.tensors]
+    assert back.tensors[0].flatten().tolist() == [1.0, -2.5, pytest.approx(0.1, rel=2**-11)]
+    assert back.state_BS.equal(piece.state_BS), "far below the least of half precision"
+    assert all(one.equal(other) for one, other in zip(back.tensors[1:], piece.tensors[1:], strict=True))
+
+
+def test_what_half_precision_cannot_hold_is_its_largest_and_never_infinite() -> None:
+    piece = piece_with([7e4, -1e30, 65504.0, math.inf, -math.inf, math.nan, 1e-9])
+    *numbers, nan, tiny = piece.to_wire("float16").tensors[0].flatten().tolist()
+    assert numbers == [65504.0, -65504.0, 65504.0, 65504.0, -65504.0]
+    assert math.isnan(nan)
+    assert tiny == 0.0
+    assert piece.tensors[0].flatten().tolist()[:2] == [7e4, float(np.float32(-1e30))], "those on the device stay"
+
+
+def test_what_two_bytes_hold_already_stays_as_it_is() -> None:
+    piece = mixed([2, 1], dtype=torch.bfloat16)
+    for half, same in zip(piece.to_wire("float16").tensors, piece.to_wire().tensors, strict=True):
+        assert half.dtype == same.dtype
+        assert np.array_equal(half, same)
 
 
 def test_pieces_without_tensors_are_selected_and_fused_by_their_names() -> None:

@@ -4,12 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from cluster.emulated import EmulatedPiece
 from deployments.messages import Chunk, SplitRun, Timing
 from deployments.stage.chunks import OpenCall, chunks_by_call, split_runs
+from earlyexit.boundary import HopDtype
 from earlyexit.errors import DeadlineError
 from earlyexit.member import Member
+from earlyexit.piece import Piece
 from earlyexit.release import GoesOn, Looked, Lost, Told
 from earlyexit.wire import Answer, Seen
 
@@ -52,6 +55,32 @@ def survivors(chunk: Chunk) -> tuple[Any, ...]:
     assert going_on is not None
     piece = going_on.piece
     return piece.sample_ids, piece.next_block, int(piece.lengths_B.sum()), going_on.timings
+
+
+HIDDEN = torch.tensor([[0.1], [70_000.0]])
+
+
+@pytest.mark.parametrize(
+    ("hop_dtype", "expected"),
+    [("same", HIDDEN.numpy()), ("float16", np.array([[0.1], [65504.0]], dtype=np.float16))],
+    ids=["same", "float16"],
+)
+def test_hidden_states_go_on_in_the_type_of_hops(
+    hop_dtype: HopDtype, expected: np.ndarray[tuple[int, ...], np.dtype[np.generic]], one: OpenCall, other: OpenCall
+) -> None:
+    piece = Piece(
+        sample_ids=("a", "x"),
+        next_block=1,
+        lengths_B=np.ones(2, dtype=np.int32),
+        tensors=(HIDDEN,),
+        state_BS=torch.zeros(2, 0),
+    )
+    for members in ((one, other), (one, one)):
+        release: GoesOn[Any] = GoesOn(members=tuple(map(member, ("a", "x"), members)), piece=piece)
+        found = [chunk.going_on for _, chunk in chunks_by_call([release], hop_dtype)]
+        values = np.concatenate([going_on.piece.tensors[0] for going_on in found if going_on is not None])
+        assert values.dtype == expected.dtype
+        assert np.array_equal(values, expected)
 
 
 def test_every_call_gets_what_was_said_of_its_own_inputs(one: OpenCall, other: OpenCall) -> None:

@@ -129,9 +129,11 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
     assert refused(capsys, "serve", model, "--plan", gap) == f"{gap}:3: gap: no split runs blocks 0 to 0"
     assert "no such file; built in are stock" in refused(capsys, "serve", model, "--plan", "gone.yaml")
     assert refused(capsys, "serve", model, "--plan", plan, "--batch", 32).startswith("--batch: only for built-in plans")
-    for option, value in (("--dtype", "int8"), ("--backend", "jax"), ("--front", "nginx")):
+    for option, value in (("--dtype", "int8"), ("--hop-dtype", "int8"), ("--backend", "jax"), ("--front", "nginx")):
         said = refused(capsys, "serve", model, "--plan", "stock", option, value)
         assert said.startswith(f"{option} {value!r}; allowed: ")
+    twice = refused(capsys, "serve", model, "--plan", "stock", "--dtype", "bfloat16", "--hop-dtype", "float16")
+    assert twice.startswith("model.hop_dtype: Hidden states in bfloat16 have two bytes already: allowed is same, not")
     ratio_of_nothing = refused(capsys, "serve", model, "--plan", "stock", "--trace-ratio", 0.5)
     assert "--otlp-endpoint, which is missing" in ratio_of_nothing
 

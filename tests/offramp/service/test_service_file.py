@@ -90,6 +90,14 @@ def test_bytes_between_stages_are_those_of_the_longest_input(files: Files) -> No
     assert problem_of(files.read()).bytes_per_sample_N == (16 * 8 * 4,) * 3  # max_length, hidden_size, float32
 
 
+def test_bytes_between_stages_follow_the_type_of_hops(files: Files) -> None:
+    model = {"folder": "model", "latency": {"cpu": TABLE}, "hop_dtype": "float16"}
+    service = files.read(model=model)
+    assert service.settings.hop_dtype == "float16"
+    assert problem_of(service).bytes_per_sample_N == (16 * 8 * 2,) * 3
+    assert problem_of(files.read(model=model | {"bytes_per_sample": 7})).bytes_per_sample_N == (7,) * 3
+
+
 def test_settings_the_file_leaves_out_are_the_applications_own(files: Files) -> None:
     for nothing in ({}, {"ingress": {"max_queued": None}, "planner": {"strategy": "serial", "period_s": None}}):
         service = files.read(**nothing)

@@ -36,6 +36,12 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         {"cluster": {"devices": {"cpu": {"count": 1}}, "time_scale": 2}}, "time_scale", "cpu cannot be stretched"
     ),
     "empty cluster": ({"cluster": {"devices": {"cpu": {"count": 0}}}}, "devices", "no accelerator"),
+    "halves of halves": (
+        {"model": MODEL | {"dtype": "bfloat16", "hop_dtype": "float16"}},
+        "hop_dtype",
+        "model.hop_dtype: Hidden states in bfloat16 have two bytes already: allowed is same",
+    ),
+    "hops": ({"model": MODEL | {"hop_dtype": "int8"}}, "hop_dtype", "hop_dtype: Input should be 'same' or 'float16'"),
     "real latency slowed": ({"model": MODEL | {"slower": 2.0}}, "slower", "slower 2 is of emulated accelerators"),
     "tuning without probes": (
         {"planner": {"tuning": "guarantee", "probe_share": 0.0}}, "tuning", "needs probes, and probe_share is 0"
