@@ -31,18 +31,19 @@ from experiments.guarantee import known_blocks
 from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
 from experiments.threshold_search import RAMP_SHARE, drawn_records
-from experiments.tuned_replay import Replayed, replay
+from experiments.tuned_replay import TunedThresholds, replay
 from offramp.jobs.progress import progress_bars
 from optimizer.live.best_ramps import of_ramps
 from optimizer.live.exit_times import ExitTimes
-from optimizer.live.tuning.base import Question
+from optimizer.live.tuning.base import Question, Tuned
 from optimizer.live.tuning.greedy import ThresholdGame, greedy
-from optimizer.live.tuning.rows import never
+from optimizer.live.tuning.rows import never, records_of
 from optimizer.live.tuning.tuners import TUNERS, make_tuner
 from optimizer.risk import Guarantee
 from optimizer.thresholds import learn_then_test
 from profiles.records import ExitRecords
 from profiles.scores import BoolArray, FloatArray
+from profiles.stream import Observations
 
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
 NUM_INPUTS, FIRST = 4000, 1000
@@ -111,15 +112,18 @@ def division(case: Case, way: str, seed: int) -> Division:
     """Streams of a seed are the same for all ways."""
     stream = case.stream(np.random.default_rng([3, seed]))
     nobody = never(stream.score, stream.ramps)
+    controller: TunedThresholds | Once
     if way in TUNERS:
         question = Question(score=stream.score, guarantee=GUARANTEE, times=case.times)
-        found = replay(stream, make_tuner(way, question), nobody, batch=BATCH)
+        controller = TunedThresholds(make_tuner(way, question), nobody)
+        found = replay(stream, controller, batch=BATCH)
     else:
-        found = _once(case, way, stream, nobody)
-    half = NUM_INPUTS // 2
-    tests = [each for each in found.changes if each.why == "tested"]
+        controller = Once(way, case.times, nobody)
+        found = replay(stream, controller, batch=FIRST)
+    half, changes = NUM_INPUTS // 2, controller.changes
+    tests = [each for each in changes if each.why == "tested"]
     broken = [each for each in tests if case.loss(each.thresholds, int(each.at_s >= half)) > GUARANTEE.budget]
-    alarms = [each.at_s - half for each in found.changes if each.why == "alarm"]
+    alarms = [each.at_s - half for each in changes if each.why == "alarm"]
     return Division(
         loss=1 - found.agreement,
         loss_after=float(found.losses_N[half:].mean()),
@@ -131,19 +135,26 @@ def division(case: Case, way: str, seed: int) -> Division:
     )
 
 
-def _once(case: Case, way: str, stream: ExitRecords, nobody: Mapping[int, float]) -> Replayed:
-    """Nobody leaves of the first inputs; the thresholds that they give are kept."""
-    first = stream.subset(np.arange(FIRST))
-    if way == "once":
-        design, tested = first.subset(np.arange(0, FIRST // 4)), first.subset(np.arange(FIRST // 4, FIRST))
-        thresholds: Mapping[int, float] = learn_then_test(design, tested, GUARANTEE).thresholds or nobody
-    else:
-        thresholds = greedy(ThresholdGame(first, case.times, GUARANTEE.budget)).thresholds
-    before, after = first.outcome(nobody), stream.subset(np.arange(FIRST, len(stream))).outcome(thresholds)
-    return Replayed(
-        exits_N=np.concatenate([before.exits_N, after.exits_N]),
-        losses_N=np.concatenate([before.losses_N, after.losses_N]),
-    )
+class Once:
+    """Nobody leaves of the first batch; the thresholds that it gives are kept."""
+
+    def __init__(self, way: str, times: ExitTimes, nobody: Mapping[int, float]) -> None:
+        self.thresholds = nobody
+        self.changes: list[Tuned] = []
+        self._way = way
+        self._times = times
+        self._nobody = nobody
+
+    def told(self, seen: Observations) -> None:
+        """Tune by the first ones."""
+        if seen.times_s_N[0] > 0:
+            return
+        first = records_of(seen, sorted(self._nobody))
+        if self._way == "once":
+            design, tested = (first.subset(rows) for rows in np.split(np.arange(len(first)), [len(first) // 4]))
+            self.thresholds = learn_then_test(design, tested, GUARANTEE).thresholds or self._nobody
+        else:
+            self.thresholds = greedy(ThresholdGame(first, self._times, GUARANTEE.budget)).thresholds
 
 
 def summary(case: Case, way: str, found: list[Division]) -> dict[str, str | float | None]:

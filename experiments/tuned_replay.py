@@ -1,13 +1,14 @@
-"""A recorded stream replayed to a tuner: what it would have answered, input by input, with thresholds tuned on the way.
+"""A recorded stream served batch by batch, while something watches what was seen and sets ramps and thresholds.
 
-No service and no clock: inputs come in batches, all of a batch are answered under the same thresholds, and what the
-tuner makes of a batch is in force `delay` inputs later.
+No service and no clock: inputs come in batches, all of a batch are answered under the same thresholds, and what is set
+after a batch holds from the next one on, or some inputs later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +18,79 @@ from profiles.records import ExitRecords
 from profiles.scores import BoolArray, FloatArray
 from profiles.stream import Observations, shape_of
 
+BATCH = 16
+"""Inputs between two looks: Apparate's window (section 3.2)."""
 
-@dataclass(slots=True, kw_only=True)
+
+class Controller(Protocol):
+    """What watches and sets."""
+
+    @property
+    def thresholds(self) -> Mapping[int, float]:
+        """Of the ramps that are active now, and of no others."""
+        ...
+
+    def told(self, seen: Observations) -> None:
+        """Inputs that were answered under `thresholds`, in their order; their times are positions in the stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Nobody watches."""
+
+    thresholds: Mapping[int, float]
+
+    def told(self, seen: Observations) -> None: ...
+
+
+class TunedThresholds:
+    """Ramps that stay as they are, and a tuner that sets their thresholds."""
+
+    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float], *, delay: int = 0) -> None:
+        """`thresholds`: of the active ramps at the beginning. `delay`: inputs until what the tuner says is in force."""
+        self.thresholds = thresholds
+        self.changes: list[Tuned] = []
+        """What the tuner said; times are positions in the stream."""
+        self._tuner = tuner
+        self._delay = delay
+        self._coming: list[tuple[float, Tuned]] = []
+        tuner.follow(thresholds, 0.0)
+
+    @property
+    def alarms(self) -> int:
+        """How often the tuner raised one."""
+        return sum(each.why == "alarm" for each in self.changes)
+
+    def told(self, seen: Observations) -> None:
+        """What the tuner says holds from the next batch on that begins after the delay."""
+        found = self._tuner.observe(seen)
+        if found is not None:
+            self.changes.append(found)
+            self._coming.append((after(seen) + self._delay, found))
+        while self._coming and self._coming[0][0] <= after(seen):
+            self.set(self._coming.pop(0)[1].thresholds, after(seen))
+
+    def set(self, thresholds: Mapping[int, float], since_s: float) -> None:
+        """From a time on."""
+        self.thresholds = thresholds
+        self._tuner.follow(thresholds, since_s)
+
+
+def after(seen: Observations) -> float:
+    """A time between these inputs and the next."""
+    return float(seen.times_s_N[-1]) + 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """What became of the stream's inputs (N)."""
 
     exits_N: npt.NDArray[np.int64]
     losses_N: FloatArray
     """Of the answers given, against the full model's."""
-    changes: list[Tuned] = field(default_factory=list)
-    """Times are positions in the stream."""
+    settings: Sequence[Mapping[int, float]]
+    """The thresholds of every batch."""
 
     @property
     def agreement(self) -> float:
@@ -36,43 +100,30 @@ class Replayed:
 
 def replay(
     records: ExitRecords,
-    tuner: Tuner | None,
-    thresholds: Mapping[int, float],
+    controller: Controller,
     *,
-    batch: int = 16,
-    delay: int = 0,
-    probe_share: float | None = None,
-    seed: int = 0,
+    batch: int = BATCH,
+    probe_N: BoolArray | None = None,
+    stay: bool = True,
 ) -> Replayed:
-    """Of records in order of arrival; the ramps of `thresholds` are active, and these in force at first.
+    """Of records in order of arrival; the ramps of the controller's thresholds are active.
 
-    `probe_share`: of inputs that leave for good; None where all stay after their answer. Without a tuner the thresholds
-    are those at first to the end.
+    `stay`: whether all inputs run on to the end of the model after their answer, so that they are seen at every active
+    ramp. Of those that leave for good only probes (`probe_N`) are; probes see the inactive ramps too.
     """
-    probe_N = np.random.default_rng(seed).random(len(records)) < (probe_share or 0.0)
-    stay = probe_share is None
+    if probe_N is None:
+        probe_N = np.zeros(len(records), dtype=bool)
     parts: list[tuple[npt.NDArray[np.int64], FloatArray]] = []
-    changes: list[Tuned] = []
-    coming: list[tuple[int, Tuned]] = []
-    if tuner is not None:
-        tuner.follow(thresholds, 0.0)
+    settings = []
     for first in range(0, len(records), batch):
-        while coming and coming[0][0] <= first:
-            thresholds = coming.pop(0)[1].thresholds
-            if tuner is not None:
-                tuner.follow(thresholds, float(first))
-        rows = np.arange(first, min(first + batch, len(records)))
-        part = records.subset(rows)
+        rows_N = np.arange(first, min(first + batch, len(records)))
+        part, thresholds = records.subset(rows_N), dict(controller.thresholds)
         outcome = part.outcome(thresholds)
         parts.append((outcome.exits_N, outcome.losses_N))
-        found = (
-            None if tuner is None else tuner.observe(observed(part, thresholds, probe_N[rows], stay=stay, first=first))
-        )
-        if found is not None:
-            changes.append(found)
-            coming.append((int(rows[-1]) + 1 + delay, found))
+        settings.append(thresholds)
+        controller.told(observed(part, thresholds, probe_N[rows_N], stay=stay, first=first))
     exits, losses = zip(*parts, strict=True)
-    return Replayed(exits_N=np.concatenate(exits), losses_N=np.concatenate(losses), changes=changes)
+    return Replayed(exits_N=np.concatenate(exits), losses_N=np.concatenate(losses), settings=tuple(settings))
 
 
 def observed(

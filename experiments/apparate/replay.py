@@ -1,48 +1,21 @@
-"""Recorded inputs served batch by batch, while something watches what was seen and sets ramps and thresholds.
+"""When the answers of a replayed stream came: every input runs on to the end of the model.
 
-Every input runs on to the end of the model (`stay`), so it is seen at every active ramp and by the full model. A share
-of the batches are probes, which run the inactive ramps too. What is set holds from the next batch on.
+A share of the batches are probes, which run the inactive ramps too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from experiments.apparate.one_time import answered
+from experiments import tuned_replay
 from experiments.apparate.times import Answered
-from experiments.tuned_replay import observed
+from experiments.tuned_replay import BATCH, Controller
 from optimizer.live.exit_times import ExitTimes
 from profiles.records import ExitRecords
-from profiles.stream import Observations
-
-BATCH = 16
-"""Inputs between two looks: Apparate's window (section 3.2)."""
-
-
-class Controller(Protocol):
-    """What watches and sets."""
-
-    @property
-    def thresholds(self) -> Mapping[int, float]:
-        """Of the ramps that are active now, and of no others."""
-        ...
-
-    def told(self, seen: Observations) -> None:
-        """Inputs that were answered under `thresholds`, in their order."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
-    """Nobody watches."""
-
-    thresholds: Mapping[int, float]
-
-    def told(self, seen: Observations) -> None: ...
+from profiles.scores import BoolArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +23,7 @@ class Replay:
     """What became of a stream."""
 
     answered: Answered
-    settings: tuple[Mapping[int, float], ...]
+    settings: Sequence[Mapping[int, float]]
     """The thresholds of every batch."""
 
     @property
@@ -68,13 +41,16 @@ def replay(
     records: ExitRecords, controller: Controller, times: ExitTimes, *, probe_share: float = 0.0, seed: int = 0
 ) -> Replay:
     """Serve a stream; equal seeds probe the same batches."""
-    rng = np.random.default_rng(seed)
-    parts, settings = [], []
-    for first in range(0, len(records), BATCH):
-        rows_N = np.arange(first, min(first + BATCH, len(records)))
-        batch, probe = records.subset(rows_N), bool(rng.random() < probe_share)
-        thresholds = dict(controller.thresholds)
-        parts.append(answered(batch, thresholds, times, evaluated=records.ramps if probe else None))
-        settings.append(thresholds)
-        controller.told(observed(batch, thresholds, np.full(len(batch), probe), stay=True, first=first))
-    return Replay(answered=Answered.join(parts), settings=tuple(settings))
+    num_batches = -(-len(records) // BATCH)
+    probes_K = np.random.default_rng(seed).random(num_batches) < probe_share
+    found = tuned_replay.replay(records, controller, probe_N=np.repeat(probes_K, BATCH)[: len(records)])
+    return Replay(answered=_timed(found, probes_K, records, times), settings=found.settings)
+
+
+def _timed(found: tuned_replay.Replayed, probes_K: BoolArray, records: ExitRecords, times: ExitTimes) -> Answered:
+    """Of probes all ramps take their time."""
+    answer_s = []
+    for index, (setting, is_probe) in enumerate(zip(found.settings, probes_K.tolist(), strict=True)):
+        exits_N = found.exits_N[index * BATCH : (index + 1) * BATCH]
+        answer_s.append(times.released_s(records.ramps if is_probe else setting)[exits_N])
+    return Answered(answer_s_N=np.concatenate(answer_s), losses_N=found.losses_N, whole_s=times.whole_s)

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.apparate.cases import BUDGET, RAMP_BUDGET, Case
 from experiments.apparate.replay import Replay, replay
-from experiments.tuned_replay import observed
+from experiments.tuned_replay import TunedThresholds, after, observed
 from optimizer.live.best_ramps import best_ramps, greedily
 from optimizer.live.ramp_mover import PERIOD as MOVES_EVERY
 from optimizer.live.ramp_mover import move, spread_out
@@ -45,29 +45,6 @@ class Budgets:
     def guarantee(self) -> Guarantee:
         """The loss, with confidence."""
         return Guarantee(budget=self.loss, confidence=CONFIDENCE)
-
-
-class TunedThresholds:
-    """Ramps that stay as they are, and a tuner that sets their thresholds."""
-
-    def __init__(self, tuner: Tuner, thresholds: Mapping[int, float]) -> None:
-        """`thresholds`: of the active ramps at the beginning."""
-        self.thresholds = thresholds
-        self.alarms = 0
-        self._tuner = tuner
-        tuner.follow(thresholds, 0.0)
-
-    def told(self, seen: Observations) -> None:
-        """What the tuner says holds from the next batch on."""
-        found = self._tuner.observe(seen)
-        if found is not None:
-            self.alarms += found.why == "alarm"
-            self.set(found.thresholds, after(seen))
-
-    def set(self, thresholds: Mapping[int, float], since_s: float) -> None:
-        """From a time on."""
-        self.thresholds = thresholds
-        self._tuner.follow(thresholds, since_s)
 
 
 class PlannedRamps(TunedThresholds):
@@ -124,11 +101,6 @@ class MovedRamps(TunedThresholds):
         self._window = []
         if moved.thresholds != self.thresholds:
             self.set(moved.thresholds, after(seen))
-
-
-def after(seen: Observations) -> float:
-    """A time between these inputs and the next."""
-    return float(seen.times_s_N[-1]) + 0.5
 
 
 def tuner_of(name: TunerName, case: Case, budgets: Budgets) -> Tuner:

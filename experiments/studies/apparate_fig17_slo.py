@@ -14,11 +14,12 @@ import numpy as np
 from earlyexit.split import Split
 from experiments.apparate.cases import BUDGET, RAMP_BUDGET, Case, cases
 from experiments.apparate.recording import NEEDS
-from experiments.apparate.replay import BATCH, Replay
+from experiments.apparate.replay import Replay
 from experiments.apparate.strategies import PERIOD, with_ramps
 from experiments.data import require_data
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
+from experiments.tuned_replay import BATCH
 from offramp.load.processes import Poisson, Process
 from offramp.load.replay import CountReplay
 from offramp.load.traces import read_counts

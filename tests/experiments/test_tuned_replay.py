@@ -5,7 +5,7 @@ import pytest
 
 from experiments.threshold_search import compare, drawn_records
 from experiments.tuned_divisions import Case, division, hard
-from experiments.tuned_replay import observed, replay
+from experiments.tuned_replay import Fixed, TunedThresholds, observed, replay
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question
 from optimizer.live.tuning.rows import never
@@ -18,16 +18,21 @@ TIMES = ExitTimes(block_s=(1.0,) * 4, ramp_s=dict.fromkeys(RECORDS.ramps, 0.01))
 QUESTION = Question(score="confidence", guarantee=Guarantee(budget=0.1), times=TIMES)
 
 
-def test_without_a_tuner_a_replay_is_the_outcome_of_its_thresholds() -> None:
+def tuned(delay: int = 0) -> TunedThresholds:
+    return TunedThresholds(make_tuner("guarantee", QUESTION), NOBODY, delay=delay)
+
+
+def test_where_nobody_watches_a_replay_is_the_outcome_of_its_thresholds() -> None:
     thresholds = dict.fromkeys(RECORDS.ramps, 0.9)
-    found, outcome = replay(RECORDS, None, thresholds), RECORDS.outcome(thresholds)
+    found, outcome = replay(RECORDS, Fixed(thresholds=thresholds)), RECORDS.outcome(thresholds)
     assert (found.exits_N == outcome.exits_N).all()
     assert found.agreement == pytest.approx(outcome.agreement)
 
 
 def test_new_thresholds_answer_what_comes_after_the_delay() -> None:
-    found = replay(RECORDS, make_tuner("guarantee", QUESTION), NOBODY, batch=8, delay=20)
-    first = found.changes[0].at_s
+    controller = tuned(delay=20)
+    found = replay(RECORDS, controller, batch=8)
+    first = controller.changes[0].at_s
     assert (found.exits_N[: int(first) + 21] == 3).all()
     assert (found.exits_N[int(first) + 21 :] < 3).any()
 
@@ -41,9 +46,10 @@ def test_of_inputs_that_leave_for_good_only_probes_are_whole() -> None:
 
 
 def test_by_probes_alone_tuning_takes_as_many_inputs_more() -> None:
-    whole = replay(RECORDS, make_tuner("guarantee", QUESTION), NOBODY).changes[0]
-    probes = replay(RECORDS, make_tuner("guarantee", QUESTION), NOBODY, probe_share=0.5).changes[0]
-    assert 1.5 * whole.at_s < probes.at_s < 3 * whole.at_s
+    whole, probes = tuned(), tuned()
+    replay(RECORDS, whole)
+    replay(RECORDS, probes, probe_N=np.random.default_rng(0).random(len(RECORDS)) < 0.5, stay=False)
+    assert 1.5 * whole.changes[0].at_s < probes.changes[0].at_s < 3 * whole.changes[0].at_s
 
 
 @pytest.mark.parametrize("way", ["guarantee", "once", "greedy once"])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.apparate.one_time import answered, greedy_thresholds, optimal, same_threshold, sampled
-from experiments.apparate.replay import BATCH, Fixed, replay
+from experiments.apparate.replay import replay
 from experiments.apparate.times import Answered
+from experiments.tuned_replay import BATCH, Fixed
 from optimizer.live.exit_times import ExitTimes
 from profiles.records import ExitRecords
 from profiles.stream import Observations

@@ -10,13 +10,14 @@ import pytest
 from experiments import studies
 from experiments.apparate import made_up
 from experiments.apparate.cases import Case, table_of
-from experiments.apparate.replay import Fixed, replay
+from experiments.apparate.replay import replay
 from experiments.apparate.strategies import Budgets, with_moved_ramps, with_planned_ramps
 from experiments.apparate.times import Answered
 from experiments.studies import apparate_fig12_ramp_adjustment as fig12
 from experiments.studies import apparate_fig17_slo as fig17
 from experiments.studies import served_streams
 from experiments.studies.record import perform
+from experiments.tuned_replay import Fixed
 from tests.experiments.studies.cases import ours
 
 CASE = Case(stream=made_up.stream("weather", num_inputs=900), table=made_up.table())
