@@ -53,14 +53,14 @@ class Frames(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_end()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | bytearray) -> None:
         if self._partial:
             self._partial += data
             if len(self._partial) < self._wanted:  # a long frame comes in hundreds of pieces
                 return
-            data, self._partial = bytes(self._partial), bytearray()
+            data, self._partial = self._partial, bytearray()
         assert self._transport is not None
-        view, start = memoryview(data), 0
+        view, start = memoryview(data).toreadonly(), 0
         while not self._transport.is_closing():
             self._wanted = _wanted(view[start:])
             if self._wanted > LENGTH_BYTES + self.longest:

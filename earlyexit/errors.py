@@ -7,6 +7,7 @@ OfframpError                        500 INTERNAL
 │   ├── UnknownPathError            404 NOT_FOUND
 │   ├── ControlRefusedError         403                     an operator's order, at a service that takes none by HTTP
 │   ├── MethodNotAllowedError       405
+│   ├── NotAcceptableError          406                     an answer of a kind that is not given
 │   ├── PayloadTooLargeError        413 RESOURCE_EXHAUSTED
 │   ├── UnprocessableInputError     422 INVALID_ARGUMENT    well-formed, but this model cannot take it
 │   ├── PlanError                   422                     a plan that contradicts itself or does not fit its model
@@ -91,6 +92,12 @@ class MethodNotAllowedError(InputError):
     def __init__(self, message: str, *, allowed: tuple[str, ...]) -> None:
         super().__init__(message)
         self.allowed = allowed
+
+
+class NotAcceptableError(InputError):
+    """A request whose `Accept` names no kind of answer that is given; the message says which are."""
+
+    http_status = 406
 
 
 class PayloadTooLargeError(InputError):

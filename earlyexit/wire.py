@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,16 +21,24 @@ class Numbers:
 
     dtype: str
     shape: tuple[int, ...]
-    raw: bytes
+    raw: memoryview
+    """Read-only; where it came over a connection, of what was received, which lives as long."""
 
     @classmethod
     def of(cls, array: npt.NDArray[np.generic]) -> Numbers:
-        """A copy of an array."""
-        return cls(array.dtype.str, array.shape, array.tobytes())
+        """A copy of an array: its own may belong to a batch, and be written to again."""
+        return cls(array.dtype.str, array.shape, memoryview(array.tobytes()))
+
+    def __reduce__(self) -> tuple[Callable[..., Numbers], tuple[str, tuple[int, ...], bytes]]:
+        return _of_bytes, (self.dtype, self.shape, bytes(self.raw))
 
     def numpy(self) -> npt.NDArray[Any]:
         """The array, read-only."""
         return np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape)
+
+
+def _of_bytes(dtype: str, shape: tuple[int, ...], raw: bytes) -> Numbers:
+    return Numbers(dtype, shape, memoryview(raw))
 
 
 Value = int | float | Numbers
@@ -96,5 +104,7 @@ def values_of(array: npt.NDArray[Any]) -> list[Value]:
 
 
 def stacked(values: Sequence[Value]) -> npt.NDArray[Any]:
-    """Answers of one task as an array, one row each."""
+    """Answers of one task as an array, one row each; of a single one of many numbers its own, read-only."""
+    if len(values) == 1 and isinstance(values[0], Numbers):
+        return values[0].numpy()[None]
     return np.array([value.numpy() if isinstance(value, Numbers) else value for value in values])

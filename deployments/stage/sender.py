@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deployments.frames import LENGTH_BYTES
 
@@ -33,13 +33,14 @@ class Sender:
         with self._lock:
             if self._is_closed:
                 return
-            had_backlog = bool(self._backlog)
-            self._backlog += len(frame).to_bytes(LENGTH_BYTES, "big")
-            self._backlog += frame
-            if had_backlog:  # the event loop is at it
+            parts = len(frame).to_bytes(LENGTH_BYTES, "big"), frame
+            if self._backlog:  # the event loop is at it
+                self._backlog += b"".join(parts)
                 return
-            self._send_some()
-            if self._backlog:
+            sent = self._sent_of(parts)
+            if sent < LENGTH_BYTES + len(frame):
+                self._backlog += b"".join(parts)
+                del self._backlog[:sent]
                 self._loop.call_soon_threadsafe(self._watch)
 
     def when_sent(self, then: Callable[[], None]) -> None:
@@ -57,14 +58,14 @@ class Sender:
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
 
-    def _send_some(self) -> None:
+    def _sent_of(self, parts: Sequence[bytes | bytearray]) -> int:
+        """Send what the socket takes now; how many bytes that were."""
         try:
-            sent = self._socket.send(self._backlog)
+            return self._socket.sendmsg(parts)
         except BlockingIOError:
-            return
+            return 0
         except OSError:  # the connection is gone, which the event loop is told too: it ends the calls
-            sent = len(self._backlog)
-        del self._backlog[:sent]
+            return sum(map(len, parts))
 
     def _watch(self) -> None:
         with self._lock:
@@ -73,7 +74,7 @@ class Sender:
 
     def _go_on(self) -> None:
         with self._lock:
-            self._send_some()
+            del self._backlog[: self._sent_of([self._backlog])]
             if self._backlog:
                 return
             self._loop.remove_writer(self._socket.fileno())

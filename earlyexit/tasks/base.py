@@ -33,6 +33,8 @@ class Task(ABC):
     large: ClassVar[bool] = False
     """Whether outputs are so large that they are judged where they are: to the host come scores, and the answers of
     who leaves."""
+    content_types: ClassVar[tuple[str, ...]] = ()
+    """What an answer of `POST /predict` may be besides JSON; `to_content` writes them."""
 
     @property
     @abstractmethod
@@ -85,6 +87,10 @@ class Task(ABC):
     @abstractmethod
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
         """An answer of `POST /predict`, but for its exit."""
+
+    def to_content(self, content_type: str, value: Value) -> bytes:
+        """An answer as one of `content_types`; its score and its exit travel beside it."""
+        raise NotImplementedError(f"answers of {self.name!r} are JSON, not {content_type}")
 
     @property
     @abstractmethod

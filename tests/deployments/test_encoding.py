@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from earlyexit.errors import (
     StageUnavailableError,
 )
 from earlyexit.split import Split
-from earlyexit.wire import Answer, Seen, WirePiece
+from earlyexit.wire import Answer, Numbers, Seen, WirePiece
 from optimizer.plan import PolicySpec, Stage
 
 TIMING = Timing(queue_s=0.1, compute_s=1e-9)
@@ -233,3 +234,16 @@ def test_what_no_ingress_says_is_refused(frame: bytes) -> None:
 def test_what_no_replica_says_is_refused(frame: bytes) -> None:
     with pytest.raises(MalformedError):
         from_replica(frame)
+
+
+def test_an_answer_of_many_numbers_is_read_out_of_the_frame_it_came_in() -> None:
+    array = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    answer = Answer(sample_id="a", value=Numbers.of(array), score=0.5, exit=1)
+    frame = encode(Part(1, Chunk(answers=((answer, TIMING),))))
+    part = from_replica(memoryview(frame))
+    assert isinstance(part, Part)
+    [(read, _)] = part.chunk.answers
+    assert read == answer
+    assert isinstance(read.value, Numbers)
+    assert read.value.raw.obj is frame
+    assert pickle.loads(pickle.dumps(read)) == answer

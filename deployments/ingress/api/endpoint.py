@@ -16,6 +16,7 @@ from starlette.websockets import WebSocketClose
 
 from deployments.ingress.access.gate import Gate
 from deployments.ingress.api.face import FAILED, GONE, log_error, own_id, retry_after
+from deployments.ingress.api.forming import compressed
 from deployments.quiet import WithoutWords
 from earlyexit.errors import (
     InputError,
@@ -85,6 +86,9 @@ class Endpoint:
         await response(scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
+        return await compressed(request, await self._answer(request))
+
+    async def _answer(self, request: Request) -> Response:
         try:
             return await self._handler(request)(request)
         except OfframpError as error:
@@ -172,7 +176,9 @@ def _authorization(scope: Scope) -> str | None:
 
 
 SENT = ("Authorization", "Content-Type", "X-Request-ID", "Inference-Header-Content-Length")
-READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length")
+SCORE_HEADER, EXIT_HEADER = "X-Offramp-Score", "X-Offramp-Exit"
+"""Of an answer that is no JSON."""
+READ = ("Retry-After", "X-Request-ID", "Inference-Header-Content-Length", SCORE_HEADER, EXIT_HEADER)
 REMEMBERED_S = 600
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.middleware import Middleware
@@ -17,8 +18,10 @@ from deployments.ingress.api.answers import predict_response, v2_response
 from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.endpoint import (
     CALLER,
+    EXIT_HEADER,
     JSON,
     MAX_DIGITS,
+    SCORE_HEADER,
     Endpoint,
     EndpointOf,
     Gatekeeper,
@@ -30,11 +33,13 @@ from deployments.ingress.api.endpoint import (
     request_id,
 )
 from deployments.ingress.api.face import Backend, Face, Served
+from deployments.ingress.api.forming import formed
+from deployments.ingress.api.negotiation import ANYTHING, preferred
 from deployments.ingress.api.openapi import SWAGGER_PAGE, openapi_document
 from deployments.ingress.api.parsing import parse_content, parse_predict, parse_v2
 from deployments.ingress.dashboard import pages
 from deployments.ingress.dashboard.feed import Viewer
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, NotAcceptableError
 from earlyexit.wire import Answer
 
 FILES = ("image/", "audio/", "video/")
@@ -69,8 +74,27 @@ class Routes:
         """One input or a list of them, in JSON; or one input as the body."""
         body = await read_body(request, self._backend.max_body_bytes)
         infer_request, many = self._parse_predict(request, body)
+        kind = self._answer_type(request, many=many)
         served, answers = await self._answer(request, infer_request)
-        return Response(predict_response(answers, served.task, request_id(request), many=many), media_type=JSON)
+        if kind == JSON:
+            make = partial(predict_response, answers, served.task, request_id(request), many=many)
+            return Response(await formed(make, answers), media_type=JSON)
+        [answer] = answers
+        content = await formed(partial(served.task.to_content, kind, answer.value), answers)
+        said = {SCORE_HEADER: str(round(answer.score, 6)), EXIT_HEADER: str(answer.exit)}
+        return Response(content, media_type=kind, headers=said)
+
+    def _answer_type(self, request: Request, *, many: bool) -> str:
+        """What the caller gets; raises NotAcceptableError."""
+        accept = request.headers.get("accept", ANYTHING)
+        if accept in (ANYTHING, JSON):
+            return JSON
+        of_one = self._backend.signature.task.content_types
+        kind = preferred(accept, (JSON,) if many else (JSON, *of_one))
+        if kind is None:
+            others = "".join(f", or {each} where one input is sent" for each in of_one)
+            raise NotAcceptableError(f"accept {accept[:80]!r}; this model answers {JSON}{others}")
+        return kind
 
     def _parse_predict(self, request: Request, body: bytes) -> tuple[InferRequest, bool]:
         codec = self._backend.signature.codec
@@ -89,7 +113,8 @@ class Routes:
         infer_request, reply = parse_v2(body, _json_length(request), self._backend.signature)
         served, answers = await self._answer(request, infer_request)
         card = served.card
-        content, json_length = v2_response(answers, served.task, reply, card.name, served.version)
+        make = partial(v2_response, answers, served.task, reply, card.name, served.version)
+        content, json_length = await formed(make, answers)
         if json_length is None:
             return Response(content, media_type=JSON)
         return Response(content, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_length)})

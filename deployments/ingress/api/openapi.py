@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ from deployments.ingress.api.bodies import (
     V2Model,
     V2Server,
 )
+from deployments.ingress.api.endpoint import EXIT_HEADER, SCORE_HEADER
 from deployments.ingress.api.orders import Canary, DefaultVersion, IndexBody, LoadBody
 from deployments.ingress.api.signature import Signature
 from earlyexit.signature import Column
@@ -44,6 +45,7 @@ ERRORS = {
     "403": "The service's settings allow no such orders by HTTP.",
     "404": "No such path, model or version.",
     "405": "A path asked with a method that it does not take.",
+    "406": "What Accept asks for is no kind of answer that this model gives to this request.",
     "413": "The body is too large.",
     "422": "An input that this model cannot take.",
     "429": "More than this key may send; see Retry-After.",
@@ -58,6 +60,10 @@ HEADERS = {
     "405": {"Allow": {"description": "The methods that are taken.", "schema": {"type": "string"}}},
     "429": RETRY_AFTER,
     "503": RETRY_AFTER,
+}
+OF_CONTENT = {
+    SCORE_HEADER: {"description": "How sure the exit was; of answers that are no JSON.", "schema": {"type": "number"}},
+    EXIT_HEADER: {"description": "The block it left after; the same.", "schema": {"type": "integer"}},
 }
 PREDICT_ONE, PREDICT_MANY = "PredictOne", "PredictMany"
 LIMIT = {
@@ -105,7 +111,7 @@ def openapi_document(
         "openapi": "3.1.0",
         "info": {"title": "Offramp", "version": "1", "description": "Early-exit model serving."},
         "paths": {
-            "/predict": {"post": _predict(signature.codec.content_types)},
+            "/predict": {"post": _predict(signature)},
             **_model_paths("/v2/models/{model}", [named]),
             **_model_paths("/v2/models/{model}/versions/{version}", [named, _parameter("version", versions)]),
             "/v2": {"get": _get("Server metadata", _reference(V2Server), v2=True)},
@@ -138,6 +144,8 @@ def _say_of_the_model(schemas: dict[str, Any], signature: Signature) -> None:
     tensor = schemas["V2AnswerTensor"]["properties"]
     tensor["name"]["enum"] = list(signature.output_names)
     tensor["datatype"]["enum"] = sorted({column.datatype for column in signature.outputs})
+    outputs = "; ".join(f"{column.name}: {column.datatype} {_shape(column)}" for column in signature.outputs)
+    schemas["V2AnswerTensor"]["description"] = f"An output tensor: {outputs}."
 
 
 def answer_schemas(signature: Signature) -> dict[str, Any]:
@@ -155,10 +163,14 @@ def answer_schemas(signature: Signature) -> dict[str, Any]:
     return {PREDICT_ONE: one, PREDICT_MANY: many}
 
 
-def _predict(content_types: Sequence[str]) -> dict[str, Any]:
+def _predict(signature: Signature) -> dict[str, Any]:
     answer = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in (PREDICT_ONE, PREDICT_MANY)]}
     operation = _operation("Answer one input or a list of inputs", PredictBody, answer)
-    operation["requestBody"]["content"] |= {content_type: {} for content_type in content_types}
+    operation["requestBody"]["content"] |= {content_type: {} for content_type in signature.codec.content_types}
+    if signature.task.content_types:
+        answered = operation["responses"]["200"]
+        answered["content"] |= {content_type: {} for content_type in signature.task.content_types}
+        answered["headers"] = OF_CONTENT
     return operation
 
 

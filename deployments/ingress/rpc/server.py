@@ -10,10 +10,14 @@ from typing import Any
 
 import grpc
 
+from deployments.ingress.api.negotiation import LEAST_BYTES, takes_gzip
+
 SERVICE = "inference.GRPCInferenceService"
 RPCS = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 REMAINING_S = "offramp-remaining-s"
 """Metadata of ours: seconds until the call's deadline, which Serve does not hand on."""
+ENCODING = "accept-encoding"
+"""Metadata of the caller's, as in HTTP: with `gzip`, large answers come compressed."""
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 
@@ -34,7 +38,7 @@ class InferenceHandlers:
         method = handler_call_details.method
         if method not in self._wrapped and method in self._method_handlers:
             handler = self._method_handlers[method]
-            self._wrapped[method] = handler._replace(unary_unary=told_of_deadline(handler.unary_unary))
+            self._wrapped[method] = handler._replace(unary_unary=compressing(told_of_deadline(handler.unary_unary)))
         return self._wrapped.get(method)
 
 
@@ -46,6 +50,19 @@ def told_of_deadline(handler: Unary) -> Unary:
         return await handler(request, context if remaining_s is None else _Told(context, remaining_s))
 
     return told
+
+
+def compressing(handler: Unary) -> Unary:
+    """A handler whose answer is compressed where its caller asks for that."""
+
+    async def compress(request: bytes, context: Any) -> bytes:
+        answer = await handler(request, context)
+        if len(answer) >= LEAST_BYTES and takes_gzip(str(dict(context.invocation_metadata()).get(ENCODING, ""))):
+            context.set_compression(grpc.Compression.Gzip)
+            await context.send_initial_metadata(())  # sent with the answer, they would not name the compression
+        return answer
+
+    return compress
 
 
 class _Told:

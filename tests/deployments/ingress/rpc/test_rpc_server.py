@@ -7,7 +7,9 @@ from typing import Any
 import grpc
 import pytest
 
-from deployments.ingress.rpc.server import REMAINING_S, RPCS, SERVICE, add_inference_service
+from deployments.ingress.rpc.server import REMAINING_S, RPCS, SERVICE, add_inference_service, compressing
+
+LONG = 10_000
 
 
 class Echo:
@@ -17,7 +19,7 @@ class Echo:
         async def answer(request: bytes, context: Any) -> bytes:
             told = dict(context.invocation_metadata()).get(REMAINING_S, "none")
             context.set_trailing_metadata((("told", told),))
-            return f"{name} {request.decode()}".encode()
+            return f"{name} {request.decode()}".encode() * (LONG if request == b"much" else 1)
 
         return answer
 
@@ -60,3 +62,48 @@ async def test_rpcs_of_the_protocol_that_are_not_there_are_unimplemented() -> No
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await ask(channel, "ModelStreamInfer")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+class Compressing:
+    """The context of a call, which notes what is told it about compression, in order."""
+
+    def __init__(self, **metadata: str) -> None:
+        self._metadata = tuple((name.replace("_", "-"), value) for name, value in metadata.items())
+        self.told: list[object] = []
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        self.told.append(compression)
+
+    async def send_initial_metadata(self, metadata: tuple[()]) -> None:
+        self.told.append(metadata)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "size", "told"),
+    [
+        ({"accept_encoding": "gzip"}, 10_000, [grpc.Compression.Gzip, ()]),
+        ({"accept_encoding": "gzip"}, 10, []),
+        ({"accept_encoding": "br"}, 10_000, []),
+        ({}, 10_000, []),
+    ],
+    ids=["gzip", "small", "another-encoding", "nothing-asked"],
+)
+async def test_large_answers_are_compressed_for_whoever_asks_for_it(
+    metadata: dict[str, str], size: int, told: list[object]
+) -> None:
+    async def answer(request: bytes, _: Any) -> bytes:
+        return request * size
+
+    context = Compressing(**metadata)
+    assert await compressing(answer)(b"x", context) == b"x" * size
+    assert context.told == told
+
+
+async def test_a_compressed_answer_arrives_with_its_trailing_metadata() -> None:
+    async with channel_to_a_server() as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"much", metadata=(("accept-encoding", "gzip"),))
+        assert await call == b"ModelInfer much" * LONG
+        assert dict(await call.trailing_metadata())["told"] == "none"
