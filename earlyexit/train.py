@@ -1,8 +1,7 @@
-"""What exits give on known inputs, and their training: on a frozen backbone, or jointly with the whole model."""
+"""What exits give on known inputs, and the training of ramps on a frozen backbone."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.bridges import begin_bridges
-from earlyexit.errors import ModelFolderError
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Tensors
@@ -20,6 +18,7 @@ from earlyexit.ramps.bridge import BridgeRamp
 from earlyexit.ramps.heads import Ramp
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import Task, ValueArray
+from earlyexit.training.descent import Descent
 from earlyexit.wire import entering
 
 Progress = Callable[[str, int, int], None]
@@ -45,10 +44,6 @@ class TrainOptions:
     """Whether ramps learn of the full model's outputs, not of the labels; of ramps on a frozen backbone."""
     seed: int = 0
     progress: Progress = field(default=no_progress)
-
-
-# The whole model learns slower, in smaller steps, than heads on a frozen backbone (PAME section 5.2 fine-tunes).
-JOINT_OPTIONS = TrainOptions(epochs=3, batch=32, learning_rate=3e-5, weight_decay=0.01)
 
 
 def batches_by_length(encoded: Sequence[Encoded], batch: int) -> Iterator[list[int]]:
@@ -155,18 +150,22 @@ def _train_heads(
         losses = []
         for at, head in heads.items():
             if at in dropping:  # what a head leaves out does not hang on the others
-                torch.manual_seed(_draw(options.seed, at, step))
+                torch.manual_seed(draw(options.seed, at, step))
             losses.append(loss_of(head.classify(features[at][rows].to(device)), rows))
         return torch.stack(losses).sum()  # not the mean: a head's gradient is then that of its own loss
 
     for at, head in heads.items():
         if not isinstance(head, BridgeRamp):
-            _begin(head, _draw(options.seed, at))
+            _begin(head, draw(options.seed, at))
         head.train()
     begin_bridges(model)
     parameters = [parameter for head in heads.values() for parameter in head.parameters()]
+    descent = Descent(parameters, len(next(iter(features.values()))), options)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        _descend(parameters, loss, len(next(iter(features.values()))), options)
+        for epoch in range(options.epochs):
+            descent.epoch(loss)
+            options.progress("epochs", epoch + 1, options.epochs)
+    descent.done()
     model.eval()
 
 
@@ -179,7 +178,7 @@ def _begin(head: Ramp, seed: int) -> None:
                 module.reset_parameters()
 
 
-def _draw(*numbers: int) -> int:
+def draw(*numbers: int) -> int:
     """A seed of its own for each row of numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
@@ -193,52 +192,3 @@ def _by_answers(task: Task, targets: ValueArray, options: TrainOptions) -> Loss:
 
 def _by_outputs(task: Task, full_NC: Tensor) -> Loss:
     return lambda outputs_BC, rows: task.imitation_loss(outputs_BC, full_NC[rows].to(outputs_BC.device))
-
-
-def train_jointly(
-    model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: TrainOptions = JOINT_OPTIONS
-) -> None:
-    """Train backbone, ramps and head together on the average of all heads' losses, equal weights (PAME section 5.2).
-
-    Raises ModelFolderError for a backbone without weights to train.
-    """
-    if next(model.backbone.parameters(), None) is None:
-        raise ModelFolderError(f"a backbone of the family {model.info.family} stays as it is: train its ramps alone")
-    loss_of = _by_answers(model.task, targets, options)
-
-    def loss(rows: Tensor) -> Tensor:
-        values, layout = pack([encoded[row] for row in rows.tolist()], model.device)
-        losses = []
-        for block in range(model.num_blocks):
-            values = model.run_blocks(block, block + 1, values, layout)
-            if block in model.ramp_indices or block == model.num_blocks - 1:
-                losses.append(loss_of(model.exit_head(block)(values[0], layout), rows))
-        return torch.stack(losses).mean()
-
-    model.requires_grad_(True)
-    model.train()
-    _descend(list(model.parameters()), loss, len(targets), options)
-    model.requires_grad_(False)
-    model.eval()
-
-
-def _descend(
-    parameters: list[torch.nn.Parameter], loss: Callable[[Tensor], Tensor], num_inputs: int, options: TrainOptions
-) -> None:
-    generator = torch.Generator().manual_seed(options.seed)
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    optimizer = torch.optim.AdamW(parameters, lr=options.learning_rate, weight_decay=options.weight_decay)
-    steps = options.epochs * math.ceil(num_inputs / options.batch)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=options.learning_rate, total_steps=steps, pct_start=0.1
-    )
-    for epoch in range(options.epochs):
-        for rows in torch.split(torch.randperm(num_inputs, generator=generator), options.batch):
-            optimizer.zero_grad(set_to_none=True)
-            loss(rows).backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
-            optimizer.step()
-            schedule.step()
-        options.progress("epochs", epoch + 1, options.epochs)
-    for parameter in parameters:
-        parameter.requires_grad_(False)

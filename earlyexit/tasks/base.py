@@ -20,6 +20,8 @@ from earlyexit.wire import Value
 if TYPE_CHECKING:  # an ingress reads answers without torch
     from torch import Tensor
 
+    from earlyexit.training.moves import Moves
+
 FloatArray = npt.NDArray[np.float64]
 ValueArray = npt.NDArray[Any]
 
@@ -109,8 +111,15 @@ class Task(ABC):
     def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         """What training makes small: a mean over the inputs, float32 ()."""
 
-    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor) -> Tensor:
-        """What training makes small where ramps learn of the full model's outputs, not of right answers; float32 ()."""
+    def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:
+        """The right answers of images that were moved: here the same."""
+        return targets_B
+
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
+        """What training makes small where ramps learn of the full model's outputs, not of right answers; float32 ().
+
+        `keep_scale`: it is least where outputs are those of the full model, not a multiple of them.
+        """
         return self.training_loss(outputs_BC, self.answer(full_BC))
 
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:

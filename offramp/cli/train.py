@@ -25,6 +25,7 @@ from offramp.cli.options import (
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
+    from earlyexit.model import EarlyExitModel
 
 Backbone = Annotated[
     str, typer.Option(help="Checkpoint folder or hub name, 'minilm' (packaged), or your own module:function.")
@@ -47,7 +48,21 @@ PoolingOption = Annotated[
 Ramps = Annotated[str | None, typer.Option(help="Blocks that get a ramp, like 0,2,4; default: all but the last.")]
 Joint = Annotated[bool, typer.Option("--joint", help="Train the whole model, not only its ramps.")]
 Imitate = Annotated[
-    bool, typer.Option("--imitate", help="Have ramps learn of the full model's outputs, not of the labels.")
+    bool,
+    typer.Option(
+        "--imitate",
+        help="Have ramps learn of the full model's outputs, not of the labels; with --joint all exits, of the network "
+        "as it came.",
+    ),
+]
+Augment = Annotated[
+    bool, typer.Option("--augment", help="With --joint: shift and mirror images anew each time they are seen.")
+]
+Patience = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="With --joint: stop after so many epochs without progress, told by a tenth of the rows kept apart."
+    ),
 ]
 HoldOut = Annotated[
     float | None, typer.Option(help="Share of each label's rows to keep from training: held_out in --out.")
@@ -71,8 +86,11 @@ def train(
     ramps: Ramps = None,
     joint: Joint = False,
     imitate: Imitate = False,
+    augment: Augment = False,
+    patience: Patience = None,
     max_length: Annotated[int | None, typer.Option(min=2, help="Longest input in tokens.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Inputs of one step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
     hold_out: HoldOut = None,
     seed: Seed = 0,
@@ -80,9 +98,10 @@ def train(
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
     from earlyexit.checkpoint import RampOptions
     from earlyexit.dataset import read_labelled
+    from earlyexit.training.augmentation import Augmentation
     from offramp.jobs.progress import progress_bars
     from offramp.jobs.train_job import TrainJob
-    from offramp.jobs.training import head_in_words, resolve_backbone
+    from offramp.jobs.training import resolve_backbone
     from offramp.jobs.training import train as run_training
 
     rows = read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)
@@ -100,8 +119,11 @@ def train(
         ramps=options,
         joint=joint,
         imitate=imitate,
+        augmentation=Augmentation() if augment else None,
+        patience=patience,
         max_length=max_length,
         epochs=epochs,
+        batch=batch,
         learning_rate=learning_rate,
         seed=seed,
         source=str(data),
@@ -110,8 +132,14 @@ def train(
         rows = _hold_out(rows, hold_out, seed, out)
     with progress_bars() as progress:
         model = run_training(job, rows, out, progress=progress)
-    labels = "" if task != "label" else f" {model.task.num_outputs} labels,"
-    print(f"{len(rows)} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
+    _print_trained(model, len(rows), out)
+
+
+def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:
+    from offramp.jobs.training import head_in_words
+
+    labels = f" {model.task.num_outputs} labels," if model.task.name == "label" else ""
+    print(f"{num_rows} rows,{labels} ramps after blocks {list(model.ramp_indices)}: {out}")
     print(f"head of the full model: {head_in_words(model)}")
 
 

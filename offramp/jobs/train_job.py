@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from earlyexit.checkpoint import RampOptions
 from earlyexit.errors import InputError
 from earlyexit.store import NAME_PATTERN
+
+if TYPE_CHECKING:  # a job is read without torch
+    from earlyexit.training.augmentation import Augmentation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +31,15 @@ class TrainJob:
     joint: bool = False
     """Train backbone, ramps and head together instead of the ramps on a frozen backbone."""
     imitate: bool = False
-    """Have ramps learn the full model's outputs instead of the labels."""
+    """Have ramps learn the full model's outputs instead of the labels; trained jointly, all exits those of the network
+    as it came."""
+    augmentation: Augmentation | None = None
+    """How images are changed each time joint training sees them."""
+    patience: int | None = None
+    """Epochs in a row without a better loss on rows kept apart, after which joint training stops."""
     max_length: int | None = None
     epochs: int | None = None
+    batch: int | None = None
     learning_rate: float | None = None
     seed: int = 0
     source: str = ""
@@ -37,8 +47,9 @@ class TrainJob:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        if self.joint and self.imitate:
-            raise InputError("--imitate and --joint: the full model that ramps imitate has to stay as it is")
+        if not self.joint and (self.augmentation or self.patience):
+            name = "--augment" if self.augmentation else "--patience"
+            raise InputError(f"{name} goes with --joint: ramps on a frozen backbone see each input once")
 
 
 def check_name(name: str) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from earlyexit.checkpoint import add_ramps, load_pretrained
 from earlyexit.dataset import PAIR
 from earlyexit.errors import InputError
 from earlyexit.network import check_inputs
 from earlyexit.store import save_model
-from earlyexit.train import JOINT_OPTIONS, Progress, TrainOptions, no_progress, train_jointly, train_ramps
+from earlyexit.train import Progress, TrainOptions, no_progress, train_ramps
+from earlyexit.training.augmentation import takes_images
+from earlyexit.training.joint import train_jointly
+from earlyexit.training.options import JOINT_IMAGES, JOINT_OPTIONS, JointOptions
 from offramp.jobs.calibration import forget_calibration
 from offramp.jobs.kinds import codec_for, load_codec, task_for
 from offramp.jobs.provenance import provenance
@@ -19,12 +22,15 @@ from offramp.jobs.train_job import TrainJob
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
-    from earlyexit.families.base import Pretrained
+    from earlyexit.families.base import Backbone, Pretrained
     from earlyexit.model import EarlyExitModel
     from earlyexit.named import NamedSpec
+    from earlyexit.tasks.base import Task
 
 HELD_OUT = "held_out"
 """Of rows that are kept from training: their file's name, but for its ending."""
+SAVED = "training.pt"
+"""How far a joint training is, in the model's folder, until it is done."""
 
 
 def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = no_progress) -> EarlyExitModel:
@@ -34,33 +40,46 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
     """
     task = task_for(job, data)
     make_folder(out)
-    pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
-    options = _options(job, progress)
-    model = add_ramps(
-        pretrained,
-        name=job.name,
-        family=family,
-        codec=_codec(job, pretrained, data),
-        task=task,
-        ramps=job.ramps,
-        provenance=provenance(
+    model, options = _untrained(job, data, task, progress)
+    forget_calibration(out)
+    encoded = data.encode(load_codec(model.info.codec, job, out))
+    check_inputs(model, encoded[0])
+    targets = model.task.targets(data.labels)
+    if isinstance(options, JointOptions):
+        train_jointly(model, encoded, targets, replace(options, saved=out / SAVED))
+    else:
+        train_ramps(model, encoded, targets, options)
+    save_model(model, out)
+    (out / SAVED).unlink(missing_ok=True)
+    return model
+
+
+def _untrained(
+    job: TrainJob, data: LabelledRows, task: Task, progress: Progress
+) -> tuple[EarlyExitModel, TrainOptions]:
+    """The model to begin with, what is random in it drawn by the seed, and how it is trained."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)
+        pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
+        options = _options(job, pretrained.backbone, progress)
+        facts = provenance(
             backbone=job.backbone,
             data=job.source,
             rows=len(data),
             joint=job.joint,
             imitate=job.imitate,
             epochs=options.epochs,
+            batch=options.batch,
             learning_rate=options.learning_rate,
             seed=job.seed,
-        ),
-    )
-    forget_calibration(out)
-    encoded = data.encode(load_codec(model.info.codec, job, out))
-    check_inputs(model, encoded[0])
-    learn = train_jointly if job.joint else train_ramps
-    learn(model, encoded, model.task.targets(data.labels), options)
-    save_model(model, out)
-    return model
+        )
+        codec = _codec(job, pretrained, data)
+        model = add_ramps(
+            pretrained, name=job.name, family=family, codec=codec, task=task, ramps=job.ramps, provenance=facts
+        )
+    return model, options
 
 
 def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSpec:
@@ -98,8 +117,12 @@ def make_folder(out: Path) -> None:
         raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
 
 
-def _options(job: TrainJob, progress: Progress) -> TrainOptions:
-    options = replace(JOINT_OPTIONS if job.joint else TrainOptions(imitate=job.imitate), seed=job.seed)
-    options = replace(options, progress=progress)
-    options = options if job.epochs is None else replace(options, epochs=job.epochs)
-    return options if job.learning_rate is None else replace(options, learning_rate=job.learning_rate)
+def _options(job: TrainJob, backbone: Backbone, progress: Progress) -> TrainOptions:
+    """As asked for, else as suits the kind of training."""
+    asked: dict[str, Any] = {"epochs": job.epochs, "learning_rate": job.learning_rate, "batch": job.batch}
+    options: TrainOptions = TrainOptions()
+    if job.joint:
+        options = JOINT_IMAGES if takes_images(backbone.inputs) else JOINT_OPTIONS
+        options = replace(options, augmentation=job.augmentation, patience=job.patience)
+    given = {name: value for name, value in asked.items() if value is not None}
+    return replace(options, imitate=job.imitate, seed=job.seed, progress=progress, **given)

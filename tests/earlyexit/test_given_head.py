@@ -20,7 +20,8 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
-from earlyexit.train import TrainOptions, exit_outputs, train_jointly, train_ramps
+from earlyexit.train import TrainOptions, exit_outputs, train_ramps
+from earlyexit.training.joint import train_jointly
 from tests.earlyexit.convolutions import PIXELS, Convolution, Flat, Pixels, pictures
 from tests.earlyexit.models import small
 from tests.model_cards import a_card

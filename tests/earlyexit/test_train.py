@@ -22,9 +22,10 @@ from earlyexit.train import (
     exit_features,
     exit_outputs,
     pack,
-    train_jointly,
     train_ramps,
 )
+from earlyexit.training.joint import train_jointly
+from earlyexit.training.options import JointOptions
 from tests.earlyexit.models import SMALL
 from tests.earlyexit.tokens import of_tokens
 
@@ -79,7 +80,7 @@ def test_equal_seeds_train_equal_ramps() -> None:
 def test_joint_training_changes_the_backbone_too() -> None:
     model = random_model(SIZES)
     before = copy_of(model)
-    train_jointly(model, *toy(seed=0), TrainOptions(epochs=10, batch=32, learning_rate=3e-3))
+    train_jointly(model, *toy(seed=0), JointOptions(epochs=10, batch=32, learning_rate=3e-3))
     unchanged = set(before) - changed(model, before)
     assert unchanged == {"temperatures_E"}
     assert min(accuracies(model, seed=1).values()) > 0.92
@@ -196,7 +197,7 @@ def test_ramps_are_drawn_by_the_seed_alone() -> None:
 def test_joint_training_moves_weights_and_the_statistics_of_norms() -> None:
     model = resnet("grid")
     before = copy_of(model.backbone)
-    train_jointly(model, *images(seed=0), TrainOptions(epochs=2, batch=16, learning_rate=1e-3))
+    train_jointly(model, *images(seed=0), JointOptions(epochs=2, batch=16, learning_rate=1e-3))
     assert changed(model.backbone, before) == set(before)
     assert not model.training
 

@@ -21,6 +21,7 @@ from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.families.own import TensorBackbone
 from earlyexit.named import NamedSpec
 from earlyexit.store import read_card
+from earlyexit.training.augmentation import Augmentation
 from offramp.jobs.kinds import codec_for
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
@@ -235,6 +236,11 @@ def test_what_does_not_fit_the_network_is_refused(
         train(job, read_labelled(images) if rows is None else rows, tmp_path)
 
 
-def test_ramps_cannot_imitate_what_is_trained_with_them() -> None:
-    with pytest.raises(InputError, match="--imitate and --joint"):
-        TrainJob(backbone="b", name="m", joint=True, imitate=True)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"augmentation": Augmentation()}, "--augment goes with --joint"), ({"patience": 2}, "--patience goes with --joint")],
+    ids=["augment", "patience"],
+)
+def test_what_joint_training_alone_does_is_refused_without_it(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainJob(backbone="b", name="m", **fields)

@@ -1,0 +1,90 @@
+"""Images changed anew each time that training sees them, and their right answers with them.
+
+Tensor legend: B images, H rows, W columns, C channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import radians
+
+import torch
+from torch import Tensor
+
+from earlyexit.boundary import Boundary
+from earlyexit.errors import ModelFolderError
+from earlyexit.tasks.base import Task
+from earlyexit.training.moves import Moves
+
+MAP_AXES = 3
+"""Of an image without its batch: rows, columns, channels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Augmentation:
+    """How far images are moved at most; what comes in from outside is black."""
+
+    shift: float = 0.125
+    """Share of a side, either way, in whole pixels. An eighth is the four pixels of He et al. (2016, section 4.2)."""
+    mirror: bool = True
+    """Whether every second image is mirrored, left and right."""
+    turn: float = 0.0
+    """Degrees, either way."""
+    zoom: float = 0.0
+    """Share by which images grow or shrink."""
+    patch: float = 0.0
+    """Share of the batches whose images get a rectangle of another one (CutMix, Yun et al. 2019). Their right answers
+    are not known: it is for exits that imitate."""
+
+    def check(self, inputs: Boundary) -> None:
+        """Raise ModelFolderError for a network that takes no images."""
+        if not takes_images(inputs):
+            raise ModelFolderError("augmentation is of images; the model takes something else")
+
+    def draw(self, num_images: int, height: int, width: int) -> Moves:
+        """At random, by torch's generator."""
+        mirrored_B = torch.rand(num_images) < 0.5 if self.mirror else torch.zeros(num_images, dtype=torch.bool)
+        half = torch.tensor([width, height]) * self.shift
+        shift_B2 = (_around_zero(num_images, 2) * half).round()
+        return Moves(
+            mirrored_B=mirrored_B,
+            shift_B2=shift_B2,
+            turn_B=_around_zero(num_images) * radians(self.turn),
+            zoom_B=1 + _around_zero(num_images) * self.zoom,
+        )
+
+    def patched(self, images_BHWC: Tensor) -> Tensor:
+        """In some batches one rectangle of all images is that of the next one."""
+        share, where = torch.rand(2).tolist(), torch.rand(2).tolist()
+        if share[0] >= self.patch:
+            return images_BHWC
+        (top, end), (left, right) = (
+            _stretch(side, share[1] ** 0.5, at) for side, at in zip(images_BHWC.shape[1:3], where, strict=True)
+        )
+        patched = images_BHWC.clone()
+        patched[:, top:end, left:right] = images_BHWC.roll(1, 0)[:, top:end, left:right]
+        return patched
+
+
+def takes_images(inputs: Boundary) -> bool:
+    """Whether a network's inputs are images, (H, W, C)."""
+    return len(inputs) == 1 and not inputs[0].per_token and len(inputs[0].shape) == MAP_AXES
+
+
+def augmented(augmentation: Augmentation, task: Task, images_BHWC: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Images and their right answers, moved alike."""
+    _, height, width, _ = images_BHWC.shape
+    moves = augmentation.draw(len(images_BHWC), height, width)
+    return augmentation.patched(moves.of_images(images_BHWC)), task.moved(targets_B, moves)
+
+
+def _around_zero(*shape: int) -> Tensor:
+    """From -1 to 1."""
+    return torch.rand(shape) * 2 - 1
+
+
+def _stretch(side: int, share: float, at: float) -> tuple[int, int]:
+    """First and end of so much of a side, at a place from 0 to 1."""
+    length = round(side * share)
+    first = round((side - length) * at)
+    return first, first + length

@@ -1,0 +1,189 @@
+"""All exits of a model at once, with the backbone, on the average of their losses (PAME section 5.2).
+
+Tensor legend: B inputs, C outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from earlyexit.cpu import has_bfloat16
+from earlyexit.errors import ModelFolderError
+from earlyexit.layout import Layout
+from earlyexit.model import EarlyExitModel
+from earlyexit.piece import Tensors
+from earlyexit.signature import Encoded
+from earlyexit.tasks.base import ValueArray
+from earlyexit.train import draw, pack
+from earlyexit.training.augmentation import augmented
+from earlyexit.training.descent import Descent
+from earlyexit.training.options import JOINT_OPTIONS, JointOptions
+from earlyexit.training.saved import fingerprint, save_state, saved_state
+
+
+def train_jointly(
+    model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: JointOptions = JOINT_OPTIONS
+) -> None:
+    """Train backbone, ramps and head together on the average of all exits' losses, equal weights.
+
+    Raises ModelFolderError for a backbone without weights to train, for a network that takes no images where these are
+    to be changed, and for one without a head of its own that exits are to imitate.
+    """
+    _check(model, options)
+    run = _Run(model, encoded, targets, options)
+    run.begin()
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        while run.epochs_done < options.epochs and not run.stopped:
+            run.epoch()
+    run.finish()
+
+
+def _check(model: EarlyExitModel, options: JointOptions) -> None:
+    if next(model.backbone.parameters(), None) is None:
+        raise ModelFolderError(f"a backbone of the family {model.info.family} stays as it is: train its ramps alone")
+    if options.augmentation is not None:
+        options.augmentation.check(model.boundary(-1))
+    if options.imitate and "head" not in model.info.provenance:
+        raise ModelFolderError(
+            "exits imitate the network as it came, and this one came without a head: leave --imitate out"
+        )
+
+
+class _Run:
+    """One training run: what it knows after each epoch."""
+
+    def __init__(
+        self, model: EarlyExitModel, encoded: Sequence[Encoded], targets: ValueArray, options: JointOptions
+    ) -> None:
+        self.model = model
+        self.encoded = encoded
+        self.targets_N = torch.from_numpy(targets)
+        self.options = options
+        self.name = fingerprint(model.state_dict(), encoded, targets, options) if options.saved else ""
+        self.learned_K, self.apart_K = _apart(len(encoded), options)
+        self.teacher = copy.deepcopy(model).eval() if options.imitate else None
+        self.mixed = _is_faster_mixed(model.device) if options.mixed is None else options.mixed
+        self.descent = Descent(
+            list(model.parameters()),
+            len(self.learned_K),
+            options,
+            optimizer=options.optimizer,
+            least_batch=options.batch // 4,  # a norm's statistics of one or two inputs are none
+        )
+        self.epochs_done = 0
+        self.least: float | None = None
+        self.worse = 0
+        """Epochs since the best one."""
+        self.best: dict[str, Tensor] | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether enough epochs brought nothing."""
+        return self.options.patience is not None and self.worse >= self.options.patience
+
+    def begin(self) -> None:
+        """Go on where an interrupted run was."""
+        if self.teacher is not None:
+            self.teacher.requires_grad_(False)
+        if self.options.saved is None:
+            return
+        state = saved_state(self.options.saved, self.name, self.model.device)
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+            self.descent.take_up(state["descent"])
+            self.epochs_done, self.least, self.worse = state["epochs_done"], state["least"], state["worse"]
+            self.best = state["best"]
+
+    def epoch(self) -> None:
+        """One pass over the rows. What it draws at random hangs on the seed and its number alone."""
+        torch.manual_seed(draw(self.options.seed, self.epochs_done))
+        self.model.train()
+        self.descent.epoch(lambda at: self._loss(self.learned_K[at], learning=True))
+        self.epochs_done += 1
+        if len(self.apart_K):
+            self._watch()
+        if self.options.saved is not None:
+            save_state(self._state(), self.options.saved)
+        self.options.progress("epochs", self.epochs_done, self.options.epochs)
+
+    def finish(self) -> None:
+        """Leave the model in inference mode, with the best weights."""
+        if self.best is not None:
+            self.model.load_state_dict(self.best)
+        self.descent.done()
+        self.model.eval()
+
+    @torch.no_grad()
+    def _watch(self) -> None:
+        """See whether rows that nothing is learned from are answered better than ever."""
+        self.model.eval()
+        parts = torch.split(self.apart_K, self.options.batch)
+        loss = sum(float(self._loss(rows, learning=False)) * len(rows) for rows in parts) / len(self.apart_K)
+        if self.least is None or loss < self.least:
+            self.least, self.worse = loss, 0
+            self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        else:
+            self.worse += 1
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "run": self.name,
+            "model": self.model.state_dict(),
+            "descent": self.descent.state(),
+            "epochs_done": self.epochs_done,
+            "least": self.least,
+            "worse": self.worse,
+            "best": self.best,
+        }
+
+    def _loss(self, rows: Tensor, *, learning: bool) -> Tensor:
+        model, task = self.model, self.model.task
+        values, layout = pack([self.encoded[row] for row in rows.tolist()], model.device)
+        targets_B = self.targets_N[rows]
+        if learning and self.options.augmentation is not None:
+            images, targets_B = augmented(self.options.augmentation, task, values[0], targets_B)
+            values = (images,)
+        targets_B = targets_B.to(model.device)
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=self.mixed):
+            full = None if self.teacher is None else _full_outputs(self.teacher, values, layout)
+            outputs = list(_exits(model, values, layout))
+        if full is not None:
+            return torch.stack([task.imitation_loss(each, full, keep_scale=True) for each in outputs]).mean()
+        smoothing = self.options.label_smoothing
+        return torch.stack([task.training_loss(each, targets_B, label_smoothing=smoothing) for each in outputs]).mean()
+
+
+def _exits(model: EarlyExitModel, values: Tensors, layout: Layout) -> Iterator[Tensor]:
+    """Outputs of every exit, without temperatures, first to last."""
+    for block in range(model.num_blocks):
+        values = model.run_blocks(block, block + 1, values, layout)
+        if block in model.ramp_indices or block == model.num_blocks - 1:
+            yield model.exit_head(block)(values[0], layout)
+
+
+@torch.no_grad()
+def _full_outputs(model: EarlyExitModel, values: Tensors, layout: Layout) -> Tensor:
+    outputs: Tensor = model.head(model.run_blocks(0, model.num_blocks, values, layout)[0], layout)
+    return outputs
+
+
+def _apart(num_inputs: int, options: JointOptions) -> tuple[Tensor, Tensor]:
+    """Positions of the rows to learn from, and of those that only say when to stop."""
+    if options.patience is None:
+        return torch.arange(num_inputs), torch.arange(0)
+    order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(options.seed))
+    num_apart = min(num_inputs - 1, max(1, round(num_inputs * options.kept_apart)))
+    return order[num_apart:].sort().values, order[:num_apart].sort().values
+
+
+def _is_faster_mixed(device: torch.device) -> bool:
+    """Measured on a CPU with AMX, ResNet-32 at a batch of 128, forward and back: 3.0 ms an image, 1.9 ms mixed."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and has_bfloat16()

@@ -1,0 +1,34 @@
+"""How a whole model is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from earlyexit.train import TrainOptions
+from earlyexit.training.augmentation import Augmentation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointOptions(TrainOptions):
+    """`imitate`: all exits learn of the outputs of the network as it came, not of the labels."""
+
+    augmentation: Augmentation | None = None
+    """How images are changed each time they are seen; None: not at all."""
+    optimizer: str = "adamw"
+    """Of `OPTIMIZERS`."""
+    mixed: bool | None = None
+    """Whether products are computed in bfloat16; None: where the device is faster at them."""
+    patience: int | None = None
+    """Epochs in a row that may bring no better loss on rows kept apart; the best one's weights are kept then. None:
+    all epochs are trained, on all rows."""
+    kept_apart: float = 0.1
+    """Share of the rows that only says when to stop, where `patience` is given."""
+    saved: Path | None = None
+    """A file that holds how far training is, after each epoch, until it is done: an interrupted one goes on there."""
+
+
+# The whole model learns slower, in smaller steps, than heads on a frozen backbone (PAME section 5.2 fine-tunes).
+JOINT_OPTIONS = JointOptions(epochs=3, batch=32, learning_rate=3e-5, weight_decay=0.01)
+JOINT_IMAGES = JointOptions(epochs=15, batch=128, learning_rate=2e-2, weight_decay=5e-4, optimizer="sgd")
+"""For networks of convolutions."""

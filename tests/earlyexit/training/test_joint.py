@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from earlyexit.checkpoint import RampOptions, random_model
+from earlyexit.errors import ModelFolderError
+from earlyexit.model import EarlyExitModel
+from earlyexit.signature import Encoded
+from earlyexit.tasks.base import ValueArray
+from earlyexit.train import exit_outputs
+from earlyexit.training.augmentation import Augmentation
+from earlyexit.training.joint import train_jointly
+from earlyexit.training.options import JointOptions
+from tests.earlyexit.models import SMALL
+
+ROWS = 40
+
+
+def images(seed: int = 0) -> tuple[list[Encoded], ValueArray]:
+    """Noise; those of class 1 are brighter on the left."""
+    rng = np.random.default_rng(seed)
+    labels = np.array([k % 2 for k in range(ROWS)])
+    pixels = rng.integers(0, 128, (ROWS, 8, 8, 3), dtype=np.uint8)
+    pixels[labels == 1, :, :4] += 100
+    return [Encoded(1, (each[None],)) for each in pixels], labels
+
+
+def resnet() -> EarlyExitModel:
+    return random_model(
+        {"depth": 8, "side": 8},
+        family="resnet",
+        codec={"name": "image", "height": 8, "width": 8},
+        ramps=RampOptions(style="mlp", pooling="grid"),
+    )
+
+
+QUICK = JointOptions(epochs=4, batch=16, learning_rate=0.02, optimizer="sgd", augmentation=Augmentation(mirror=False))
+
+
+def state(model: EarlyExitModel) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(tensor.equal(other[name]) for name, tensor in one.items())
+
+
+class InterruptedTrainingError(Exception):
+    """As if the process had ended."""
+
+
+def interrupted_after(epochs: int, options: JointOptions) -> JointOptions:
+    def stop(_: str, done: int, __: int) -> None:
+        if done == epochs:
+            raise InterruptedTrainingError
+
+    return replace(options, progress=stop)
+
+
+@pytest.mark.parametrize("options", [QUICK, replace(QUICK, patience=2, optimizer="adamw")], ids=["all", "patience"])
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, options: JointOptions) -> None:
+    whole, broken = resnet(), resnet()
+    train_jointly(whole, *images(), options)
+    saved = replace(options, saved=tmp_path / "training.pt")
+    with pytest.raises(InterruptedTrainingError):
+        train_jointly(broken, *images(), interrupted_after(2, saved))
+    again, told = resnet(), list[int]()
+    train_jointly(again, *images(), replace(saved, progress=lambda _, done, __: told.append(done)))
+    assert told[0] == 3, "the first two epochs are not trained again"
+    assert equal(state(again), state(whole))
+
+
+@pytest.mark.parametrize("change", ["seed", "rows", "nothing left"])
+def test_what_is_left_of_another_run_is_not_gone_on_with(
+    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = replace(QUICK, epochs=2, saved=tmp_path / "training.pt")
+    with pytest.raises(InterruptedTrainingError):
+        train_jointly(resnet(), *images(), interrupted_after(1, options))
+    if change == "nothing left":
+        (tmp_path / "training.pt").write_bytes(b"half")
+    model, told = resnet(), list[int]()
+    seed = 1 if change == "seed" else 0
+    rows = images(seed=5 if change == "rows" else 0)
+    with caplog.at_level(logging.WARNING):
+        train_jointly(model, *rows, replace(options, seed=seed, progress=lambda _, done, __: told.append(done)))
+    assert told == [1, 2]
+    assert "training.pt" in caplog.text
+
+
+def test_equal_seeds_train_equal_models_and_others_do_not() -> None:
+    models = [resnet() for _ in range(3)]
+    for model, seed in zip(models, (0, 0, 1), strict=True):
+        torch.manual_seed(len(models))
+        train_jointly(model, *images(), replace(QUICK, epochs=1, seed=seed))
+        torch.rand(3)
+    assert equal(state(models[0]), state(models[1]))
+    assert not equal(state(models[0]), state(models[2]))
+
+
+def test_training_stops_where_rows_kept_apart_get_no_better() -> None:
+    """Labels that mean nothing: what is learned of them makes other rows worse."""
+    encoded, _ = images()
+    labels = np.random.default_rng(1).integers(0, 2, ROWS)
+    told = list[int]()
+    options = JointOptions(
+        epochs=30, batch=16, learning_rate=0.05, patience=2, progress=lambda _, done, __: told.append(done)
+    )
+    train_jointly(resnet(), encoded, labels, options)
+    assert told[-1] < 30
+
+
+def test_exits_that_imitate_answer_as_the_network_did_whatever_the_labels_say() -> None:
+    model = resnet()
+    encoded, labels = images()
+    train_jointly(model, encoded, labels, replace(QUICK, epochs=12))
+    model.info = replace(model.info, provenance={"head": "checkpoint"})
+    before = exit_outputs(model, encoded)[2].argmax(1)
+    train_jointly(model, encoded, 1 - labels, replace(QUICK, imitate=True, learning_rate=5e-3))
+    for outputs in exit_outputs(model, encoded).values():
+        assert float((outputs.argmax(1) == before).float().mean()) > 0.9
+
+
+def test_a_network_without_a_head_of_its_own_cannot_be_imitated() -> None:
+    with pytest.raises(ModelFolderError, match="came without a head"):
+        train_jointly(resnet(), *images(), replace(QUICK, imitate=True))
+
+
+def test_texts_are_not_augmented() -> None:
+    with pytest.raises(ModelFolderError, match="augmentation is of images"):
+        train_jointly(random_model(SMALL), *images(), QUICK)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_mixed_precision_keeps_weights_in_full(mixed: bool) -> None:
+    model = resnet()
+    encoded, labels = images()
+    train_jointly(model, encoded, labels, replace(QUICK, epochs=10, mixed=mixed))
+    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+    for outputs in exit_outputs(model, *[images(seed=1)[0]]).values():
+        assert (outputs.argmax(1).numpy() == labels).mean() > 0.9
+
+
+def test_a_last_batch_of_one_input_ruins_no_norm() -> None:
+    """Of a 1 x 1 map a norm has no variance; torch refuses it."""
+    model = resnet()
+    encoded, labels = images()
+    train_jointly(model, encoded[:33], labels[:33], replace(QUICK, epochs=1))
+    assert all(bool(tensor.isfinite().all()) for tensor in copy.deepcopy(model).state_dict().values())
