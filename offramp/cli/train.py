@@ -24,6 +24,7 @@ from offramp.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from earlyexit.checkpoint import RampOptions
     from earlyexit.dataset import LabelledRows
     from earlyexit.model import EarlyExitModel
 
@@ -96,7 +97,6 @@ def train(
     seed: Seed = 0,
 ) -> None:
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
-    from earlyexit.checkpoint import RampOptions
     from earlyexit.dataset import read_labelled
     from earlyexit.training.augmentation import Augmentation
     from offramp.jobs.progress import progress_bars
@@ -105,18 +105,13 @@ def train(
     from offramp.jobs.training import train as run_training
 
     rows = read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)
-    options = RampOptions(
-        style=choice("ramp-style", ramp_style, RAMP_STYLES),
-        pooling=choice("pooling", pooling, POOLINGS),
-        at=None if ramps is None else integers("ramps", ramps),
-    )
     job = TrainJob(
         backbone=resolve_backbone(backbone),
         tokenizer=None if tokenizer is None else resolve_backbone(tokenizer),
         name=name or out.resolve().name,
         codec=codec,
         task=task,
-        ramps=options,
+        ramps=_ramp_options(ramp_style, pooling, ramps),
         joint=joint,
         imitate=imitate,
         augmentation=Augmentation() if augment else None,
@@ -133,6 +128,16 @@ def train(
     with progress_bars() as progress:
         model = run_training(job, rows, out, progress=progress)
     _print_trained(model, len(rows), out)
+
+
+def _ramp_options(style: str, pooling: str, blocks: str | None) -> RampOptions:
+    from earlyexit.checkpoint import RampOptions
+
+    return RampOptions(
+        style=choice("ramp-style", style, RAMP_STYLES),
+        pooling=choice("pooling", pooling, POOLINGS),
+        at=None if blocks is None else integers("ramps", blocks),
+    )
 
 
 def _print_trained(model: EarlyExitModel, num_rows: int, out: Path) -> None:

@@ -238,7 +238,10 @@ def test_what_does_not_fit_the_network_is_refused(
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"augmentation": Augmentation()}, "--augment goes with --joint"), ({"patience": 2}, "--patience goes with --joint")],
+    [
+        ({"augmentation": Augmentation()}, "--augment goes with --joint"),
+        ({"patience": 2}, "--patience goes with --joint"),
+    ],
     ids=["augment", "patience"],
 )
 def test_what_joint_training_alone_does_is_refused_without_it(fields: dict[str, Any], message: str) -> None:
