@@ -18,7 +18,8 @@ from earlyexit.ramps.bridge import BridgeRamp
 from earlyexit.signature import Encoded
 from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
-from earlyexit.train import TrainOptions, exit_outputs, train_jointly, train_ramps
+from earlyexit.train import TrainOptions, exit_outputs, train_ramps
+from earlyexit.training.joint import train_jointly
 from tests.earlyexit.checkpoints import resnet_state
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same
 from tests.earlyexit.models import SMALL
