@@ -20,6 +20,7 @@ from earlyexit.store import load_model, save_model
 from earlyexit.tasks.label import LabelTask
 from earlyexit.train import TrainOptions, exit_outputs, train_ramps
 from earlyexit.training.joint import train_jointly
+from earlyexit.training.options import JointOptions
 from tests.earlyexit.checkpoints import resnet_state
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same
 from tests.earlyexit.models import SMALL
@@ -124,7 +125,9 @@ def test_joint_training_moves_backbone_bridges_and_heads() -> None:
     model = small()
     before = copy_of(model)
     inputs, labels = pictures(64)
-    train_jointly(model, inputs, labels, QUICK)
+    train_jointly(
+        model, inputs, labels, JointOptions(epochs=QUICK.epochs, batch=QUICK.batch, learning_rate=QUICK.learning_rate)
+    )
     assert set(before) - changed(model, before) == {"temperatures_E"}
     unseen, expected = pictures(64, seed=1)
     for found in outputs(model, unseen).values():
