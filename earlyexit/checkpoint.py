@@ -27,7 +27,7 @@ from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tokenizer import TOKENIZER_FILE
 
-STATE_DICTS = (".th", ".pt", ".pth")
+STATE_FILES = (".th", ".pt", ".pth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,12 @@ class RampOptions:
         return self.head_style or ("light" if self.style == BRIDGE else self.style)
 
 
-def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, str]:
+def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
     """A checkpoint's network and its family's name.
 
-    `source` is a local folder, a hub name, a file of a ResNet's state dict (.th, .pt, .pth), or `module:function`.
-    `pairs`: its inputs are pairs of texts.
+    `source` is a local folder, a hub name, a file of a state dict (.th, .pt, .pth) that `families/state_file.py` knows,
+    or `module:function`. `pairs`: its inputs are pairs of texts. `size`: height and width of the images of a state
+    dict's network; None for what it was made for.
 
     Raises ModelFolderError for what is none of these, of an unknown family, or without weights that fit.
     """
@@ -63,10 +64,10 @@ def load_pretrained(source: str, *, pairs: bool = False) -> tuple[Pretrained, st
         from earlyexit.families.own import OwnFamily
 
         return OwnFamily(source).pretrained(), source
-    if source.endswith(STATE_DICTS):
-        from earlyexit.families.resnet import ResNet
+    if source.endswith(STATE_FILES):
+        from earlyexit.families.state_file import load_state_file
 
-        return ResNet().from_file(Path(source)), ResNet.name
+        return load_state_file(Path(source), size)
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 

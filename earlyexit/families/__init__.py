@@ -17,6 +17,7 @@ FAMILIES = {
     "onnx": "earlyexit.families.onnx_graph.backbone:OnnxGraph",
     "resnet": "earlyexit.families.resnet:ResNet",
     "roberta": "earlyexit.families.bert:Roberta",
+    "vgg": "earlyexit.families.vgg:Vgg",
 }
 
 # Family -> the files in a model's folder that its network consists of, beside what all models have.

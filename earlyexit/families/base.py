@@ -134,3 +134,11 @@ class Family(ABC):
 
         `pairs`: inputs are pairs of texts, told apart by token types where the model has them.
         """
+
+    def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
+        """The network of a state dict of tensors by name; None where these are not this family's.
+
+        `size`: height and width of its images; None for what it was made for. Raises ModelFolderError, with words that
+        follow the file's name, where tensors are missing or have the wrong shape.
+        """
+        return None

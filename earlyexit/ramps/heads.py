@@ -120,8 +120,8 @@ class GivenHead(Ramp):
         if given != list(output_shape):
             raise ModelFolderError(f"the network gives {_in_words(given)}, the task has {_in_words(output_shape)}")
 
-    def gather(self, hidden: Tensor, layout: Layout) -> Tensor:
-        return of_inputs(hidden, layout, self.pooling) if self._maps else super().gather(hidden, layout)
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        return rows if self._maps else super().gather_rows(rows)
 
     def classify(self, gathered: Tensor) -> Tensor:
         return gathered

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained, random_model
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.resnet import ResNetBackbone, ResNetConfig
+from earlyexit.families.resnet import ResNetBackbone
+from earlyexit.families.resnet_config import cifar_layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.ramps.bridge import BridgeRamp
@@ -59,14 +60,14 @@ def outputs(model: EarlyExitModel, inputs: list[Encoded]) -> dict[int, Tensor]:
 
 @torch.inference_mode()
 def test_a_bridge_gives_from_everywhere_what_the_last_block_gives() -> None:
-    backbone = ResNetBackbone(ResNetConfig(depth=20, side=15)).eval()
+    backbone = ResNetBackbone(cifar_layout(20, side=15)).eval()
     for block in range(backbone.num_blocks):
         hidden = torch.zeros(2, *backbone.boundary(block)[0].shape)
         assert backbone.bridge(block)(hidden).shape[1:] == backbone.boundary(8)[0].shape
 
 
 def test_a_bridge_has_the_first_block_of_every_later_region_and_shares_no_weights() -> None:
-    backbone = ResNetBackbone(ResNetConfig(depth=20))
+    backbone = ResNetBackbone(cifar_layout(20))
     firsts = {0: [3, 6], 2: [3, 6], 3: [6], 5: [6], 6: [], 8: []}
     originals = {id(parameter) for parameter in backbone.parameters()}
     for block, expected in firsts.items():

@@ -20,7 +20,8 @@ import onnx
 
 from earlyexit.families.onnx_graph.backbone import OnnxBackbone
 from earlyexit.families.onnx_graph.source import GraphOptions, take_graph
-from earlyexit.families.resnet import ResidualBlock
+from earlyexit.families.resnet import BasicBlock
+from earlyexit.families.resnet_config import BlockSizes
 from earlyexit.model import EarlyExitModel
 from earlyexit.signature import Encoded
 from earlyexit.train import exit_outputs
@@ -39,7 +40,8 @@ class Residual(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        blocks = [ResidualBlock(16, 16), ResidualBlock(16, 32), ResidualBlock(32, 32)]
+        sizes = [(16, 16, 1), (16, 32, 2), (32, 32, 1)]
+        blocks = [BasicBlock(BlockSizes(before=a, inner=b, after=b, stride=stride)) for a, b, stride in sizes]
         self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), *blocks)
         self.classifier = nn.Linear(32, 3)
 

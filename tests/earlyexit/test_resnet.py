@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import conv2d
 
@@ -15,7 +16,8 @@ from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import ModelFolderError
-from earlyexit.families.resnet import ResNet, ResNetBackbone, ResNetConfig
+from earlyexit.families.resnet import ResNet, ResNetBackbone
+from earlyexit.families.resnet_config import cifar_layout
 from earlyexit.model import EarlyExitModel
 from earlyexit.store import load_model, read_card, save_model
 from earlyexit.tasks.label import LabelTask
@@ -103,7 +105,7 @@ def test_a_state_dict_alone_without_prefixes_is_the_same_network(checkpoint: Pat
 
 def test_the_hidden_state_has_the_shape_that_the_boundary_says() -> None:
     for depth, side in ((8, 32), (20, 32), (14, 30), (14, 33)):
-        backbone = ResNetBackbone(ResNetConfig(depth=depth, side=side)).eval()
+        backbone = ResNetBackbone(cifar_layout(depth, side=side)).eval()
         pixels = torch.zeros(2, side, side, 3, dtype=torch.uint8)
         [spec] = backbone.inputs
         assert (spec.shape, spec.dtype) == (pixels.shape[1:], "uint8")
@@ -115,9 +117,9 @@ def test_the_hidden_state_has_the_shape_that_the_boundary_says() -> None:
 
 
 def test_depths_are_of_the_family() -> None:
-    assert [ResNetConfig(depth=depth).num_blocks for depth in (20, 32, 44, 56, 110)] == [9, 15, 21, 27, 54]
+    assert [cifar_layout(depth).num_blocks for depth in (20, 32, 44, 56, 110)] == [9, 15, 21, 27, 54]
     with pytest.raises(ModelFolderError, match=r"a depth of 6n \+ 2 layers is needed \(20, 32, 44, 56, 110\), not 18"):
-        ResNetConfig(depth=18)
+        cifar_layout(18)
 
 
 def test_a_saved_model_is_loaded_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
@@ -127,6 +129,55 @@ def test_a_saved_model_is_loaded_as_it_was(checkpoint: Path, tmp_path: Path) -> 
     assert uncut_logits(loaded, images(4)).equal(uncut_logits(model, images(4)))
     assert loaded.info.codec == {"name": "image", "height": 32, "width": 32}
     assert read_card(tmp_path / "model").bytes_per_input(0, 1, float_bytes=4) == 16 * 32 * 32 * 4
+
+
+FIRST_CARD = """{
+  "schema_version": 2, "name": "random", "family": "resnet",
+  "backbone": {"depth": 8, "side": 32, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]},
+  "codec": {"name": "image", "height": 32, "width": 32},
+  "task": {"name": "label", "label_names": ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]},
+  "boundaries": [
+    [{"name": "hidden", "shape": [16, 32, 32], "dtype": "float", "per_token": false, "below": null}],
+    [{"name": "hidden", "shape": [32, 16, 16], "dtype": "float", "per_token": false, "below": null}],
+    [{"name": "hidden", "shape": [64, 8, 8], "dtype": "float", "per_token": false, "below": null}]
+  ],
+  "inputs": [{"name": "image", "shape": [32, 32, 3], "dtype": "uint8", "per_token": false, "below": null}],
+  "ramp_style": "light", "pooling": "mean", "head_style": "light", "head_pooling": "mean", "ramps": [0],
+  "num_blocks": 3, "provenance": {"weights": "random", "seed": 0}
+}"""
+"""As the first version wrote one, which knew only the 6n + 2 family."""
+FIRST_NAMES = {
+    "conv1": "stem.convolution",
+    "bn1": "stem.norm",
+    **{
+        f"layer{k + 1}.0.{theirs}": f"blocks.{k}.{ours}"
+        for k in range(3)
+        for theirs, ours in (
+            ("conv1", "convolution_1"),
+            ("bn1", "norm_1"),
+            ("conv2", "convolution_2"),
+            ("bn2", "norm_2"),
+        )
+    },
+}
+
+
+def test_folders_of_the_first_version_are_read_as_they_were(tmp_path: Path) -> None:
+    state = resnet_state(blocks_per_stage=1)
+    weights = {"temperatures_E": torch.ones(3)}
+    for name, tensor in state.items():
+        part, _, kind = name.rpartition(".")
+        ours = f"head.classifier.{kind}" if part == "linear" else f"backbone.{FIRST_NAMES[part]}.{kind}"
+        weights[ours] = tensor
+        if kind == "running_mean":
+            weights[f"backbone.{FIRST_NAMES[part]}.num_batches_tracked"] = torch.tensor(0)
+    weights |= {
+        f"ramps.0.classifier.{kind}": torch.zeros(shape) for kind, shape in (("weight", (10, 16)), ("bias", 10))
+    }
+    (tmp_path / "model.json").write_text(FIRST_CARD)
+    save_file(weights, tmp_path / "model.safetensors")
+    expected = reference_logits({name: tensor.double() for name, tensor in state.items()}, images(5)).float()
+    torch.testing.assert_close(uncut_logits(load_model(tmp_path), images(5)), expected, rtol=0, atol=1e-4)
 
 
 def test_bfloat16_moves_logits_by_little(checkpoint: Path, tmp_path: Path) -> None:
@@ -140,7 +191,11 @@ def test_bfloat16_moves_logits_by_little(checkpoint: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param({"state_dict": {"w": torch.zeros(1)}}, "holds no ResNet of the 6n", id="another network"),
+        pytest.param(
+            {"state_dict": {"w": torch.zeros(1)}},
+            "holds no network that is known; its tensors are w. Known: ResNet-18, 34, .*6n",
+            id="another network",
+        ),
         pytest.param([1], "holds no state dict", id="a list"),
         pytest.param({"state_dict": {"w": 3}}, "holds no state dict", id="numbers"),
     ],

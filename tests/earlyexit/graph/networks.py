@@ -89,9 +89,10 @@ class WholeResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from earlyexit.families.resnet import ResNetBackbone, ResNetConfig
+        from earlyexit.families.resnet import ResNetBackbone
+        from earlyexit.families.resnet_config import cifar_layout
 
-        self.backbone = ResNetBackbone(ResNetConfig(depth=20))
+        self.backbone = ResNetBackbone(cifar_layout(20))
         self.head = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:

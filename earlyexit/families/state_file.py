@@ -1,0 +1,78 @@
+"""Files of state dicts (.th, .pt, .pth): read once, and taken by the family whose names they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.families import find_family
+from earlyexit.families.base import FinalHead, Pretrained
+
+# Family -> the state dicts that it knows.
+KNOWN: Mapping[str, str] = {
+    "resnet": "ResNet-18, 34, 50, 101 and 152 with torchvision's names (conv1, layer1.0.conv1, fc), and CIFAR's 6n + 2 "
+    "family (conv1, layer1.0.conv1, linear)",
+    "vgg": "VGG-11, 13, 16 and 19 with torchvision's names (features.0, classifier.0), with norms or without",
+}
+
+
+def load_state_file(path: Path, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
+    """The network of a file, and its family; `size`: height and width of its images, None for what it was made for.
+
+    The file holds a state dict alone, or as `state_dict` or `model` beside other facts. Raises ModelFolderError for
+    what is no state dict, of no known network, or not whole.
+    """
+    weights = {name.removeprefix("module."): tensor for name, tensor in _read(path).items()}
+    for name in KNOWN:
+        try:
+            pretrained = find_family(name).from_state(weights, size)
+        except ModelFolderError as error:
+            raise ModelFolderError(f"{path} {error}") from error
+        if pretrained is not None:
+            return pretrained, name
+    some = ", ".join(sorted(weights)[:3]) or "none"
+    raise ModelFolderError(
+        f"{path} holds no network that is known; its tensors are {some}. Known: {'; '.join(KNOWN.values())}"
+    )
+
+
+def fill(backbone: nn.Module, weights: Mapping[str, Tensor], called: str) -> None:
+    """Put a checkpoint's tensors, by our names, in the place of a backbone's; raises ModelFolderError.
+
+    Norms may lack the counts of batches that they have seen.
+    """
+    norms = {name.rsplit(".", 1)[0] for name in weights if name.endswith("running_mean")}
+    counts = {f"{norm}.num_batches_tracked": torch.tensor(0) for norm in norms}
+    floats = {name: each.float() if each.is_floating_point() else each for name, each in weights.items()}
+    try:
+        backbone.load_state_dict(counts | floats, assign=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())  # torch gives a line to each tensor
+        raise ModelFolderError(f"does not fit a {called}: {reason}") from error
+
+
+def linear_head(weights: Mapping[str, Tensor], name: str) -> FinalHead:
+    """A checkpoint's last layer, over what is pooled to its mean."""
+    head = {f"classifier.{kind}": weights[f"{name}.{kind}"].float() for kind in ("weight", "bias")}
+    return FinalHead(style="light", pooling="mean", num_outputs=len(head["classifier.bias"]), weights=head)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
+        raise ModelFolderError(f"{path} cannot be read as weights: {error}") from error
+    inner = _innermost(state) if isinstance(state, dict) else None
+    if not isinstance(inner, dict) or not all(isinstance(value, Tensor) for value in inner.values()):
+        raise ModelFolderError(f"{path} holds no state dict")
+    return inner
+
+
+def _innermost(state: dict[str, Any]) -> object:
+    return next((state[key] for key in ("state_dict", "model") if key in state), state)

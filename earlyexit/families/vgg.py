@@ -1,0 +1,219 @@
+"""VGG networks over images (Simonyan and Zisserman, ICLR 2015), with torchvision's norms or without.
+
+A block is a convolution with its norm, rectifier and the pooling behind it, or one of the two hidden linear layers. The
+blocks of a region differ in shape from its last one, which is pooled, so there are no bridges.
+
+Tensor legend: B images, H rows, W columns, C channels, D numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from earlyexit.boundary import Boundary, TensorSpec
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
+from earlyexit.families.pixels import IMAGENET_MEAN, IMAGENET_STD, Pixels
+from earlyexit.families.state_file import fill, linear_head
+from earlyexit.layout import Layout
+from earlyexit.piece import Tensors
+
+WIDTHS = (64, 128, 256, 512, 512)
+"""Channels of the five regions."""
+CONVOLUTIONS: Mapping[int, tuple[int, ...]] = {
+    11: (1, 1, 2, 2, 2),
+    13: (2, 2, 2, 2, 2),
+    16: (2, 2, 3, 3, 3),
+    19: (2, 2, 4, 4, 4),
+}
+"""Of each region, by depth (table 1, columns A, B, D and E)."""
+DROPOUT = 0.5
+HIDDEN, CLASSIFIER = ("classifier.0", "classifier.3"), "classifier.6"
+"""torchvision's names of the linear layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VggConfig:
+    """Sizes of a network, and how its pixels are normalised. Raises ModelFolderError for what cannot be."""
+
+    convolutions: tuple[int, ...] = CONVOLUTIONS[11]
+    """In each region; the last of a region is pooled to half the sides."""
+    widths: tuple[int, ...] = WIDTHS
+    norms: bool = True
+    """Whether batch norms follow the convolutions."""
+    cells: int = 7
+    """What maps are pooled to, along each side, before the linear layers."""
+    hidden: tuple[int, ...] = (4096, 4096)
+    """Widths of the linear layers before the classifier."""
+    height: int = 224
+    """Of an image, in pixels."""
+    width: int = 224
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    """Of red, green and blue from 0 to 1."""
+    std: tuple[float, ...] = IMAGENET_STD
+
+    def __post_init__(self) -> None:
+        if not self.convolutions or len(self.convolutions) != len(self.widths):
+            raise ModelFolderError(
+                f"convolutions are of {len(self.convolutions)} regions, widths of {len(self.widths)}"
+            )
+        if min(*self.convolutions, *self.widths, self.cells, *self.hidden) < 1:
+            raise ModelFolderError("every region needs a convolution, every width a channel, every map a cell")
+        least = 2 ** len(self.widths)
+        if min(self.height, self.width) < least:
+            raise ModelFolderError(f"images of {self.height} x {self.width}: {least} pixels a side are the fewest")
+
+    @property
+    def depth(self) -> int:
+        """Layers with weights, as these networks are named: with the classifier."""
+        return sum(self.convolutions) + len(self.hidden) + 1
+
+    def convolution_sizes(self) -> list[tuple[int, int, bool]]:
+        """Of every convolution: channels before and after, and whether it is pooled."""
+        before = [len(self.mean), *self.widths[:-1]]
+        regions = zip(before, self.widths, self.convolutions, strict=True)
+        return [
+            (narrow if k == 0 else wide, wide, k == number - 1)
+            for narrow, wide, number in regions
+            for k in range(number)
+        ]
+
+
+class ConvolutionBlock(nn.Module):
+    """A convolution, its norm, a rectifier, and pooling where a region ends."""
+
+    def __init__(self, before: int, after: int, *, norms: bool, pooled: bool) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(before, after, kernel_size=3, padding=1)
+        self.norm = nn.BatchNorm2d(after) if norms else nn.Identity()
+        self.pool = nn.MaxPool2d(kernel_size=2) if pooled else nn.Identity()
+
+    def forward(self, hidden_BCHW: Tensor) -> Tensor:
+        pooled_BCHW: Tensor = self.pool(F.relu(self.norm(self.convolution(hidden_BCHW))))
+        return pooled_BCHW
+
+
+class LinearBlock(nn.Module):
+    """A hidden linear layer; the first of them looks at the means of a map's cells."""
+
+    def __init__(self, before: int, after: int, *, cells: int) -> None:
+        super().__init__()
+        self._cells = cells
+        self.linear = nn.Linear(before, after)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if hidden.ndim > 2:
+            hidden = F.adaptive_avg_pool2d(hidden, self._cells).flatten(1)
+        after_BD: Tensor = self.dropout(F.relu(self.linear(hidden)))
+        return after_BD
+
+
+class VggBackbone(Backbone):
+    """Convolutions, then the hidden linear layers."""
+
+    def __init__(self, config: VggConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.pixels = Pixels(config.mean, config.std)
+        wide = (config.widths[-1] * config.cells**2, *config.hidden)
+        convolutions = (
+            ConvolutionBlock(before, after, norms=config.norms, pooled=pooled)
+            for before, after, pooled in config.convolution_sizes()
+        )
+        linears = (LinearBlock(*sizes, cells=config.cells) for sizes in zip(wide[:-1], config.hidden, strict=True))
+        self.blocks = nn.ModuleList(chain(convolutions, linears))
+        self.num_blocks = len(self.blocks)
+
+    @property
+    def inputs(self) -> Boundary:
+        shape = (self.config.height, self.config.width, len(self.config.mean))
+        return (TensorSpec(name="image", shape=shape, dtype="uint8"),)
+
+    def boundary(self, block: int) -> Boundary:
+        return (TensorSpec(name="hidden", shape=self._shape_after(block)),)
+
+    def _shape_after(self, block: int) -> tuple[int, ...]:
+        sizes = self.config.convolution_sizes()
+        if block >= len(sizes):
+            return (self.config.hidden[block - len(sizes)],)
+        halvings = sum(pooled for _, _, pooled in sizes[: block + 1])
+        return sizes[block][1], self.config.height >> halvings, self.config.width >> halvings
+
+    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
+        return (self.pixels(inputs[0]),)
+
+    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
+        return (self.blocks[index](hidden[0]),)
+
+    def to_config(self) -> JsonDict:
+        return asdict(self.config)
+
+
+class Vgg(Family):
+    """VGG-11, 13, 16 and 19, from state dicts with torchvision's names."""
+
+    name = "vgg"
+
+    def build(self, config: JsonDict, folder: Path | None = None) -> VggBackbone:
+        fields: JsonDict = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+        return VggBackbone(VggConfig(**fields))
+
+    def from_transformers(self, hf_model: Any, *, pairs: bool = False) -> Pretrained:
+        raise ModelFolderError("VGGs come as files of a state dict (.th, .pt, .pth)")
+
+    def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
+        if f"{CLASSIFIER}.weight" not in weights:
+            return None
+        found = {name.rpartition(".")[0] for name in weights if name.startswith("features.")}
+        for convolutions, norms in product(CONVOLUTIONS.values(), (False, True)):
+            like = VggConfig(convolutions=convolutions, norms=norms)
+            theirs = [name for name, _ in _names(like) if name.startswith("features.")]
+            if set(theirs) == found:
+                return _pretrained(like, weights, size)
+        return None
+
+
+def _pretrained(like: VggConfig, weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> Pretrained:
+    """The network of a state dict whose layers are arranged like these, and may have other widths."""
+    ours = dict(_names(like))
+    sizes = {name: len(weights[f"{name}.weight"]) for name in ours if f"{name}.weight" in weights}
+    convolutions = [sizes[name] for name, our in ours.items() if our.endswith(".convolution")]
+    ends = [convolutions[index] for index, (*_, pooled) in enumerate(like.convolution_sizes()) if pooled]
+    height, width = size or (like.height, like.width)
+    hidden = tuple(sizes[name] for name in HIDDEN if name in sizes)
+    config = replace(like, widths=tuple(ends), hidden=hidden, height=height, width=width)
+    with torch.device("meta"):
+        backbone = VggBackbone(config)
+    parts = {name: name.rpartition(".") for name in weights}
+    fill(
+        backbone,
+        {
+            f"{ours.get(part, part)}.{kind}": weights[name]
+            for name, (part, _, kind) in parts.items()
+            if part != CLASSIFIER
+        },
+        f"VGG-{like.depth}",
+    )
+    codec = {"name": "image", "height": height, "width": width} | ({"shortest_edge": 256} if size is None else {})
+    return Pretrained(backbone=backbone, head=linear_head(weights, CLASSIFIER), label_names=None, codec=codec)
+
+
+def _names(config: VggConfig) -> Iterator[tuple[str, str]]:
+    """What torchvision names the layers, and what we do: it counts norms, rectifiers and poolings too."""
+    place = 0
+    for block, (_, _, pooled) in enumerate(config.convolution_sizes()):
+        yield f"features.{place}", f"blocks.{block}.convolution"
+        if config.norms:
+            yield f"features.{place + 1}", f"blocks.{block}.norm"
+        place += 2 + config.norms + pooled
+    for index, name in enumerate(HIDDEN):
+        yield name, f"blocks.{sum(config.convolutions) + index}.linear"
