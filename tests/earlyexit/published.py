@@ -76,7 +76,7 @@ class PublishedResNet(nn.Module):
         self.fc = nn.Linear(inplanes, classes)
 
     def features(self, images_BHWC: Tensor) -> Tensor:
-        x = self.maxpool(torch.relu(self.bn1(self.conv1(normalised(images_BHWC)))))
+        x: Tensor = self.maxpool(torch.relu(self.bn1(self.conv1(normalised(images_BHWC)))))
         for layer in range(1, 5):
             x = self.get_submodule(f"layer{layer}")(x)
         return x
