@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 # Name -> where its Task is. A task is one file beside this one and one line here.
 TASKS = {
     "label": "earlyexit.tasks.label:LabelTask",
+    "pose": "earlyexit.tasks.pose:PoseTask",
     "regression": "earlyexit.tasks.regression:RegressionTask",
+    "segmentation": "earlyexit.tasks.segmentation:SegmentationTask",
 }
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # an ingress reads answers without torch
     from earlyexit.training.moves import Moves
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]
 
 
@@ -66,6 +67,11 @@ class Task(ABC):
     def score(self, outputs_BC: Tensor) -> Tensor:
         """How sure the exit is of each answer, float32 (B,), larger is surer."""
 
+    @property
+    def num_principal_values(self) -> int:
+        """P; 0 where outputs are no probabilities."""
+        return 0
+
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
         """The few outputs that tell how sure an exit is, from 0 to 1, float32 (B, P) (PAME section 5.3).
 
@@ -76,6 +82,14 @@ class Task(ABC):
     @abstractmethod
     def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
         """What answering `early` costs where `full` is right, float64 (B,), in [0, 1], 0 where they agree."""
+
+    def tallies(self, early: ValueArray, right: ValueArray) -> IntArray:
+        """What figures over many inputs are made of, (B, K): numbers that are summed over them; here none."""
+        return np.zeros((len(early), 0), dtype=np.int64)
+
+    def figures(self, tallies_K: IntArray) -> dict[str, float]:
+        """Figures that are no mean over inputs, by name, of the sums of `tallies`; here none."""
+        return {}
 
     @property
     @abstractmethod
@@ -102,6 +116,9 @@ class Task(ABC):
     @abstractmethod
     def targets(self, labels: Sequence[Any]) -> ValueArray:
         """The right answers, as the labels of a data file have them; raises DataError naming what is unknown."""
+
+    def check_taught(self, targets_N: ValueArray) -> None:  # noqa: B027 - most tasks can learn from any rows
+        """Raise DataError where right answers leave out something that a model is to learn from them."""
 
     def mirrored(self, targets_B: ValueArray) -> ValueArray:
         """The right answers of the same inputs seen in a mirror, left and right swapped: here the same."""

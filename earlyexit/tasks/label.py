@@ -53,6 +53,10 @@ class LabelTask(Task):
         """The probability of that label."""
         return outputs_BC.softmax(-1).amax(-1)
 
+    @property
+    def num_principal_values(self) -> int:
+        return 1
+
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
         """The same: P is 1."""
         return self.score(outputs_BC)[:, None]

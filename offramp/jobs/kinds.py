@@ -11,11 +11,13 @@ from earlyexit.codecs import CODECS, find_codec, make_codec
 from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
 from earlyexit.errors import DataError, InputError
 from earlyexit.named import NamedSpec, is_own
-from earlyexit.tasks import TASKS, find_task
+from earlyexit.tasks import find_task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from earlyexit.codecs.base import Codec
     from earlyexit.tasks.base import Task
     from offramp.jobs.train_job import TrainJob
@@ -83,7 +85,7 @@ def task_for(job: TrainJob, data: LabelledRows) -> Task:
         return LabelTask(data.label_names)
     if job.task == RegressionTask.name:
         return _regression(data, job.source)
-    return find_task(_own(job.task, "task", TASKS))
+    return find_task(_own(job.task, "task", (LabelTask.name, RegressionTask.name)))
 
 
 def _regression(data: LabelledRows, source: str) -> RegressionTask:
@@ -117,7 +119,7 @@ def _image_codec(image: TensorSpec, backbone: str) -> NamedSpec:
     return {"name": "image", "height": height, "width": width}
 
 
-def _own(name: str, option: str, known: dict[str, str]) -> NamedSpec:
+def _own(name: str, option: str, known: Iterable[str]) -> NamedSpec:
     if not is_own(name):
         raise InputError(f"--{option} {name!r}; {', '.join(known)} follow from the data, your own is module:function")
     return {"name": name}

@@ -41,10 +41,11 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
     task = task_for(job, data)
     make_folder(out)
     model, options = _untrained(job, data, task, progress)
+    targets = model.task.targets(data.labels)
+    model.task.check_taught(targets)
     forget_calibration(out)
     encoded = data.encode(load_codec(model.info.codec, job, out))
     check_inputs(model, encoded[0])
-    targets = model.task.targets(data.labels)
     if isinstance(options, JointOptions):
         train_jointly(model, encoded, targets, replace(options, saved=out / SAVED))
     else:

@@ -189,7 +189,9 @@ def test_a_task_of_ones_own_is_named_by_its_function() -> None:
     ("spec", "message"),
     [
         pytest.param(
-            {"name": "boxes"}, "unknown task 'boxes'; known: label, regression, or your own", id="unknown name"
+            {"name": "boxes"},
+            "unknown task 'boxes'; known: label, pose, regression, segmentation, or your own",
+            id="unknown name",
         ),
         pytest.param({"name": f"{HERE}:no_task"}, "gave str; a Task is needed", id="no task"),
         pytest.param({"name": "label"}, "task 'label' does not take {}", id="no labels"),

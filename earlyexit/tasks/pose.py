@@ -1,0 +1,237 @@
+"""Where a person's joints are: one heatmap per joint.
+
+Tensor legend: B inputs, J joints, S the side of a heatmap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.errors import DataError
+from earlyexit.signature import Column
+from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
+from earlyexit.wire import Numbers, Value, stacked
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+QUARTER = 0.25
+"""Of a heatmap's pixel: how far a joint is taken to lie from the highest pixel towards its higher neighbour, as in
+Simple Baselines (Xiao et al. 2018) and the hourglass networks before it."""
+
+
+class PoseTask(Task):
+    """An answer is x, y and probability of every joint, float32 (J, 3); outputs are heatmaps with a peak of 1.
+
+    x and y are in pixels of the model's square input image, 0 the middle of the leftmost and uppermost. The loss is the
+    share of joints that are further off than the tolerance (1 - PCK); joints without a right place do not count.
+    """
+
+    name = "pose"
+    zero_one = False
+    large = True
+
+    def __init__(
+        self,
+        joint_names: Sequence[str],
+        *,
+        heatmap_side: int,
+        image_side: int,
+        tolerance: float,
+        mirror_pairs: Sequence[Sequence[str]] = (),
+        highest: int = 5,
+        sigma: float = 2.0,
+    ) -> None:
+        """`tolerance` is in pixels of the image, `sigma`, the width of the peaks that training asks for, of a heatmap.
+
+        `mirror_pairs` are the joints that change places in a mirror, `highest` the principal values of each heatmap
+        (PAME section 5.3 takes five). Raise ValueError for what does not fit together.
+        """
+        self.joint_names = tuple(joint_names)
+        self.heatmap_side = heatmap_side
+        self.image_side = image_side
+        self.tolerance = float(tolerance)
+        self.mirror_pairs = tuple((left, right) for left, right in mirror_pairs)
+        self.highest = highest
+        self.sigma = float(sigma)
+        self._check()
+
+    def _check(self) -> None:
+        names, pixels = self.joint_names, self.heatmap_side**2
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"at least one joint is needed, each with a name of its own, not {list(names)}")
+        if min(self.heatmap_side, self.image_side) < 1:
+            raise ValueError(
+                f"heatmaps of side {self.heatmap_side} of an image of {self.image_side}; sides are 1 or more"
+            )
+        for called, number in (("tolerance", self.tolerance), ("sigma", self.sigma)):
+            if not (math.isfinite(number) and number > 0):
+                raise ValueError(f"{called} must be positive and finite, not {number}")
+        if not 1 <= self.highest <= pixels:
+            raise ValueError(
+                f"the {self.highest} highest of a heatmap of {pixels} pixels; 1 to {pixels} can be asked for"
+            )
+        paired = list(chain.from_iterable(self.mirror_pairs))
+        unknown = sorted(set(paired) - set(names))
+        if unknown or len(set(paired)) < len(paired):
+            wrong = f"{unknown[0]!r} is no joint" if unknown else "a joint is in two pairs"
+            raise ValueError(f"mirror_pairs: {wrong}; joints are {', '.join(names)}")
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.joint_names)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return (self.num_outputs, self.heatmap_side, self.heatmap_side)
+
+    @property
+    def num_principal_values(self) -> int:
+        return self.num_outputs * self.highest
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "joint_names": list(self.joint_names),
+            "heatmap_side": self.heatmap_side,
+            "image_side": self.image_side,
+            "tolerance": self.tolerance,
+            "mirror_pairs": [list(pair) for pair in self.mirror_pairs],
+            "highest": self.highest,
+            "sigma": self.sigma,
+        }
+
+    def answer(self, outputs_BC: Tensor) -> Tensor:
+        """Of each heatmap the highest pixel, a quarter of a pixel towards its higher neighbour each way."""
+        import torch
+
+        side, flat_BJK = self.heatmap_side, outputs_BC.flatten(2)
+        peak_BJ, at_BJ = flat_BJK.max(-1)
+        places = []
+        for line_BJ, step in ((at_BJ % side, 1), (at_BJ // side, side)):
+            inner_BJ = (line_BJ > 0) & (line_BJ < side - 1)
+            before_BJ, after_BJ = (
+                flat_BJK.gather(2, (at_BJ + way * step).clamp(0, side**2 - 1)[..., None])[..., 0] for way in (-1, 1)
+            )
+            places.append(line_BJ + QUARTER * (after_BJ - before_BJ).sign() * inner_BJ)
+        x_BJ, y_BJ = ((place_BJ + 0.5) * (self.image_side / side) - 0.5 for place_BJ in places)
+        return torch.stack([x_BJ, y_BJ, peak_BJ.clamp(0, 1)], dim=-1).float()
+
+    def score(self, outputs_BC: Tensor) -> Tensor:
+        """The mean of the joints' probabilities."""
+        return outputs_BC.flatten(2).amax(-1).clamp(0, 1).mean(-1).float()
+
+    def principal_values(self, outputs_BC: Tensor) -> Tensor:
+        """The highest values of each heatmap, (B, J * `highest`)."""
+        return outputs_BC.flatten(2).topk(self.highest, dim=-1, sorted=False).values.clamp(0, 1).flatten(1).float()
+
+    def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
+        near_B, counted_B = self._near(early, full)
+        return np.asarray((counted_B - near_B) / np.maximum(counted_B, 1), dtype=np.float64)
+
+    def tallies(self, early: ValueArray, right: ValueArray) -> IntArray:
+        """Joints that are near enough, and joints that count."""
+        return np.stack(self._near(early, right), axis=1)
+
+    def figures(self, tallies_K: IntArray) -> dict[str, float]:
+        """The share of all joints that are near enough."""
+        near, counted = tallies_K.tolist()
+        return {"pck": near / max(counted, 1)}
+
+    def _near(self, early: ValueArray, right: ValueArray) -> tuple[IntArray, IntArray]:
+        """Of each input, joints that are near enough, and joints that count."""
+        counted_BJ = ~np.isnan(right[..., :2]).any(-1)
+        distance_BJ = np.hypot(*np.moveaxis(early[..., :2].astype(np.float64) - right[..., :2], -1, 0))
+        near_BJ = counted_BJ & (distance_BJ <= self.tolerance)
+        return near_BJ.sum(1, dtype=np.int64), counted_BJ.sum(1, dtype=np.int64)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        keypoints = Column(name="keypoints", datatypes=("FP32",), shape=(self.num_outputs, 3))
+        return keypoints, Column(name="score", datatypes=("FP32",))
+
+    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
+        return {"keypoints": stacked(values), "score": list(scores)}
+
+    def to_json(self, value: Value, score: float) -> dict[str, Any]:
+        assert isinstance(value, Numbers)
+        keypoints = [
+            {"joint": name, "x": round(x, 3), "y": round(y, 3), "probability": round(probability, 6)}
+            for name, (x, y, probability) in zip(self.joint_names, value.numpy().tolist(), strict=True)
+        ]
+        return {"keypoints": keypoints, "score": round(score, 6)}
+
+    @property
+    def json_schema(self) -> Mapping[str, Any]:
+        number = {"type": "number"}
+        joint = {"joint": {"type": "string", "enum": list(self.joint_names)}, "x": number, "y": number}
+        return {
+            "keypoints": {
+                "type": "array",
+                "items": {"type": "object", "properties": {**joint, "probability": number}},
+                "description": f"In pixels of an image of {self.image_side} x {self.image_side}.",
+            },
+            "score": {"type": "number", "description": "Mean probability of the joints."},
+        }
+
+    def targets(self, labels: Sequence[Any]) -> ValueArray:
+        """Of every joint x and y, float32 (N, J, 2), NaN where it cannot be seen."""
+        return np.stack([self._places(np.asarray(label), row) for row, label in enumerate(labels, start=1)])
+
+    def _places(self, places_JX: ValueArray, row: int) -> ValueArray:
+        if places_JX.shape != (self.num_outputs, 2) or places_JX.dtype.kind not in "fiu":
+            raise DataError(
+                f"row {row}: joints of the shape {list(places_JX.shape)}; x and y of {self.num_outputs} joints are "
+                f"needed, [{self.num_outputs}, 2], NaN where one cannot be seen"
+            )
+        places = places_JX.astype(np.float32)
+        unseen = np.isnan(places)
+        outside = ~unseen & ~((places >= -0.5) & (places <= self.image_side - 0.5))
+        wrong = np.flatnonzero(outside.any(1) | (unseen.any(1) != unseen.all(1)))
+        if len(wrong):
+            x, y = places[wrong[0]].tolist()
+            raise DataError(
+                f"row {row}: {self.joint_names[wrong[0]]!r} at ({x:g}, {y:g}) is outside the image of "
+                f"{self.image_side} x {self.image_side} pixels; both are NaN where a joint cannot be seen"
+            )
+        return places
+
+    def check_taught(self, targets_N: ValueArray) -> None:
+        never = np.isnan(targets_N).any(-1).all(0)
+        if never.any():
+            raise DataError(f"{self.joint_names[int(never.argmax())]!r} is seen in no row: nothing teaches where it is")
+
+    def mirrored(self, targets_B: ValueArray) -> ValueArray:
+        """Where joints are from the other side, and left and right joints in each other's place."""
+        index = {name: k for k, name in enumerate(self.joint_names)}
+        order = list(range(self.num_outputs))
+        for left, right in self.mirror_pairs:
+            order[index[left]], order[index[right]] = index[right], index[left]
+        mirrored = targets_B[:, order].copy()
+        mirrored[..., 0] = self.image_side - 1 - mirrored[..., 0]
+        return mirrored
+
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        """Mean squared error to heatmaps with a Gaussian peak at each joint, over the joints that are seen."""
+        seen_BJ = ~targets_B.isnan().any(-1)
+        error_BJ = (outputs_BC.float() - self.heatmaps(targets_B)).square().mean((2, 3))
+        return error_BJ.where(seen_BJ, 0.0).sum() / seen_BJ.sum().clamp(min=1)
+
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor) -> Tensor:
+        """Mean squared error to the full model's heatmaps."""
+        return (outputs_BC.float() - full_BC.float()).square().mean()
+
+    def heatmaps(self, targets_B: Tensor) -> Tensor:
+        """What training asks for, float32 (B, J, S, S), on the targets' device; 0 of joints that are not seen."""
+        import torch
+
+        at_S = torch.arange(self.heatmap_side, device=targets_B.device)
+        place_BJ2 = (targets_B.float() + 0.5) * (self.heatmap_side / self.image_side) - 0.5
+        off_2BJS = [(at_S - place_BJ2[..., axis, None]).square() / (2 * self.sigma**2) for axis in (0, 1)]
+        x_BJS, y_BJS = ((-off_BJS).exp().nan_to_num(0.0) for off_BJS in off_2BJS)
+        return y_BJS[..., :, None] * x_BJS[..., None, :]

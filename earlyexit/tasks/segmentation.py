@@ -1,0 +1,225 @@
+"""A class for every pixel of an image.
+
+Tensor legend: B inputs, C classes, H and W the sides of the image, h and w those of an exit's own map.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.errors import DataError
+from earlyexit.signature import Column
+from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
+from earlyexit.tasks.label import SOFTNESS
+from earlyexit.tasks.masks import read_mask
+from earlyexit.wire import Numbers, Value, stacked
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MOST_CLASSES = 256
+"""An answer has a byte per pixel."""
+LEFT_OUT = -100
+"""The class id of which torch's cross-entropy takes no notice."""
+
+
+class SegmentationTask(Task):
+    """An answer is a map of class ids at the image's size, uint8 (H, W); outputs are logits, (B, C, h, w).
+
+    The loss is the share of pixels that are of another class than the right one (1 - pixel agreement); pixels whose
+    right class is ignored do not count.
+    """
+
+    name = "segmentation"
+    zero_one = False
+    large = True
+
+    def __init__(
+        self, class_names: Sequence[str], *, height: int, width: int, ignored: Sequence[str] = (), stride: int = 4
+    ) -> None:
+        """`height` and `width` are those of the image; an exit's own map has a pixel for `stride` x `stride` of its.
+
+        `ignored` are classes that count in no loss and no figure. Raise ValueError for what does not fit together.
+        """
+        self.class_names = tuple(class_names)
+        self.height = height
+        self.width = width
+        self.ignored = tuple(ignored)
+        self.stride = stride
+        self._check()
+
+    def _check(self) -> None:
+        names = self.class_names
+        if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) < len(names):
+            raise ValueError(f"2 to {MOST_CLASSES} different classes are needed, not {list(names)}")
+        unknown = sorted(set(self.ignored) - set(names))
+        if unknown or not set(names) - set(self.ignored):
+            wrong = f"{unknown[0]!r} is no class" if unknown else "all classes are"
+            raise ValueError(f"ignored: {wrong}; classes are {', '.join(names)}")
+        if min(self.height, self.width, self.stride) < 1:
+            raise ValueError(
+                f"an image of {self.width} x {self.height} pixels and maps of every {self.stride}th; none is below 1"
+            )
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.class_names)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return (self.num_outputs, -(-self.height // self.stride), -(-self.width // self.stride))
+
+    @property
+    def num_principal_values(self) -> int:
+        _, height, width = self.output_shape
+        return height * width
+
+    def spec(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "class_names": list(self.class_names),
+            "height": self.height,
+            "width": self.width,
+            "ignored": list(self.ignored),
+            "stride": self.stride,
+        }
+
+    def answer(self, outputs_BC: Tensor) -> Tensor:
+        """The likeliest class of every pixel of the image, uint8 (B, H, W), of logits between those of the map."""
+        import torch
+        from torch.nn.functional import interpolate
+
+        size = self.height, self.width
+        logits_BCHW = interpolate(outputs_BC.float(), size=size, mode="bilinear", align_corners=False)
+        return logits_BCHW.argmax(1).to(torch.uint8)
+
+    def score(self, outputs_BC: Tensor) -> Tensor:
+        """The mean probability of the likeliest class of every pixel of the map."""
+        return self.principal_values(outputs_BC).mean(1)
+
+    def principal_values(self, outputs_BC: Tensor) -> Tensor:
+        """The highest probability of every pixel of the map, (B, h * w)."""
+        logits_BCK = outputs_BC.float().flatten(2)
+        return (logits_BCK.amax(1) - logits_BCK.logsumexp(1)).exp()
+
+    def loss(self, early: ValueArray, full: ValueArray) -> FloatArray:
+        counted_BHW = ~np.isin(full, self._ignored_ids)
+        wrong_B = (counted_BHW & (early != full)).sum((1, 2))
+        return np.asarray(wrong_B / np.maximum(counted_BHW.sum((1, 2)), 1), dtype=np.float64)
+
+    def tallies(self, early: ValueArray, right: ValueArray) -> IntArray:
+        """Of each class, pixels that are answered and right, that are answered, and that are right, (B, 3 * C)."""
+        classes = self.num_outputs
+        counted_BHW = ~np.isin(right, self._ignored_ids)
+        tallies = np.zeros((len(early), 3, classes), dtype=np.int64)
+        for row, counted in enumerate(counted_BHW):
+            answered, true = early[row][counted], right[row][counted]
+            for kind, pixels in enumerate((true[answered == true], answered, true)):
+                tallies[row, kind] = np.bincount(pixels, minlength=classes)
+        return tallies.reshape(len(early), -1)
+
+    def figures(self, tallies_K: IntArray) -> dict[str, float]:
+        """The share of all pixels that are right, and the mean over the classes of intersection over union.
+
+        Classes that are ignored, and those that are neither answered nor right anywhere, have no union.
+        """
+        both_C, answered_C, true_C = tallies_K.reshape(3, self.num_outputs)
+        union_C = answered_C + true_C - both_C
+        there_C = union_C > 0
+        there_C[self._ignored_ids] = False
+        mean_iou = float((both_C[there_C] / union_C[there_C]).mean()) if there_C.any() else 0.0
+        return {"pixel_accuracy": float(both_C.sum() / max(int(true_C.sum()), 1)), "mean_iou": mean_iou}
+
+    @property
+    def _ignored_ids(self) -> list[int]:
+        return [self.class_names.index(name) for name in self.ignored]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        class_map = Column(name="class_map", datatypes=("UINT8",), shape=(self.height, self.width))
+        return class_map, Column(name="score", datatypes=("FP32",))
+
+    def to_columns(self, values: Sequence[Value], scores: Sequence[float]) -> dict[str, list[Any] | ValueArray]:
+        return {"class_map": stacked(values), "score": list(scores)}
+
+    def to_json(self, value: Value, score: float) -> dict[str, Any]:
+        assert isinstance(value, Numbers)
+        return {"class_map": base64.b64encode(_png(value.numpy())).decode(), "score": round(score, 6)}
+
+    @property
+    def json_schema(self) -> Mapping[str, Any]:
+        classes = ", ".join(f"{k} {name}" for k, name in enumerate(self.class_names))
+        return {
+            "class_map": {
+                "type": "string",
+                "contentEncoding": "base64",
+                "contentMediaType": "image/png",
+                "description": f"A PNG file, {self.width} x {self.height}; its grey values are classes: {classes}.",
+            },
+            "score": {"type": "number", "description": "Mean probability of the pixels' classes."},
+        }
+
+    def targets(self, labels: Sequence[Any]) -> ValueArray:
+        """Class ids, uint8 (N, H, W), of index images: a PNG file's bytes, or arrays."""
+        masks = [
+            read_mask(label, height=self.height, width=self.width, row=row) for row, label in enumerate(labels, start=1)
+        ]
+        for row, mask in enumerate(masks, start=1):
+            if (most := int(mask.max())) >= self.num_outputs:
+                raise DataError(
+                    f"row {row}: class id {most}; the {self.num_outputs} classes are 0 to {self.num_outputs - 1}"
+                )
+        return np.stack(masks)
+
+    def check_taught(self, targets_N: ValueArray) -> None:
+        there_C = np.bincount(targets_N.reshape(-1), minlength=self.num_outputs) > 0
+        there_C[self._ignored_ids] = True
+        if not there_C.all():
+            name = self.class_names[int(there_C.argmin())]
+            raise DataError(f"no row has a pixel of {name!r}: nothing teaches it; leave the class out, or ignore it")
+
+    def mirrored(self, targets_B: ValueArray) -> ValueArray:
+        """Every map the other way round."""
+        return np.ascontiguousarray(targets_B[:, :, ::-1])
+
+    def training_loss(self, outputs_BC: Tensor, targets_B: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        """Cross-entropy of the map's pixels, each with the class in the middle of what it stands for of the image."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        right_Bhw = self._of_map(targets_B).long()
+        ignored = torch.tensor(self._ignored_ids, device=right_Bhw.device, dtype=torch.long)
+        right_Bhw = right_Bhw.masked_fill(torch.isin(right_Bhw, ignored), LEFT_OUT)
+        total = cross_entropy(
+            outputs_BC.float(), right_Bhw, ignore_index=LEFT_OUT, label_smoothing=label_smoothing, reduction="sum"
+        )
+        return total / (right_Bhw != LEFT_OUT).sum().clamp(min=1)
+
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor) -> Tensor:
+        """Cross-entropy to the full model's probabilities, softened as labels' are."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs_BC.float(), (full_BC.float() / SOFTNESS).softmax(1))
+
+    def _of_map(self, targets_BHW: Tensor) -> Tensor:
+        import torch
+
+        _, *sides = self.output_shape
+        rows, columns = (
+            ((torch.arange(small, device=targets_BHW.device) + 0.5) * (large / small)).long()
+            for small, large in zip(sides, (self.height, self.width), strict=True)
+        )
+        return targets_BHW[:, rows][:, :, columns]
+
+
+def _png(class_map: ValueArray) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(class_map).save(file, format="PNG")
+    return file.getvalue()
