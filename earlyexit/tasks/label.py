@@ -25,6 +25,19 @@ def differ(early: ValueArray, full: ValueArray) -> FloatArray:
     return np.asarray(early != full, dtype=np.float64)
 
 
+def imitated(outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool) -> Tensor:
+    """Cross-entropy to the full model's probabilities, softened (Hinton et al. 2015, section 2); classes are axis 1.
+
+    To keep its scale an exit's own are softened alike; the gradient is then made as large as that of labels.
+    """
+    from torch.nn.functional import cross_entropy
+
+    soft_BC = (full_BC.float() / SOFTNESS).softmax(1)
+    if keep_scale:
+        return cross_entropy(outputs_BC.float() / SOFTNESS, soft_BC) * SOFTNESS**2
+    return cross_entropy(outputs_BC.float(), soft_BC)
+
+
 class LabelTask(Task):
     """An answer is the index of a label; outputs are logits, (B, C), and two answers agree or not."""
 
@@ -90,16 +103,8 @@ class LabelTask(Task):
         return cross_entropy(outputs_BC.float(), targets_B, label_smoothing=label_smoothing)
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
-        """Cross-entropy to the full model's probabilities, softened (Hinton et al. 2015, section 2).
-
-        To keep its scale an exit's own are softened alike; the gradient is then made as large as that of labels.
-        """
-        from torch.nn.functional import cross_entropy
-
-        soft_BC = (full_BC.float() / SOFTNESS).softmax(-1)
-        if keep_scale:
-            return cross_entropy(outputs_BC.float() / SOFTNESS, soft_BC) * SOFTNESS**2
-        return cross_entropy(outputs_BC.float(), soft_BC)
+        """Cross-entropy to the full model's softened probabilities."""
+        return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
 
     def fit_temperature(self, outputs_NC: Tensor, targets_N: ValueArray) -> float:
         """The one with the least negative log likelihood (temperature scaling)."""

@@ -222,7 +222,7 @@ class PoseTask(Task):
         error_BJ = (outputs_BC.float() - self.heatmaps(targets_B)).square().mean((2, 3))
         return error_BJ.where(seen_BJ, 0.0).sum() / seen_BJ.sum().clamp(min=1)
 
-    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor) -> Tensor:
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
         """Mean squared error to the full model's heatmaps."""
         return (outputs_BC.float() - full_BC.float()).square().mean()
 

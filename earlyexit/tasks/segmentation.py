@@ -15,7 +15,7 @@ import numpy as np
 from earlyexit.errors import DataError
 from earlyexit.signature import Column
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
-from earlyexit.tasks.label import SOFTNESS
+from earlyexit.tasks.label import imitated
 from earlyexit.tasks.masks import read_mask
 from earlyexit.wire import Numbers, Value, stacked
 
@@ -200,11 +200,9 @@ class SegmentationTask(Task):
         )
         return total / (right_Bhw != LEFT_OUT).sum().clamp(min=1)
 
-    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor) -> Tensor:
-        """Cross-entropy to the full model's probabilities, softened as labels' are."""
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(outputs_BC.float(), (full_BC.float() / SOFTNESS).softmax(1))
+    def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
+        """Cross-entropy to the full model's softened probabilities of every pixel of the map."""
+        return imitated(outputs_BC, full_BC, keep_scale=keep_scale)
 
     def _of_map(self, targets_BHW: Tensor) -> Tensor:
         import torch
