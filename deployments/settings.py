@@ -52,7 +52,7 @@ class EmulatedSettings(Settings):
     """For experiments: by the replica's rank in its slot, by how much it is slower than the profile."""
 
 
-Tuning = Literal["off", "guarantee", "apparate"]
+Tuning = Literal["off", "guarantee", "apparate", "pame"]
 
 
 class PlanningSettings(Settings):
@@ -76,7 +76,8 @@ class PlanningSettings(Settings):
     """Share of the predicted goodput that a new plan may miss before the old one comes back."""
     tuning: Tuning = "off"
     """How thresholds follow the stream: not at all; `guarantee`: tested on what was seen, and back to safe ones when an
-    alarm says that the budget is broken; `apparate`: by the paper's trigger and search. Needs probes and a budget."""
+    alarm says that the budget is broken; `apparate`: by that paper's trigger and search; `pame`: one exit, that goes
+    later where batches become slow, and whose threshold goes up where precision is low. Needs probes and a budget."""
 
 
 class ControlSettings(PlanningSettings):

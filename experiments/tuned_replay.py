@@ -134,6 +134,7 @@ def observed(
     active_NR = np.tile([ramp in thresholds for ramp in records.ramps], (len(records), 1))
     seen_NR = (active_NR & ((np.array(records.ramps) <= exits_N[:, None]) | stay)) | probe_N[:, None]
     end_N1 = ((exits_N == records.num_blocks - 1) | stay | probe_N)[:, None]
+    truth_NE = records.true_losses_NE
     return Observations(
         shape=shape_of(records),
         times_s_N=first + np.arange(len(records), dtype=np.float64),
@@ -143,4 +144,7 @@ def observed(
         exits_N=exits_N.astype(np.int16),
         scores_NR=np.where(seen_NR, records.scores_NR, np.nan).astype(np.float32),
         losses_NR=np.where(seen_NR & end_N1, records.losses_NR, np.nan).astype(np.float32),
+        true_losses_NE=None
+        if truth_NE is None
+        else np.where(np.column_stack([seen_NR, end_N1]), truth_NE, np.nan).astype(np.float32),
     )

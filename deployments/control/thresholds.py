@@ -52,7 +52,7 @@ class Thresholds:
         self._tuning.said = None
         await self._go_by(said, reason, keeper.next_epoch(seen), seen)
         self.tell()
-        return AFTER[reason] if was_safe or self._is_too_careful() else None
+        return AFTER[reason] if was_safe or self._is_too_careful() or self._leave_elsewhere() else None
 
     async def sound_alarm(self, seen: Look) -> None:
         """The same while a change of plan is under way, of an alarm only; the change then goes on."""
@@ -65,6 +65,12 @@ class Thresholds:
     def _is_too_careful(self) -> bool:
         """Whether nobody leaves, and that is more than the plan does."""
         return self._tuning.is_safe(self._planning.thresholds) and self._planning.is_overrun()
+
+    def _leave_elsewhere(self) -> bool:
+        """Whether inputs may leave, and at no ramp that the plan has on: an exit was moved."""
+        thresholds = self._planning.thresholds
+        on = {ramp: thresholds[ramp] for ramp in self._keeper.placed.plan.ramps if ramp in thresholds}
+        return bool(on) and self._tuning.is_safe(on) and not self._tuning.is_safe(thresholds)
 
     def tell(self) -> None:
         """The tuner hears what answers are given by, once all ingresses follow it."""

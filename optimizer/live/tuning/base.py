@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from earlyexit.errors import PlanError
+from optimizer.live.exit_mover import BatchTimes
 from optimizer.live.exit_times import ExitTimes
 from optimizer.risk import Guarantee
 from profiles.scores import Score
@@ -56,6 +57,8 @@ class Question:
     guarantee: Guarantee
     times: ExitTimes
     """For what is saved by leaving early."""
+    batches: BatchTimes | None = None
+    """For tuners that look at how long batches take."""
 
 
 class Tuner(ABC):

@@ -9,6 +9,7 @@ import numpy as np
 from earlyexit.errors import PlanError
 from earlyexit.policies import POLICIES, kind_of
 from optimizer.plan import PolicySpec
+from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
 from profiles.scores import SCORES, BoolArray, FloatArray, Score
 from profiles.stream import Observations, StreamShape
@@ -61,10 +62,33 @@ def answered_losses_N(seen: Observations) -> FloatArray:
     return np.asarray(lost_N, dtype=np.float64)
 
 
+def outcome_of(seen: Observations) -> ExitOutcome:
+    """What became of some inputs, of which it is known what their answers lost; truth where it is known of all."""
+    truth_NE, last = _known_truth(seen), seen.shape.num_blocks - 1
+    column_N = np.searchsorted([*seen.shape.ramps, last], seen.exits_N)
+    return ExitOutcome(
+        num_blocks=seen.shape.num_blocks,
+        exits_N=seen.exits_N.astype(np.int64),
+        losses_N=answered_losses_N(seen),
+        answers_N=None,
+        true_losses_N=None if truth_NE is None else truth_NE[np.arange(len(seen)), column_N],
+        full_true_losses_N=None if truth_NE is None else truth_NE[:, -1],
+    )
+
+
+def _known_truth(seen: Observations) -> FloatArray | None:
+    """Losses against the truth, where it is known of all inputs."""
+    truth_NE = seen.true_losses_NE
+    if truth_NE is None or np.isnan(truth_NE[:, -1]).any():
+        return None
+    return truth_NE.astype(np.float64)
+
+
 def records_of(seen: Observations, ramps: Sequence[int]) -> ExitRecords:
     """Whole inputs as exit records of these ramps; raises DataError where there is none, or one is not whole."""
     ascending = sorted(ramps)
     columns = columns_of(seen.shape, ascending)
+    truth_NE = _known_truth(seen)
     return ExitRecords(
         score=seen.shape.score,
         num_blocks=seen.shape.num_blocks,
@@ -73,5 +97,6 @@ def records_of(seen: Observations, ramps: Sequence[int]) -> ExitRecords:
         scores_NR=seen.scores_NR[:, columns],
         losses_NR=seen.losses_NR[:, columns].astype(np.float64),
         zero_one=seen.shape.zero_one,
+        true_losses_NE=None if truth_NE is None else truth_NE[:, [*columns, -1]],
         times_s_N=seen.times_s_N,
     )

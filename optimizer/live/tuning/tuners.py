@@ -8,9 +8,10 @@ from earlyexit.errors import PlanError
 from optimizer.live.tuning.apparate import ApparateTuner
 from optimizer.live.tuning.base import Question, Tuner
 from optimizer.live.tuning.guarantee import GuaranteeTuner
+from optimizer.live.tuning.pame import PameTuner
 
-TUNERS: Mapping[str, type[Tuner]] = {kind.name: kind for kind in (GuaranteeTuner, ApparateTuner)}
-"""`guarantee`: tested thresholds and an alarm, the default; `apparate`: the paper's."""
+TUNERS: Mapping[str, type[Tuner]] = {kind.name: kind for kind in (GuaranteeTuner, ApparateTuner, PameTuner)}
+"""`guarantee`: tested thresholds and an alarm, the default; `apparate` and `pame`: those papers'."""
 
 
 def make_tuner(name: str, question: Question) -> Tuner:

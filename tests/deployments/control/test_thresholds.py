@@ -10,7 +10,15 @@ from deployments.control.description import describe
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document
 from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, begun, halves, planned, whole
-from tests.deployments.control.told_tuner import LOWER, SAFE, ToldTuner, on_trial, thresholds_of, tuned
+from tests.deployments.control.told_tuner import (
+    LOWER,
+    SAFE,
+    ToldTuner,
+    alarm_while_replicas_start,
+    on_trial,
+    thresholds_of,
+    tuned,
+)
 
 
 async def test_an_alarm_is_an_epoch_of_its_own_that_starts_nothing(tmp_path: Path) -> None:
@@ -77,6 +85,19 @@ async def test_tested_thresholds_follow_and_a_plan_for_them_is_looked_for(tmp_pa
     assert scene.fleet.log == ["decide 1", "decide 2"]
 
 
+async def test_an_exit_that_moves_to_a_ramp_that_is_off_is_planned_for_at_once(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says({0: 0.5, 1: 0.6, 2: SAFE[2]}, "tuned")
+    await scene.ticks(1, EASY)
+    assert scene.asked == []  # somebody still leaves at ramp 1, the only one that the plan has on
+    tuner.says({0: SAFE[0], 1: SAFE[1], 2: 0.5}, "tuned")
+    await scene.ticks(1, EASY)
+    assert len(scene.asked) == 1
+    tuner.says(SAFE, "tuned")
+    await scene.ticks(1, EASY)
+    assert len(scene.asked) == 1
+
+
 async def test_tuned_thresholds_are_those_of_later_plans_and_outlive_the_controller(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
     tuner.says(LOWER, "tested")
@@ -123,21 +144,7 @@ async def test_an_alarm_ends_the_trial_of_a_plan(tmp_path: Path) -> None:
 
 async def test_an_alarm_does_not_wait_for_replicas_that_are_starting(tmp_path: Path) -> None:
     scene, tuner = await tuned(tmp_path)
-    scene.best = halves(2, 2)
-    scene.fleet.stuck.add("split-cpu-1")
-    tries = 0
-
-    def meanwhile() -> None:
-        nonlocal tries
-        tries += 1
-        if tries == 10:
-            tuner.says(SAFE, "alarm")
-        if tries == 60:
-            scene.fleet.replicas["split-cpu-1"] = 2
-        scene.inputs(10, 90)
-
-    scene.meanwhile = meanwhile
-    await scene.ticks(1, (10, 90))
+    await alarm_while_replicas_start(scene, tuner, come=True)
     # The plan that is followed first, then the one that the change leads to.
     assert [line for line in scene.fleet.log if "scale" not in line] == ["decide 2", "prepare 3", "follow 3"]
     assert thresholds_of(scene) == SAFE

@@ -13,7 +13,16 @@ from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document
 from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, Scene, begun, halves, probes, whole
 from tests.deployments.control.test_controller import settings
-from tests.deployments.control.told_tuner import LOWER, QUESTION, SAFE, ToldTuner, on_trial, thresholds_of, tuned
+from tests.deployments.control.told_tuner import (
+    LOWER,
+    QUESTION,
+    SAFE,
+    ToldTuner,
+    alarm_while_replicas_start,
+    on_trial,
+    thresholds_of,
+    tuned,
+)
 
 BOLD = dict.fromkeys(RAMPS, 0.1)
 OWN = dict.fromkeys(RAMPS, 0.9)
@@ -36,7 +45,8 @@ async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_
     state = scene.loop.tuning.state
     assert state is not None
     assert (state.safe, state.rows > 0) == (False, True)
-    assert state.next_test in (None, 3939 + 100)  # thresholds to begin with passed a test of many inputs
+    # Thresholds to begin with passed a test of many inputs; PAME judges every 50 batches of 8.
+    assert state.next_test == {"guarantee": 3939 + 100, "apparate": None, "pame": 50 * 8}[name]
     scene.history.close()
     scene.start()
     await scene.ticks(2, EASY)
@@ -229,24 +239,6 @@ async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_th
     assert scene.history.plans(1)[0].reason == "after an alarm"
     described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
     assert described["tuning"]["alarms"] == 1
-
-
-async def alarm_while_replicas_start(scene: Scene, tuner: ToldTuner, *, broken: str) -> None:
-    """One look with a change-over to halves(2, 2), for which replicas do not come; the fleet fails at the alarm."""
-    scene.best = halves(2, 2)
-    scene.fleet.stuck.add("split-cpu-1")
-    tries = 0
-
-    def meanwhile() -> None:
-        nonlocal tries
-        tries += 1
-        if tries == 10:
-            tuner.says(SAFE, "alarm")
-            scene.fleet.broken.add(broken)
-        scene.inputs(10, 90)
-
-    scene.meanwhile = meanwhile
-    await scene.ticks(1, (10, 90))
 
 
 def on_disk(scene: Scene) -> dict[int, float]:

@@ -8,17 +8,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from optimizer.live.exit_mover import BatchTimes
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why
 from optimizer.live.tuning.rows import lets_nobody_leave, never
 from optimizer.risk import Guarantee
 from profiles.stream import Observations
+from profiles.table import LatencyTable
 from tests.deployments.control.control_fakes import EASY, RAMPS, Scene, begun, halves
 
 SAFE = never("confidence", RAMPS)
 LOWER = dict.fromkeys(RAMPS, 0.25)
+TABLE = LatencyTable.of_rows((1, 8), [[0.01, 0.01]] * 4, [[0.0, 0.0]] * len(RAMPS))
 QUESTION = Question(
-    score="confidence", guarantee=Guarantee(), times=ExitTimes(block_s=(0.01,) * 4, ramp_s=dict.fromkeys(RAMPS, 0.0))
+    score="confidence",
+    guarantee=Guarantee(),
+    times=ExitTimes.of(TABLE, RAMPS, 1),
+    batches=BatchTimes(table=TABLE, ramps=tuple(RAMPS), batch=8),
 )
 
 
@@ -63,6 +69,31 @@ async def tuned(path: Path, inputs: tuple[int, int] = EASY, **settings: Any) -> 
     scene.fleet.log.clear()
     scene.asked.clear()
     return scene, tuner
+
+
+async def alarm_while_replicas_start(
+    scene: Scene, tuner: ToldTuner, *, broken: str | None = None, come: bool = False
+) -> None:
+    """One look with a change-over to halves(2, 2), whose replicas come late or not at all.
+
+    `broken`: what fails of the fleet at the alarm.
+    """
+    scene.best = halves(2, 2)
+    scene.fleet.stuck.add("split-cpu-1")
+    tries = 0
+
+    def meanwhile() -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 10:
+            tuner.says(SAFE, "alarm")
+            scene.fleet.broken |= {broken} if broken else set()
+        if tries == 60 and come:
+            scene.fleet.replicas["split-cpu-1"] = 2
+        scene.inputs(10, 90)
+
+    scene.meanwhile = meanwhile
+    await scene.ticks(1, (10, 90))
 
 
 def thresholds_of(scene: Scene) -> Any:

@@ -1,0 +1,121 @@
+"""PAME's reactions: batches of two, windows of fifty batches, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from earlyexit.errors import PlanError
+from optimizer.live.exit_mover import BatchTimes
+from optimizer.live.tuning.base import Tuner
+from optimizer.live.tuning.tuners import make_tuner
+from profiles.stream import Observations
+from profiles.table import LatencyTable
+from tests.optimizer.live.tuning.logs import NEVER, NOBODY, lying, question, stream
+
+BATCHES = BatchTimes(
+    table=LatencyTable.of_rows((1, 2), [[2.0, 3.0]] * 3, [[0.5, 1.0]] * 2),
+    ramps=(0, 1),
+    batch=2,
+)
+WINDOW = 100
+"""Inputs."""
+FIRST = {0: 0.55, 1: NEVER}
+EASY, HARD = (0.7, 0.9), (0.1, 0.9)
+
+
+def tuner(thresholds: dict[int, float] = FIRST) -> Tuner:
+    made = make_tuner("pame", replace(question(budget=0.1), batches=BATCHES))
+    made.follow(thresholds, 0.0)
+    return made
+
+
+def batches(hard: int, *, wrong: int = 0, thresholds: dict[int, float] = FIRST, first_s: float = 0.0) -> Observations:
+    """A window in which so many batches move on whole, and so many inputs are wrong, at the first ramp."""
+    scores = [EASY] * (WINDOW - 2 * hard) + [HARD] * (2 * hard)
+    losses = [(1, 0)] * wrong + [(0, 0)] * (WINDOW - wrong)
+    return stream(scores, losses, thresholds, first_s=first_s)
+
+
+def test_one_slow_batch_of_fifty_is_bearable_and_two_move_the_exit_later() -> None:
+    made = tuner()
+    assert made.observe(batches(hard=1)) is None
+    found = made.observe(batches(hard=2, first_s=100.0))
+    assert found is not None
+    assert (found.why, found.thresholds, found.at_s) == ("tuned", {0: NEVER, 1: 0.5}, 199.0)
+    assert found.words == (
+        "4.0% of the batches were slower than without exits, 2.0% are bearable: the exit moves from ramp 0 to ramp 1 "
+        "at 0.5, where 0.0% would have been slow and precision 100.0%"
+    )
+
+
+def test_low_precision_raises_the_threshold_one_step() -> None:
+    made = tuner()
+    assert made.observe(batches(hard=0, wrong=10)) is None
+    found = made.observe(batches(hard=0, wrong=11, first_s=100.0))
+    assert found is not None
+    assert (found.why, found.thresholds) == ("alarm", {0: 0.6, 1: NEVER})
+    assert found.words == "precision was 89.0%, 90.0% is to be kept: ramp 0 from 0.55 to 0.6"
+
+
+def test_at_the_grids_end_the_exit_is_shut() -> None:
+    made = tuner({0: 0.999, 1: NEVER})
+    found = made.observe(stream([(1.0, 1.0)] * WINDOW, [(1, 1)] * WINDOW, {0: 0.999, 1: NEVER}))
+    assert found is not None
+    assert found.thresholds == NOBODY
+
+
+def test_nothing_is_judged_before_a_window_is_whole() -> None:
+    made = tuner()
+    assert made.observe(lying(WINDOW - 1, FIRST, first_s=0.0)) is None
+    assert (made.state.rows, made.state.next_test) == (WINDOW - 1, WINDOW)
+    assert made.state.evidence == pytest.approx(10.0)
+    assert made.observe(lying(1, FIRST, first_s=99.0)) is not None
+
+
+def test_answers_under_older_thresholds_are_not_judged() -> None:
+    made = tuner()
+    made.observe(lying(WINDOW // 2, FIRST, first_s=0.0))
+    made.follow({0: 0.6, 1: NEVER}, 80.0)
+    assert made.observe(lying(WINDOW, FIRST, first_s=0.0)) is None
+    assert made.state.rows == 20
+
+
+def test_where_no_later_exit_is_bearable_nobody_leaves_until_one_is() -> None:
+    made = tuner()
+    unsure = stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, FIRST)
+    found = made.observe(unsure)
+    assert found is not None
+    assert found.thresholds == NOBODY
+    assert found.words.endswith("nobody leaves, no later exit is bearable")
+    made.follow(NOBODY, 100.0)
+    assert made.state.safe
+    assert made.observe(stream([(0.1, 0.1)] * WINDOW, [(0, 0)] * WINDOW, NOBODY, first_s=100.0)) is None
+    back = made.observe(batches(hard=1, thresholds=NOBODY, first_s=200.0))
+    assert back is not None
+    assert back.thresholds == {0: 0.5, 1: NEVER}
+    assert back.words.startswith("nobody left: ramp 0 at 0.5")
+
+
+def test_after_four_calm_windows_the_exit_goes_back() -> None:
+    later = {0: NEVER, 1: 0.5}
+    made = tuner(later)
+    for window in range(3):
+        assert made.observe(batches(hard=0, thresholds=later, first_s=100.0 * window)) is None
+    found = made.observe(batches(hard=1, thresholds=later, first_s=300.0))
+    assert found is not None
+    assert found.thresholds == {0: 0.5, 1: NEVER}
+    assert found.words.startswith("nothing was wrong in 4 windows: ramp 0 at 0.5, where 2.0% would have been slow")
+
+
+def test_it_does_not_go_back_to_what_was_wrong_in_one_of_the_windows() -> None:
+    later = {0: NEVER, 1: 0.5}
+    made = tuner(later)
+    for window, hard in enumerate((0, 2, 0, 0)):
+        assert made.observe(batches(hard=hard, thresholds=later, first_s=100.0 * window)) is None
+
+
+def test_a_tuner_without_the_seconds_of_batches_is_refused() -> None:
+    with pytest.raises(PlanError, match="it needs their seconds by the number of inputs"):
+        make_tuner("pame", question())
