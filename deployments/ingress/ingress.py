@@ -24,7 +24,7 @@ from deployments.ingress.api.service import InferService
 from deployments.ingress.api.signature import Signature
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Everyone, Lookout
-from deployments.ingress.dashboard.snapshot import ServiceFacts
+from deployments.ingress.dashboard.snapshot import ServiceFacts, image_facts
 from deployments.ingress.dispatch.build import build_core
 from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.ingress.dispatch.flow_metrics import FlowMetrics
@@ -104,6 +104,7 @@ class Ingress(RpcMethods):
             num_blocks=self.card.num_blocks,
             slo_s=settings.slo_s,
             emulated={device: emulated.time_scale for device, emulated in settings.emulated.items()},
+            image=image_facts(self.signature.codec),
         )
         everyone = Everyone(settings.app)
         return Feed(Lookout(facts, self._core, everyone.ask, self._controller, WallClock()).event, self._clock)

@@ -28,6 +28,7 @@ from offramp.client.credentials import find_api_key
 if TYPE_CHECKING:
     from offramp.client.protocol import Prediction
     from offramp.jobs.bulk import BulkJob, Format, Tally
+    from offramp.jobs.map_files import MapFiles
     from offramp.load.data_stream import Given
 
 STDIN = "-"
@@ -60,6 +61,9 @@ def predict(
         str | None,
         typer.Option("--format", help="jsonl or csv; default: --out's ending, else jsonl.", **completes(FORMATS)),
     ] = None,
+    maps: Annotated[
+        Path | None, typer.Option(help="A folder for class maps, a PNG file for each image; default: none is written.")
+    ] = None,
     text_column: TextColumn = "text",
     pair_column: PairColumn = None,
     part: Part = None,
@@ -79,33 +83,46 @@ def predict(
     if (data is not None) + (bool(given) and not piped) + piped != 1:
         raise InputError("one of these is needed: inputs as arguments, --data PATH, or - for standard input")
     from offramp.jobs.bulk import BulkJob
+    from offramp.jobs.map_files import MapFiles
 
     service = _Service(url, timeout_s, find_api_key(api_key_file))
+    files = None if maps is None else MapFiles(maps)
     job = BulkJob(batch=batch, concurrency=concurrency, truncate=truncate)
     if given and not piped:
-        _predict_few(given, job, service, as_json=as_json)
+        _predict_few(given, job, service, files, as_json=as_json)
         return
     from offramp.jobs.bulk import format_of
 
     in_a_folder("out", out)
     asked = None if form is None else choice("format", form, FORMATS)
-    tally = _predict_many(data, (text_column, pair_column, part), job, out, format_of(out, asked), service)
+    tally = _predict_many(data, (text_column, pair_column, part), job, out, format_of(out, asked), files, service)
     print(tally.in_words(), file=sys.stderr)
     if tally.failed:
         raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; `error` in their rows says why")
 
 
-def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, *, as_json: bool) -> None:
+def _predict_few(
+    given: Sequence[str], job: BulkJob, service: _Service, files: MapFiles | None, *, as_json: bool
+) -> None:
     from offramp.client.client import Client
+    from offramp.jobs.bulk import plain
 
     with Client(service.url, service.timeout_s, api_key=service.api_key) as client:
-        inputs = _arguments(given, _wanted(client.metadata()))
-        predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate)
+        wanted = _wanted(client.metadata())
+        _check_maps(files, wanted)
+        inputs = _arguments(given, wanted)
+        predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
     for one, found in zip(inputs, predictions, strict=True):
+        said = found.said if files is None else files.put(str(one.shown["image"]), found.said)
         if as_json:
-            print(json.dumps({**one.shown, **found.said, "exit": found.exit}))
+            print(json.dumps({**one.shown, **plain(said), "exit": found.exit}))
         else:
-            print(f"{_said(found)}  {' | '.join(map(str, one.shown.values()))}")
+            print(f"{_told(said, found)}  {' | '.join(map(str, one.shown.values()))}")
+
+
+def _check_maps(files: MapFiles | None, wanted: Mapping[str, str]) -> None:
+    if files is not None and wanted != IMAGES:
+        raise InputError("--maps: class maps are answers to images, and the model takes other inputs")
 
 
 def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
@@ -129,11 +146,27 @@ def _texts_of(wanted: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def _said(found: Prediction) -> str:
-    said = {name: value for name, value in found.said.items() if name != "score"}
-    values = ", ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in said.values())
+def _told(said: Mapping[str, Any], found: Prediction) -> str:
+    values = ", ".join(_in_words(value) for name, value in said.items() if name != "score")
     score = "" if "score" not in found.said else f"score {found.score:.3f}, "
     return f"{values}  ({score}left after block {found.exit})"
+
+
+def _in_words(value: Any) -> str:
+    """What a line of the terminal has room for."""
+    from offramp.jobs.map_files import is_png
+
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if is_png(value):
+        return f"a PNG file of {len(value) * 3 // 4} bytes"
+    if isinstance(value, list):  # of classes, each with its share, or of joints with their places
+        return ", ".join(map(_in_words, value))
+    if isinstance(value, dict) and "share" in value:
+        return f"{value['name']} {value['share']:.1%}"
+    if isinstance(value, dict):
+        return " ".join(map(_in_words, value.values()))
+    return f"{value.dtype} {list(value.shape)}" if hasattr(value, "shape") else str(value)
 
 
 def _inputs(
@@ -160,6 +193,7 @@ def _predict_many(
     job: BulkJob,
     out: Path | None,
     form: Format,
+    files: MapFiles | None,
     service: _Service,
 ) -> Tally:
     """`columns`: of the text, of a pair's second text, and the part."""
@@ -167,7 +201,7 @@ def _predict_many(
 
     from earlyexit.clock import MonotonicClock
     from offramp.client.client import AsyncClient
-    from offramp.jobs.bulk import predict_all, row_writer
+    from offramp.jobs.bulk import predict_all, row_writer, with_files
     from offramp.jobs.progress import progress_count
     from offramp.load.data_stream import shown_columns
 
@@ -175,9 +209,11 @@ def _predict_many(
         async with AsyncClient(service.url, service.timeout_s, api_key=service.api_key) as client:
             metadata = await client.metadata()
             wanted = _wanted(metadata)
+            _check_maps(files, wanted)
             inputs = _inputs(data, wanted, *columns)
             shown = (*shown_columns(data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
             with row_writer(out, form, shown) as write, progress_count("inputs") as on_rows:
+                write = write if files is None else with_files(write, files)
                 return await predict_all(inputs, client, job, write, clock=MonotonicClock(), on_rows=on_rows)
 
     return asyncio.run(run())

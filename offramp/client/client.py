@@ -13,9 +13,9 @@ import httpx
 
 from earlyexit.clock import Clock, MonotonicClock
 from offramp.client.credentials import key_header
-from offramp.client.flows import LIVE_PATH, READY_PATH, Flow, Flows, Send, T
+from offramp.client.flows import LIVE_PATH, READY_PATH, Asked, Flow, Flows, Send, T
 from offramp.client.inputs import Input
-from offramp.client.protocol import NoReply, Prediction, Reply, read_reply
+from offramp.client.protocol import JSON_LENGTH_HEADER, NoReply, Prediction, Reply, read_reply
 from offramp.client.version_flows import Row, VersionFlows
 
 __all__ = ["AsyncClient", "Client", "Prediction"]
@@ -29,7 +29,8 @@ class Client:
     Calls raise the errors of `earlyexit.errors`, with the request id as a note. `timeout_s` bounds a whole call, its
     attempts and the waits between them; a server that stalls within an attempt (connect, send, receive) can stretch
     it. A prediction may be computed twice when an attempt is repeated. `api_key` is sent with every request: over plain
-    http whoever is on the way can read it.
+    http whoever is on the way can read it. `compressed`: have large answers
+    compressed, which costs both sides more than it saves on a fast network.
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class Client:
         transport: httpx.BaseTransport | None = None,
         *,
         api_key: str | None = None,
+        compressed: bool = False,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._flows = _flows(timeout_s, max_attempts, clock, rng)
         self._versions = VersionFlows(flows=self._flows)
-        self._http = httpx.Client(base_url=url, transport=transport, headers=key_header(api_key))
+        self._http = httpx.Client(base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed))
         self._sleep = sleep
 
     def __enter__(self) -> Self:
@@ -62,13 +64,22 @@ class Client:
         self._http.close()
 
     def predict(
-        self, given: Input, *, truncate: bool = False, timeout_s: float | None = None, request_id: str | None = None
+        self,
+        given: Input,
+        *,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        in_words: bool = False,
     ) -> Prediction:
         """Answer one input: a text, a pair of texts, an image file's bytes or path, an array, or several by name.
 
-        `truncate` cuts a text beyond the model's length instead of refusing it.
+        `truncate` cuts a text beyond the model's length instead of refusing it. Answers of many numbers are arrays;
+        `in_words`, those to image files are what `POST /predict` says in JSON: a class map is a PNG file in base64,
+        with the classes that are there, and keypoints have their joints' names.
         """
-        return self._run(self._flows.predict(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
+        asked = Asked(truncate=truncate, timeout_s=timeout_s, request_id=request_id, in_words=in_words)
+        return self._run(self._flows.predict(given, asked))
 
     def predict_many(
         self,
@@ -77,9 +88,11 @@ class Client:
         truncate: bool = False,
         timeout_s: float | None = None,
         request_id: str | None = None,
+        in_words: bool = False,
     ) -> list[Prediction]:
         """Answer several inputs of one kind, in their order, as one request; they are answered, or fail, together."""
-        return self._run(self._flows.predict_many(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id))
+        asked = Asked(truncate=truncate, timeout_s=timeout_s, request_id=request_id, in_words=in_words)
+        return self._run(self._flows.predict_many(given, asked))
 
     def live(self) -> bool:
         """Whether the server runs; a server that cannot be reached does not."""
@@ -154,13 +167,16 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
         *,
         api_key: str | None = None,
+        compressed: bool = False,
         clock: Clock | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._flows = _flows(timeout_s, max_attempts, clock, rng)
         self._versions = VersionFlows(flows=self._flows)
-        self._http = httpx.AsyncClient(base_url=url, transport=transport, headers=key_header(api_key))
+        self._http = httpx.AsyncClient(
+            base_url=url, transport=transport, headers=_headers(api_key, compressed=compressed)
+        )
         self._sleep = sleep
 
     async def __aenter__(self) -> Self:
@@ -176,11 +192,16 @@ class AsyncClient:
         await self._http.aclose()
 
     async def predict(
-        self, given: Input, *, truncate: bool = False, timeout_s: float | None = None, request_id: str | None = None
+        self,
+        given: Input,
+        *,
+        truncate: bool = False,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        in_words: bool = False,
     ) -> Prediction:
-        return await self._run(
-            self._flows.predict(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id)
-        )
+        asked = Asked(truncate=truncate, timeout_s=timeout_s, request_id=request_id, in_words=in_words)
+        return await self._run(self._flows.predict(given, asked))
 
     async def predict_many(
         self,
@@ -189,9 +210,10 @@ class AsyncClient:
         truncate: bool = False,
         timeout_s: float | None = None,
         request_id: str | None = None,
+        in_words: bool = False,
     ) -> list[Prediction]:
-        flow = self._flows.predict_many(given, truncate=truncate, timeout_s=timeout_s, request_id=request_id)
-        return await self._run(flow)
+        asked = Asked(truncate=truncate, timeout_s=timeout_s, request_id=request_id, in_words=in_words)
+        return await self._run(self._flows.predict_many(given, asked))
 
     async def live(self) -> bool:
         return await self._run(self._flows.probe(LIVE_PATH))
@@ -253,8 +275,15 @@ def _flows(timeout_s: float, max_attempts: int, clock: Clock | None, rng: random
     )
 
 
+def _headers(api_key: str | None, *, compressed: bool) -> dict[str, str]:
+    return {**key_header(api_key), "Accept-Encoding": "gzip" if compressed else "identity"}
+
+
 def _reply(response: httpx.Response) -> Reply:
-    return read_reply(response.status_code, response.content, response.headers.get("Retry-After"))
+    headers = response.headers
+    return read_reply(
+        response.status_code, response.content, headers.get("Retry-After"), headers.get(JSON_LENGTH_HEADER)
+    )
 
 
 def _no_reply(error: httpx.RequestError, url: httpx.URL, send: Send) -> NoReply:

@@ -15,7 +15,14 @@ from typing import Any, TypeAlias, TypeVar
 
 from earlyexit.clock import Clock
 from earlyexit.errors import DeadlineError, InputError, OfframpError
-from offramp.client.inputs import Input, TensorBody, tensor_body, travel_as_json
+from offramp.client.inputs import (
+    Input,
+    TensorBody,
+    answers_are_large,
+    files_as_json,
+    tensor_body,
+    travel_as_json,
+)
 from offramp.client.protocol import (
     PREDICT_PATH,
     REQUEST_ID_HEADER,
@@ -62,6 +69,16 @@ class Send:
         return arguments | {"json": body}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How a prediction is asked for; `Client.predict` says what each means."""
+
+    truncate: bool
+    timeout_s: float | None
+    request_id: str | None
+    in_words: bool
+
+
 Flow: TypeAlias = Generator[Send, Outcome, T]
 
 
@@ -77,34 +94,29 @@ class Flows:
     known: dict[str, Any] = field(default_factory=dict)
     """The model's metadata, once it was asked for."""
 
-    def predict(
-        self, given: Input, *, truncate: bool, timeout_s: float | None, request_id: str | None
-    ) -> Flow[Prediction]:
-        if travel_as_json([given]):
-            body: dict[str, object] | TensorBody = predict_body(given, truncate=truncate)
-        else:
-            body = yield from self._tensor_body([given], truncate=truncate)
-        [prediction] = yield from self._predictions(body, 1, timeout_s, request_id)
+    def predict(self, given: Input, asked: Asked) -> Flow[Prediction]:
+        body = yield from self._body([given], given, asked)
+        [prediction] = yield from self._predictions(body, 1, asked)
         return prediction
 
-    def predict_many(
-        self, given: Sequence[Input], *, truncate: bool, timeout_s: float | None, request_id: str | None
-    ) -> Flow[list[Prediction]]:
+    def predict_many(self, given: Sequence[Input], asked: Asked) -> Flow[list[Prediction]]:
         if isinstance(given, str | bytes | Path | Mapping):
             raise InputError("predict_many takes a list of inputs; predict takes one")
         rows = list(given)
         if not rows:
             return []
-        if travel_as_json(rows):
-            body: dict[str, object] | TensorBody = predict_body(rows, truncate=truncate)
-        else:
-            body = yield from self._tensor_body(rows, truncate=truncate)
-        return (yield from self._predictions(body, len(rows), timeout_s, request_id))
+        body = yield from self._body(rows, rows, asked)
+        return (yield from self._predictions(body, len(rows), asked))
 
-    def _tensor_body(self, rows: Sequence[Input], *, truncate: bool) -> Flow[TensorBody]:
+    def _body(self, rows: Sequence[Input], as_json: object, asked: Asked) -> Flow[dict[str, object] | TensorBody]:
+        """`as_json`: the same inputs in JSON, if they are texts."""
+        if travel_as_json(rows):
+            return predict_body(as_json, truncate=asked.truncate)
         if not self.known:
             self.known.update((yield from self.metadata(None)))
-        return tensor_body(rows, self.known, {"truncate": True} if truncate else {})
+        if asked.in_words and answers_are_large(self.known) and (files := files_as_json(rows)) is not None:
+            return predict_body(files, truncate=asked.truncate)
+        return tensor_body(rows, self.known, {"truncate": True} if asked.truncate else {})
 
     def probe(self, path: str) -> Flow[bool]:
         """Whether the server answers 200 right now; never retried, never an error."""
@@ -139,10 +151,10 @@ class Flows:
         raise DeadlineError(f"the server was not ready within {timeout_s:g} s")
 
     def _predictions(
-        self, body: dict[str, object] | TensorBody, num_inputs: int, timeout_s: float | None, request_id: str | None
+        self, body: dict[str, object] | TensorBody, num_inputs: int, asked: Asked
     ) -> Flow[list[Prediction]]:
-        request_id = request_id or _new_id()
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        request_id = asked.request_id or _new_id()
+        limit_s = self.timeout_s if asked.timeout_s is None else asked.timeout_s
         path = body.path if isinstance(body, TensorBody) else PREDICT_PATH
         payload = yield from self._exchange("POST", path, request_id, limit_s, body)
         return read_predictions(payload, num_inputs=num_inputs, request_id=request_id)

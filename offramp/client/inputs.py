@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from deployments.ingress.api.tensors import packed
+from deployments.ingress.api.tensors import packed, unpacked
 from earlyexit.errors import InputError
 from earlyexit.signature import DATATYPES, fitting
 
@@ -30,6 +31,8 @@ class TensorBody:
     inputs: tuple[Mapping[str, object], ...]
     tail: bytes
     parameters: Mapping[str, object] = field(default_factory=dict)
+    outputs: tuple[Mapping[str, object], ...] | None = None
+    """Those wanted, each with its parameters; None: all of them, in JSON."""
 
     @property
     def path(self) -> str:
@@ -38,7 +41,8 @@ class TensorBody:
     def content(self, timeout_s: float | None) -> tuple[bytes, dict[str, str]]:
         """The bytes and headers, with the time that its sender waits; Triton counts it in microseconds."""
         timeout = {} if timeout_s is None else {"timeout": max(1, int(timeout_s * 1e6))}
-        head = json.dumps({"inputs": self.inputs, "parameters": {**self.parameters, **timeout}}).encode()
+        outputs = {} if self.outputs is None else {"outputs": self.outputs}
+        head = json.dumps({"inputs": self.inputs, "parameters": {**self.parameters, **timeout}, **outputs}).encode()
         headers = {
             "Content-Type": "application/octet-stream",
             "Inference-Header-Content-Length": str(len(head)),
@@ -60,7 +64,36 @@ def tensor_body(rows: Sequence[Input], metadata: Mapping[str, Any], parameters: 
         sized = {"binary_data_size": len(tail)}
         inputs.append({"name": name, "shape": list(column.shape), "datatype": datatype, "parameters": sized})
         tails.append(tail)
-    return TensorBody(model=metadata["name"], inputs=tuple(inputs), tail=b"".join(tails), parameters=parameters)
+    return TensorBody(
+        model=metadata["name"],
+        inputs=tuple(inputs),
+        tail=b"".join(tails),
+        parameters=parameters,
+        outputs=_outputs(metadata.get("outputs", ())),
+    )
+
+
+def files_as_json(rows: Sequence[Input]) -> list[str] | None:
+    """Image files as `POST /predict` takes them; None where the inputs are others."""
+    if not all(isinstance(row, bytes | Path) for row in rows):
+        return None
+    return [binascii.b2a_base64(_file(row), newline=False).decode() for row in rows]
+
+
+def answers_are_large(metadata: Mapping[str, Any]) -> bool:
+    """Whether some of a model's outputs have many numbers for an input, as class maps and keypoints do."""
+    return any(map(_is_large, metadata.get("outputs", ())))
+
+
+def _outputs(described: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, object], ...] | None:
+    """Those of many numbers come as bytes."""
+    if not any(map(_is_large, described)):
+        return None
+    return tuple({"name": each["name"], "parameters": {"binary_data": _is_large(each)}} for each in described)
+
+
+def _is_large(described: Mapping[str, Any]) -> bool:
+    return len(described.get("shape", ())) > 1
 
 
 def inputs_of(columns: Mapping[str, Array]) -> Sequence[Input]:
@@ -74,9 +107,34 @@ def inputs_of(columns: Mapping[str, Array]) -> Sequence[Input]:
 
 
 def read_tensors(payload: Any) -> list[dict[str, Any]]:
-    """Answers of v2, in JSON, as one object per input; raises what a payload of another form brings about."""
-    columns = {each["name"]: np.array(each["data"]).reshape(each["shape"]).tolist() for each in payload["outputs"]}
+    """Answers of v2 as one object per input, those of many numbers as arrays.
+
+    Raises what a payload of another form brings about.
+    """
+    columns = {each["name"]: _column(each) for each in payload["outputs"]}
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def with_tail(head: Any, tail: memoryview) -> Any:
+    """An answer of v2 whose tensors are, some of them, in the bytes behind its JSON, with all of them in it.
+
+    Raises what an answer of another form brings about.
+    """
+    at = 0
+    for output in head["outputs"]:
+        if "data" not in output:
+            size = output["parameters"]["binary_data_size"]
+            output["data"] = unpacked(output["datatype"], tail[at : at + size], output["name"])
+            at += size
+    return head
+
+
+def _column(output: Mapping[str, Any]) -> Sequence[Any]:
+    data, shape, datatype = output["data"], output["shape"], output["datatype"]
+    if datatype == "BYTES":
+        data = [each.decode() if isinstance(each, bytes) else each for each in data]
+    column = np.array(data, dtype=DATATYPES[datatype] if len(shape) > 1 else None).reshape(shape)
+    return list(column) if column.ndim > 1 else column.tolist()
 
 
 def _columns(rows: Sequence[Input], inputs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, Array]]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from earlyexit.errors import (
     DataError,
     DeadlineError,
@@ -23,9 +25,10 @@ from earlyexit.errors import (
     UnknownModelError,
     UnprocessableInputError,
 )
-from offramp.client.inputs import read_tensors
+from offramp.client.inputs import read_tensors, with_tail
 
 REQUEST_ID_HEADER = "X-Request-ID"
+JSON_LENGTH_HEADER = "Inference-Header-Content-Length"
 PREDICT_PATH = "/predict"
 
 RETRIED_STATUSES = frozenset({502, 503})
@@ -56,7 +59,10 @@ _ERRORS_BY_STATUS: dict[int, type[OfframpError]] = {
 
 
 class Prediction:
-    """The answer to one input; what the model's task says of it are attributes: `label` and `score`, or `value`."""
+    """The answer to one input; what the model's task says of it are attributes: `label` and `score`, or `value`.
+
+    Of tasks that answer many numbers they are arrays: `class_map`, uint8 (height, width); `keypoints`, float32 (J, 3).
+    """
 
     __slots__ = ("exit", "request_id", "said")
 
@@ -79,7 +85,9 @@ class Prediction:
         return self._of_the_task(name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Prediction) and self._facts == other._facts
+        if not isinstance(other, Prediction) or self._facts.keys() != other._facts.keys():
+            return False
+        return all(np.array_equal(value, other._facts[name]) for name, value in self._facts.items())
 
     def __hash__(self) -> int:
         return hash((self.exit, self.request_id))
@@ -128,9 +136,13 @@ def predict_body(inputs: object, *, truncate: bool = False, ids: Sequence[str] |
     return body
 
 
-def read_reply(status: int, content: bytes, retry_after: str | None) -> Reply:
-    """Build a reply from its raw parts; a `Retry-After` that is a date, not seconds, is as good as none."""
-    return Reply(status=status, payload=_decode(content), retry_after_s=_seconds(retry_after))
+def read_reply(status: int, content: bytes, retry_after: str | None, json_length: str | None = None) -> Reply:
+    """Build a reply from its raw parts; a `Retry-After` that is a date, not seconds, is as good as none.
+
+    `json_length`: of v2's JSON, where bytes of tensors follow it.
+    """
+    payload = _decode(content) if json_length is None else _decode_tensors(content, json_length)
+    return Reply(status=status, payload=payload, retry_after_s=_seconds(retry_after))
 
 
 def read_predictions(payload: Any, *, num_inputs: int, request_id: str) -> list[Prediction]:
@@ -215,6 +227,14 @@ def _decode(content: bytes) -> Any:
     try:
         return json.loads(content)
     except ValueError:
+        return content.decode(errors="replace")
+
+
+def _decode_tensors(content: bytes, json_length: str) -> Any:
+    try:
+        length = int(json_length)
+        return with_tail(json.loads(content[:length]), memoryview(content)[length:])
+    except (InputError, KeyError, TypeError, ValueError):
         return content.decode(errors="replace")
 
 

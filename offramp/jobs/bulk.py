@@ -13,10 +13,12 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol, TextIO
+
+import numpy as np
 
 from earlyexit.clock import Clock
 from earlyexit.errors import (
@@ -32,6 +34,7 @@ from earlyexit.errors import (
 )
 from offramp.client.inputs import Input
 from offramp.client.protocol import Prediction
+from offramp.jobs.map_files import MapFiles
 from offramp.load.data_stream import Given
 
 Format = Literal["jsonl", "csv"]
@@ -48,7 +51,9 @@ OF_THE_MOMENT = (OverloadedError, AdmissionError, StageUnavailableError, Deadlin
 class Asks(Protocol):
     """What `AsyncClient` does."""
 
-    async def predict_many(self, given: Sequence[Input], *, truncate: bool = False) -> list[Prediction]:
+    async def predict_many(
+        self, given: Sequence[Input], *, truncate: bool = False, in_words: bool = False
+    ) -> list[Prediction]:
         """Answers to all of the inputs, or one error."""
         ...
 
@@ -65,7 +70,12 @@ class Row:
     def to_json(self) -> dict[str, object]:
         if self.prediction is None:
             return {**self.shown, "error": self.error}
-        return {**self.shown, **self.prediction.said, "exit": self.prediction.exit}
+        return {**self.shown, **plain(self.prediction.said), "exit": self.prediction.exit}
+
+
+def plain(said: Mapping[str, Any]) -> dict[str, object]:
+    """An answer as JSON has it: lists for arrays."""
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in said.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +180,8 @@ async def _read(
 async def _rows(batch: Sequence[Given], client: Asks, job: BulkJob) -> list[Row]:
     """What becomes of some inputs; halved, where one of them may have spoilt the request of all."""
     try:
-        predictions = await client.predict_many([each.value for each in batch], truncate=job.truncate)
+        inputs = [each.value for each in batch]
+        predictions = await client.predict_many(inputs, truncate=job.truncate, in_words=True)
     except OfframpError as error:
         if _may_be_one_inputs(error) and len(batch) > 1:
             middle = len(batch) // 2
@@ -206,9 +217,22 @@ def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterat
         yield _writer(file, form, columns)
 
 
+def with_files(write: Callable[[Row], None], maps: MapFiles) -> Callable[[Row], None]:
+    """The same, with the pictures of answers to images in files of their own."""
+
+    def put(row: Row) -> None:
+        if row.prediction is not None:
+            found = row.prediction
+            said = maps.put(str(row.shown["image"]), found.said)
+            row = replace(row, prediction=Prediction(exit=found.exit, request_id=found.request_id, **said))
+        write(row)
+
+    return put
+
+
 def _writer(file: TextIO, form: Format, columns: Sequence[str]) -> Callable[[Row], None]:
     if form == "jsonl":
         return lambda row: print(json.dumps(row.to_json(), ensure_ascii=False), file=file)
-    table = csv.DictWriter(file, (*columns, ERROR), lineterminator="\n")
+    table = csv.DictWriter(file, (*columns, ERROR), extrasaction="ignore", lineterminator="\n")
     table.writeheader()
     return lambda row: table.writerow(row.to_json())

@@ -19,13 +19,14 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from earlyexit.errors import InputError
 from offramp.client.credentials import key_header
 from offramp.client.inputs import TensorBody
-from offramp.client.protocol import PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
+from offramp.client.protocol import JSON_LENGTH_HEADER, PREDICT_PATH, REQUEST_ID_HEADER, NoReply, Outcome, read_reply
 from offramp.load.generator import Body, Post
 
 KEEP_ALIVE_S = 4.0
 """Below the 5 s after which uvicorn and Ray Serve close an idle connection: never send on one that is closing."""
 SWITCHING_PROTOCOLS = 101
 JSON = "Content-Type: application/json\r\n"
+JSON_LENGTH = JSON_LENGTH_HEADER.lower().encode()
 WITH_LENGTH = (b"content-length", b"transfer-encoding")
 """Headers of an answer that does not end with its connection."""
 
@@ -120,6 +121,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._body: list[bytes]
         self._retry_after: str | None
+        self._json_length: str | None
         self._begin()
 
     async def ask(self, data: bytes, until_s: float) -> Outcome | None:
@@ -170,6 +172,8 @@ class Connection(asyncio.Protocol):
         lower = name.lower()
         if lower == b"retry-after":
             self._retry_after = value.decode("latin-1")
+        elif lower == JSON_LENGTH:
+            self._json_length = value.decode("latin-1")
         elif lower in WITH_LENGTH:
             self._has_length = True
 
@@ -202,11 +206,11 @@ class Connection(asyncio.Protocol):
         self._end(self._reply())
 
     def _begin(self) -> None:
-        self._body, self._retry_after = [], None
+        self._body, self._retry_after, self._json_length = [], None, None
         self._has_headers = self._has_length = False
 
     def _reply(self) -> Outcome:
-        return read_reply(self._parser.get_status_code(), b"".join(self._body), self._retry_after)
+        return read_reply(self._parser.get_status_code(), b"".join(self._body), self._retry_after, self._json_length)
 
     def _end(self, outcome: Outcome | None) -> None:
         if self._outcome is not None and not self._outcome.done():

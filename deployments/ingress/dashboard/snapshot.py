@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from deployments.control.intake import IngressIntake, Interval
 from deployments.reports import IngressReport, ReplicaReport
+from earlyexit.codecs.base import Codec
 from optimizer.placement import PlacedPlan
 
 ControllerState = Literal["none", "answers", "silent"]
@@ -23,6 +24,13 @@ class ServiceFacts:
     slo_s: float | None
     emulated: Mapping[str, float]
     """By accelerator type that is not there: our seconds per emulated one."""
+    image: Mapping[str, Any] | None = None
+    """Of a model of images, how one comes to its size, and the types of its files; None of others."""
+
+
+def image_facts(codec: Codec[Any]) -> Mapping[str, Any] | None:
+    """What the page must know to show an image as the model sees it; None for models of other inputs."""
+    return {**codec.spec(), "types": codec.content_types} if codec.name == "image" else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

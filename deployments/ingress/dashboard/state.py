@@ -10,7 +10,7 @@ from deployments.control.intake import Interval, latency_s
 from deployments.ingress.dashboard.plan_state import blocks_state, plan_state
 from deployments.ingress.dashboard.snapshot import ServiceFacts, Snapshot, between, under_present_plan, within
 
-SCHEMA = 1
+SCHEMA = 2
 """Of the state; a page that was loaded from another version is told to load anew."""
 RATES_S = 10.0
 """Rates and percentiles are those of so many seconds."""
@@ -54,6 +54,7 @@ def _service(facts: ServiceFacts, now: Snapshot) -> dict[str, Any]:
         "model": facts.model,
         "num_blocks": facts.num_blocks,
         "slo_s": facts.slo_s,
+        "image": facts.image,
         "ingresses": len(now.ingresses),
         "epoch": now.placed.epoch,
         "suspended": now.suspended,

@@ -3,9 +3,10 @@
 import { chart, empty, scroll, table, tableOfChart } from "./charts.js";
 import { h, patch } from "./dom.js";
 import { drawPlan, planTable, planWords } from "./plan.js";
+import { drawTry } from "./try.js";
 import { clock, count, decimal, ms, percent, plural } from "./words.js";
 
-const SCHEMA = 1;
+const SCHEMA = 2;
 const HISTORY_S = 120;
 const STEADY_S = 3;
 const STALE_MS = 6000; // the service is asked for up to 4 s
@@ -109,6 +110,7 @@ function draw(state) {
   drawTimes();
   drawChanges(state);
   drawDrops(state);
+  drawTry(state.service);
 }
 
 function notices({ service }) {
