@@ -9,12 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 Colour: TypeAlias = tuple[int, int, int]
 """Red, green and blue, 0 to 255."""
 MOST_CLASSES = 256
-"""A palette has no more colours, and a byte no more values."""
+"""An answer has a byte per pixel, and a palette no more colours."""
 TURN = (5**0.5 - 1) / 2
 """Of the colour wheel, from class to class: the golden ratio keeps any number of hues apart."""
 LIGHTNESSES = (0.5, 0.35, 0.7)
@@ -32,6 +31,8 @@ def colours(num_classes: int) -> tuple[Colour, ...]:
 
 def to_png(class_map_HW: npt.NDArray[np.uint8], num_classes: int) -> bytes:
     """A map as an indexed PNG file: whoever reads its pixels without the palette has the class ids again."""
+    from PIL import Image
+
     image = Image.fromarray(class_map_HW).copy()  # else of the map's own memory, which may not be written to
     image.putpalette([tone for colour in colours(num_classes) for tone in colour])
     file = io.BytesIO()

@@ -161,8 +161,8 @@ class PoseTask(Task):
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
         assert isinstance(value, Numbers)
         keypoints = [
-            {"joint": name, "x": round(x, 3), "y": round(y, 3), "probability": round(probability, 6)}
-            for name, (x, y, probability) in zip(self.joint_names, value.numpy().tolist(), strict=True)
+            {"joint": name, "x": round(x, 3), "y": round(y, 3), "score": round(sure, 6)}
+            for name, (x, y, sure) in zip(self.joint_names, value.numpy().tolist(), strict=True)
         ]
         return {"keypoints": keypoints, "score": round(score, 6)}
 
@@ -173,7 +173,7 @@ class PoseTask(Task):
         return {
             "keypoints": {
                 "type": "array",
-                "items": {"type": "object", "properties": {**joint, "probability": number}},
+                "items": {"type": "object", "properties": {**joint, "score": number}},
                 "description": f"In pixels of an image of {self.image_side} x {self.image_side}.",
             },
             "score": {"type": "number", "description": "Mean probability of the joints."},

@@ -6,7 +6,6 @@ Tensor legend: B inputs, C classes, H and W the sides of the image, h and w thos
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from earlyexit.errors import DataError
 from earlyexit.signature import Column
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
+from earlyexit.tasks.class_maps import MOST_CLASSES, colours, to_png
 from earlyexit.tasks.label import imitated
 from earlyexit.tasks.masks import read_mask
 from earlyexit.wire import Numbers, Value, stacked
@@ -22,8 +22,7 @@ from earlyexit.wire import Numbers, Value, stacked
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_CLASSES = 256
-"""An answer has a byte per pixel."""
+PNG = "image/png"
 LEFT_OUT = -100
 """The class id of which torch's cross-entropy takes no notice."""
 
@@ -38,6 +37,7 @@ class SegmentationTask(Task):
     name = "segmentation"
     zero_one = False
     large = True
+    content_types = (PNG,)
 
     def __init__(
         self, class_names: Sequence[str], *, height: int, width: int, ignored: Sequence[str] = (), stride: int = 4
@@ -148,18 +148,44 @@ class SegmentationTask(Task):
         return {"class_map": stacked(values), "score": list(scores)}
 
     def to_json(self, value: Value, score: float) -> dict[str, Any]:
-        assert isinstance(value, Numbers)
-        return {"class_map": base64.b64encode(_png(value.numpy())).decode(), "score": round(score, 6)}
+        class_map_HW = _array(value)
+        file = base64.b64encode(to_png(class_map_HW, self.num_outputs)).decode()
+        return {"class_map": file, "classes": self._present(class_map_HW), "score": round(score, 6)}
+
+    def to_content(self, content_type: str, value: Value) -> bytes:
+        return to_png(_array(value), self.num_outputs)
+
+    def _present(self, class_map_HW: ValueArray) -> list[dict[str, Any]]:
+        """The classes that there are, those with most pixels first."""
+        counts_C = np.bincount(class_map_HW.reshape(-1), minlength=self.num_outputs)
+        tones = colours(self.num_outputs)
+        return [
+            {
+                "id": k,
+                "name": self.class_names[k],
+                "share": round(int(counts_C[k]) / class_map_HW.size, 6),
+                "colour": "#{:02x}{:02x}{:02x}".format(*tones[k]),
+            }
+            for k in np.argsort(-counts_C, kind="stable").tolist()
+            if counts_C[k]
+        ]
 
     @property
     def json_schema(self) -> Mapping[str, Any]:
-        classes = ", ".join(f"{k} {name}" for k, name in enumerate(self.class_names))
+        ids = ", ".join(f"{k} {name}" for k, name in enumerate(self.class_names))
+        number, text = {"type": "number"}, {"type": "string"}
+        present = {"id": {"type": "integer"}, "name": text, "share": number, "colour": text}
         return {
             "class_map": {
                 "type": "string",
                 "contentEncoding": "base64",
-                "contentMediaType": "image/png",
-                "description": f"A PNG file, {self.width} x {self.height}; its grey values are classes: {classes}.",
+                "contentMediaType": PNG,
+                "description": f"A PNG file, {self.width} x {self.height}; its pixels are class ids: {ids}.",
+            },
+            "classes": {
+                "type": "array",
+                "items": {"type": "object", "properties": present, "required": list(present)},
+                "description": "Those that there are, with their share of the pixels and their colour in the file.",
             },
             "score": {"type": "number", "description": "Mean probability of the pixels' classes."},
         }
@@ -215,9 +241,6 @@ class SegmentationTask(Task):
         return targets_BHW[:, rows][:, :, columns]
 
 
-def _png(class_map: ValueArray) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(class_map).save(file, format="PNG")
-    return file.getvalue()
+def _array(value: Value) -> ValueArray:
+    assert isinstance(value, Numbers)
+    return value.numpy()

@@ -184,7 +184,7 @@ def test_callers_get_every_joint_with_its_name() -> None:
     assert isinstance(keypoints, np.ndarray)
     assert (keypoints.shape, keypoints.dtype.name) == ((2, *BODY.columns[0].shape), "float32")
     said = BODY.to_json(value, 0.5)
-    assert said["keypoints"][2] == {"joint": "right hand", "x": 5.123, "y": 6.0, "probability": 1.0}
+    assert said["keypoints"][2] == {"joint": "right hand", "x": 5.123, "y": 6.0, "score": 1.0}
     assert set(said) == set(BODY.json_schema)
 
 

@@ -1,0 +1,268 @@
+"""Class maps and keypoints of hand-made outputs: every way to ask gives the same."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+
+from deployments.ingress.api.bodies import InferRequest
+from deployments.ingress.api.http import build_app
+from deployments.ingress.api.openapi import openapi_document
+from deployments.ingress.api.signature import Signature
+from deployments.ingress.rpc.calls import Rpcs
+from deployments.ingress.rpc.messages import message_class
+from earlyexit.codecs.image import ImageCodec
+from earlyexit.errors import OfframpError
+from earlyexit.tasks.base import Task
+from earlyexit.wire import Answer, values_of
+from offramp.client.client import AsyncClient
+from offramp.client.protocol import Prediction
+from tests.deployments.ingress.api.faces import V2_INFER, FakeBackend, FakeContext, client_of
+from tests.earlyexit.codecs.pictures import file_of, noise
+from tests.earlyexit.tasks_of_maps import BODY, STREET, logits_of, peaks
+
+FILES = [file_of(noise(8, 8, seed=row), "PNG") for row in range(2)]
+IN_BASE64 = [base64.b64encode(file).decode() for file in FILES]
+ROAD, CAR, SKY = range(3)
+MAPS = torch.cat([logits_of([[SKY, SKY, CAR], [ROAD, ROAD, CAR]]), logits_of([[SKY, SKY, SKY], [ROAD, ROAD, ROAD]])])
+HEATMAPS = torch.cat([peaks((1, 2, 0.5), (7, 0, 0.25), (0, 7, 1.0)), peaks((3, 3, 0.75), (4, 4, 0.5), (5, 5, 0.25))])
+Answers = list[tuple[npt.NDArray[Any], float, int]]
+"""The array, the score and the exit of every image."""
+
+
+@dataclass
+class DenseBackend(FakeBackend):
+    """Answers the k-th image of a request with what follows from the k-th of some outputs."""
+
+    max_body_bytes: int = 1_000_000
+    dense: Task = STREET
+    outputs: torch.Tensor = field(default_factory=lambda: MAPS)
+
+    @property
+    def task(self) -> Task:
+        return self.dense
+
+    @property
+    def signature(self) -> Signature:
+        return Signature(ImageCodec(height=4, width=6), self.dense)
+
+    async def infer(self, request: InferRequest) -> list[Answer]:
+        self.requests.append(request)
+        values = values_of(self.dense.answer(self.outputs).numpy())
+        scores = self.dense.score(self.outputs).tolist()
+        return [Answer(sample_id="", value=values[k], score=scores[k], exit=k + 1) for k in range(len(request.rows))]
+
+    @property
+    def right(self) -> Answers:
+        scores = self.dense.score(self.outputs).tolist()
+        return [(each, scores[k], k + 1) for k, each in enumerate(self.dense.answer(self.outputs).numpy())]
+
+
+BACKENDS = {"segmentation": lambda: DenseBackend(), "pose": lambda: DenseBackend(dense=BODY, outputs=HEATMAPS)}
+
+
+@pytest.fixture(params=list(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> DenseBackend:
+    return BACKENDS[request.param]()
+
+
+def of_columns(columns: dict[str, Any]) -> Answers:
+    [name] = set(columns) - {"score", "exit"}
+    return list(zip(columns[name], columns["score"].tolist(), columns["exit"].tolist(), strict=True))
+
+
+async def infer(backend: DenseBackend, **asked: Any) -> httpx.Response:
+    image = {"name": "image", "shape": [2], "datatype": "BYTES", "data": IN_BASE64}
+    async with client_of(backend) as client:
+        response: httpx.Response = await client.post(V2_INFER, json={"inputs": [image], **asked})
+    assert response.status_code == 200, response.text
+    return response
+
+
+TYPES = {"UINT8": "<u1", "FP32": "<f4", "INT32": "<i4"}
+
+
+async def by_v2_json(backend: DenseBackend) -> Answers:
+    outputs = (await infer(backend)).json()["outputs"]
+    return of_columns(
+        {each["name"]: np.array(each["data"], TYPES[each["datatype"]]).reshape(each["shape"]) for each in outputs}
+    )
+
+
+async def by_v2_bytes(backend: DenseBackend) -> Answers:
+    response = await infer(backend, parameters={"binary_data_output": True})
+    length = int(response.headers["inference-header-content-length"])
+    tail, columns = response.content[length:], {}
+    for each in json.loads(response.content[:length])["outputs"]:
+        size = each["parameters"]["binary_data_size"]
+        columns[each["name"]] = np.frombuffer(tail[:size], TYPES[each["datatype"]]).reshape(each["shape"])
+        tail = tail[size:]
+    assert not tail
+    return of_columns(columns)
+
+
+async def by_grpc(backend: DenseBackend) -> Answers:
+    message = message_class("ModelInferRequest")(model_name="intents")
+    message.inputs.add(name="image", datatype="BYTES", shape=[2])
+    message.inputs[0].contents.bytes_contents.extend(FILES)
+    response = await Rpcs(backend).call("ModelInfer", message.SerializeToString(), FakeContext())
+    return of_columns(
+        {
+            output.name: np.frombuffer(raw, TYPES[output.datatype]).reshape(output.shape)
+            for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+        }
+    )
+
+
+async def by_predict(backend: DenseBackend) -> Answers:
+    async with client_of(backend) as client:
+        outputs = (await client.post("/predict", json={"inputs": IN_BASE64})).json()["outputs"]
+    return [of_words(each) for each in outputs]
+
+
+def of_words(said: dict[str, Any]) -> tuple[npt.NDArray[Any], float, int]:
+    """An answer of `/predict` as its array again."""
+    if "class_map" in said:
+        array = np.asarray(Image.open(io.BytesIO(base64.b64decode(said["class_map"]))))
+    else:
+        assert [each["joint"] for each in said["keypoints"]] == list(BODY.joint_names)
+        places = [(each["x"], each["y"], each["score"]) for each in said["keypoints"]]
+        array = np.array(places, dtype=np.float32)
+    return array, said["score"], said["exit"]
+
+
+def client(backend: DenseBackend, **options: Any) -> AsyncClient:
+    return AsyncClient("http://test", transport=httpx.ASGITransport(build_app(backend)), **options)
+
+
+async def by_client(backend: DenseBackend, **options: Any) -> Answers:
+    async with client(backend, **options) as asking:
+        return [_of_prediction(each) for each in await asking.predict_many(FILES)]
+
+
+async def by_client_compressed(backend: DenseBackend) -> Answers:
+    return await by_client(backend, compressed=True)
+
+
+async def by_client_in_words(backend: DenseBackend) -> Answers:
+    async with client(backend) as asking:
+        found = await asking.predict_many(FILES, in_words=True)
+    return [of_words({**each.said, "exit": each.exit}) for each in found]
+
+
+def _of_prediction(found: Prediction) -> tuple[npt.NDArray[Any], float, int]:
+    [name] = set(found.said) - {"score"}
+    return getattr(found, name), found.score, found.exit
+
+
+WAYS: list[Callable[[DenseBackend], Awaitable[Answers]]] = [
+    *(by_v2_json, by_v2_bytes, by_grpc, by_predict),
+    *(by_client, by_client_compressed, by_client_in_words),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_every_way_gives_the_same_arrays(
+    backend: DenseBackend, way: Callable[[DenseBackend], Awaitable[Answers]]
+) -> None:
+    found, right = await way(backend), backend.right
+    assert len(found) == len(right) == 2
+    for (array, score, left), (expected, expected_score, expected_exit) in zip(found, right, strict=True):
+        assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(array, expected)
+        assert score == pytest.approx(expected_score, abs=1e-6)
+        assert left == expected_exit
+
+
+async def test_the_answers_are_those_that_the_outputs_were_made_for() -> None:
+    first, second = BACKENDS["segmentation"]().right
+    assert first[0].shape == (4, 6)
+    assert first[0][0].tolist() == [SKY, SKY, SKY, SKY, CAR, CAR]
+    assert second[0][3].tolist() == [ROAD] * 6
+    keypoints = BACKENDS["pose"]().right[0][0]
+    assert keypoints[0].tolist() == [5.5, 9.5, 0.5]
+
+
+async def test_one_image_sent_as_it_is_comes_back_as_a_png_of_its_classes() -> None:
+    backend = DenseBackend()
+    async with client_of(backend) as asking:
+        headers = {"Content-Type": "image/png", "Accept": "image/png"}
+        response = await asking.post("/predict", content=FILES[0], headers=headers)
+    assert response.headers["content-type"] == "image/png"
+    image = Image.open(io.BytesIO(response.content))
+    palette = image.getpalette()
+    assert palette is not None
+    assert (image.mode, len({tuple(palette[at : at + 3]) for at in range(0, len(palette), 3)})) == ("P", 4)
+    array, score, left = backend.right[0]
+    np.testing.assert_array_equal(np.asarray(image), array)
+    assert float(response.headers["x-offramp-score"]) == pytest.approx(score, abs=1e-6)
+    assert int(response.headers["x-offramp-exit"]) == left
+
+
+async def test_keypoints_are_no_picture() -> None:
+    async with client_of(BACKENDS["pose"]()) as asking:
+        headers = {"Content-Type": "image/png", "Accept": "image/png"}
+        response = await asking.post("/predict", content=FILES[0], headers=headers)
+    assert response.status_code == 406
+    assert response.json()["error"]["message"] == "accept 'image/png'; this model answers application/json"
+
+
+async def test_a_class_map_in_json_says_which_classes_there_are_in_the_colours_of_its_file() -> None:
+    async with client_of(DenseBackend()) as asking:
+        said = (await asking.post("/predict", json={"inputs": IN_BASE64[0]})).json()
+    shares = {each["name"]: each["share"] for each in said["classes"]}
+    assert set(shares) == {"road", "car", "sky"}
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
+    palette = Image.open(io.BytesIO(base64.b64decode(said["class_map"]))).getpalette()
+    assert palette is not None
+    for each in said["classes"]:
+        assert each["colour"] == "#{:02x}{:02x}{:02x}".format(*palette[3 * each["id"] :])
+        assert STREET.class_names[each["id"]] == each["name"]
+
+
+async def test_only_outputs_that_are_asked_for_are_sent(backend: DenseBackend) -> None:
+    response = await infer(backend, outputs=[{"name": "exit"}])
+    assert [each["name"] for each in response.json()["outputs"]] == ["exit"]
+
+
+async def test_metadata_and_description_say_the_shapes(backend: DenseBackend) -> None:
+    async with client_of(backend) as asking:
+        [dense, score, left] = (await asking.get("/v2/models/intents")).json()["outputs"]
+    assert dense["shape"] == [-1, *backend.right[0][0].shape]
+    assert (score["shape"], left["shape"]) == ([-1], [-1])
+    request = message_class("ModelMetadataRequest")(name="intents")
+    told = await Rpcs(backend).call("ModelMetadata", request.SerializeToString(), FakeContext())
+    assert list(told.outputs[0].shape) == dense["shape"]
+    schemas = openapi_document(backend.signature)["components"]["schemas"]
+    shape = ", ".join(map(str, ["rows", *dense["shape"][1:]]))
+    assert f"{dense['name']}: {dense['datatype']} [{shape}]" in schemas["V2AnswerTensor"]["description"]
+    assert set(schemas["PredictOne"]["properties"]) == {*backend.task.json_schema, "exit", "request_id"}
+
+
+async def test_an_answer_that_breaks_off_is_no_prediction() -> None:
+    def cut(request: httpx.Request) -> httpx.Response:
+        head = {"model_name": "m", "outputs": [{"name": "class_map", "datatype": "UINT8", "shape": [1, 4, 6]}]}
+        head["outputs"][0]["parameters"] = {"binary_data_size": 24}  # type: ignore[index] # a list of objects
+        content = json.dumps(head).encode()
+        headers = {"Inference-Header-Content-Length": str(len(content))}
+        described = [{"name": "class_map", "datatype": "UINT8", "shape": [-1, 4, 6]}]
+        model = {"name": "m", "inputs": [{"name": "image", "datatype": "BYTES", "shape": [-1]}], "outputs": described}
+        if request.method == "GET":
+            return httpx.Response(200, json=model)
+        return httpx.Response(200, content=content + bytes(10), headers=headers)
+
+    async with AsyncClient("http://test", transport=httpx.MockTransport(cut)) as asking:
+        with pytest.raises(OfframpError, match="the server's answer is not a prediction"):
+            await asking.predict(FILES[0])
