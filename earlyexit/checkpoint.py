@@ -36,7 +36,8 @@ class RampOptions:
 
     style: RampStyle = "light"
     head_style: RampStyle | None = None
-    """Of the full model's head where the checkpoint brings none; None for the ramps' own, or `light` after bridges."""
+    """Of the full model's head where the checkpoint brings none; None for the ramps' own, and after bridges for `light`,
+    or `maps` where the task has maps."""
     pooling: Pooling = "mean"
     at: tuple[int, ...] | None = None
     """The blocks that get a ramp; None for all but the last."""
@@ -45,10 +46,10 @@ class RampOptions:
         if self.head_style == BRIDGE:
             raise ModelFolderError("a bridge leads to the full model's head; that head needs another style")
 
-    @property
-    def new_head_style(self) -> RampStyle:
+    def new_head_style(self, task: Task) -> RampStyle:
         """Of a full model's head that no checkpoint brought."""
-        return self.head_style or ("light" if self.style == BRIDGE else self.style)
+        after_bridges = "light" if len(task.output_shape) == 1 else "maps"
+        return self.head_style or (after_bridges if self.style == BRIDGE else self.style)
 
 
 def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
@@ -127,7 +128,7 @@ def add_ramps(
         task=task,
         ramp_style=ramps.style,
         pooling=ramps.pooling,
-        head_style=ramps.new_head_style if head is None else head.style,
+        head_style=ramps.new_head_style(task) if head is None else head.style,
         head_pooling=ramps.pooling if head is None else head.pooling,
         provenance=(provenance or {}) | ({} if head is None else {"head": "checkpoint"}),
     )

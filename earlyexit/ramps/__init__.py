@@ -18,8 +18,10 @@ BRIDGE = "bridge"
 RAMPS = {
     BRIDGE: "earlyexit.ramps.bridge:BridgeRamp",
     "conv": "earlyexit.ramps.heads:ConvRamp",
+    "deconv": "earlyexit.ramps.maps:DeconvRamp",
     "given": "earlyexit.ramps.heads:GivenHead",
     "light": "earlyexit.ramps.heads:LightRamp",
+    "maps": "earlyexit.ramps.maps:MapsRamp",
     "mlp": "earlyexit.ramps.heads:MlpRamp",
     "pooler": "earlyexit.ramps.heads:PoolerRamp",
     "pooler-relu": "earlyexit.ramps.heads:ReluPoolerRamp",

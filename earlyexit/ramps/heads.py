@@ -47,7 +47,9 @@ class Ramp(nn.Module, ABC):
 def flat_outputs(output_shape: Sequence[int]) -> int:
     """How many numbers a flat head gives for an input; raises ModelFolderError where a task has maps."""
     if len(output_shape) != 1:
-        raise ModelFolderError(f"such a head gives numbers, and the task has {_in_words(output_shape)}")
+        raise ModelFolderError(
+            f"such a head gives numbers, and the task has {_in_words(output_shape)}: take the style maps or deconv"
+        )
     return output_shape[0]
 
 
