@@ -36,8 +36,8 @@ class RampOptions:
 
     style: RampStyle = "light"
     head_style: RampStyle | None = None
-    """Of the full model's head where the checkpoint brings none; None for the ramps' own, and after bridges for `light`,
-    or `maps` where the task has maps."""
+    """Of the full model's head where the checkpoint brings none. None: the ramps' own; after bridges `light`, or `maps`
+    where the task has maps."""
     pooling: Pooling = "mean"
     at: tuple[int, ...] | None = None
     """The blocks that get a ramp; None for all but the last."""

@@ -6,6 +6,7 @@ Tensor legend: B inputs, C channels, H and W the sides of a map.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import log2
 
 import torch.nn.functional as F
@@ -77,7 +78,7 @@ class DeconvRamp(MapHead):
             nn.ConvTranspose2d(before, after, kernel_size=4, stride=2, padding=1, bias=False)
             if doublings
             else nn.Conv2d(before, after, kernel_size=3, padding=1, bias=False)
-            for before, after in zip(widths[:-1], widths[1:], strict=True)
+            for before, after in pairwise(widths)
         )
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
         self.classifier = nn.Conv2d(widths[-1], output_shape[0], kernel_size=1)

@@ -51,9 +51,10 @@ def test_a_deconvolution_leaves_every_pixel_where_it_was() -> None:
         maps.zero_()
         maps[0, :, row, column] = 1
         rows, columns = (head.classify(maps) != without)[0, 0].nonzero(as_tuple=True)
-        reach = 4 * torch.tensor([row, column])
-        assert (rows.min() - reach[0]).abs() <= 4 and (columns.min() - reach[1]).abs() <= 4
-        assert rows.max() <= reach[0] + 7 and columns.max() <= reach[1] + 7
+        for found, place in ((rows, row), (columns, column)):
+            assert (found >= 4 * place - 3).all(), "two doublings reach three pixels beyond the four that one becomes"
+            assert (found <= 4 * place + 6).all()
+            assert 4 * place in found
 
 
 @pytest.mark.parametrize("style", STYLES)
