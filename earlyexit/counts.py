@@ -27,6 +27,7 @@ class SplitCounts:
     batches: int = 0
     inputs: int = 0
     busy_s: float = 0.0
+    """Of the device; seconds that two batches ran side by side count half for each."""
     dropped: int = 0
 
     @property
@@ -51,7 +52,10 @@ class TimesRun:
     """Inputs at the split's first block."""
     batches: int
     seconds: float
+    """Of the device: those that a batch ran beside another count half for each of the two."""
     after_answer: AfterAnswer = "stop"
+    shared: bool = False
+    """Whether another batch ran beside them, if only for a moment: then their seconds are no measure of the device."""
 
     def is_of(self, split: Split) -> bool:
         """Whether a split computes what these batches did."""
@@ -109,19 +113,19 @@ class BySplit(Generic[V]):
         return kept.value
 
 
-class RunSums(BySplit[dict[int, tuple[int, float]]]):
-    """Batches and seconds by split and size."""
+class RunSums(BySplit[dict[tuple[int, bool], tuple[int, float]]]):
+    """Batches and seconds by split, size, and whether another batch ran beside."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(dict)
 
-    def add(self, split: Split, size: int, seconds: float) -> None:
+    def add(self, split: Split, size: int, seconds: float, *, shared: bool = False) -> None:
         """Count a batch."""
         by_size = self.latest if split is self.latest_split else self.of_run(split)
-        batches, before_s = by_size.get(size, (0, 0.0))
-        by_size[size] = (batches + 1, before_s + seconds)
+        batches, before_s = by_size.get((size, shared), (0, 0.0))
+        by_size[size, shared] = (batches + 1, before_s + seconds)
 
     def all(self) -> tuple[TimesRun, ...]:
         """Every split and size that ran and is still kept."""
@@ -134,9 +138,10 @@ class RunSums(BySplit[dict[int, tuple[int, float]]]):
                 batches=batches,
                 seconds=seconds,
                 after_answer=after_answer,
+                shared=shared,
             )
             for (first, end, ramps, after_answer), by_size in self.items()
-            for size, (batches, seconds) in by_size.copy().items()
+            for (size, shared), (batches, seconds) in by_size.copy().items()
         )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Generic, Protocol
 
 from earlyexit.clock import Clock
 from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
-from earlyexit.loop import DeviceLoop
+from earlyexit.loop import MOST_BATCHES, DeviceLoop
 from earlyexit.member import Member
 from earlyexit.release import GoesOn, Inside, Lost, P, Release, Step
 from earlyexit.split import Split
@@ -48,15 +47,23 @@ class Runner(Protocol[P]):
 
 
 Deliver = Callable[[list[Release[P]]], None]
-OnBatch = Callable[[Batch[P]], None]
+OnBatch = Callable[[Batch[P], float], None]
+"""Is told of every batch that has run, and the seconds that it had the device."""
 
 
-def ignore_batch(batch: Batch[Any]) -> None:
+def ignore_batch(batch: Batch[Any], seconds: float) -> None:
     """Nobody counts batches."""
 
 
+def ignore_room() -> None:
+    """Nobody waits to run a batch beside another."""
+
+
 class Device(Generic[P]):
-    """Runs one batch at a time; everything it releases goes to `deliver` as soon as it is known."""
+    """Runs one batch at a time, or two; everything it releases goes to `deliver` as soon as it is known.
+
+    Two threads may run one batch each, where `DeviceLoop` lets the second begin; `deliver` is called by one at a time.
+    """
 
     def __init__(
         self,
@@ -72,15 +79,26 @@ class Device(Generic[P]):
         self.clock = clock
         self._deliver = deliver
         self._on_batch = on_batch
+        self.lock = threading.RLock()
+        """Held while the engine is asked or told something."""
+        self._delivering = threading.Lock()
+        self.on_room: Callable[[], None] = ignore_room
+        """Called with the lock held, when a running batch has shrunk so far that another may begin beside it."""
         self.failures_in_a_row = 0
         """Inputs on which the model failed, alone, since it last did not: many mean a broken device, not bad inputs."""
 
     def start_next(self) -> Batch[P] | float | None:
         """The next batch to run; or the second to ask again at; or None until something is submitted."""
-        choice = self._loop.begin(self.clock.now_s())
+        with self.lock:
+            choice = self._loop.begin(self.clock.now_s())
         if choice.dropped:
-            self._deliver([_too_late(member) for member in choice.dropped])
+            self._release([_too_late(member) for member in choice.dropped])
         return choice.wake_s if choice.batch is None else choice.batch
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether a batch can start now, should there be one."""
+        return self._loop.may_begin
 
     def run(self, batch: Batch[P]) -> list[GoesOn[P]]:
         """Run a batch, deliver its answers and who goes on elsewhere, and give back who goes on here, to `requeue`.
@@ -90,14 +108,21 @@ class Device(Generic[P]):
         """
         inside = Inside({member.sample_id: member for member in batch.members})
         if len(inside.members) < len(batch.members):
-            return self._run_one_by_one(batch, [Inside({member.sample_id: member}) for member in batch.members])
-        return self._attempt(batch, inside)
+            parts = [Inside({member.sample_id: member}) for member in batch.members]
+            coming_back = self._run_one_by_one(batch, parts)
+        else:
+            coming_back = self._attempt(batch, inside)
+        with self.lock:
+            self._loop.leave(batch, self.clock.now_s())
+        return coming_back
 
     def requeue(self, coming_back: Iterable[GoesOn[P]]) -> None:
         """Submit what `run` gave back; deliver those whose next block is no longer hosted, for a plan may have come."""
         for going in coming_back:
-            if not self._loop.go_on(going.piece.next_block, going.members, self.clock.now_s()):
-                self._deliver([going])
+            with self.lock:
+                is_hosted = self._loop.go_on(going.piece.next_block, going.members, self.clock.now_s())
+            if not is_hosted:
+                self._release([going])
 
     def run_until_idle(self) -> None:
         """Run batches until every queue is empty or waits for time to pass."""
@@ -112,7 +137,7 @@ class Device(Generic[P]):
                 return self._run_one_by_one(batch, inside.apart())
             if not isinstance(failure.error, InputError):  # what is wrong with an input is not the device's fault
                 self.failures_in_a_row += 1
-            self._deliver([_failed(member, failure.error) for member in inside.members.values()])
+            self._release([_failed(member, failure.error) for member in inside.members.values()])
             return []
         self.failures_in_a_row = 0
         return [] if survivors is None else self._pass_on(survivors, inside)
@@ -120,7 +145,8 @@ class Device(Generic[P]):
     def _run_one_by_one(self, batch: Batch[P], parts: Sequence[Inside[P]]) -> list[GoesOn[P]]:
         coming_back: list[GoesOn[P]] = []
         for part in parts:
-            single = replace(batch, members=tuple(part.members.values()), started_s=self.clock.now_s())
+            with self.lock:
+                single = self._loop.again(batch, tuple(part.members.values()), self.clock.now_s())
             coming_back += self._attempt(single, part)
         return coming_back
 
@@ -132,19 +158,34 @@ class Device(Generic[P]):
             survivors = step.survivors
             if step.answers and first_s is None:
                 first_s = elapsed_s
+            before = len(inside.members)
             if releases := inside.releases(step, elapsed_s, stay=batch.stays):
-                self._deliver(releases)
-        total_s = self.clock.now_s() - batch.started_s
-        self._on_batch(batch)
-        self._loop.end(batch, first_s=first_s, total_s=total_s)
+                self._release(releases)
+            if batch.split.overlap_below is not None and len(inside.members) < before:
+                self._shrink(batch, before - len(inside.members))
+        now_s = self.clock.now_s()
+        total_s = now_s - batch.started_s
+        with self.lock:
+            busy_s = self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=now_s)
+        self._on_batch(batch, busy_s)
         inside.charge(total_s)
         return survivors
+
+    def _shrink(self, batch: Batch[P], by: int) -> None:
+        with self.lock:
+            self._loop.shrink(batch, by)
+            if self._loop.may_begin:
+                self.on_room()
+
+    def _release(self, releases: list[Release[P]]) -> None:
+        with self._delivering:
+            self._deliver(releases)
 
     def _pass_on(self, survivors: P, inside: Inside[P]) -> list[GoesOn[P]]:
         members = tuple(inside.members[sample_id] for sample_id in survivors.sample_ids)
         going = GoesOn(members=members, piece=survivors)
         if not self.engine.hosts(survivors.next_block):
-            self._deliver([going])
+            self._release([going])
             return []
         for member, single in zip(members, survivors.singles(), strict=True):
             member.payload = single
@@ -156,33 +197,40 @@ def ignore_death() -> None:
 
 
 class DeviceThread(Generic[P]):
-    """A device in a thread of its own: it never waits for anything but work.
+    """A device in a thread of its own, and one more where batches overlap: they never wait for anything but work.
 
-    Should the thread end by an error (the model's own are answered, this is something else), `on_death` is called.
+    Should a thread end by an error (the model's own are answered, this is something else), `on_death` is called.
     """
 
     def __init__(self, device: Device[P], name: str = "device", on_death: Callable[[], None] = ignore_death) -> None:
         self._device = device
+        self._name = name
         self._on_death = on_death
         self._clock = device.clock
-        self._wake = threading.Condition()
+        self._wake = threading.Condition(device.lock)
         self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._started = False
+        self._threads = [self._new_thread(name)]
+        device.on_room = self._wake.notify
 
     def start(self) -> None:
         """Begin to take work."""
-        self._thread.start()
+        with self._wake:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
 
     def stop(self) -> None:
-        """Finish the running batch and end; what is queued stays queued."""
+        """Finish the running batches and end; what is queued stays queued."""
         with self._wake:
             self._stopping = True
-            self._wake.notify()
-        self._thread.join()
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def is_alive(self) -> bool:
         """Whether the device still takes work."""
-        return self._thread.is_alive()
+        return all(thread.is_alive() for thread in self._threads)
 
     def submit(self, next_block: int, members: Sequence[Member[P]], fallback: Sequence[Split] = ()) -> None:
         """Queue members, as `BatchEngine.submit`; raises PlanError where no split holds the block."""
@@ -191,16 +239,30 @@ class DeviceThread(Generic[P]):
             self._wake.notify()
 
     def follow(self, splits: Sequence[Split], dispatch: Dispatch, policy: Any) -> None:
-        """Host other splits, and decide by another policy, from the next batch on; see `BatchEngine.follow`."""
+        """Host other splits, and decide by another policy, from the next batch on; see `BatchEngine.follow`.
+
+        The first that let batches overlap bring the second thread, which then stays.
+        """
         with self._wake:
             self._device.engine.follow(splits, dispatch)
             self._device.runner.follow(policy)
+            if any(split.overlap_below is not None for split in splits):
+                self._add_thread()
             self._wake.notify()
 
     def forget(self, origin: object) -> int:
         """Throw out the queued members of an origin; how many there were."""
         with self._wake:
             return self._device.engine.forget(origin)
+
+    def _new_thread(self, name: str) -> threading.Thread:
+        return threading.Thread(target=self._loop, name=name, daemon=True)
+
+    def _add_thread(self) -> None:
+        if len(self._threads) < MOST_BATCHES and not self._stopping:
+            self._threads.append(self._new_thread(f"{self._name}-beside"))
+            if self._started:
+                self._threads[-1].start()
 
     def _loop(self) -> None:
         try:
@@ -221,6 +283,8 @@ class DeviceThread(Generic[P]):
             while not self._stopping:
                 found = self._device.start_next()
                 if isinstance(found, Batch):
+                    if self._device.may_begin:  # a batch so small that another may begin beside it at once
+                        self._wake.notify()
                     return found
                 self._wake.wait(None if found is None else max(0.0, found - self._clock.now_s()))
         return None

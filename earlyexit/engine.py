@@ -34,6 +34,8 @@ class Batch(Generic[P]):
     started_s: float
     probe: bool = False
     """Whether its members, all of them, are probes."""
+    lane: int = 0
+    """1 for a batch that began beside one of lane 0; two that run at once have different lanes."""
 
     @property
     def stays(self) -> bool:
@@ -53,8 +55,8 @@ class Choice(Generic[P]):
     """With no batch: when to ask again at the latest; None until something is submitted."""
 
 
-_NOTHING: Final[Choice[Any]] = Choice(batch=None, dropped=(), wake_s=None)
-"""Made once: what idle devices are told."""
+NOTHING: Final[Choice[Any]] = Choice(batch=None, dropped=(), wake_s=None)
+"""Made once: what is told to idle devices, and to busy ones."""
 
 
 class BatchEngine(Generic[P]):
@@ -179,7 +181,7 @@ class BatchEngine(Generic[P]):
         """The next batch of a device that is free at `now_s`, taken off its queue."""
         waiting = [queue for queue in self._deepest_first if queue.members]
         if not waiting:
-            return _NOTHING
+            return NOTHING
         dropped = self._drop_late(waiting, now_s)
         if dropped:
             waiting = [queue for queue in waiting if queue.members]
@@ -193,15 +195,24 @@ class BatchEngine(Generic[P]):
             return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
         return self._choose_partial(waiting, dropped, now_s)
 
-    def finished(self, batch: Batch[P], *, first_s: float, total_s: float) -> None:
-        """Learn how long a batch took until its first answers, or its end, and in all."""
+    def finished(self, batch: Batch[P], *, first_s: float, total_s: float, shared_s: float = 0.0) -> float:
+        """Learn how long a batch took until its first answers, or its end, and in all; gives the device's seconds.
+
+        `shared_s`: how much of that another batch ran beside it. Those seconds were of two batches, so half of them are
+        this one's. What it took so is what the next such batch is to be expected to take, but says nothing of how soon
+        an answer can come at best.
+        """
         self._trust = 1.0
+        busy_s = total_s - shared_s / 2 if shared_s else total_s
         hosted = self._hosted.get(batch.split.first)
         if hosted is not None and (hosted.split is batch.split or hosted.split == batch.split):
-            hosted.counts.busy_s += total_s
+            hosted.counts.busy_s += busy_s
         if not batch.probe:  # it ran more ramps, on more inputs: no measure of the others
+            if shared_s:
+                first_s = min(first_s, self.times.soonest_s(batch.split) or first_s)
             self.times.observe(batch.split, len(batch.members), first_s, total_s)
-            self._run_sums.add(batch.split, len(batch.members), total_s)
+            self._run_sums.add(batch.split, len(batch.members), busy_s, shared=shared_s > 0)
+        return busy_s
 
     def _queue_on_the_way(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
         split = _rest_of(self._splits, block) or _rest_of(fallback, block)

@@ -37,12 +37,17 @@ class Split:
     ramps: tuple[int, ...] = ()
     """Active ramps, ascending; ramp r sits after block r."""
     after_answer: AfterAnswer = "stop"
+    overlap_below: int | None = None
+    """While fewer than this many of a running batch's inputs remain inside, the device may run its next batch beside it
+    (PAME section 4.2: the batch size threshold tau_b of parallel batch scheduling). None: never."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.end:
             raise PlanError(f"a split needs 0 <= first < end, not first {self.first} and end {self.end}")
         if self.batch < 1:
             raise PlanError(f"a split's batch must be at least 1, not {self.batch}")
+        if self.overlap_below is not None and self.overlap_below < 1:
+            raise PlanError(f"overlap_below must be at least 1, not {self.overlap_below}; without it nothing overlaps")
         if list(self.ramps) != sorted(set(self.ramps)):
             raise PlanError(f"a split's ramps must ascend without repeats, not {list(self.ramps)}")
         for ramp in self.ramps:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -83,7 +83,7 @@ class Stage:
 class Plan:
     """Stages in order, from block 0 to the model's end.
 
-    Refuses gaps, overlaps, and splits that disagree on stop or stay.
+    Refuses gaps, overlaps, and splits that disagree on stop or stay, or on `overlap_below`.
     """
 
     stages: tuple[Stage, ...]
@@ -107,6 +107,11 @@ class Plan:
                 raise PlanError(
                     f"inputs stop or stay in a whole plan: blocks {after.first} on say {after.after_answer!r}, "
                     f"those before {before.after_answer!r}"
+                )
+            if before.overlap_below != after.overlap_below:
+                raise PlanError(
+                    f"overlap_below is a whole plan's: blocks {after.first} on say {after.overlap_below}, those before "
+                    f"{before.overlap_below}"
                 )
         if self.ramps and self.policy is None:
             raise PlanError(f"ramps {list(self.ramps)} are active, but no exit policy says when to leave")
@@ -133,12 +138,26 @@ class Plan:
         """What inputs do whose answer left at a ramp."""
         return self.stages[0].splits[0].after_answer
 
+    @property
+    def overlap_below(self) -> int | None:
+        """Inputs left in a running batch below which a device may run its next one beside it; None: never."""
+        return self.stages[0].splits[0].overlap_below
+
     def with_after_answer(self, after_answer: AfterAnswer) -> Plan:
         """The same plan, whose inputs stop or stay; what was predicted of it is kept."""
-        stages = tuple(
-            replace(stage, splits=tuple(replace(split, after_answer=after_answer) for split in stage.splits))
-            for stage in self.stages
-        )
+        return self._with_splits(lambda split: replace(split, after_answer=after_answer))
+
+    @property
+    def planned_stages(self) -> tuple[Stage, ...]:
+        """The stages as planners make them, to be compared with theirs: they do not choose whether batches overlap."""
+        return self.with_overlap(None).stages
+
+    def with_overlap(self, overlap_below: int | None) -> Plan:
+        """The same plan, whose devices run their next batch beside one of fewer inputs; None: never."""
+        return self._with_splits(lambda split: replace(split, overlap_below=overlap_below))
+
+    def _with_splits(self, changed: Callable[[Split], Split]) -> Plan:
+        stages = tuple(replace(stage, splits=tuple(map(changed, stage.splits))) for stage in self.stages)
         return replace(self, stages=stages)
 
 

@@ -66,6 +66,7 @@ class PlanDocument(StrictDocument):
     policy: PolicyDocument | None = None
     dispatch: Dispatch = "work-conserving"
     after_answer: AfterAnswer = "stop"
+    overlap_below: int | None = Field(default=None, ge=1)
     epoch: int = Field(default=0, ge=0)
     predicted: dict[str, Any] = Field(default_factory=dict)
 
@@ -98,7 +99,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "dispatch": plan.dispatch,
-        **after_answer_document(plan.stages),
+        **batches_document(plan.stages),
         "epoch": plan.epoch,
         "policy": None if policy is None else policy_document(policy),
         "stages": stages_document(plan.stages),
@@ -121,10 +122,12 @@ def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:
     ]
 
 
-def after_answer_document(stages: Sequence[Stage]) -> dict[str, AfterAnswer]:
-    """What inputs do whose answer left at a ramp, as a plan's file says it: nothing where they stop."""
-    after_answer = stages[0].splits[0].after_answer
-    return {} if after_answer == "stop" else {"after_answer": after_answer}
+def batches_document(stages: Sequence[Stage]) -> dict[str, Any]:
+    """What a plan's file says of all its batches: what answered inputs do, unless they stop, and when they overlap."""
+    split = stages[0].splits[0]
+    after_answer = {} if split.after_answer == "stop" else {"after_answer": split.after_answer}
+    overlap = {} if split.overlap_below is None else {"overlap_below": split.overlap_below}
+    return {**after_answer, **overlap}
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -149,7 +152,7 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
         splits: list[Split] = []
         for position, split in enumerate(stage.splits):
             with source.said_at(("stages", index, "splits", position)):
-                splits.append(_build_split(split, document.after_answer, end, shape))
+                splits.append(_build_split(split, document, end, shape))
             end = split.end
         with source.said_at(("stages", index, "device")):
             find_device(stage.device)
@@ -168,15 +171,14 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
         )
 
 
-def _build_split(
-    document: SplitDocument, after_answer: AfterAnswer, end_before: int, shape: ModelShape | None
-) -> Split:
+def _build_split(document: SplitDocument, plan: PlanDocument, end_before: int, shape: ModelShape | None) -> Split:
     split = Split(
         first=document.first,
         end=document.end,
         batch=document.batch,
         ramps=tuple(document.ramps),
-        after_answer=after_answer,
+        after_answer=plan.after_answer,
+        overlap_below=plan.overlap_below,
     )
     if split.first > end_before:
         raise PlanError(f"gap: no split runs blocks {end_before} to {split.first - 1}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 from deployments.ingress.core.flights import Flight
@@ -11,9 +12,10 @@ from earlyexit.engine import Batch, BatchEngine
 from earlyexit.loop import DeviceLoop
 from earlyexit.times import ObservedTimes
 from optimizer.problem import PlanProblem
+from simulator.beside import Course, Ended, SideBySide
 from simulator.events import ENDS, Events
 from simulator.trip import Input, Trip, by_trip
-from simulator.work import Exit, Work, Works
+from simulator.work import Exit, Works
 
 NOTHING = -1
 """The epoch of a replica that follows no plan yet."""
@@ -23,8 +25,9 @@ class SimulatedReplica:
     """The live device's loop, driven by events; its batches are run by the profile."""
 
     __slots__ = (
+        "_beside",
         "_events",
-        "_is_busy",
+        "_holds",
         "_loop",
         "_problem",
         "_sends_until_s",
@@ -59,7 +62,9 @@ class SimulatedReplica:
         self._loop = DeviceLoop(self.engine)
         self._problem = problem
         self._events = events
-        self._is_busy = False
+        self._holds = False
+        """Whether nothing is to start meanwhile: what is dropped makes room at the ingress, and more comes."""
+        self._beside = SideBySide(events, lambda: self.alive, self._exit, self._end)
         self._wakes_s = -1.0
         self._sends_until_s = 0.0
         self._works = works
@@ -86,7 +91,7 @@ class SimulatedReplica:
         if assignment.epoch > self.epoch:
             self.follow(assignment)
         self.engine.submit(block, trip.members, self._events.time_s, assignment.stage.splits)
-        if not self._is_busy:
+        if not self._holds and self._loop.may_begin:
             self._start()
 
     def forget(self, trip: Trip) -> None:
@@ -104,18 +109,16 @@ class SimulatedReplica:
         self._works = works
 
     def _start(self) -> None:
-        """Run what the engine chooses. Busy meanwhile: what is dropped makes room at the ingress, and more comes."""
-        self._is_busy = True
+        """Run what the engine chooses, for as long as the device takes more."""
+        self._holds = True
         choice = self._loop.begin(self._events.time_s)
-        while choice.dropped:
-            self._lose(choice.dropped)
+        while choice.dropped or choice.batch is not None:
+            if choice.dropped:
+                self._lose(choice.dropped)
             if choice.batch is not None:
-                break
+                self._run(choice.batch)
             choice = self._loop.begin(self._events.time_s)
-        if choice.batch is not None:
-            self._run(choice.batch)
-            return
-        self._is_busy = False
+        self._holds = False
         if choice.wake_s is not None and choice.wake_s != self._wakes_s:
             self._wakes_s = choice.wake_s
             self._events.at(max(choice.wake_s, self._events.time_s), ENDS, self._wake, choice.wake_s)
@@ -127,11 +130,14 @@ class SimulatedReplica:
     def _wake(self, wake_s: float) -> None:
         if self._wakes_s == wake_s:
             self._wakes_s = -1.0
-            if self.alive and not self._is_busy:
+            if self.alive and not self._holds and self._loop.may_begin:
                 self._start()
 
     def _run(self, batch: Batch[Flight[int]]) -> None:
         """Inputs leave at the ramps inside, and the batch goes on without them."""
+        if batch.split.overlap_below is not None or self._loop.num_running > 1:
+            self._beside.begin(self._course(batch))
+            return
         if batch.stays:
             self._run_staying(batch)
             return
@@ -163,6 +169,37 @@ class SimulatedReplica:
         ended = (batch, work, first_s, took_s, None, list(batch.members))
         self._events.at(started_s + took_s, ENDS, self._end, ended)
 
+    def _course(self, batch: Batch[Flight[int]]) -> Course:
+        """The same of a batch that another may run beside: how long its steps take is not known yet."""
+        split, work = batch.split, self._works.of(batch.split)
+        exits, going_on = work.part(batch.members)
+        last, ramps = None, split.ramps
+        if batch.stays:
+            going_on, ramps = list(batch.members), self._problem.ramps if batch.probe else split.ramps
+        elif exits and (not going_on or exits[-1][0] + 1 == split.end):
+            last = exits.pop()
+        return Course(
+            batch=batch,
+            work=work,
+            pace=self._works.pace,
+            ramps=ramps,
+            exits=deque(exits),
+            end=split.end if last is None else last[0] + 1,
+            leaving=last,
+            going_on=going_on,
+            at=split.first,
+            inside=len(batch.members),
+        )
+
+    def _exit(self, batch: Batch[Flight[int]], leaving: Exit) -> None:
+        if batch.stays:
+            self._answer_early(leaving)
+            return
+        self._release(leaving)
+        self._loop.shrink(batch, len(leaving[1]))
+        if not self._holds and self._loop.may_begin:
+            self._start()
+
     def _release(self, leaving: Exit) -> None:
         if self.alive:
             block, members = leaving
@@ -178,13 +215,15 @@ class SimulatedReplica:
             for trip, mine in by_trip(new) if new else ():
                 trip.ingress.answer_early(trip, mine, block)
 
-    def _end(self, ended: tuple[Batch[Flight[int]], Work, float | None, float, Exit | None, list[Input]]) -> None:
+    def _end(self, ended: Ended) -> None:
         batch, work, first_s, total_s, leaving, going_on = ended
         if not self.alive:
             return
-        self.busy_s += total_s
-        self._loop.end(batch, first_s=first_s, total_s=total_s)
-        work.count(batch, total_s)
+        self._holds = True
+        busy_s = self._loop.end(batch, first_s=first_s, total_s=total_s, now_s=self._events.time_s)
+        self._loop.leave(batch, self._events.time_s)
+        self.busy_s += busy_s
+        work.count(batch, busy_s)
         if leaving is not None:
             self._release(leaving)
         if going_on:

@@ -13,8 +13,8 @@ from earlyexit.counts import TimesRun
 from earlyexit.split import AfterAnswer
 
 Key = TypeVar("Key")
-Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int]
-"""A split's first block, end and ramps, what its answered inputs do, and a batch size."""
+Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int, bool]
+"""A split's first block, end and ramps, what its answered inputs do, a batch size, and whether others ran beside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def _longer(before: TimesRun | None, now: TimesRun) -> TimesRun:
 
 
 def _key(time: TimesRun) -> Ran:
-    return time.first, time.end, time.ramps, time.after_answer, time.size
+    return time.first, time.end, time.ramps, time.after_answer, time.size, time.shared
 
 
 def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_s: float) -> Interval:

@@ -127,7 +127,10 @@ def used(occupied: Mapping[str, int], devices: Mapping[str, str]) -> dict[str, i
 
 
 def _times(report: ReplicaReport, intake: ReplicaIntake, ramps: Sequence[int]) -> ReplicaTimes:
-    """Ramps that the problem does not have take no time by it: probes run every ramp of the model."""
+    """Ramps that the problem does not have take no time by it: probes run every ramp of the model.
+
+    A batch that another ran beside took longer for it, which is not the replica's fault: it is left out.
+    """
     runs = tuple(
         Run(
             split=Split(
@@ -142,5 +145,6 @@ def _times(report: ReplicaReport, intake: ReplicaIntake, ramps: Sequence[int]) -
             seconds=each.seconds,
         )
         for each in intake.since_mark(report)
+        if not each.shared
     )
     return ReplicaTimes(replica=report.replica, slot=report.slot, device=report.device, runs=runs)

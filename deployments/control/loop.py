@@ -300,7 +300,7 @@ class ControlLoop:
     def _blame(self) -> None:
         """Have the plan in force not be chosen again for a while."""
         standing, planning = self.keeper.standing, self.planning
-        stages = standing.placed.plan.stages
+        stages = standing.placed.plan.planned_stages
         blamed = standing.blamed.add(stages, planning.problem, period=planning.period, periods=BLAME_PERIODS)
         self.keeper.become(blamed=blamed)
 

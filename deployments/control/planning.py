@@ -252,7 +252,7 @@ class Planning:
         standing = self._keeper.standing
         return weigh(
             found.problem,
-            standing.placed.plan.stages if self._stands(seen) else None,
+            standing.placed.plan.planned_stages if self._stands(seen) else None,
             found.planned,
             moved=num_started(standing.placed, placed),
             start_s=self._settings.start_s,
@@ -268,12 +268,13 @@ class Planning:
 
     def _plan_of(self, found: Proposal) -> Plan:
         """With the policy even where no ramp is active: probes are seen by it."""
+        before = self._keeper.placed.plan  # the planner chooses neither of what is taken over from it
         return Plan(
             stages=found.planned.stages,
             policy=self._keeper.policy,
-            dispatch=self._keeper.placed.plan.dispatch,
+            dispatch=before.dispatch,
             predicted=promised(found.problem, found.figures),
-        )
+        ).with_overlap(before.overlap_below)
 
     def _trial(self, found: Proposal, placed: PlacedPlan) -> Trial | None:
         """None where the plan before was never followed or measured, or nobody knows what it should have done."""

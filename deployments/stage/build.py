@@ -11,7 +11,7 @@ import numpy as np
 
 from cluster.devices import find_device
 from cluster.emulated import RecordedRunner
-from cluster.pace import PacedRunner
+from cluster.paced import PacedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.backends import open_segments
 from earlyexit.clock import Clock

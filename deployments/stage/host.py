@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from cluster.pace import PacedRunner
+from cluster.paced import PacedRunner
 from deployments.messages import Assignment, StageCall
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from ray.serve.metrics import Counter, Gauge
 
 from deployments.metrics import SECONDS, histogram, tags
-from earlyexit.clock import Clock
 from earlyexit.engine import Batch
 from earlyexit.release import GoesOn, Release, Told
 
@@ -34,9 +33,7 @@ class StageMetrics:
     Ray is told once a second, by the event loop: to tell it of every input cost the device's thread 6 % of its time.
     """
 
-    def __init__(self, slot: str, device: str, clock: Clock) -> None:
-        """`clock`: the device's."""
-        self._clock = clock
+    def __init__(self, slot: str, device: str) -> None:
         self._where = {"slot": slot, "device": device}
         names = tuple(self._where)
         self._queue_s = histogram("offramp_queue_seconds", "Time an input waited in a stage", SECONDS, *names)
@@ -62,9 +59,9 @@ class StageMetrics:
                 case _:  # the ingress counts what got no answer: it knows whether another attempt follows
                     pass
 
-    def batch_finished(self, batch: Batch[Any]) -> None:
-        """Count a batch; on the device's thread, as soon as it has run."""
-        split, seconds = batch.split, self._clock.now_s() - batch.started_s
+    def batch_finished(self, batch: Batch[Any], seconds: float) -> None:
+        """Count a batch, and the seconds that it had the device; on the device's thread, as soon as it has run."""
+        split = batch.split
         self._ran.append(_Ran(split.first, len(batch.members), split.batch, batch.probe, seconds))
 
     async def keep_telling(self, num_waiting: Callable[[], int]) -> None:

@@ -42,7 +42,7 @@ class StageReplica:
         # The event loop answers calls while the device's thread runs Python: 5 ms, the default, is a whole batch.
         sys.setswitchinterval(0.0005)
         clock = MonotonicClock()
-        self._metrics = StageMetrics(slot, device, clock)
+        self._metrics = StageMetrics(slot, device)
         policy = starting_policy(self._settings)
         rank = serve.get_replica_context().rank
         runner = await asyncio.to_thread(

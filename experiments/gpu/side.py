@@ -93,7 +93,7 @@ class Side:
             self.log.answers.append(release.answer)
             self.log.answered_s.append(now_s)
 
-    def _count(self, batch: Batch[Piece]) -> None:
+    def _count(self, batch: Batch[Piece], seconds: float) -> None:
         self.log.sizes.append(len(batch.members))
 
     def _check(self, members: Sequence[Member[Piece]]) -> None:

@@ -13,7 +13,7 @@ from optimizer.decision import Decision, NoPlan, Planned, Strategy, strategies_f
 from optimizer.evaluate import promised
 from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
 from optimizer.plan import Plan, PolicySpec
-from optimizer.plan_file import after_answer_document, stages_document
+from optimizer.plan_file import batches_document, stages_document
 from optimizer.problem import PlanProblem
 from optimizer.what_if import Axis, variants
 
@@ -88,7 +88,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
     return {
         "stages": stages_document(planned.stages),
         **promised(answer.problem, figures),
-        **after_answer_document(planned.stages),
+        **batches_document(planned.stages),
         "strategy": planned.strategy,
         "served_per_s": figures.served_per_s,
         "latency_limit_s": answer.problem.slo.limit_s,
@@ -181,8 +181,8 @@ def _no_plan_document(decision: NoPlan) -> dict[str, Any]:
 def _decision(problem: PlanProblem, decision: Decision) -> dict[str, Any]:
     if isinstance(decision, NoPlan):
         return {"no_plan": _no_plan_document(decision)}
-    after_answer = after_answer_document(decision.stages)
-    return {**promised(problem, decision.figures), **after_answer, "gap": decision.gap}
+    batches = batches_document(decision.stages)
+    return {**promised(problem, decision.figures), **batches, "gap": decision.gap}
 
 
 def _baselines(problem: PlanProblem, comparisons: tuple[Comparison, ...]) -> dict[str, Any]:

@@ -53,6 +53,16 @@ def test_what_inputs_do_after_their_answer_is_one_thing_in_a_whole_plan() -> Non
         Plan(stages=(staying.stages[0], plan.stages[1]), policy=ENTROPY)
 
 
+def test_when_batches_overlap_is_one_thing_in_a_whole_plan_and_no_choice_of_the_planner() -> None:
+    plan = Plan(stages=(stage(split(0, 2, 1), split(2, 4)), stage(split(4, 6))), policy=ENTROPY)
+    overlapping = plan.with_overlap(4)
+    assert (plan.overlap_below, overlapping.overlap_below) == (None, 4)
+    assert [each.overlap_below for each in overlapping.splits] == [4] * 3
+    assert overlapping.planned_stages == plan.stages
+    with pytest.raises(PlanError, match="blocks 4 on say None, those before 4"):
+        Plan(stages=(overlapping.stages[0], plan.stages[1]), policy=ENTROPY)
+
+
 def test_active_ramps_need_a_policy() -> None:
     with pytest.raises(PlanError, match=r"ramps \[1\] are active, but no exit policy says when to leave"):
         Plan(stages=(stage(split(0, 2, 1)),))

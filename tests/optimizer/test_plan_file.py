@@ -76,6 +76,7 @@ def test_a_plan_is_read_from_json_whose_keys_are_strings(tmp_path: Path) -> None
     [
         pytest.param(PLAN, id="two stages"),
         pytest.param(PLAN.with_after_answer("stay"), id="two stages whose inputs stay"),
+        pytest.param(PLAN.with_overlap(4), id="two stages whose batches overlap"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(thresholds=0.4), epoch=7), id="one threshold"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(name="patience", patience=3)), id="patience"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(name="own", own="module:rule")), id="own"),
@@ -95,6 +96,8 @@ def test_a_written_plan_is_read_back_equal(plan: Plan, tmp_path: Path) -> None:
 
 def test_only_a_plan_whose_inputs_stay_says_so() -> None:
     assert "after_answer" not in plan_document(PLAN)
+    assert "overlap_below" not in plan_document(PLAN)
+    assert plan_document(PLAN.with_overlap(4)) == {**plan_document(PLAN), "overlap_below": 4}
     assert plan_document(PLAN.with_after_answer("stay")) == {**plan_document(PLAN), "after_answer": "stay"}
 
 
@@ -123,6 +126,7 @@ MISTAKES = (
     ("schema_version: 1", "schema_version: 2", "1: schema_version: "),
     ("dispatch: deferred", "dispatch: eager", "2: dispatch: Input should be 'work-conserving' or 'deferred'"),
     ("dispatch: deferred", "after_answer: leave", "2: after_answer: Input should be 'stop' or 'stay'"),
+    ("dispatch: deferred", "overlap_below: 0", "2: overlap_below: Input should be greater than or equal to 1"),
     ("name: confidence", "name: patience", "4: exit policy 'patience' takes patience, not thresholds"),
     ("first: 4", 'first: "4"', "16: stages.1.splits.0.first: "),
     ("1: 0.9", "1: high", "6: policy.thresholds.1: "),

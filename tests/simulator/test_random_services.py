@@ -50,7 +50,8 @@ def plans(draw: st.DrawFn) -> Plan:
         for begin, end in pairwise(bounds)
         if begin < end
     ]
-    return plan(*stages, dispatch=draw(st.sampled_from(DISPATCHES)), rate_per_s=draw(st.floats(0.1, 2)), latency_s=5.0)
+    drawn = plan(*stages, dispatch=draw(st.sampled_from(DISPATCHES)), rate_per_s=draw(st.floats(0.1, 2)), latency_s=5.0)
+    return drawn.with_overlap(draw(st.none() | st.integers(1, 5)))
 
 
 @st.composite

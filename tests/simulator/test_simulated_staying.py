@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.emulated import EmulatedPiece
-from cluster.pace import PacedRunner
+from cluster.paced import PacedRunner
 from earlyexit.clock import ManualClock
 from earlyexit.device import Device
 from earlyexit.engine import BatchEngine

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +94,15 @@ def test_replicas_are_counted_since_the_mark() -> None:
     intake.mark([replica((10, 1.0), (4, 2.0))])
     (ran,) = intake.since_mark(replica((15, 1.75), (4, 2.0)))
     assert (ran.size, ran.batches, ran.seconds) == (1, 5, 0.75)
+
+
+def test_batches_that_shared_the_device_are_counted_apart() -> None:
+    intake = ReplicaIntake()
+    before = replica((10, 1.0))
+    intake.mark([before])
+    shared = replace(before.times[0], batches=3, seconds=0.5, shared=True)
+    ran = intake.since_mark(replace(before, times=(*before.times, shared)))
+    assert [(each.batches, each.seconds, each.shared) for each in ran] == [(3, 0.5, True)]
 
 
 def test_a_replica_newer_than_the_mark_began_at_zero() -> None:

@@ -101,6 +101,14 @@ async def test_a_straggler_rests_at_once_and_is_counted_out_of_the_next_plan(tmp
     assert scene.asked[-1].devices["cpu"].count == 3
 
 
+async def test_a_replica_whose_batches_shared_it_is_no_straggler(tmp_path: Path) -> None:
+    scene = await begun(tmp_path, looks=1, best=whole(4))
+    await scene.ticks(1, EASY)
+    one_is_slow(scene, 4, shared=True)
+    await scene.ticks(1, EASY)
+    assert scene.said("straggler") == []
+
+
 async def test_a_straggler_rests_on_where_its_slot_is_too_busy_to_report(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=2, best=whole(3))
     one_is_slow(scene, 4)

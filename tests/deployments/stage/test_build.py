@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.emulated import RecordedRunner
-from cluster.pace import PacedRunner
+from cluster.paced import PacedRunner
 from deployments.settings import ServeSettings
 from deployments.stage.build import (
     build_policy,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cluster.emulated import EmulatedPiece, RecordedRunner
-from cluster.pace import PacedRunner
+from cluster.paced import PacedRunner
 from deployments.messages import Assignment, Chunk, StageCall
 from deployments.settings import ServeSettings
 from deployments.stage.build import build_runner, starting_policy

@@ -1,0 +1,209 @@
+"""Two batches at once on a device's two threads, each step let go by the test."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from earlyexit.clock import MonotonicClock
+from earlyexit.device import Device, DeviceThread
+from earlyexit.engine import Batch, BatchEngine
+from earlyexit.release import GoesOn, Lost, Release, Step, Told
+from earlyexit.split import Split
+from earlyexit.times import ObservedTimes
+from tests.earlyexit.letters import EVERYONE, FakeRunner, Letters, Part, member, members
+
+WHOLE = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
+PARTS = {0: [Part(0, 1, "aeiou"), Part(0, 4, EVERYONE)]}
+PATIENCE_S = 20.0
+
+
+@dataclass
+class HeldRunner(FakeRunner):
+    """Gives a step when the test lets go of the batch's first letter; says which batches run at once."""
+
+    gates: dict[str, threading.Semaphore] = field(default_factory=dict)
+    inside: set[str] = field(default_factory=set)
+    most_at_once: int = 0
+    began: dict[str, threading.Event] = field(default_factory=dict)
+
+    def run(self, batch: Batch[Letters]) -> Iterator[Step[Letters]]:
+        name = batch.members[0].sample_id
+        self.inside.add(name)
+        self.most_at_once = max(self.most_at_once, len(self.inside))
+        self.began.setdefault(name, threading.Event()).set()
+        try:
+            for step in super().run(batch):
+                if name in self.gates:
+                    assert self.gates[name].acquire(timeout=PATIENCE_S)
+                yield step
+        finally:
+            self.inside.discard(name)
+
+    def hold(self, *names: str) -> None:
+        for name in names:
+            self.gates[name] = threading.Semaphore(0)
+            self.began[name] = threading.Event()
+
+    def let(self, name: str) -> None:
+        self.gates[name].release()
+
+    def waits_for(self, name: str) -> bool:
+        return self.began[name].wait(PATIENCE_S)
+
+
+class Outbox:
+    """What a device released, by input; never from two threads at once."""
+
+    def __init__(self, expected: int) -> None:
+        self.released: list[str] = []
+        self.complete = threading.Event()
+        self._expected = expected
+        self._busy = False
+
+    def deliver(self, releases: list[Release[Letters]]) -> None:
+        assert not self._busy, "two threads deliver at once"
+        self._busy = True
+        for release in releases:
+            match release:
+                case Told() | Lost():
+                    self.released.append(release.member.sample_id)
+                case GoesOn():
+                    self.released += [each.sample_id for each in release.members]
+                case _:
+                    raise AssertionError("nobody looks here")
+        self._busy = False
+        if len(self.released) >= self._expected:
+            self.complete.set()
+
+
+def thread_of(split: Split, runner: FakeRunner, outbox: Outbox) -> DeviceThread[Letters]:
+    engine: BatchEngine[Letters] = BatchEngine((), ObservedTimes())
+    thread = DeviceThread(Device(engine, runner, runner.clock, outbox.deliver), name="overlapping")
+    thread.follow([split], "work-conserving", "a policy")
+    return thread
+
+
+@pytest.fixture
+def runner() -> HeldRunner:
+    held = HeldRunner(PARTS, MonotonicClock())
+    held.hold("a", "x")
+    return held
+
+
+def test_a_batch_begins_beside_one_that_shrank_and_may_end_before_it(runner: HeldRunner) -> None:
+    outbox = Outbox(expected=5)
+    thread = thread_of(WHOLE, runner, outbox)
+    thread.submit(0, members("aeiz"))
+    thread.start()
+    assert runner.waits_for("a")
+    thread.submit(0, [member("x")])
+    assert not runner.began["x"].wait(0.05)  # four are inside
+    runner.let("a")
+    assert runner.waits_for("x")
+    runner.let("x")
+    runner.let("x")
+    while "x" not in outbox.released:
+        assert not outbox.complete.wait(0.001)
+    assert outbox.released == ["a", "e", "i", "x"]
+    runner.let("a")
+    assert outbox.complete.wait(PATIENCE_S)
+    thread.stop()
+    assert outbox.released == ["a", "e", "i", "x", "z"]
+    assert runner.most_at_once == 2
+    assert not [each for each in threading.enumerate() if each.name.startswith("overlapping")]
+
+
+def test_without_the_word_it_waits_until_the_batch_has_ended(runner: HeldRunner) -> None:
+    outbox = Outbox(expected=5)
+    thread = thread_of(replace(WHOLE, overlap_below=None), runner, outbox)
+    thread.submit(0, members("aeiz"))
+    thread.start()
+    runner.let("a")
+    thread.submit(0, [member("x")])
+    assert not runner.began["x"].wait(0.05)
+    for name in "axx":
+        runner.let(name)
+    assert outbox.complete.wait(PATIENCE_S)
+    thread.stop()
+    assert runner.most_at_once == 1
+
+
+def test_a_plan_that_lets_batches_overlap_may_come_while_one_runs(runner: HeldRunner) -> None:
+    outbox = Outbox(expected=5)
+    thread = thread_of(replace(WHOLE, overlap_below=None), runner, outbox)
+    runner.hold("y")
+    thread.start()
+    thread.submit(0, [member("x")])
+    assert runner.waits_for("x")
+    thread.follow([WHOLE], "work-conserving", "a policy")
+    thread.submit(0, members("aeiz"))
+    assert not runner.began["a"].wait(0.05)  # the running batch's own plan says never
+    runner.let("x")
+    runner.let("x")
+    assert runner.waits_for("a")
+    runner.let("a")
+    thread.submit(0, [member("y")])
+    assert runner.waits_for("y")
+    for name in "aayy":
+        runner.let(name)
+    assert outbox.complete.wait(PATIENCE_S)
+    thread.stop()
+
+
+def test_a_batch_that_fails_runs_again_one_by_one_beside_another(runner: HeldRunner) -> None:
+    outbox = Outbox(expected=5)
+    runner.poison = "c"
+    runner.hold("b")
+    thread = thread_of(replace(WHOLE, overlap_below=4), runner, outbox)
+    thread.start()
+    thread.submit(0, [member("b")])
+    assert runner.waits_for("b")
+    thread.submit(0, members("acdz"))  # fails: then a alone, c, which is lost, d and z
+    assert runner.waits_for("a")
+    for name in "aabb":
+        runner.let(name)
+    assert outbox.complete.wait(PATIENCE_S)
+    thread.stop()
+    assert sorted(outbox.released) == list("abcdz")
+
+
+def test_stopping_waits_for_both_batches(runner: HeldRunner) -> None:
+    outbox = Outbox(expected=5)
+    thread = thread_of(WHOLE, runner, outbox)
+    thread.submit(0, members("aeiz"))
+    thread.start()
+    runner.let("a")
+    thread.submit(0, [member("x")])
+    assert runner.waits_for("x")
+    stopping = threading.Thread(target=thread.stop)
+    stopping.start()
+    stopping.join(0.05)
+    assert stopping.is_alive()
+    for name in "axx":
+        runner.let(name)
+    stopping.join(PATIENCE_S)
+    assert sorted(outbox.released) == list("aeixz")
+
+
+def test_nobody_is_lost_or_answered_twice_under_plans_that_come_and_go() -> None:
+    names = [f"{letter}{number}" for number in range(60) for letter in "abez"]
+    outbox = Outbox(expected=len(names))
+    parts = {0: [Part(0, 1, "".join(n for n in names if n[0] in "ae")), Part(0, 4, EVERYONE)]}
+    runner = HeldRunner(parts, MonotonicClock())
+    thread = thread_of(WHOLE, runner, outbox)
+    thread.start()
+    rng = random.Random(0)
+    for start in range(0, len(names), 3):
+        thread.submit(0, [member(name) for name in names[start : start + 3]])
+        if rng.random() < 0.3:
+            below = rng.choice([None, 1, 3, 8])
+            thread.follow([replace(WHOLE, overlap_below=below, batch=rng.choice([2, 4]))], "work-conserving", "other")
+    assert outbox.complete.wait(PATIENCE_S)
+    thread.stop()
+    assert sorted(outbox.released) == sorted(names)
+    assert runner.most_at_once <= 2
