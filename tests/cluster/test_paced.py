@@ -176,9 +176,7 @@ def test_a_paced_device_answers_with_the_engine() -> None:
 # Two batches at once
 
 # A block takes a tenth of a second for each input.
-STEEP = LatencyTable(
-    batches=(1, 4), block_s_NB=np.tile(np.array([[0.1, 0.4]]), (4, 1)), ramp_s_EB=np.zeros((3, 2))
-)
+STEEP = LatencyTable(batches=(1, 4), block_s_NB=np.tile(np.array([[0.1, 0.4]]), (4, 1)), ramp_s_EB=np.zeros((3, 2)))
 
 
 def moments(runner: PacedRunner[EmulatedPiece], batch: Batch[EmulatedPiece], log: dict[str, float]) -> None:
