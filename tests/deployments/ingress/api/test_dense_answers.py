@@ -6,70 +6,24 @@ import base64
 import io
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from PIL import Image
 
-from deployments.ingress.api.bodies import InferRequest
 from deployments.ingress.api.http import build_app
 from deployments.ingress.api.openapi import openapi_document
-from deployments.ingress.api.signature import Signature
 from deployments.ingress.rpc.calls import Rpcs
 from deployments.ingress.rpc.messages import message_class
-from earlyexit.codecs.image import ImageCodec
 from earlyexit.errors import OfframpError
-from earlyexit.tasks.base import Task
-from earlyexit.wire import Answer, values_of
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
-from tests.deployments.ingress.api.faces import V2_INFER, FakeBackend, FakeContext, client_of
-from tests.earlyexit.codecs.pictures import file_of, noise
-from tests.earlyexit.tasks_of_maps import BODY, STREET, logits_of, peaks
-
-FILES = [file_of(noise(8, 8, seed=row), "PNG") for row in range(2)]
-IN_BASE64 = [base64.b64encode(file).decode() for file in FILES]
-ROAD, CAR, SKY = range(3)
-MAPS = torch.cat([logits_of([[SKY, SKY, CAR], [ROAD, ROAD, CAR]]), logits_of([[SKY, SKY, SKY], [ROAD, ROAD, ROAD]])])
-HEATMAPS = torch.cat([peaks((1, 2, 0.5), (7, 0, 0.25), (0, 7, 1.0)), peaks((3, 3, 0.75), (4, 4, 0.5), (5, 5, 0.25))])
-Answers = list[tuple[npt.NDArray[Any], float, int]]
-"""The array, the score and the exit of every image."""
-
-
-@dataclass
-class DenseBackend(FakeBackend):
-    """Answers the k-th image of a request with what follows from the k-th of some outputs."""
-
-    max_body_bytes: int = 1_000_000
-    dense: Task = STREET
-    outputs: torch.Tensor = field(default_factory=lambda: MAPS)
-
-    @property
-    def task(self) -> Task:
-        return self.dense
-
-    @property
-    def signature(self) -> Signature:
-        return Signature(ImageCodec(height=4, width=6), self.dense)
-
-    async def infer(self, request: InferRequest) -> list[Answer]:
-        self.requests.append(request)
-        values = values_of(self.dense.answer(self.outputs).numpy())
-        scores = self.dense.score(self.outputs).tolist()
-        return [Answer(sample_id="", value=values[k], score=scores[k], exit=k + 1) for k in range(len(request.rows))]
-
-    @property
-    def right(self) -> Answers:
-        scores = self.dense.score(self.outputs).tolist()
-        return [(each, scores[k], k + 1) for k, each in enumerate(self.dense.answer(self.outputs).numpy())]
-
-
-BACKENDS = {"segmentation": lambda: DenseBackend(), "pose": lambda: DenseBackend(dense=BODY, outputs=HEATMAPS)}
+from tests.deployments.ingress.api.dense import BACKENDS, CAR, FILES, IN_BASE64, ROAD, SKY, Answers, DenseBackend
+from tests.deployments.ingress.api.faces import V2_INFER, FakeContext, client_of
+from tests.earlyexit.tasks_of_maps import BODY, STREET
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -22,7 +22,7 @@ from deployments.ingress.api.http import build_app
 from deployments.ingress.core.outcomes import bucket_of
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Lookout
-from deployments.ingress.dashboard.snapshot import ServiceFacts
+from deployments.ingress.dashboard.snapshot import ServiceFacts, image_facts
 from deployments.reports import IngressReport, ReplicaReport
 from earlyexit.clock import MonotonicClock, WallClock
 from earlyexit.errors import ControllerUnavailableError
@@ -76,7 +76,13 @@ class FakeService(FakeBackend):
     def __post_init__(self) -> None:
         self._clock = MonotonicClock()
         self._began_s = self._clock.now_s()
-        facts = ServiceFacts(model=CARD.name, num_blocks=NUM_BLOCKS, slo_s=0.1, emulated={"emulated:V100": 2.0})
+        facts = ServiceFacts(
+            model=CARD.name,
+            num_blocks=NUM_BLOCKS,
+            slo_s=0.1,
+            emulated={"emulated:V100": 2.0},
+            image=image_facts(self.signature.codec),
+        )
         lookout = Lookout(facts, self, self.ask_all, self if self.has_controller else None, WallClock())
         self.feed = Feed(lookout.event, self._clock, most_viewers=self.most_viewers)
 

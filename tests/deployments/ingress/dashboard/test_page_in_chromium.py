@@ -6,12 +6,16 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from earlyexit.tasks.class_maps import colours
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
+from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
 from tests.deployments.ingress.dashboard.fake_service import FakeService, served
+from tests.earlyexit.tasks_of_maps import BODY
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -136,6 +140,45 @@ def test_axe_finds_nothing_serious_where_there_is_nothing_yet(browser: Browser, 
         assert page.text("#drops") == "None of 0 inputs."
         assert page.figure("p99") == "\N{EN DASH}"
         assert page.troubles == []
+
+
+@dataclass
+class ImageService(FakeService, DenseBackend):
+    """The same, of a model that segments images, or finds joints in them."""
+
+
+def test_an_image_is_tried_and_its_class_map_is_drawn_beside_it(browser: Browser) -> None:
+    with looked_at(browser, ImageService()) as page:
+        page.wait_for_updates(1)
+        page.page.set_input_files("#try-file", {"name": "a.png", "mimeType": "image/png", "buffer": FILES[0]})
+        page.wait("!document.getElementById('try-pictures').hidden")
+        assert page.text("#try-said").startswith("Left after block 1, score 0.9")
+        classes = page.page.locator("#try-table tbody tr").all_inner_texts()
+        assert {row.split("\t")[0] for row in classes} == {"road", "car", "sky"}
+        corner = (
+            "document.getElementById('try-answer').getContext('2d').getImageData(0, 0, 1, 1).data.slice(0, 3).join()"
+        )
+        assert page.page.evaluate(corner) == ",".join(map(str, colours(4)[SKY]))
+        assert page.troubles == []
+        assert page.findings() == []
+
+
+def test_joints_are_drawn_into_the_image_and_a_refusal_is_said(browser: Browser) -> None:
+    with looked_at(browser, ImageService(dense=BODY, outputs=HEATMAPS)) as page:
+        page.wait_for_updates(1)
+        page.page.set_input_files("#try-file", {"name": "a.png", "mimeType": "image/png", "buffer": FILES[0]})
+        page.wait("!document.getElementById('try-pictures').hidden")
+        assert page.text("#try-table tbody tr:first-child") == "head\t5.5\t9.5\t50.0 %"
+        assert page.troubles == []
+        page.page.set_input_files("#try-file", {"name": "a.txt", "mimeType": "image/gif", "buffer": b"GIF89a"})
+        page.wait("document.getElementById('try-said').textContent.includes('this model takes')")
+        assert "content-type 'image/gif'; this model takes application/json, image/jpeg" in page.text("#try-said")
+
+
+def test_a_model_of_texts_has_no_image_to_try(browser: Browser) -> None:
+    with looked_at(browser, FakeService()) as page:
+        page.wait_for_updates(1)
+        assert not page.page.locator("#try").is_visible()
 
 
 def test_a_suspended_service_and_a_silent_controller_are_said(browser: Browser) -> None:
