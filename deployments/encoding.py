@@ -11,6 +11,9 @@ import earlyexit.errors
 from deployments.messages import Chunk, StageCall
 from earlyexit.errors import OfframpError, PlanError
 
+RAW = 0
+"""Code of the extension that is an array's memory."""
+
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """A call begins."""
@@ -42,10 +45,18 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 def _encode_other(value: object) -> object:
     if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+        return value.dtype.str, value.shape, msgspec.msgpack.Ext(RAW, raw)
     if isinstance(value, OfframpError):
         return type(value).__name__, str(value), getattr(value, "retry_after_s", None)
     raise NotImplementedError(f"a {type(value).__name__} does not travel")
+
+
+def _decode_raw(code: int, raw: memoryview) -> memoryview:
+    """In the frame, where bytes would be copied out of it."""
+    if code != RAW:
+        raise ValueError(f"there is no extension {code}")
+    return raw
 
 
 def _decode_other(type_: type, value: Any) -> object:
@@ -60,8 +71,8 @@ def _decode_other(type_: type, value: Any) -> object:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_other)
-_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget, dec_hook=_decode_other)
-_FROM_REPLICA = msgspec.msgpack.Decoder(Part | Refused, dec_hook=_decode_other)
+_FROM_INGRESS = msgspec.msgpack.Decoder(Begin | Forget, dec_hook=_decode_other, ext_hook=_decode_raw)
+_FROM_REPLICA = msgspec.msgpack.Decoder(Part | Refused, dec_hook=_decode_other, ext_hook=_decode_raw)
 
 MalformedError = msgspec.MsgspecError
 

@@ -161,11 +161,14 @@ def test_every_error_that_a_replica_may_tell_arrives_as_it_was_sent() -> None:
 
 
 def test_arrays_lie_in_the_frame_and_cannot_be_written_to() -> None:
-    message = from_ingress(encode(Begin(1, replace(CALL, piece=FLOAT32))))
+    frame = encode(Begin(1, replace(CALL, piece=FLOAT32)))
+    message = from_ingress(frame)
     assert isinstance(message, Begin)
     piece = message.call.piece
     assert piece.state_BS is not None
-    assert [array.flags.writeable for array in (piece.lengths_B, *piece.tensors, piece.state_BS)] == [False] * 3
+    arrays = (piece.lengths_B, *piece.tensors, piece.state_BS)
+    assert [np.shares_memory(array, np.frombuffer(frame, dtype=np.uint8)) for array in arrays] == [True] * 3
+    assert [array.flags.writeable for array in arrays] == [False] * 3
 
 
 def test_a_part_of_a_longer_buffer_is_decoded_in_place() -> None:
@@ -207,6 +210,7 @@ FROM_NO_INGRESS = {
     "tensor of another shape": changed(Begin(1, CALL), "call", "piece", "tensors", to=["<i4", [6], b"1234"]),
     "tensor of objects": changed(Begin(1, CALL), "call", "piece", "tensors", to=["O", [1], b"12345678"]),
     "tensor without a dtype": changed(Begin(1, CALL), "call", "piece", "tensors", to=["spam", [1], b"1234"]),
+    "an unknown extension": changed(Begin(1, CALL), "call", "piece", "tensors", to=msgspec.msgpack.Ext(5, b"1234")),
     "no tensor": changed(Begin(1, CALL), "call", "piece", "tensors", to=5),
     # Where a PlanError of __post_init__ would come out instead.
     "no replicas": changed(Begin(1, CALL), "call", "assignment", "stage", "replicas", to=0),

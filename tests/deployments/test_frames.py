@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from deployments.frames import LENGTH_BYTES, Frames
+from deployments.frames import LENGTH_BYTES, SHORT_BYTES, Frames
 from tests.deployments.wire_fakes import LOOPBACK, soon
 
 SAID = [b"", b"a", b"", b"bcd", b"0123456789"]
@@ -49,7 +49,13 @@ class End:
 
     def feed(self, *pieces: bytes) -> None:
         for piece in pieces:
-            self.frames.data_received(piece)
+            left = piece
+            while left:
+                room = self.frames.get_buffer(-1)
+                part = left[: len(room)]
+                room[: len(part)] = part
+                self.frames.buffer_updated(len(part))
+                left = left[len(part) :]
 
     def _hear(self, frame: memoryview) -> None:
         self.kept.append(frame)
@@ -97,11 +103,22 @@ def test_long_frames_come_in_many_pieces() -> None:
     assert end.heard == said
 
 
+@pytest.mark.parametrize("beyond", [-LENGTH_BYTES - 1, -LENGTH_BYTES, 1 - LENGTH_BYTES, 0, 1])
+@pytest.mark.parametrize("first", [1, LENGTH_BYTES, LENGTH_BYTES + 1, SHORT_BYTES, SHORT_BYTES + 9])
+def test_frames_about_as_long_as_what_is_received_at_a_time_are_heard_among_others(beyond: int, first: int) -> None:
+    said = [b"before", bytes(range(256)) * (SHORT_BYTES // 256) + b"x" * beyond, b"", b"after"]
+    said[1] = said[1][: SHORT_BYTES + beyond]
+    stream, end = stream_of(said), End(longest=2 * SHORT_BYTES)
+    end.feed(stream[:first], stream[first:])
+    assert end.heard == said
+
+
 def test_what_is_kept_of_a_frame_stays_as_it_was() -> None:
-    stream, end = stream_of([b"first", b"second", b"third"]), End()
+    long = b"x" * (2 * SHORT_BYTES)
+    stream, end = stream_of([b"first", b"second", b"third", long]), End(longest=len(long))
     end.feed(stream[:7], stream[7:12], stream[12:])
-    end.feed(stream_of([b"more"]))
-    assert end.heard == [b"first", b"second", b"third", b"more"]
+    end.feed(stream_of([b"more", b"y" * len(long)]))
+    assert end.heard == [b"first", b"second", b"third", long, b"more", b"y" * len(long)]
     assert all(frame.readonly for frame in end.kept)
 
 
