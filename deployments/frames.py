@@ -9,11 +9,9 @@ from typing import cast
 LENGTH_BYTES = 4
 LONGEST = 1 << 30
 """Bytes; a frame that claims more is noise, and ends the connection."""
-
-
 SHORT_BYTES = 1 << 15
-"""Received at a time. What a frame has beyond them is received into memory of its own: hidden states of images are a
-hundred times that, and what an `asyncio.Protocol` makes of them is copied three times."""
+"""Received at a time. What a frame has beyond them is received into memory of its own: a batch's hidden states of images
+are a hundred times that, and an `asyncio.Protocol` would have them copied three times."""
 
 
 class Frames(asyncio.BufferedProtocol):
@@ -41,7 +39,7 @@ class Frames(asyncio.BufferedProtocol):
 
     def send(self, frame: bytes) -> None:
         """Send a frame; after the connection's end nothing happens."""
-        if self._transport is not None and self._is_open:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines((len(frame).to_bytes(LENGTH_BYTES, "big"), frame))
 
     def close(self) -> None:
