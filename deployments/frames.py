@@ -10,8 +10,8 @@ LENGTH_BYTES = 4
 LONGEST = 1 << 30
 """Bytes; a frame that claims more is noise, and ends the connection."""
 SHORT_BYTES = 1 << 15
-"""Received at a time. What a frame has beyond them is received into memory of its own: a batch's hidden states of images
-are a hundred times that, and an `asyncio.Protocol` would have them copied three times."""
+"""Received at a time. What a frame has beyond them is received into memory of its own: hidden states of a batch of
+images are a hundred times that, and an `asyncio.Protocol` would have them copied three times."""
 
 
 class Frames(asyncio.BufferedProtocol):

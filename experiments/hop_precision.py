@@ -5,9 +5,9 @@
 
 Every cut of a calibrated model once: hidden states cross it as they are, and in half precision. Told are the share of
 inputs whose answer after all blocks differs and the largest difference of their scores; the share whose exit, or whose
-answer, differs with the calibration's thresholds in force; bytes per input; and microseconds of processor time per input of the way from
-one replica's tensors over the ingress to the next one's, of which the network itself is no part. The ResNets are those
-of `python -m experiments.cifar10 --ramps light`, made where they are missing. Writes runs/hop_precision.json.
+answer, differs with the calibration's thresholds in force; bytes per input; and microseconds of processor time per
+input of the way from one replica's tensors over the ingress to the next one's, sockets left out. The ResNets are those
+of `python -m experiments.cifar10 --ramps light`, made where they are missing. Writes runs/hop_precision-MODEL.json.
 Minutes: about 2 on one core for each model. Deterministic, but for the times.
 """
 
@@ -206,12 +206,11 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2000, help="inputs")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    figures = {}
     for folder, data in _models(options.model, options.data, options.part):
         some = data.select(range(0, len(data), max(1, len(data) // options.limit)))
-        figures[folder.name] = run(folder, some)
-        tell(folder.name, len(some), figures[folder.name])
-    print(f"written: {keep(figures, RUNS / 'hop_precision.json')}")
+        figures = run(folder, some)
+        tell(folder.name, len(some), figures)
+        print(f"written: {keep(figures, RUNS / f'hop_precision-{folder.name}.json')}")
 
 
 def _models(model: Path | None, data: Path | None, part: str | None) -> Iterator[tuple[Path, LabelledRows]]:

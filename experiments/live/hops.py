@@ -49,6 +49,8 @@ CUT, MOVED = 3, 5
 NUM_IMAGES = 400
 WORKERS = 6
 TIMEOUT_S = 60.0
+APPLY_S = 600.0
+"""A replica starts in seconds, where cores are free."""
 QUIET_S = 5.0
 """Between two events."""
 PAUSE_S = 0.2
@@ -191,7 +193,7 @@ def happenings(service: Service, model: ImageModel) -> list[tuple[str, Callable[
         os.kill(replica_pids(service.app)[slot][0], signal.SIGKILL)
 
     async def follow(plan: Plan) -> None:
-        await service.apply(plan, hold=True)
+        await service.apply(plan, hold=True, timeout_s=APPLY_S)
 
     return [
         ("a replica of the first stage is killed", lambda: kill(0)),

@@ -96,9 +96,9 @@ class Service:
     url: str
     app: str = "offramp"
 
-    async def apply(self, plan: Plan, *, hold: bool = False) -> None:
+    async def apply(self, plan: Plan, *, hold: bool = False, timeout_s: float = APPLY_TIMEOUT_S) -> None:
         """Put a plan in force, until something better is found or for good; returns when the old one has drained."""
-        await self._ask("apply", plan_document(plan), hold)
+        await self._ask("apply", plan_document(plan), hold, timeout_s=timeout_s)
 
     async def describe(self, timeout_s: float = APPLY_TIMEOUT_S) -> dict[str, Any]:
         """What the controller says of itself."""
