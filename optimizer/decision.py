@@ -10,14 +10,19 @@ from optimizer.evaluate import Evaluation, evaluate, violations
 from optimizer.plan import Stage
 from optimizer.problem import ANY_LATENCY_S, MinimizeLatency, PlanProblem
 
-Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate"]
+Strategy = Literal["best", "stock", "early-exit", "e3", "serial", "apparate", "pame"]
 STRATEGIES: tuple[Strategy, ...] = ("best", "stock", "early-exit", "e3", "serial")
 """`best` searches the whole space of plans; the others are parts of it that people deploy today, or E3's."""
 
 
 def strategies_for(problem: PlanProblem) -> tuple[Strategy, ...]:
-    """What a problem's plans are compared with: Apparate's as well, where early answers are what is sought."""
-    return (*STRATEGIES, "apparate") if isinstance(problem.objective, MinimizeLatency) else STRATEGIES
+    """What a problem's plans are compared with: Apparate's as well, where early answers are what is sought.
+
+    And PAME's, where the distribution of batches is known besides.
+    """
+    if not isinstance(problem.objective, MinimizeLatency):
+        return STRATEGIES
+    return (*STRATEGIES, "apparate") if problem.batches is None else (*STRATEGIES, "apparate", "pame")
 
 
 Binding = Literal["devices", "budget", "latency", "ramps"]

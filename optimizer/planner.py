@@ -8,6 +8,7 @@ from dataclasses import replace
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import merit, sought
 from optimizer.exact.solve import solve_exactly
+from optimizer.pame.solve import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.scale.solve import solve_at_scale
 from optimizer.soonest.solve import solve_soonest
@@ -22,6 +23,8 @@ PLANNERS: Mapping[type[Objective], tuple[Planner, ...]] = {
     MinimizeLatency: (solve_soonest,),
 }
 """By what is sought. Asked one after the other, until one proves its answer."""
+OF_STRATEGIES: Mapping[Strategy, tuple[Planner, ...]] = {"pame": (solve_pame,)}
+"""Of strategies that choose by a rule of their own, whatever is sought."""
 
 
 def solve(
@@ -33,7 +36,8 @@ def solve(
     """
     space = _sensible(problem, space if isinstance(space, Space) else SPACES[space])
     best: Decision | None = None
-    for planner in PLANNERS[type(problem.objective)] if planners is None else planners:
+    usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])
+    for planner in usual if planners is None else planners:
         decision = planner(problem, space)
         best = _together(problem, best, decision) if isinstance(best, Planned) else decision
         if isinstance(best, NoPlan) or (best is not None and best.gap == 0):

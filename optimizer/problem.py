@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from earlyexit.errors import PlanError
+from profiles.batches import RecordedBatches
 from profiles.table import LatencyTable
 
 # An SLO that any plan keeps.
@@ -119,6 +120,8 @@ class PlanProblem:
     objective: Objective
     budget_usd_per_hour: float | None = None
     """What all replicas together may cost; None: any price."""
+    batches: RecordedBatches | None = None
+    """How many of a batch move on, as a distribution, where it is known: `survival_N` is its mean. None: only that."""
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
@@ -132,6 +135,7 @@ class PlanProblem:
             _check_number("bytes_per_sample", num_bytes)
         if self.budget_usd_per_hour is not None:
             _check_number("budget usd_per_hour", self.budget_usd_per_hour)
+        self._check_batches()
 
     def _check_ramps(self) -> None:
         if list(self.ramps) != sorted(set(self.ramps)):
@@ -164,6 +168,14 @@ class PlanProblem:
                 raise PlanError(f"latency of {device}: ramp_s needs {len(self.ramps)} rows, one per ramp")
             if (table.block_s_NB <= 0).any():
                 raise PlanError(f"latency of {device}: a block takes more than 0 seconds")
+
+    def _check_batches(self) -> None:
+        known = self.batches
+        if known is not None and (known.num_blocks, known.ramps) != (self.num_blocks, self.ramps):
+            raise PlanError(
+                f"batches are of {known.num_blocks} blocks and ramps {list(known.ramps)}; "
+                f"the problem has {self.num_blocks} blocks and ramps {list(self.ramps)}"
+            )
 
     @property
     def asked_per_s(self) -> float | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from earlyexit.errors import DataError, PlanError
 from earlyexit.source_file import Source, read_source
+from optimizer.batches_file import batches_document, batches_of, with_recorded_batches
 from optimizer.plan import PolicySpec
 from optimizer.problem import (
     Link,
@@ -28,16 +29,15 @@ from optimizer.problem_shape import (
     ProblemDocument,
     ProfileFileDocument,
     PublishedDocument,
-    RecordsDocument,
     TableDocument,
     refuse_unknown_fields,
 )
+from optimizer.survival_file import recorded_survival
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
+    from optimizer.survival_file import Recorded
     from profiles.records import ExitRecords
-
-    Recorded = tuple[ExitRecords, dict[int, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +89,8 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
     }
     if problem.budget_usd_per_hour is not None:
         document["budget"] = {"usd_per_hour": problem.budget_usd_per_hour}
+    if problem.batches is not None:
+        document["batches"] = batches_document(problem.batches)
     return document
 
 
@@ -118,16 +120,22 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     document = source.parse(ProblemDocument, called="the problem")
     with source.said_at(("ramps",)):
         problem = _blank(document)
-    recorded = _recorded(document.survival, problem, source, folder)
+    recorded = recorded_survival(document.survival, problem, source, folder)
     with source.said_at(("survival",)):
         problem = replace(problem, survival_N=_survival(document, recorded))
     with source.said_at(("bytes_per_sample",)):
         problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
     problem = replace(problem, **_promises(document, source))
     problem = _with_devices(problem, document, source, folder)
+    if document.batches is not None:
+        with source.said_at(("batches",)):
+            problem = replace(problem, batches=batches_of(document.batches, problem.num_blocks, problem.ramps))
     if recorded is None:
         return ProblemFile(problem=problem)
-    return ProblemFile(problem=problem, records=recorded[0], thresholds=recorded[1])
+    records, thresholds = recorded
+    if problem.batches is None:
+        problem = with_recorded_batches(problem, records, thresholds)
+    return ProblemFile(problem=problem, records=records, thresholds=thresholds)
 
 
 def _blank(document: ProblemDocument) -> PlanProblem:
@@ -278,64 +286,3 @@ def _survival(document: ProblemDocument, recorded: Recorded | None) -> tuple[flo
         return tuple(document.survival)
     records, thresholds = recorded
     return records.outcome(thresholds).survival
-
-
-def _recorded(
-    survival: list[float] | RecordsDocument, problem: PlanProblem, source: Source, folder: Path
-) -> Recorded | None:
-    if isinstance(survival, list):
-        return None
-    with source.said_at(("survival", "records")):
-        records = _records(survival, problem, folder)
-    with source.said_at(("survival", "thresholds" if survival.calibration is None else "calibration")):
-        return records, _thresholds(survival, problem, records, folder)
-
-
-def _records(document: RecordsDocument, problem: PlanProblem, folder: Path) -> ExitRecords:
-    from profiles.records_table import read_records
-
-    try:
-        records = read_records(folder / document.records)
-    except DataError as error:
-        raise PlanError(f"survival.records: {error}") from error
-    if records.num_blocks != problem.num_blocks or not set(problem.ramps) <= set(records.ramps):
-        raise PlanError(
-            f"survival.records: {document.records} holds {records.num_blocks} blocks and ramps {list(records.ramps)}; "
-            f"the problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}"
-        )
-    return records
-
-
-def _thresholds(
-    document: RecordsDocument, problem: PlanProblem, records: ExitRecords, folder: Path
-) -> dict[int, float]:
-    if (document.thresholds is None) == (document.calibration is None):
-        found = "neither" if document.thresholds is None else "both"
-        raise PlanError(f"survival: {found} of thresholds and calibration are given; one of them is needed")
-    if document.calibration is not None:
-        return _calibrated(folder / document.calibration, problem, records)
-    given = document.thresholds
-    assert given is not None
-    thresholds = dict(given) if isinstance(given, Mapping) else dict.fromkeys(problem.ramps, given)
-    if set(thresholds) != set(problem.ramps):
-        raise PlanError(
-            f"survival.thresholds names ramps {sorted(thresholds)}; "
-            f"allowed are one number, or one for each ramp of the problem, {list(problem.ramps)}"
-        )
-    return thresholds
-
-
-def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[int, float]:
-    """Of a calibration, which has thresholds for every ramp that was recorded, those of the problem's ramps."""
-    from optimizer.calibration_file import read_calibration_file
-
-    try:
-        card = read_calibration_file(path)
-    except DataError as error:
-        raise PlanError(f"survival.calibration: {error}") from error
-    if card.policy != records.score:
-        raise PlanError(f"survival.calibration: {path} is of {card.policy}, the records are of {records.score}")
-    missing = sorted(set(problem.ramps) - set(card.thresholds))
-    if missing:
-        raise PlanError(f"survival.calibration: {path} has no thresholds for ramps {missing}")
-    return {ramp: card.thresholds[ramp] for ramp in problem.ramps}

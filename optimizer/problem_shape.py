@@ -116,6 +116,19 @@ class BudgetDocument(StrictDocument):
     usd_per_hour: float = Field(ge=0)
 
 
+class BatchesDocument(StrictDocument):
+    """Inputs in order of arrival: what a batch of them does."""
+
+    size: int = Field(ge=1, le=MAX_BATCH)
+    """Inputs of a batch."""
+    sure: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    """Per input, bit i: the problem's i-th ramp lets it leave."""
+    lost: list[Annotated[int, Field(ge=0)]] | None = None
+    """Per input, bit i: that ramp's answer is lost. Where losses are 0 or 1."""
+    losses: list[list[float]] | None = None
+    """In the place of `lost`: per input, what the answers cost of the ramps that let it leave, in their order."""
+
+
 def _latency_kind(entry: Any) -> str | None:
     """Which form a latency entry has, by the field that only that form has."""
     if not isinstance(entry, Mapping):
@@ -177,6 +190,7 @@ PARTS: dict[str, type[StrictDocument]] = {
     "slo": SloDocument,
     "objective": ObjectiveDocument,
     "budget": BudgetDocument,
+    "batches": BatchesDocument,
 }
 LATENCY_KINDS: dict[str, type[StrictDocument]] = {
     "<table>": TableDocument,
@@ -199,6 +213,7 @@ class ProblemDocument(StrictDocument):
     slo: SloDocument
     objective: ObjectiveDocument
     budget: BudgetDocument | None = None
+    batches: BatchesDocument | None = None
 
 
 def refuse_unknown_fields(source: Source) -> None:

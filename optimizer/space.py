@@ -46,6 +46,8 @@ SPACES: dict[Strategy, Space] = {
     # The model as it is, replicated: ramps are switched on, answers leave early, and every input runs on to the end
     # (Apparate, SOSP'24).
     "apparate": Space(strategy="apparate", splits_per_stage=False, several_stages=False, after_answer=("stay",)),
+    # The model as it is, replicated, with the exits that a search by recorded batches finds (PAME, ICS'22, section 6).
+    "pame": Space(strategy="pame", splits_per_stage=False, several_stages=False),
 }
 
 

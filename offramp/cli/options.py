@@ -103,7 +103,7 @@ ARRIVALS = ("poisson", "constant")
 PARTS = ("train", "val", "test")
 # Those of `optimizer.plan` and `optimizer.decision`, named here too: a shell that completes waits for no planner.
 BUILT_IN_PLANS = ("stock", "early-exit", "serial")
-STRATEGY_NAMES = ("best", "stock", "early-exit", "e3", "serial", "apparate")
+STRATEGY_NAMES = ("best", "stock", "early-exit", "e3", "serial", "apparate", "pame")
 DEVICE_NAMES = ("cpu", "cuda")
 
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]

@@ -63,6 +63,9 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
     with parts.source.said_at(("planner", "tuning")):
         if not controlled and document.planner.tuning != "off":
             raise PlanError(f"tuning {document.planner.tuning!r} is the controller's, and planner.control is false")
+    with parts.source.said_at(("planner", "strategy")):
+        if controlled and document.planner.strategy == "pame":
+            raise PlanError("strategy pame plans from recorded batches, which a controller has none of; control: false")
     return application_settings(
         document,
         plan,

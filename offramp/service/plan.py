@@ -12,6 +12,7 @@ from earlyexit.errors import InputError
 from offramp.jobs.planning import NoPlanAnswer, Solve, answer
 from offramp.service.model import bytes_per_sample, slowed, with_rows
 from offramp.service.parts import ServiceParts
+from optimizer.batches_file import with_recorded_batches
 from optimizer.evaluate import Evaluation, promised
 from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, read_plan
@@ -42,6 +43,8 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
             objective=objective,
             budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
         )
+    if document.planner.strategy == "pame":
+        problem = with_recorded_batches(problem, parts.exits.records, thresholds)
     limit = document.planner.batch_limit
     with parts.source.said_at(("planner", "batch_limit")):
         return problem if limit is None else with_batch_limit(problem, limit)

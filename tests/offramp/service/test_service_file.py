@@ -185,6 +185,12 @@ def test_early_answers_are_sought_and_promised_in_stretched_time(files: Files) -
     assert plan.predicted["ramp_overhead"] == pytest.approx(figures.ramp_overhead)
 
 
+def test_without_a_controller_exits_may_be_found_by_the_records_batches(files: Files) -> None:
+    planner = {"objective": {"minimize": "latency", "rate_per_s": 40.0}, "strategy": "pame", "control": False}
+    plan = files.read(**emulated(scale=20.0), planner=planner).settings.plan
+    assert (len(plan.splits), plan.after_answer) == (1, "stop")
+
+
 def test_emulated_accelerators_answer_from_the_exit_records(files: Files) -> None:
     service = files.read(**emulated())
     settings = service.settings

@@ -1,0 +1,84 @@
+"""What a batch takes that leaves an exit smaller: PAME's inference time matrix (section 6.3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.scores import FloatArray
+from profiles.table import LatencyTable
+
+Seconds = Callable[[int, int | None, FloatArray], FloatArray]
+"""From the first block of a stage, the exit that ends it (None: the model's end) and batch sizes in inputs (X) to its
+seconds (X). An exit's head, check and the copy of who moves on are in them."""
+ROUNDING = 1e-9
+"""Times that agree to this are equal: sums over stages and over the whole model round otherwise."""
+
+
+def seconds_of(table: LatencyTable, ramps: Sequence[int]) -> Seconds:
+    """A latency table as the search takes it; `ramps` are its rows, in order.
+
+    Linear between measured sizes, as the cost model is. A profile's ramps were timed with their check; what follows
+    an exit as a stage of its own is in its price (`profiles/measure.py`).
+    """
+    place = {ramp: row for row, ramp in enumerate(ramps)}
+
+    def seconds(first: int, exit_: int | None, sizes_X: FloatArray) -> FloatArray:
+        end = len(table.block_s_NB) if exit_ is None else exit_ + 1
+        blocks_X = table.blocks_at(sizes_X)[first:end].sum(0)
+        return np.asarray(blocks_X if exit_ is None else blocks_X + table.ramps_at(sizes_X)[place[exit_]])
+
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TimeMatrix:
+    """One row per candidate (E), one column per number of inputs that move on (J): 0, v, 2v and so on to the batch."""
+
+    first: int
+    """Block that the first of the two stages begins with."""
+    exits: tuple[int, ...]
+    """The candidates: the block after which each sits."""
+    batch: int
+    """Inputs of the first stage: the paper's n, or n_l behind an exit."""
+    interval: int
+    """The paper's v."""
+    seconds_EJ: FloatArray
+    """t[i, j]: the whole batch to exit i, then j * v inputs from there to the end."""
+    whole_s: float
+    """The whole batch to the end without an exit: the time that must not be exceeded, t_0^n in the first step."""
+
+    @property
+    def to_exit_s_E(self) -> FloatArray:
+        """t[i, 0]: until the answers of exit i."""
+        return np.asarray(self.seconds_EJ[:, 0])
+
+    @property
+    def allowed_E(self) -> list[int]:
+        """Per candidate the most intervals that may move on: up to there no time is above `whole_s`; -1: none may."""
+        fits_EJ = self.seconds_EJ <= self.whole_s * (1 + ROUNDING)
+        return [int(np.logical_and.accumulate(fits_J).sum()) - 1 for fits_J in fits_EJ]
+
+
+def time_matrix(seconds: Seconds, first: int, exits: Sequence[int], batch: int, interval: int) -> TimeMatrix:
+    """The matrix of the stages that begin with `first` at a batch of `batch`, for candidates behind that block."""
+    size_1 = np.array([float(batch)])
+    sizes_J = np.arange(0, batch + 1, interval, dtype=np.float64)
+    rows = [_row(seconds, first, exit_, size_1, sizes_J) for exit_ in exits]
+    return TimeMatrix(
+        first=first,
+        exits=tuple(exits),
+        batch=batch,
+        interval=interval,
+        seconds_EJ=np.array(rows).reshape(len(rows), len(sizes_J)),
+        whole_s=float(seconds(first, None, size_1)[0]),
+    )
+
+
+def _row(seconds: Seconds, first: int, exit_: int, size_1: FloatArray, sizes_J: FloatArray) -> FloatArray:
+    rest_J = np.zeros(len(sizes_J))
+    if len(sizes_J) > 1:  # nobody who moves on takes no time
+        rest_J[1:] = seconds(exit_ + 1, None, sizes_J[1:])
+    return np.asarray(seconds(first, exit_, size_1)[0] + rest_J)

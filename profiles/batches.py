@@ -1,0 +1,141 @@
+"""Recorded batches: how many inputs of a batch move on after an exit, as a distribution.
+
+The cost model knows the mean share that moves on. What a batch takes depends on how many of *its* inputs do, and a
+promise about slow batches depends on the worst of them. So recorded inputs are kept in their order of arrival, with
+which ramps are sure of each and what those answers cost, and are cut into batches of any size: PAME's batching pattern
+matrix (section 6.3.2), for any set of active ramps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError
+from profiles.records import ExitRecords, check_losses
+from profiles.scores import BoolArray, FloatArray
+from profiles.table import check_ramps
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedBatches:
+    """Inputs in order of arrival (N), one column per ramp (R); every `size` of them are a batch (K whole ones)."""
+
+    num_blocks: int
+    ramps: tuple[int, ...]
+    """Ascending; of all there is a column, whether a plan switches them on or not."""
+    sure_NR: BoolArray
+    """Which ramps let each input leave."""
+    losses_NR: FloatArray
+    """What the answers of those ramps cost against the full model's, in [0, 1]; 0 where a ramp is not sure."""
+    size: int
+    """Inputs of a batch (the paper's n). What is left after the last whole batch is in none."""
+    zero_one: bool = True
+    """Whether a loss is 0 or 1 by its nature."""
+
+    def __post_init__(self) -> None:
+        check_ramps(self.ramps, self.num_blocks)
+        shape = (len(self.sure_NR), len(self.ramps))
+        if self.sure_NR.shape != shape or self.losses_NR.shape != shape:
+            raise DataError(f"recorded batches of {shape[0]} inputs and {shape[1]} ramps need arrays of that shape")
+        if not 1 <= self.size <= len(self.sure_NR):
+            raise DataError(f"{len(self)} recorded inputs make no batch of {self.size}; allowed are 1 to {len(self)}")
+        check_losses(self.losses_NR, zero_one=self.zero_one)
+        if self.losses_NR[~self.sure_NR].any():
+            raise DataError("recorded batches hold losses of ramps that let nobody leave")
+
+    @classmethod
+    def of_records(
+        cls, records: ExitRecords, thresholds: Mapping[int, float], size: int, ramps: Sequence[int] | None = None
+    ) -> RecordedBatches:
+        """With these thresholds, for `ramps`, by default those that have one; arrivals in order where times are known.
+
+        Raises DataError as `ExitRecords.outcome` does, and where the inputs make no batch.
+        """
+        ramps = tuple(sorted(thresholds)) if ramps is None else tuple(ramps)
+        columns = [records.ramps.index(ramp) for ramp in ramps if ramp in records.ramps]
+        order_N = np.arange(len(records)) if records.times_s_N is None else records.times_s_N.argsort(kind="stable")
+        sure_NR = records.sure_NR(thresholds)[order_N][:, columns]
+        return cls(
+            num_blocks=records.num_blocks,
+            ramps=ramps,
+            sure_NR=sure_NR,
+            losses_NR=np.where(sure_NR, records.losses_NR[order_N][:, columns], 0.0),
+            size=size,
+            zero_one=records.zero_one,
+        )
+
+    def __len__(self) -> int:
+        """Recorded inputs."""
+        return len(self.sure_NR)
+
+    @property
+    def num_batches(self) -> int:
+        """K: whole batches."""
+        return len(self) // self.size
+
+    def of_size(self, size: int) -> RecordedBatches:
+        """The same inputs, cut into batches of another size; raises DataError where they make none."""
+        return self if size == self.size else replace(self, size=size)
+
+    def exits_N(self, active: Sequence[int]) -> IntArray:
+        """The block that each input leaves after when exactly these ramps are active.
+
+        Raises DataError for ramps that were not recorded.
+        """
+        columns, ramps = self._columns(active), sorted(active)
+        if not ramps:
+            return np.full(len(self), self.num_blocks - 1, dtype=np.int64)
+        sure_NA = self.sure_NR[:, columns]
+        return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], self.num_blocks - 1).astype(np.int64)
+
+    def losses_N(self, active: Sequence[int]) -> FloatArray:
+        """What each input's answer costs when exactly these ramps are active; nothing at the model's end."""
+        columns = self._columns(active)
+        if not columns:
+            return np.zeros(len(self))
+        sure_NA, losses_NA = self.sure_NR[:, columns], self.losses_NR[:, columns]
+        return np.asarray(losses_NA[np.arange(len(self)), sure_NA.argmax(1)])  # of nobody sure it is a 0 that is taken
+
+    def remaining(self, active: Sequence[int]) -> IntArray:
+        """How many of every batch are inside after each active ramp, those in ascending order, (K, A)."""
+        exits_N = self.exits_N(active)
+        columns = [self.counts(exits_N > ramp) for ramp in sorted(active)]
+        return np.stack(columns, axis=1) if columns else np.zeros((self.num_batches, 0), dtype=np.int64)
+
+    def pattern(self, active: Sequence[int], interval: int = 1) -> IntArray:
+        """The batching pattern matrix C[i, j], (A, size // interval + 1).
+
+        In how many batches at least j and fewer than j + 1 intervals of inputs are inside after the i-th active ramp.
+        """
+        return histograms(self.remaining(active), self.size, interval)
+
+    def counts(self, some_N: BoolArray) -> IntArray:
+        """How many of every batch are among some inputs (K)."""
+        return batch_counts(some_N, self.size)
+
+    def _columns(self, active: Sequence[int]) -> list[int]:
+        unknown = sorted(set(active) - set(self.ramps))
+        if unknown:
+            raise DataError(f"no recorded batches of ramps {unknown}; recorded are {list(self.ramps)}")
+        return [self.ramps.index(ramp) for ramp in sorted(active)]
+
+
+def batch_counts(some_N: BoolArray, size: int) -> IntArray:
+    """How many inputs of every whole batch are among some (K)."""
+    num_batches = len(some_N) // size
+    return np.asarray(some_N[: num_batches * size].reshape(num_batches, size).sum(1), dtype=np.int64)
+
+
+def histograms(counts_KA: IntArray, size: int, interval: int) -> IntArray:
+    """Of every column (A) how many counts from 0 to `size` lie in each interval; the last ends at `size`."""
+    if not 1 <= interval <= size:
+        raise DataError(f"an interval of batch sizes is 1 to {size}, not {interval}")
+    num_bins = size // interval + 1
+    rows = [np.bincount(counts_K // interval, minlength=num_bins) for counts_K in counts_KA.T]
+    return np.array(rows, dtype=np.int64).reshape(counts_KA.shape[1], num_bins)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import PlanError
+from optimizer.pame.checks import GivenChecks
+from optimizer.pame.search import FoundExits, SearchOptions, find_exits
+from optimizer.pame.times import seconds_of, time_matrix
+from profiles.batches import RecordedBatches
+from profiles.table import LatencyTable
+from tests.optimizer.pame.slow_search import SmallProblem, first_exit_by_inputs, sequences_of_the_rule, small_problem
+
+PROBLEMS = 200
+
+
+def found(problem: SmallProblem) -> FoundExits:
+    seconds = seconds_of(problem.table, problem.batches.ramps)
+    return find_exits(seconds, GivenChecks(batches=problem.batches), problem.size, problem.options)
+
+
+def test_the_search_is_the_papers_rule_on_small_problems() -> None:
+    lengths: Counter[int] = Counter()
+    for seed in range(PROBLEMS):
+        problem = small_problem(seed)
+        assert sequences_of_the_rule(problem) == [found(problem).ramps], f"problem {seed}"
+        lengths[len(found(problem).ramps)] += 1
+    assert min(lengths[0], lengths[1], lengths[2]) >= 20, f"too one-sided: {lengths}"
+    assert max(lengths) >= 3
+
+
+def test_the_first_exit_is_the_true_minimum_over_all_single_exits() -> None:
+    with_exits = 0
+    for seed in range(PROBLEMS):
+        problem = small_problem(seed, interval=1)
+        best, chosen = first_exit_by_inputs(problem), found(problem).chosen
+        if not problem.larger_takes_longer:
+            continue
+        if best is None:
+            assert chosen == (), f"problem {seed}"
+            continue
+        ramp, mean_s = best
+        assert chosen[0].ramp == ramp, f"problem {seed}"
+        assert chosen[0].mean_s == pytest.approx(mean_s, rel=1e-9)
+        with_exits += 1
+    assert with_exits >= PROBLEMS / 4
+
+
+def test_no_more_batches_are_slow_than_allowed_and_the_precision_is_kept() -> None:
+    """By the time of every batch as it is, whatever the search reckons with."""
+    for seed in range(PROBLEMS):
+        problem = small_problem(seed, interval=1)
+        ramps = found(problem).ramps
+        if not ramps or not problem.larger_takes_longer:
+            continue
+        whole_s = problem.run_s(0, None, problem.size)
+        times = []
+        for batch in problem.arrivals():
+            first, size, seconds = 0, problem.size, 0.0
+            for count, ramp in enumerate(ramps, start=1):
+                seconds += problem.run_s(first, ramp, size) if size else 0.0
+                first, size = ramp + 1, problem.left(batch, ramps[:count])
+            times.append(seconds + (problem.run_s(first, None, size) if size else 0.0))
+        assert np.mean(np.array(times) > whole_s * (1 + 1e-9)) <= problem.options.slower
+        assert problem.precision(ramps) > problem.options.kept
+
+
+TABLE = LatencyTable(
+    batches=(1, 2, 4), block_s_NB=np.array([[1.0, 2.0, 4.0]] * 3), ramp_s_EB=np.array([[0.5, 1.0, 2.0]] * 2)
+)
+"""A block takes a second per input, a ramp half of one."""
+
+
+def batches(sure: list[list[int]], size: int = 4) -> RecordedBatches:
+    sure_NR = np.array(sure, dtype=bool)
+    return RecordedBatches(num_blocks=3, ramps=(0, 1), sure_NR=sure_NR, losses_NR=np.zeros(sure_NR.shape), size=size)
+
+
+def search(sure: list[list[int]], **options: Any) -> FoundExits:
+    return find_exits(seconds_of(TABLE, (0, 1)), GivenChecks(batches=batches(sure)), 4, SearchOptions(**options))
+
+
+def test_a_matrix_holds_the_whole_batch_to_the_exit_and_the_rest_behind_it() -> None:
+    matrix = time_matrix(seconds_of(TABLE, (0, 1)), 0, (0, 1), 4, 2)
+    assert matrix.seconds_EJ.tolist() == [[6, 10, 14], [10, 12, 14]]  # 4 + 2 s, and 2 s per input; 8 + 2, and 1 s
+    assert matrix.whole_s == 12
+    assert matrix.allowed_E == [1, 1]
+    behind = time_matrix(seconds_of(TABLE, (0, 1)), 1, (1,), 3, 1)
+    assert behind.seconds_EJ.tolist() == [[4.5, 5.5, 6.5, 7.5]]
+    assert (behind.whole_s, behind.allowed_E) == (6, [1])
+
+
+def test_the_exit_of_the_least_mean_is_taken_though_another_lets_more_leave() -> None:
+    # After block 0 two of four leave: 6 s for them, 10 s for the rest, 8 s. After block 1 all four: 10 s.
+    step = search([[1, 1], [1, 1], [0, 1], [0, 1]]).steps[0]
+    assert [each.mean_s for each in step.candidates] == [8, 10]
+    assert step.pattern_EJ.tolist() == [[0, 0, 1, 0, 0], [1, 0, 0, 0, 0]]
+    assert step.chosen is not None
+    assert (step.chosen.ramp, step.chosen.allowed, step.chosen.slower) == (0, 3, 0)
+
+
+def test_a_batch_that_takes_longer_than_without_exits_rules_an_exit_out() -> None:
+    three_move_on = [[1, 1], [0, 1], [0, 1], [0, 1]]  # 6 + 6 s: as long as without
+    nobody_leaves = [[0, 0]] * 4  # 6 + 8 s
+    late = [[1, 1]] * 4 + nobody_leaves
+    assert search(three_move_on).ramps == (1,)  # 0 alone: (6 + 3 * 12) / 4 = 10.5 s; 1: 10 s
+    assert search(late).ramps == ()
+    assert search(late, slower=0.5).ramps == (0,)
+
+
+def test_an_exit_that_costs_precision_is_not_taken() -> None:
+    lossy = RecordedBatches(
+        num_blocks=3,
+        ramps=(0, 1),
+        sure_NR=np.ones((4, 2), dtype=bool),
+        losses_NR=np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]),
+        size=4,
+    )
+    seconds, checks = seconds_of(TABLE, (0, 1)), GivenChecks(batches=lossy)
+    assert find_exits(seconds, checks, 4).ramps == (1,)
+    assert find_exits(seconds, checks, 4, SearchOptions(kept=0.75)).ramps == (1,)  # more than 0.75 is asked for
+    assert find_exits(seconds, checks, 4, SearchOptions(kept=0.7)).ramps == (0,)
+
+
+def test_the_search_ends_where_everybody_has_left() -> None:
+    alone = search([[1, 0]] * 4)
+    assert (alone.ramps, len(alone.steps)) == ((0,), 1)
+
+
+def test_further_exits_are_taken_by_the_tail_of_the_largest_batch_that_may_come() -> None:
+    """Behind exit 0 at most 3 may move on: with exit 1 they take 4.5 s and 1 s per input that goes on, else 6 s."""
+    goes_on = search([[1, 0], [1, 0], [0, 1], [0, 0]])
+    assert goes_on.ramps == (0, 1)
+    assert goes_on.steps[1].matrix.batch == 3
+    assert goes_on.chosen[1].tail_s == 5.5
+    assert search([[1, 0], [0, 1], [0, 0], [0, 0]]).ramps == (0,)  # 4.5 + 2 s would be more than 6 s
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slower": 1.0}, "the share of slower batches must be at least 0 and below 1, not 1.0"),
+        ({"kept": 0.0}, "the share of precision that is kept must be above 0 and at most 1, not 0.0"),
+        ({"interval": 0}, "the interval of batch sizes must be at least 1, not 0"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        search([[1, 1]] * 4, **options)
+
+
+def test_too_few_inputs_for_a_batch_are_refused() -> None:
+    with pytest.raises(PlanError, match="4 recorded inputs make no batch of 5"):
+        find_exits(seconds_of(TABLE, (0, 1)), GivenChecks(batches=batches([[1, 1]] * 4)), 5)
