@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from profiles.records import ExitRecords
 
 
-def batches_document(batches: RecordedBatches) -> dict[str, Any]:
+def recorded_document(batches: RecordedBatches) -> dict[str, Any]:
     """Plain data that `batches_of` reads back."""
     document: dict[str, Any] = {"size": batches.size, "sure": _masks(batches.sure_NR)}
     if batches.zero_one:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,19 @@ TOLERANCE = 1e-9
 
 Reach = Callable[[Sequence[int]], Sequence[float]]
 """From the active ramps to the share of inputs that reach every block (N)."""
+
+
+class StepSeconds(NamedTuple):
+    """What a batch takes in one block, and in its ramp where that is active."""
+
+    block_s: float
+    ramp_s: float
+    unanswered_s: float
+    """Both together, counted by the share of all inputs that have no answer on reaching the block."""
+
+
+Steps = Callable[[Stage, Split], Sequence[StepSeconds] | None]
+"""Of a split of a stage, block by block; None where only the mean batch is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +124,23 @@ def nested_shares(survival_N: Sequence[float], active: Sequence[int]) -> list[fl
     return shares
 
 
-def evaluate(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None = None) -> Evaluation:
+def evaluate(
+    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None = None, recorded: Steps | None = None
+) -> Evaluation:
     """Score a plan; raises PlanError where it names what the problem lacks.
 
-    `reach` replaces the nested survival, for example by that of joint exit records.
+    `reach` replaces the nested survival, for example by that of joint exit records; `recorded` the seconds of the mean
+    batch by those of recorded ones.
     """
     _check_fits(problem, stages)
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     unanswered_N = (reach or nested_reach(problem))(ramps)
     share_N = _computed(stages[0].splits[0], unanswered_N)
     steps = [
-        [step_seconds(problem.latency[stage.device], problem.ramps, split, share_N) for split in stage.splits]
+        [
+            (recorded and recorded(stage, split)) or _of_the_mean_batch(problem, stage, split, share_N, unanswered_N)
+            for split in stage.splits
+        ]
         for stage in stages
     ]
     figures = tuple(
@@ -165,11 +185,25 @@ def step_seconds(
     return steps
 
 
+def _of_the_mean_batch(
+    problem: PlanProblem, stage: Stage, split: Split, share_N: Sequence[float], unanswered_N: Sequence[float]
+) -> list[StepSeconds]:
+    steps = step_seconds(problem.latency[stage.device], problem.ramps, split, share_N)
+    return [
+        StepSeconds(block_s, ramp_s, unanswered_N[block] * (block_s + ramp_s))
+        for block, (block_s, ramp_s) in enumerate(steps, start=split.first)
+    ]
+
+
 def split_seconds(
     table: LatencyTable, ramps: Sequence[int], split: Split, unanswered_N: Sequence[float], size: int | None = None
 ) -> float:
     """E3's T: the sum of its steps."""
-    return _total(step_seconds(table, ramps, split, _computed(split, unanswered_N), size))
+    seconds = 0.0
+    for block_s, ramp_s in step_seconds(table, ramps, split, _computed(split, unanswered_N), size):
+        seconds += block_s
+        seconds += ramp_s
+    return seconds
 
 
 def sought(problem: PlanProblem, figures: Evaluation) -> float:
@@ -242,12 +276,12 @@ def _computed(split: Split, unanswered_N: Sequence[float]) -> Sequence[float]:
     return [1.0] * len(unanswered_N) if split.stays else unanswered_N
 
 
-def _total(steps: Sequence[tuple[float, float]]) -> float:
+def _total(steps: Sequence[StepSeconds]) -> float:
     """E3's T."""
     seconds = 0.0
-    for block_s, ramp_s in steps:
-        seconds += block_s
-        seconds += ramp_s
+    for each in steps:
+        seconds += each.block_s
+        seconds += each.ramp_s
     return seconds
 
 
@@ -255,23 +289,21 @@ def _expected(
     stages: Sequence[Stage],
     stage_index: int,
     index: int,
-    steps: Sequence[tuple[float, float]],
+    steps: Sequence[StepSeconds],
     rate_per_s: float,
     share_N: Sequence[float],
     unanswered_N: Sequence[float],
 ) -> ExpectedSplit:
     split = stages[stage_index].splits[index]
     wait_s = _wait_s(stages[stage_index], index, rate_per_s, share_N)
-    steps_s = sum(
-        unanswered_N[block] * (block_s + ramp_s) for block, (block_s, ramp_s) in enumerate(steps, start=split.first)
-    )
+    steps_s = sum(each.unanswered_s for each in steps)
     unanswered = unanswered_N[split.first]
     return ExpectedSplit(
         stage_index=stage_index,
         split=split,
         reached_by=share_N[split.first],
         seconds=_total(steps),
-        ramp_s=sum(ramp_s for _, ramp_s in steps),
+        ramp_s=sum(each.ramp_s for each in steps),
         wait_s=wait_s,
         # Batches fill evenly, so an input waits half of the time on average; nobody waits where nobody comes.
         unanswered_s=steps_s + (unanswered * wait_s / 2 if unanswered else 0.0),

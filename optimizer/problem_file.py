@@ -11,7 +11,7 @@ import numpy as np
 
 from earlyexit.errors import DataError, PlanError
 from earlyexit.source_file import Source, read_source
-from optimizer.batches_file import batches_document, batches_of, with_recorded_batches
+from optimizer.batches_file import batches_of, recorded_document, with_recorded_batches
 from optimizer.plan import PolicySpec
 from optimizer.problem import (
     Link,
@@ -90,7 +90,7 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
     if problem.budget_usd_per_hour is not None:
         document["budget"] = {"usd_per_hour": problem.budget_usd_per_hour}
     if problem.batches is not None:
-        document["batches"] = batches_document(problem.batches)
+        document["batches"] = recorded_document(problem.batches)
     return document
 
 

@@ -2,7 +2,8 @@
 
 The planner takes survival as nested: who passes the last active ramp would have passed every earlier one. Records know
 better: an input that ramp 2 would have let out may pass ramp 5. With few ramps active, more inputs stay than the nested
-view says, so the rate falls; which of several good plans is best can change.
+view says, so the rate falls; which of several good plans is best can change. And where early answers are sought, and
+batches are recorded, what a plan's batches take is theirs one by one, not that of their mean.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from earlyexit.errors import PlanError
 from optimizer.decision import Planned, gap_between
 from optimizer.evaluate import Evaluation, Reach, evaluate, merit, sought, violations
 from optimizer.plan import Stage
-from optimizer.problem import PlanProblem
+from optimizer.problem import MinimizeLatency, PlanProblem
+from optimizer.recorded import evaluate_on
 from profiles.records import ExitRecords
 
 
@@ -73,7 +75,10 @@ def rechosen(problem: PlanProblem, planned: Planned, rescoring: Rescoring) -> Pl
 
 
 def _rescored(problem: PlanProblem, stages: tuple[Stage, ...], reach: Reach) -> Rescored:
-    joint = evaluate(problem, stages, reach)
+    if problem.batches is not None and isinstance(problem.objective, MinimizeLatency):
+        joint = evaluate_on(problem, stages, problem.batches)
+    else:
+        joint = evaluate(problem, stages, reach)
     return Rescored(
         stages=stages,
         nested=evaluate(problem, stages),

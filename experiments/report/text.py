@@ -9,7 +9,7 @@ from experiments.kit import number
 from experiments.studies.__main__ import FIGURES
 from experiments.studies.picture import Picture
 from experiments.studies.record import Record
-from experiments.studies.study import Ratios, StudyResult, Table
+from experiments.studies.study import SYSTEMS, Ratios, StudyResult, Table
 
 HOW = {
     "simulated": "the live batch engine, router and admission on a simulated clock",
@@ -28,7 +28,7 @@ COLUMNS = {
         "ours: best over stock / early-exit",
         *SHARED[2:],
     ),
-    "Apparate": (*SHARED[:2], "Apparate's paper", "ours", *SHARED[2:]),
+    **{system: (*SHARED[:2], f"{system}'s paper", "ours", *SHARED[2:]) for system in SYSTEMS},
 }
 QUICK = (
     "**Quick runs: fewer points and shorter runs than the full report; not for quoting. Why ours differ is told of the "
@@ -41,7 +41,7 @@ def report_text(records: Sequence[Record], *, pictures: bool = True) -> str:
     quick = any(record.effort == "quick" for record in records)
     head = Path(__file__).with_name("head.md").read_text(encoding="utf-8").strip()
     parts = [
-        "# The evaluations of E3 and Apparate, done again",
+        "# The evaluations of E3, Apparate and PAME, done again",
         f"Written by `python -m experiments.report{' --quick' if quick else ''}`. {head}",
         *([QUICK] if quick else []),
         "\n".join(_facts(records)),

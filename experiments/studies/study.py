@@ -23,6 +23,9 @@ accelerators replaced by known times. Real: measured on the machine that the rep
 LONGEST_CLAIM = 120
 """Characters of a claim that a table can hold."""
 
+SYSTEMS = ("Apparate", "PAME")
+"""Whose figures' modules begin with the name; those of E3 have none."""
+
 Series = Mapping[str, Sequence[float | None]]
 """By side, a value per point; None where a side has none."""
 
@@ -148,12 +151,12 @@ class About:
     @property
     def system(self) -> str:
         """Whose evaluation it is of, from the name."""
-        return "Apparate" if self.name.startswith("apparate_") else "E3"
+        return next((system for system in SYSTEMS if self.name.startswith(f"{system.lower()}_")), "E3")
 
     @property
     def figure(self) -> str:
         """Of the paper, from the name: "7", "table 2"."""
-        found = re.match(r"(?:apparate_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
+        found = re.match(r"(?:apparate_|pame_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
         if found is None:
             return self.name
         return found[2] if found[1] == "fig" else f"table {found[2]}"

@@ -34,7 +34,7 @@ def plan_tables(answer: PlanAnswer) -> list[Table]:
     """Stages, figures, and the other strategies."""
     tables = [_stages(answer), _figures(answer)]
     if answer.rescoring is not None:
-        tables.append(_joint(answer.rescoring))
+        tables.append(_joint(answer.problem, answer.rescoring))
     comparisons = answer.explanation.comparisons
     if comparisons:
         table = comparison_table(answer.problem, comparisons)
@@ -130,14 +130,16 @@ def _soonest(table: Table, problem: PlanProblem, planned: Planned) -> None:
     table.add_row("answered inputs", AFTER_WORDS[planned.stages[0].splits[0].after_answer])
 
 
-def _joint(rescoring: Rescoring) -> Table:
+def _joint(problem: PlanProblem, rescoring: Rescoring) -> Table:
     """Both views of the plan that was chosen, side by side."""
     shown = rescoring.chosen or rescoring.candidates[0]
     table = make_table("", "nested", "joint", title="By the exit records")
-    pairs = (
+    pairs: list[tuple[str, ...]] = [
         ("rate /s", _rate(shown.nested.rate_per_s), _rate(shown.joint.rate_per_s)),
         ("latency ms", milliseconds(shown.nested.latency_s), milliseconds(shown.joint.latency_s)),
-    )
+    ]
+    if isinstance(problem.objective, MinimizeLatency):
+        pairs.append(("mean ms", *(milliseconds(each.mean_latency_s) for each in (shown.nested, shown.joint))))
     for cells in pairs:
         table.add_row(*cells)
     number = len(rescoring.candidates)

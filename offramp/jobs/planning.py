@@ -14,7 +14,7 @@ from optimizer.evaluate import promised
 from optimizer.explain import Comparison, Explanation, compare, explain, no_plan_text
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import batches_document, stages_document
-from optimizer.problem import PlanProblem
+from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.what_if import Axis, variants
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PlanAnswer:
     planned: Planned
     explanation: Explanation
     rescoring: Rescoring | None = None
-    """Where the problem's survival comes from exit records."""
+    """Where the problem's survival comes from exit records, or its batches are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             for each in figures.stages
         ],
         "baselines": _baselines(answer.problem, answer.explanation.comparisons),
-        "joint": None if answer.rescoring is None else _joint_document(answer.rescoring),
+        "joint": None if answer.rescoring is None else _joint_document(answer.problem, answer.rescoring),
     }
 
 
@@ -149,11 +149,13 @@ def what_if_document(
 
 
 def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
-    if file.records is None or file.thresholds is None:
-        return None
+    from optimizer.recorded import reach_of
     from optimizer.rescore import joint_reach, rescore
 
-    return rescore(file.problem, planned, joint_reach(file.records, file.thresholds))
+    if file.records is not None and file.thresholds is not None:
+        return rescore(file.problem, planned, joint_reach(file.records, file.thresholds))
+    batches = file.problem.batches
+    return None if batches is None else rescore(file.problem, planned, reach_of(batches))
 
 
 def _policy(file: ProblemFile, ramps: tuple[int, ...], threshold: float | None) -> PolicySpec:
@@ -191,12 +193,15 @@ def _baselines(problem: PlanProblem, comparisons: tuple[Comparison, ...]) -> dic
     }
 
 
-def _joint_document(rescoring: Rescoring) -> dict[str, Any]:
+def _joint_document(problem: PlanProblem, rescoring: Rescoring) -> dict[str, Any]:
     shown = rescoring.chosen or rescoring.candidates[0]
+    is_sought = isinstance(problem.objective, MinimizeLatency)
+    mean = {"mean_latency_s": shown.joint.mean_latency_s} if is_sought else {}
     return {
         "rate_per_s": shown.joint.rate_per_s,
         "latency_s": shown.joint.latency_s,
         "usd_per_hour": shown.joint.usd_per_hour,
+        **mean,
         "broken": list(shown.broken),
         "candidates": len(rescoring.candidates),
         "chosen": rescoring.chosen_index,

@@ -1,0 +1,209 @@
+"""What PAME's search is tried on: recorded exits, and published seconds of the accelerator that they run on.
+
+Exits were recorded on this project's models; seconds are those of a V100, the GPU of PAME, as published, shared evenly
+among the blocks. What an exit costs is a share of the whole model's time that PAME states or shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from experiments.data import RUNS, data_folder
+from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from optimizer.pame.on_batches import BatchTimes, batch_times
+from optimizer.pame.search import FoundExits, SearchOptions, find_exits
+from optimizer.pame.thresholds import SearchedChecks
+from optimizer.pame.times import Seconds, seconds_of
+from profiles.batches import RecordedBatches, batch_counts
+from profiles.catalogue import published_profile
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+
+MODELS = RUNS / "pame"
+"""Jointly trained models, where they are: cifar10, lsp, camvid."""
+ORDERS = 20
+"""Random orders in which the recorded inputs arrive: half a validation set makes few batches of 64."""
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A task of the paper's, and what stands for it here."""
+
+    task: str
+    batches: tuple[int, ...]
+    """Small, medium, large (section 7.1)."""
+    published: tuple[str, int]
+    """Model and input length in the catalogue."""
+    exit_share: float
+    """What one exit takes, of the whole model's time."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "sst2": Kind(task="GLUE", batches=(16, 32, 64), published=("bert-base", 128), exit_share=(20.03 / 16.75 - 1) / 11),
+    "cifar10": Kind(task="classification", batches=(16, 32, 64), published=("resnet50", 224), exit_share=0.089),
+    "lsp": Kind(task="pose", batches=(16, 32, 64), published=("resnet50", 224), exit_share=0.279),
+    "camvid": Kind(task="segmentation", batches=(2, 4, 8), published=("resnet50", 224), exit_share=0.346),
+}
+"""Shares: eleven exits take BERT from 16.75 to 20.03 ms (section 3.2); one of classification 8.9 %, of pose 27.9 %
+(figure 17); OCRNet has 34.6 % of the backbone's operations (section 3.2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """One task's recorded exits on one accelerator."""
+
+    name: str
+    kind: Kind
+    search: ExitRecords
+    """Half of the records: what exits are found by (section 7.1)."""
+    test: ExitRecords
+    """The other half: what they are judged by."""
+    table: LatencyTable
+
+    @property
+    def seconds(self) -> Seconds:
+        return seconds_of(self.table, self.search.ramps)
+
+    def checks(self) -> SearchedChecks:
+        """The paper's grid of thresholds, precision by the truth."""
+        return SearchedChecks.of(self.search, by_truth=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judged:
+    """What found exits do on inputs that they were not found by."""
+
+    found: FoundExits
+    times: BatchTimes
+    precision: float
+    """Over the full model's."""
+    moving: tuple[float, ...]
+    """Per exit, the share of all inputs that is inside after it."""
+
+    @property
+    def mean_saved(self) -> float:
+        """Share of the time without exits."""
+        return 1 - self.times.mean_s / self.times.whole_s
+
+    @property
+    def tail_saved(self) -> float:
+        """The same of the mean over batches of the last answer's time."""
+        return 1 - self.times.tail_s / self.times.whole_s
+
+
+def cases(names: Sequence[str] = tuple(KINDS), *, seed: int = SEED) -> list[Case]:
+    """Those whose records are there; `seed` divides them in halves."""
+    found = [(name, _records(name)) for name in names]
+    return [_case(name, records, seed) for name, records in found if records is not None]
+
+
+def judged(case: Case, batch: int, options: SearchOptions | None = None, *, most_exits: int | None = None) -> Judged:
+    """Find exits on one half of the records, and judge them (or the first of them) on the other."""
+    found = find_exits(case.seconds, case.checks(), batch, options)
+    return judged_exits(case, found, found.ramps[:most_exits])
+
+
+def judged_exits(case: Case, found: FoundExits, ramps: Sequence[int]) -> Judged:
+    """Some of the exits that a search found."""
+    return judged_thresholds(case, found, {ramp: found.thresholds[ramp] for ramp in ramps})
+
+
+def judged_thresholds(case: Case, found: FoundExits, thresholds: Mapping[int, float]) -> Judged:
+    """Any exits with thresholds of their own."""
+    outcome, ramps = case.test.outcome(thresholds), sorted(thresholds)
+    left = [batch_counts(outcome.exits_N > ramp, found.batch) for ramp in ramps]
+    num_batches = len(case.test) // found.batch
+    left_KA = np.stack(left, axis=1) if left else np.zeros((num_batches, 0), dtype=np.int64)
+    accuracy, full = outcome.accuracy, outcome.full_accuracy
+    assert accuracy is not None
+    assert full is not None
+    return Judged(
+        found=found,
+        times=batch_times(case.seconds, ramps, left_KA, found.batch),
+        precision=accuracy / full,
+        moving=tuple(float((outcome.exits_N > ramp).mean()) for ramp in ramps),
+    )
+
+
+def in_orders(records: ExitRecords, orders: int = ORDERS, seed: int = SEED) -> ExitRecords:
+    """The same inputs arriving again and again, in another order each time."""
+    rng = np.random.default_rng(seed)
+    return records.subset(np.concatenate([rng.permutation(len(records)) for _ in range(orders)]))
+
+
+def of_ramps(records: ExitRecords, ramps: Sequence[int]) -> ExitRecords:
+    """The records of some of the ramps."""
+    columns = [records.ramps.index(ramp) for ramp in ramps]
+    truth_NE = records.true_losses_NE
+    return ExitRecords(
+        score=records.score,
+        num_blocks=records.num_blocks,
+        ramps=tuple(ramps),
+        sample_ids=records.sample_ids,
+        scores_NR=records.scores_NR[:, columns],
+        losses_NR=records.losses_NR[:, columns],
+        zero_one=records.zero_one,
+        true_losses_NE=None if truth_NE is None else truth_NE[:, [*columns, -1]],
+        times_s_N=records.times_s_N,
+    )
+
+
+def v100(kind: Kind, num_blocks: int, num_ramps: int) -> LatencyTable:
+    """The published whole model, evenly shared among so many blocks; exits as `Kind` says."""
+    model, length = kind.published
+    table = published_profile(model, "V100").at(length)
+    whole_s_B = table.block_s_NB.sum(0)
+    return LatencyTable(
+        batches=table.batches,
+        block_s_NB=np.tile(whole_s_B / num_blocks, (num_blocks, 1)),
+        ramp_s_EB=np.tile(whole_s_B * kind.exit_share, (num_ramps, 1)),
+    )
+
+
+def in_steps(table: LatencyTable, steps: Sequence[int], most: int) -> LatencyTable:
+    """Every batch takes what the next of some sizes takes, as padded batches do (figure 13(c))."""
+    sizes = np.arange(1, most + 1)
+    padded = np.array([min(step for step in steps if step >= size) for size in sizes], dtype=np.float64)
+    return LatencyTable(
+        batches=tuple(sizes.tolist()), block_s_NB=table.blocks_at(padded), ramp_s_EB=table.ramps_at(padded)
+    )
+
+
+def recorded_batches(records: ExitRecords, thresholds: Mapping[int, float], size: int) -> RecordedBatches:
+    """Of all ramps of the records."""
+    return RecordedBatches.of_records(records, thresholds, size, records.ramps)
+
+
+def _case(name: str, records: ExitRecords, seed: int) -> Case:
+    kind = KINDS[name]
+    order = np.random.default_rng(seed).permutation(len(records))
+    half = len(records) // 2
+    return Case(
+        name=name,
+        kind=kind,
+        search=in_orders(records.subset(order[:half]), seed=seed),
+        test=in_orders(records.subset(order[half:]), seed=seed + 1),
+        table=v100(kind, records.num_blocks, len(records.ramps)),
+    )
+
+
+def _records(name: str) -> ExitRecords | None:
+    if name == "sst2":
+        folder = data_folder()
+        if folder is None or not (folder / BERT12_SST2).exists():
+            return None
+        records = bert12_sst2("confidence")
+        # The records' full model is their deepest exit, so that ramp 10 agrees by construction.
+        return of_ramps(records, records.ramps[:-1])
+    path = MODELS / name / "exit_records.npz"
+    return _load(path) if path.is_file() else None
+
+
+def _load(path: Path) -> ExitRecords | None:
+    records = ExitRecords.load(path)
+    return None if records.true_losses_NE is None else records

@@ -1,0 +1,96 @@
+"""PAME's own way to set exit checks: every threshold of a grid is tried on recorded inputs (section 6.2).
+
+For promises with a confidence there is `optimizer.thresholds`; here the precision is kept on the records that are at
+hand, and no more is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from earlyexit.errors import DataError
+from optimizer.pame.checks import Setting
+from profiles.records import ExitRecords
+from profiles.scores import SCORES, FloatArray, Score
+
+TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))
+"""The paper names 0.55 and 0.6 (section 7.6) and that there are ten (section 6.1)."""
+TEN_SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))
+"""Count thresholds, as shares of the principal values."""
+GRIDS: Mapping[str, tuple[float, ...]] = {"confidence": TEN_CONFIDENCES, "share": TEN_SHARES}
+"""Of other scores, ten quantiles of what the exit says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SearchedChecks:
+    """Ten thresholds per exit; of the score `share` ten for each of the confidences that were recorded.
+
+    Precision is that of the truth where `by_truth`, else agreement with the full model.
+    """
+
+    by_confidence: Mapping[float | None, ExitRecords]
+    """The same inputs in the same order; under None where the score has no confidence of its own."""
+    by_truth: bool = False
+    grid: tuple[float, ...] | None = None
+    """Thresholds in the unit of the score; None: those above."""
+
+    def __post_init__(self) -> None:
+        if not self.by_confidence:
+            raise DataError("exit checks are searched on exit records: none are given")
+        first, *others = self.by_confidence.values()
+        if any((each.ramps, each.sample_ids) != (first.ramps, first.sample_ids) for each in others):
+            raise DataError("exit records of several confidences must be of the same ramps and inputs in one order")
+        if self.by_truth and any(each.true_losses_NE is None for each in self.by_confidence.values()):
+            raise DataError("precision by the truth needs records that know it")
+
+    @classmethod
+    def of(cls, records: ExitRecords, *, by_truth: bool = False, grid: Sequence[float] | None = None) -> SearchedChecks:
+        """Of records whose score has no confidence of its own."""
+        return cls(by_confidence={None: records}, by_truth=by_truth, grid=None if grid is None else tuple(grid))
+
+    @property
+    def ramps(self) -> tuple[int, ...]:
+        return self._any.ramps
+
+    @property
+    def end_losses_N(self) -> FloatArray:
+        truth_NE = self._any.true_losses_NE
+        return truth_NE[:, -1] if self.by_truth and truth_NE is not None else np.zeros(len(self._any))
+
+    def settings(self, ramp: int) -> Sequence[Setting]:
+        """Every threshold of the grid, from the one by which most leave."""
+        return [
+            self._setting(records, ramp, threshold, confidence)
+            for confidence, records in self.by_confidence.items()
+            for threshold in self._thresholds(records, ramp)
+        ]
+
+    @property
+    def _any(self) -> ExitRecords:
+        return next(iter(self.by_confidence.values()))
+
+    def _thresholds(self, records: ExitRecords, ramp: int) -> tuple[float, ...]:
+        return self.grid or thresholds_of(records.score, records.scores_NR[:, records.ramps.index(ramp)])
+
+    def _setting(self, records: ExitRecords, ramp: int, threshold: float, confidence: float | None) -> Setting:
+        column = records.ramps.index(ramp)
+        truth_NE = records.true_losses_NE
+        return Setting(
+            ramp=ramp,
+            leave_N=records.sure_NR({ramp: threshold})[:, column],
+            losses_N=truth_NE[:, column] if self.by_truth and truth_NE is not None else records.losses_NR[:, column],
+            threshold=threshold,
+            confidence=confidence,
+        )
+
+
+def thresholds_of(score: Score, scores_N: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> tuple[float, ...]:
+    """Ten thresholds of an exit, the boldest first."""
+    if score in GRIDS:
+        return tuple(sorted(GRIDS[score], reverse=not SCORES[score].larger_is_surer))
+    shares = np.linspace(0.1, 1.0, 10)
+    at = shares if not SCORES[score].larger_is_surer else 1 - shares
+    return tuple(np.quantile(scores_N.astype(np.float64), at)[::-1].tolist())

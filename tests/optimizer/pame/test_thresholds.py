@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from optimizer.pame.checks import Configured, configured
+from optimizer.pame.precision import Precision, overall
+from optimizer.pame.thresholds import TEN_CONFIDENCES, SearchedChecks
+from profiles.records import ExitRecords
+
+EVERYBODY = np.ones(10, dtype=bool)
+
+
+def records(*, score: str = "confidence", shift: float = 0.0, truth: bool = False) -> ExitRecords:
+    """Ten inputs, surer one by one: 0.52 to 0.97; the ramp errs on the three that it is least sure of."""
+    scores_N1 = (0.52 + 0.05 * np.arange(10) - shift).reshape(-1, 1).astype(np.float32)
+    losses_N1 = (np.arange(10) < 3).astype(np.float64).reshape(-1, 1)
+    return ExitRecords(
+        score=score,  # type: ignore[arg-type]  # of a parameter
+        num_blocks=3,
+        ramps=(0,),
+        sample_ids=tuple(map(str, range(10))),
+        scores_NR=1 - scores_N1 if score == "entropy" else scores_N1,
+        losses_NR=losses_N1,
+        true_losses_NE=np.column_stack([np.zeros(10), np.arange(10) == 9]).astype(np.float64) if truth else None,
+    )
+
+
+def chosen(checks: SearchedChecks, kept: float) -> Configured:
+    least = kept * (1 - float(checks.end_losses_N.mean()))
+    found = configured(checks, 0, EVERYBODY, (), least)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
+def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
+    """Of ten: 0.50 lets everybody leave, of whom three are wrong."""
+    found = chosen(SearchedChecks.of(records()), kept)
+    assert found.setting.threshold == threshold
+    assert found.precision.leaving == pytest.approx(leaving)
+    assert found.overall > kept
+
+
+def test_there_are_ten_thresholds_of_each_score() -> None:
+    assert len(TEN_CONFIDENCES) == 10
+    for score in ("confidence", "entropy"):
+        settings = SearchedChecks.of(records(score=score)).settings(0)
+        assert len({setting.threshold for setting in settings}) == 10
+        leaving = [int(setting.leave_N.sum()) for setting in settings]
+        assert leaving == sorted(leaving, reverse=True)
+
+
+def test_where_every_threshold_costs_too_much_an_exit_is_not_configured() -> None:
+    always_wrong = records()
+    always_wrong.losses_NR[:] = 1.0
+    assert configured(SearchedChecks.of(always_wrong), 0, EVERYBODY, (), 0.99) is None
+
+
+def test_precision_by_the_truth_may_exceed_the_full_models() -> None:
+    found = chosen(SearchedChecks.of(records(truth=True), by_truth=True), 0.99)
+    assert (found.precision.leaving, found.overall) == (1.0, 1.0)  # the full model errs on one of ten
+    with pytest.raises(DataError, match="precision by the truth needs records that know it"):
+        SearchedChecks.of(records(), by_truth=True)
+
+
+def test_of_several_confidences_the_best_pair_is_taken() -> None:
+    checks = SearchedChecks(by_confidence={0.5: records(), 0.9: records(shift=0.2)}, grid=(0.65,))
+    assert [(each.confidence, int(each.leave_N.sum())) for each in checks.settings(0)] == [(0.5, 7), (0.9, 3)]
+    assert chosen(checks, 0.95).setting.confidence == 0.5
+
+
+def test_records_of_other_inputs_are_refused() -> None:
+    with pytest.raises(DataError, match="must be of the same ramps and inputs in one order"):
+        SearchedChecks(by_confidence={0.5: records(), 0.9: records().subset(np.arange(9))})
+    with pytest.raises(DataError, match="none are given"):
+        SearchedChecks(by_confidence={})
+
+
+def test_equation_1_and_its_update_are_the_mean_over_all_inputs() -> None:
+    rng = np.random.default_rng(0)
+    sure_NR, losses_NR = rng.random((50, 3)) < 0.4, rng.random((50, 3))
+    end_losses_N = rng.random(50) * 0.1
+    inside_N, found, lost_N = np.ones(50, dtype=bool), [], end_losses_N.copy()
+    for ramp in range(3):
+        found.append(Precision.measured(inside_N, sure_NR[:, ramp], losses_NR[:, ramp], end_losses_N))
+        going_N = inside_N & sure_NR[:, ramp]
+        lost_N[going_N] = losses_NR[going_N, ramp]
+        inside_N &= ~sure_NR[:, ramp]
+        assert overall(found) == pytest.approx(1 - lost_N.mean())
+    assert overall([], 0.9) == 0.9
