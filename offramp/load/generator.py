@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from earlyexit.clock import Clock
 from earlyexit.errors import OfframpError
 from offramp.client.inputs import TensorBody, tensor_body, travel_as_json
@@ -141,6 +143,13 @@ def _read(outcome: Outcome, num_inputs: int, request_id: str) -> tuple[tuple[Pre
     if (kind := error_kind(outcome)) is not None:
         return (), kind
     try:
-        return tuple(read_predictions(outcome.payload, num_inputs=num_inputs, request_id=request_id)), None
+        predictions = read_predictions(outcome.payload, num_inputs=num_inputs, request_id=request_id)
+        return tuple(map(_light, predictions)), None
     except OfframpError:  # counted, like every other failure of a single request
         return (), "malformed"
+
+
+def _light(found: Prediction) -> Prediction:
+    """Without arrays, which no report looks at: the class maps of a run would fill the memory."""
+    said = {name: value for name, value in found.said.items() if not isinstance(value, np.ndarray)}
+    return found if len(said) == len(found.said) else Prediction(exit=found.exit, request_id=found.request_id, **said)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import time
 from collections import deque
@@ -50,6 +51,18 @@ async def test_tensors_go_to_the_open_inference_protocol_with_the_time_that_is_l
     assert server.heads[0].startswith(b"POST /v2/models/m/infer HTTP/1.1\r\n")
     assert b"Inference-Header-Content-Length: 50\r\n" in server.heads[0]
     assert server.bodies == [b'{"inputs": [], "parameters": {"timeout": 2000000}}\x00\xff']
+
+
+async def test_bytes_behind_json_belong_to_its_tensors_and_to_no_later_answer() -> None:
+    described = {"name": "class_map", "datatype": "UINT8", "shape": [1, 2, 2], "parameters": {"binary_data_size": 4}}
+    content = json.dumps({"outputs": [described]}).encode()
+    head = f"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: {len(content)}\r\n"
+    said = f"{head}Content-Length: {len(content) + 4}\r\n\r\n".encode() + content + bytes([0, 1, 2, 3])
+    async with scripted((said,), (ok("5"),)) as server, connected(server.url) as post:
+        first, second = [await post("r", {}, 30.0) for _ in range(2)]
+    assert isinstance(first, Reply)
+    assert first.payload["outputs"][0]["data"].tolist() == [0, 1, 2, 3]
+    assert second == Reply(status=200, payload=5)
 
 
 @pytest.mark.parametrize(

@@ -267,3 +267,18 @@ async def test_a_run_reports_exits_accuracy_and_keys_and_leaves_the_warm_up_out(
 def test_a_load_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         config_of(**changes)
+
+
+async def test_class_maps_of_a_run_are_not_kept() -> None:
+    tensors: list[tuple[str, str, list[int], list[float]]] = [
+        ("class_map", "UINT8", [1, 2, 3], [0, 1, 2, 0, 1, 2]),
+        ("score", "FP32", [1], [0.5]),
+        ("exit", "INT32", [1], [4]),
+    ]
+    outputs = [{"name": name, "datatype": kind, "shape": shape, "data": data} for name, kind, shape, data in tensors]
+
+    async def post(request_id: str, body: dict[str, object], timeout_s: float) -> Outcome:
+        return Reply(status=200, payload={"model_name": "m", "outputs": outputs})
+
+    record = await generator_of(config_of(), post, ManualClock()).request(0, start_s=0.0, scheduled_s=0.0)
+    assert [(each.said, each.exit) for each in record.predictions] == [({"score": 0.5}, 4)]
