@@ -25,6 +25,7 @@ NUMPY: dict[DType, np.dtype[np.generic]] = {
     "uint8": np.dtype(np.uint8),
 }
 """In which a codec gives them."""
+IMAGE_AXES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,11 @@ Boundary = tuple[TensorSpec, ...]
 def hop_float_bytes(dtype: str, hop_dtype: HopDtype) -> int:
     """Bytes of one number of a `float` tensor on its way between processes, of a model in `dtype`."""
     return FLOAT_BYTES[dtype] if hop_dtype == "same" else HALF_BYTES
+
+
+def takes_images(inputs: Boundary) -> bool:
+    """Whether a network's inputs are images, (height, width, channels)."""
+    return len(inputs) == 1 and not inputs[0].per_token and len(inputs[0].shape) == IMAGE_AXES
 
 
 def bytes_per_input(boundary: Sequence[TensorSpec], length: float, *, float_bytes: int = BYTES["float"]) -> float:

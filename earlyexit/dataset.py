@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +21,14 @@ from earlyexit.text_tables import has_column, read_table, read_texts
 
 if TYPE_CHECKING:
     from earlyexit.codecs.base import Codec
+    from earlyexit.dense_rows import Dense, Sides
+    from earlyexit.tasks.base import Task
 
 Array = npt.NDArray[Any]
 TEXT, PAIR, IMAGE = "text", "text_pair", "image"
 """Names of columns, as the codecs of texts, pairs and images have them."""
+OF_A_ROW = re.compile(r"row (\d+): (.*)", re.DOTALL)
+"""What a task says of a label; rows count from 1."""
 LABELS = "labels"
 """The array of an .npz file that holds the labels; all others are inputs."""
 
@@ -33,9 +38,14 @@ class LabelledRows:
     """Inputs, column by column as a codec's `from_columns` takes them, and their labels, in file order."""
 
     columns: Mapping[str, Array]
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
+    """Texts; places of joints, (J, 2), or the bytes of maps of classes, as `task.targets` reads them."""
     files: tuple[str, ...] | None = None
     """Where each row is a file: their names."""
+    part_names: tuple[str, ...] = ()
+    """Of what a label has several of, joints or classes."""
+    sides: tuple[Sides, ...] | None = None
+    """Of each image, where labels are places in it."""
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], labels: Iterable[str]) -> LabelledRows:
@@ -47,8 +57,8 @@ class LabelledRows:
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The distinct labels, sorted."""
-        return tuple(sorted(set(self.labels)))
+        """The distinct labels, sorted; none where labels are no texts."""
+        return () if self.part_names else tuple(sorted(set(self.labels)))
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -64,11 +74,13 @@ class LabelledRows:
     def divide(self, share: float, seed: int) -> tuple[LabelledRows, LabelledRows]:
         """All but a share of every label's rows, and that share, drawn at random, both in file order.
 
-        A label keeps at least one row in the first.
+        A label keeps at least one row in the first; labels that are no texts count as one.
         """
         rng, held = Random(seed), set[int]()
-        for name in self.label_names:
-            rows = [row for row, label in enumerate(self.labels) if label == name]
+        groups: dict[str, list[int]] = {}
+        for row, label in enumerate(self.labels):
+            groups.setdefault("" if self.part_names else label, []).append(row)
+        for _, rows in sorted(groups.items()):
             held.update(rng.sample(rows, min(round(len(rows) * share), len(rows) - 1)))
         return self.select(row for row in range(len(self)) if row not in held), self.select(sorted(held))
 
@@ -93,14 +105,35 @@ class LabelledRows:
                 _check_file(name, {each: column[[row]] for each, column in columns.items()}, codec)
             raise
 
+    def targets(self, task: Task, codec: Codec[Any]) -> Array:
+        """The right answers; raises DataError, naming the file where a row is one, for what the task cannot read."""
+        try:
+            return task.targets(self.labels if self.sides is None else self._fitted_labels(codec, self.sides))
+        except DataError as error:
+            found = OF_A_ROW.match(str(error))
+            if self.files is None or found is None:
+                raise
+            raise DataError(f"{self.files[int(found[1]) - 1]}: {found[2]}") from error
+
+    def _fitted_labels(self, codec: Codec[Any], sides: Sequence[Sides]) -> list[Array]:
+        """Places in the image as the network gets it."""
+        from earlyexit.codecs.image import ImageCodec
+        from earlyexit.dense_rows import fitted
+
+        if not isinstance(codec, ImageCodec):
+            raise DataError(f"the model takes {', '.join(form.name for form in codec.inputs)}; joints are of images")
+        return [fitted(places, each, codec.size) for places, each in zip(self.labels, sides, strict=True)]
+
     def select(self, rows: Iterable[int]) -> LabelledRows:
         """The rows at the given positions, in the given order."""
         kept = list(rows)
         columns = {name: column[kept] for name, column in self.columns.items()}
-        return LabelledRows(
+        return replace(
+            self,
             columns=columns,
             labels=tuple(self.labels[row] for row in kept),
             files=None if self.files is None else tuple(self.files[row] for row in kept),
+            sides=None if self.sides is None else tuple(self.sides[row] for row in kept),
         )
 
 
@@ -111,15 +144,20 @@ def read_labelled(
     pair_column: str | None = None,
     label_column: str | None = "label",
     part: str | None = None,
+    joints: Path | None = None,
+    classes: Path | None = None,
 ) -> LabelledRows:
     """Read what a path holds, by its ending; labels are empty without a `label_column`.
 
     - .csv, .tsv, .jsonl, and .json in CLINC150's form, of which `part` names a list: texts; with `pair_column` pairs
     - a folder or .zip with a folder of images per label, of which `part` names a folder above those
+    - with a table of `joints`, or of `classes`, a folder or .zip as `read_joints` or `read_maps` takes it
     - .npz: arrays of one row per input, and `labels`
 
     Raises DataError, naming file, line and what is allowed, for anything else.
     """
+    if joints is not None or classes is not None:
+        return _dense(path, joints, classes, part)
     if is_images(path):
         with open_images(path, part=part) as images:
             files = tuple(f"{path}: {name}" for name in images.names)
@@ -137,6 +175,28 @@ def read_labelled(
     return LabelledRows(
         columns={name: objects(column) for name, column in zip(names, columns, strict=True)},
         labels=tuple(label for _, _, label in rows),
+    )
+
+
+def _dense(path: Path, joints: Path | None, classes: Path | None, part: str | None) -> LabelledRows:
+    from earlyexit.dense_rows import read_joints, read_maps
+
+    if not is_images(path):
+        raise DataError(f"{path}: joints and maps of classes are of images, a folder or a .zip")
+    if joints is not None and classes is not None:
+        raise DataError("rows have joints, or maps of classes: one table is needed, not both")
+    found: Dense
+    if joints is not None:
+        found = read_joints(path, joints, part=part)
+    else:
+        assert classes is not None
+        found = read_maps(path, classes, part=part)
+    return LabelledRows(
+        columns={IMAGE: objects(found.images)},
+        labels=found.labels,
+        files=found.files,
+        part_names=found.names,
+        sides=found.sides,
     )
 
 

@@ -20,6 +20,8 @@ from earlyexit.wire import Numbers, Value, stacked
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from earlyexit.training.moves import Moves
+
 QUARTER = 0.25
 """Of a heatmap's pixel: how far a joint is taken to lie from the highest pixel towards its higher neighbour, as in
 Simple Baselines (Xiao et al. 2018) and the hourglass networks before it."""
@@ -221,6 +223,14 @@ class PoseTask(Task):
         seen_BJ = ~targets_B.isnan().any(-1)
         error_BJ = (outputs_BC.float() - self.heatmaps(targets_B)).square().mean((2, 3))
         return error_BJ.where(seen_BJ, 0.0).sum() / seen_BJ.sum().clamp(min=1)
+
+    def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:
+        """Where joints are then; NaN for those that leave the image."""
+        import torch
+
+        turned_B = torch.from_numpy(self.mirrored(targets_B.numpy()))
+        seen_B = torch.where(moves.mirrored_B[:, None, None], turned_B, targets_B)
+        return moves.of_places(seen_B, self.image_side, self.image_side)
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
         """Mean squared error to the full model's heatmaps."""

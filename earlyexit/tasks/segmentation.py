@@ -22,6 +22,8 @@ from earlyexit.wire import Numbers, Value, stacked
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from earlyexit.training.moves import Moves
+
 PNG = "image/png"
 LEFT_OUT = -100
 """The class id of which torch's cross-entropy takes no notice."""
@@ -225,6 +227,10 @@ class SegmentationTask(Task):
             outputs_BC.float(), right_Bhw, ignore_index=LEFT_OUT, label_smoothing=label_smoothing, reduction="sum"
         )
         return total / (right_Bhw != LEFT_OUT).sum().clamp(min=1)
+
+    def moved(self, targets_B: Tensor, moves: Moves) -> Tensor:
+        """Maps moved with their images; what comes in is of an ignored class, or of the first where none is."""
+        return moves.of_classes(targets_B, outside=next(iter(self._ignored_ids), 0))
 
     def imitation_loss(self, outputs_BC: Tensor, full_BC: Tensor, *, keep_scale: bool = False) -> Tensor:
         """Cross-entropy to the full model's softened probabilities of every pixel of the map."""

@@ -11,13 +11,10 @@ from math import radians
 import torch
 from torch import Tensor
 
-from earlyexit.boundary import Boundary
+from earlyexit.boundary import Boundary, takes_images
 from earlyexit.errors import ModelFolderError
 from earlyexit.tasks.base import Task
 from earlyexit.training.moves import Moves
-
-MAP_AXES = 3
-"""Of an image without its batch: rows, columns, channels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +61,6 @@ class Augmentation:
         patched = images_BHWC.clone()
         patched[:, top:end, left:right] = images_BHWC.roll(1, 0)[:, top:end, left:right]
         return patched
-
-
-def takes_images(inputs: Boundary) -> bool:
-    """Whether a network's inputs are images, (H, W, C)."""
-    return len(inputs) == 1 and not inputs[0].per_token and len(inputs[0].shape) == MAP_AXES
 
 
 def augmented(augmentation: Augmentation, task: Task, images_BHWC: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -135,10 +135,12 @@ def _calibrate_records(
 
 def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
     """The rows, whose labels the model knows; raises ModelFolderError or DataError before minutes are spent."""
+    from earlyexit.codecs import find_codec
     from earlyexit.store import read_card
     from earlyexit.tasks import find_task
 
-    find_task(read_card(model).task).targets(rows.labels)
+    card = read_card(model)
+    rows.targets(find_task(card.task), find_codec(card.codec, model))
     return rows
 
 

@@ -67,8 +67,9 @@ def calibrate(
 
     _check_rows(data, job)
     model = load_model(folder)
-    encoded = data.encode(find_codec(model.info.codec, folder))
-    labels = model.task.targets(data.labels)
+    codec = find_codec(model.info.codec, folder)
+    labels = data.targets(model.task, codec)
+    encoded = data.encode(codec)
     design, tested = divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
     model.temperatures_E.fill_(1.0)
     raw = exit_outputs(model, encoded, progress=progress or no_progress)
@@ -156,9 +157,10 @@ def record_exits(
     from earlyexit.train import exit_outputs, no_progress
 
     model = load_model(folder)
-    encoded = data.encode(find_codec(model.info.codec, folder))
-    outputs = exit_outputs(model, encoded, progress=progress or no_progress)
-    return records_from_outputs(outputs, policy, model.task, model.task.targets(data.labels), ids=ids)
+    codec = find_codec(model.info.codec, folder)
+    truth_N = data.targets(model.task, codec)
+    outputs = exit_outputs(model, data.encode(codec), progress=progress or no_progress)
+    return records_from_outputs(outputs, policy, model.task, truth_N, ids=ids)
 
 
 def records_from_outputs(

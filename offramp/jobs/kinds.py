@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from earlyexit.boundary import Boundary, TensorSpec
+from earlyexit.boundary import Boundary, TensorSpec, takes_images
 from earlyexit.checkpoint import copy_tokenizer
 from earlyexit.codecs import CODECS, find_codec, make_codec
 from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
 from earlyexit.errors import DataError, InputError
 from earlyexit.named import NamedSpec, is_own
 from earlyexit.tasks import find_task
+from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.regression import RegressionTask
+from earlyexit.tasks.segmentation import SegmentationTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from earlyexit.codecs.base import Codec
-    from earlyexit.tasks.base import Task
     from offramp.jobs.train_job import TrainJob
 
 DATATYPES = {"float": "FP32", "int32": "INT32", "uint8": "UINT8"}
 """Of what a network takes, in the words of the v2 protocol."""
+HEATMAP_SHARE, TOLERANCE_SHARE = 4, 10
+"""Of an image's side: a heatmap's, and how far off a joint may be."""
+IGNORED = ("unlabelled", "unlabeled", "void", "ignored")
+"""Names of classes, in small letters, that count in no loss and no figure."""
 TOKEN_TYPES = ("token_types", "token_type_ids")
 """What networks call the input that tells a pair's texts apart."""
 
@@ -76,25 +82,77 @@ def load_codec(spec: NamedSpec, job: CodecOrder, folder: Path) -> Codec[object]:
     return find_codec(spec, folder)
 
 
-def task_for(job: TrainJob, data: LabelledRows) -> Task:
-    """What the model's answers are; raises DataError for labels that it cannot be trained on, InputError for others."""
-    if job.task == LabelTask.name:
-        if len(data.label_names) < 2:
-            where = job.source or "the data"
-            raise DataError(f"{where}: only one class, {data.labels[0]!r}; a classifier needs at least two")
-        return LabelTask(data.label_names)
-    if job.task == RegressionTask.name:
-        return _regression(data, job.source)
-    return find_task(_own(job.task, "task", (LabelTask.name, RegressionTask.name)))
+def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
+    """What the answers of a model that takes these inputs are.
+
+    Raises DataError for labels that it cannot be trained on, InputError for others.
+    """
+    if job.task not in TASK_MAKERS:
+        return find_task(_own(job.task, "task", TASK_MAKERS))
+    return TASK_MAKERS[job.task](data, inputs, job.source or "the data")
 
 
-def _regression(data: LabelledRows, source: str) -> RegressionTask:
+def _label(data: LabelledRows, _: Boundary, source: str) -> LabelTask:
+    if data.part_names:
+        raise DataError(f"{source}: rows have joints, or maps of classes: --task pose or segmentation answers so")
+    if len(data.label_names) < 2:
+        raise DataError(f"{source}: only one class, {data.labels[0]!r}; a classifier needs at least two")
+    return LabelTask(data.label_names)
+
+
+def _pose(data: LabelledRows, inputs: Boundary, source: str) -> PoseTask:
+    """Heatmaps of a quarter of the image's side (Xiao et al. 2018); near enough is a tenth of it."""
+    height, width = _image_sides(inputs, PoseTask.name)
+    if data.sides is None:
+        raise DataError(f"{source}: a pose is of joints; --joints names their table")
+    if height != width:
+        raise DataError(f"poses are in square images; the network takes {width} x {height}")
+    return PoseTask(
+        data.part_names,
+        image_side=height,
+        heatmap_side=-(-height // HEATMAP_SHARE),
+        tolerance=height / TOLERANCE_SHARE,
+        mirror_pairs=_mirror_pairs(data.part_names),
+    )
+
+
+def _segmentation(data: LabelledRows, inputs: Boundary, source: str) -> SegmentationTask:
+    height, width = _image_sides(inputs, SegmentationTask.name)
+    if not data.part_names or data.sides is not None:
+        raise DataError(f"{source}: segmentation is by maps of classes; --classes names their table")
+    ignored = [name for name in data.part_names if name.lower() in IGNORED]
+    return SegmentationTask(data.part_names, height=height, width=width, ignored=ignored)
+
+
+def _image_sides(inputs: Boundary, task: str) -> tuple[int, int]:
+    if not takes_images(inputs):
+        raise InputError(f"--task {task} is of images; the network takes {inputs[0].name!r}")
+    height, width, _ = inputs[0].shape
+    return height, width
+
+
+def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Joints whose names differ by left and right."""
+    pairs = [(name, re.sub(r"\bleft", "right", re.sub(r"\bLeft", "Right", name))) for name in names]
+    return [(left, right) for left, right in pairs if left != right and right in names]
+
+
+def _regression(data: LabelledRows, _: Boundary, source: str) -> RegressionTask:
     """In units of how far the labels reach: an answer that far off is wholly wrong."""
     numbers = RegressionTask(scale=1.0).targets(data.labels)
     reach = float(numbers.max() - numbers.min())
     if not reach:
-        raise DataError(f"{source or 'the data'}: every label is {data.labels[0]}; numbers that differ are needed")
+        raise DataError(f"{source}: every label is {data.labels[0]}; numbers that differ are needed")
     return RegressionTask(scale=reach, offset=float(numbers.mean()))
+
+
+# Task -> what makes one of data, of what a network takes, and of the data's name.
+TASK_MAKERS: Mapping[str, Callable[[LabelledRows, Boundary, str], Task]] = {
+    LabelTask.name: _label,
+    RegressionTask.name: _regression,
+    PoseTask.name: _pose,
+    SegmentationTask.name: _segmentation,
+}
 
 
 def _has_token_types(inputs: Boundary, backbone: str) -> bool:

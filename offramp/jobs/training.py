@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from earlyexit.boundary import takes_images
 from earlyexit.checkpoint import add_ramps, load_pretrained
 from earlyexit.dataset import PAIR
 from earlyexit.errors import InputError
 from earlyexit.network import check_inputs
 from earlyexit.store import save_model
 from earlyexit.train import Progress, TrainOptions, no_progress, train_ramps
-from earlyexit.training.augmentation import takes_images
 from earlyexit.training.joint import train_jointly
 from earlyexit.training.options import JOINT_IMAGES, JOINT_OPTIONS, JointOptions
 from offramp.jobs.calibration import forget_calibration
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from earlyexit.families.base import Backbone, Pretrained
     from earlyexit.model import EarlyExitModel
     from earlyexit.named import NamedSpec
-    from earlyexit.tasks.base import Task
 
 HELD_OUT = "held_out"
 """Of rows that are kept from training: their file's name, but for its ending."""
@@ -38,13 +37,13 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
 
     Raises DataError, ModelFolderError or InputError for what cannot be used, before anything is trained.
     """
-    task = task_for(job, data)
     make_folder(out)
-    model, options = _untrained(job, data, task, progress)
-    targets = model.task.targets(data.labels)
+    model, options = _untrained(job, data, progress)
+    codec = load_codec(model.info.codec, job, out)
+    targets = data.targets(model.task, codec)
     model.task.check_taught(targets)
     forget_calibration(out)
-    encoded = data.encode(load_codec(model.info.codec, job, out))
+    encoded = data.encode(codec)
     check_inputs(model, encoded[0])
     if isinstance(options, JointOptions):
         train_jointly(model, encoded, targets, replace(options, saved=out / SAVED))
@@ -55,15 +54,14 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
     return model
 
 
-def _untrained(
-    job: TrainJob, data: LabelledRows, task: Task, progress: Progress
-) -> tuple[EarlyExitModel, TrainOptions]:
+def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, TrainOptions]:
     """The model to begin with, what is random in it drawn by the seed, and how it is trained."""
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
+        task = task_for(job, data, pretrained.backbone.inputs)
         options = _options(job, pretrained.backbone, progress)
         facts = provenance(
             backbone=job.backbone,
