@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from earlyexit.tasks.regression import RegressionTask
 from earlyexit.tokenizer import TOKENIZER_FILE
 
 STATE_FILES = (".th", ".pt", ".pth")
+CONFIG_SUFFIX = ".json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +58,8 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     """A checkpoint's network and its family's name.
 
     `source` is a local folder, a hub name, a file of a state dict (.th, .pt, .pth) that `families/state_file.py` knows,
-    or `module:function`. `pairs`: its inputs are pairs of texts. `size`: height and width of the images of a state
-    dict's network; None for what it was made for.
+    `module:function`, or a .json file with a `family` and what that builds an untrained network of. `pairs`: its inputs
+    are pairs of texts. `size`: height and width of the images of a state dict's network; None for what it was made for.
 
     Raises ModelFolderError for what is none of these, of an unknown family, or without weights that fit.
     """
@@ -65,6 +67,8 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
         from earlyexit.families.own import OwnFamily
 
         return OwnFamily(source).pretrained(), source
+    if source.endswith(CONFIG_SUFFIX):
+        return _untrained(Path(source))
     if source.endswith(STATE_FILES):
         from earlyexit.families.state_file import load_state_file
 
@@ -86,6 +90,19 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {_first_line(error)}") from error
     return family.from_transformers(hf_model, pairs=pairs), config.model_type
+
+
+def _untrained(path: Path) -> tuple[Pretrained, str]:
+    """A network of its configuration, with weights at random."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        family = config.pop("family")
+        backbone = find_family(family).build(config)
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{path} cannot be read as a network's configuration: {error}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ModelFolderError(f"{path}: an object with a `family`, and what that is built of: {error}") from error
+    return Pretrained(backbone=backbone, head=None, label_names=None), family
 
 
 def copy_tokenizer(source: str, folder: Path) -> None:

@@ -31,4 +31,6 @@ class JointOptions(TrainOptions):
 # The whole model learns slower, in smaller steps, than heads on a frozen backbone (PAME section 5.2 fine-tunes).
 JOINT_OPTIONS = JointOptions(epochs=3, batch=32, learning_rate=3e-5, weight_decay=0.01)
 JOINT_IMAGES = JointOptions(epochs=15, batch=128, learning_rate=2e-2, weight_decay=5e-4, optimizer="sgd")
-"""For networks of convolutions."""
+"""For labels of images."""
+JOINT_MAPS = JointOptions(epochs=40, batch=16, learning_rate=2e-3, weight_decay=1e-2)
+"""For heatmaps and maps of classes, whose losses differ too much in size for equal steps of SGD."""

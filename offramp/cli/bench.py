@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,8 @@ from offramp.cli.options import (
     ARRIVALS,
     ApiKeyFile,
     AsJson,
+    Classes,
+    Joints,
     LabelColumn,
     PairColumn,
     Part,
@@ -74,6 +76,8 @@ def bench(
     pair_column: PairColumn = None,
     label_column: LabelColumn = "label",
     part: Part = None,
+    joints: Joints = None,
+    classes: Classes = None,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -86,7 +90,8 @@ def bench(
     if timed and (rate, concurrency, requests) != (None, None, None):
         raise InputError("--arrivals poisson:100 --seconds 60 is a whole load: no --rate, --concurrency or --requests")
     send_times_s = _send_times_s(arrivals, seconds, seed) if timed else None
-    inputs, labels = _inputs(data, text_column, pair_column, label_column, part)
+    columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
+    inputs, labels = _inputs(data, columns, part=part, joints=joints, classes=classes)
     config = LoadConfig(
         url=url,
         inputs=inputs,
@@ -106,17 +111,17 @@ def bench(
 
 
 def _inputs(
-    data: Path, text_column: str, pair_column: str | None, label_column: str, part: str | None
+    data: Path, columns: Mapping[str, Any], **options: Any
 ) -> tuple[Sequence[Input], Sequence[str] | None]:
-    """With their labels, where the file has some."""
+    """With their labels, where the file has some that are texts."""
     from earlyexit.dataset import read_labelled
     from earlyexit.text_tables import read_texts
     from offramp.client.inputs import inputs_of
 
     if data.suffix == ".txt":
         return read_texts(data), None
-    rows = read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)
-    return inputs_of(rows.columns), rows.labels
+    rows = read_labelled(data, **columns, **options)
+    return inputs_of(rows.columns), None if rows.part_names else rows.labels
 
 
 def _send_times_s(arrivals: str, seconds: float | None, seed: int) -> list[float]:

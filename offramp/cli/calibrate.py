@@ -16,6 +16,8 @@ from offramp.cli.options import (
     PARTS,
     SCORES,
     AsJson,
+    Classes,
+    Joints,
     LabelColumn,
     OptionalDataFile,
     PairColumn,
@@ -43,6 +45,8 @@ def calibrate(
     pair_column: PairColumn = None,
     label_column: LabelColumn = "label",
     part: Part = None,
+    joints: Joints = None,
+    classes: Classes = None,
     records: Annotated[
         Path | None,
         typer.Option(help="In the place of a model and data: exit records from elsewhere, .csv, .tsv or .npz."),
@@ -85,7 +89,8 @@ def calibrate(
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
     if scale is not None or out is not None:
         raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
-    read = partial(_read_rows, text_column=text_column, pair_column=pair_column, label_column=label_column)
+    columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
+    read = partial(_read_rows, joints=joints, classes=classes, **columns)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
     card, report = _calibrate_model(model, read(data, part=part), held_out, job)

@@ -126,6 +126,13 @@ Part = Annotated[
         help="Which list of a CLINC150 file, or folder above the labels': train, val, test.", **completes(PARTS)
     ),
 ]
+Joints = Annotated[
+    Path | None, typer.Option(help="Of poses: table of the images' joints, image,joint,x,y,visible (.csv).")
+]
+Classes = Annotated[
+    Path | None,
+    typer.Option(help="Of segmentation, a folder or .zip with image/ and label/: table of the classes, id,name (.csv)."),
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 ApiKeyFile = Annotated[

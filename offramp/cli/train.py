@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,9 @@ from earlyexit.errors import InputError
 from offramp.cli.options import (
     POOLINGS,
     RAMP_STYLES,
+    Classes,
     DataFile,
+    Joints,
     LabelColumn,
     PairColumn,
     Part,
@@ -29,12 +31,19 @@ if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
 
 Backbone = Annotated[
-    str, typer.Option(help="Checkpoint folder or hub name, 'minilm' (packaged), or your own module:function.")
+    str,
+    typer.Option(
+        help="Checkpoint folder or hub name, 'minilm' (packaged), state dict (.th, .pt, .pth), configuration of an "
+        "untrained network (.json), or your own module:function."
+    ),
 ]
 Tokenizer = Annotated[
     str | None, typer.Option(help="Checkpoint folder, hub name, minilm or tokenizer.json; default: the backbone's.")
 ]
 Codec = Annotated[str | None, typer.Option(help="Your own, module:function; default: as the network and the data say.")]
+TaskName = Annotated[
+    str, typer.Option(help="label, regression, pose (--joints), segmentation (--classes), or your own module:function.")
+]
 RampStyle = Annotated[
     str,
     typer.Option(
@@ -80,7 +89,9 @@ def train(
     pair_column: PairColumn = None,
     label_column: LabelColumn = "label",
     part: Part = None,
-    task: Annotated[str, typer.Option(help="label, regression, or your own module:function.")] = "label",
+    joints: Joints = None,
+    classes: Classes = None,
+    task: TaskName = "label",
     codec: Codec = None,
     ramp_style: RampStyle = "light",
     pooling: PoolingOption = "mean",
@@ -104,7 +115,8 @@ def train(
     from offramp.jobs.training import resolve_backbone
     from offramp.jobs.training import train as run_training
 
-    rows = read_labelled(data, text_column=text_column, pair_column=pair_column, label_column=label_column, part=part)
+    columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
+    rows = read_labelled(data, part=part, joints=joints, classes=classes, **columns)
     job = TrainJob(
         backbone=resolve_backbone(backbone),
         tokenizer=None if tokenizer is None else resolve_backbone(tokenizer),
@@ -155,6 +167,8 @@ def _hold_out(rows: LabelledRows, share: float, seed: int, out: Path) -> Labelle
 
     if not 0 < share < 1:
         raise InputError(f"--hold-out {share:g}; a share between 0 and 1 is needed")
+    if rows.part_names:
+        raise InputError("--hold-out writes rows and their labels; of images with joints or maps --part names a part")
     learned, held = rows.divide(share, seed)
     make_folder(out)
     written = write_labelled(held, out, HELD_OUT)

@@ -14,7 +14,7 @@ from earlyexit.network import check_inputs
 from earlyexit.store import save_model
 from earlyexit.train import Progress, TrainOptions, no_progress, train_ramps
 from earlyexit.training.joint import train_jointly
-from earlyexit.training.options import JOINT_IMAGES, JOINT_OPTIONS, JointOptions
+from earlyexit.training.options import JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions
 from offramp.jobs.calibration import forget_calibration
 from offramp.jobs.kinds import codec_for, load_codec, task_for
 from offramp.jobs.provenance import provenance
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from earlyexit.families.base import Backbone, Pretrained
     from earlyexit.model import EarlyExitModel
     from earlyexit.named import NamedSpec
+    from earlyexit.tasks.base import Task
 
 HELD_OUT = "held_out"
 """Of rows that are kept from training: their file's name, but for its ending."""
@@ -62,7 +63,7 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
         torch.manual_seed(job.seed)
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
         task = task_for(job, data, pretrained.backbone.inputs)
-        options = _options(job, pretrained.backbone, progress)
+        options = _options(job, task, pretrained.backbone, progress)
         facts = provenance(
             backbone=job.backbone,
             data=job.source,
@@ -116,12 +117,18 @@ def make_folder(out: Path) -> None:
         raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
 
 
-def _options(job: TrainJob, backbone: Backbone, progress: Progress) -> TrainOptions:
+def _options(job: TrainJob, task: Task, backbone: Backbone, progress: Progress) -> TrainOptions:
     """As asked for, else as suits the kind of training."""
     asked: dict[str, Any] = {"epochs": job.epochs, "learning_rate": job.learning_rate, "batch": job.batch}
     options: TrainOptions = TrainOptions()
     if job.joint:
-        options = JOINT_IMAGES if takes_images(backbone.inputs) else JOINT_OPTIONS
+        options = _joint_options(task, backbone)
         options = replace(options, augmentation=job.augmentation, patience=job.patience)
     given = {name: value for name, value in asked.items() if value is not None}
     return replace(options, imitate=job.imitate, seed=job.seed, progress=progress, **given)
+
+
+def _joint_options(task: Task, backbone: Backbone) -> JointOptions:
+    if task.large:
+        return JOINT_MAPS
+    return JOINT_IMAGES if takes_images(backbone.inputs) else JOINT_OPTIONS
