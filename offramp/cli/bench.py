@@ -110,9 +110,7 @@ def bench(
     _run(config, find_api_key(api_key_file), as_json=as_json)
 
 
-def _inputs(
-    data: Path, columns: Mapping[str, Any], **options: Any
-) -> tuple[Sequence[Input], Sequence[str] | None]:
+def _inputs(data: Path, columns: Mapping[str, Any], **options: Any) -> tuple[Sequence[Input], Sequence[str] | None]:
     """With their labels, where the file has some that are texts."""
     from earlyexit.dataset import read_labelled
     from earlyexit.text_tables import read_texts

@@ -89,7 +89,7 @@ def calibrate(
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
     if scale is not None or out is not None:
         raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
-    columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
+    columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     read = partial(_read_rows, joints=joints, classes=classes, **columns)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))

@@ -131,7 +131,9 @@ Joints = Annotated[
 ]
 Classes = Annotated[
     Path | None,
-    typer.Option(help="Of segmentation, a folder or .zip with image/ and label/: table of the classes, id,name (.csv)."),
+    typer.Option(
+        help="Of segmentation, a folder or .zip with image/ and label/: table of the classes, id,name (.csv)."
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of everything drawn at random.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
