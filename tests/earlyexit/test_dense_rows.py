@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from earlyexit.codecs.decoding import ImageSize
+from earlyexit.codecs.image import ImageCodec
+from earlyexit.codecs.text import TextCodec
+from earlyexit.dataset import read_labelled
+from earlyexit.dense_rows import fitted
+from earlyexit.errors import DataError
+from earlyexit.tasks.pose import PoseTask
+from earlyexit.tasks.segmentation import SegmentationTask
+from tests.earlyexit.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
+
+POSE = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3)
+SCENES = SegmentationTask(CLASSES, height=24, width=32, ignored=["Unlabelled"])
+
+
+def test_joints_are_read_in_the_order_of_the_first_image(tmp_path: Path) -> None:
+    table = write_poses(tmp_path / "set")
+    rows = read_labelled(tmp_path / "set", joints=table, part="train")
+    assert len(rows) == 6
+    assert rows.part_names == JOINTS
+    assert rows.label_names == ()
+    targets = rows.targets(POSE, ImageCodec(32, 32))
+    assert targets.shape == (6, 3, 2)
+    assert np.isnan(targets[0, 2]).all()
+    assert np.isnan(targets).any((1, 2)).tolist() == [True, False, False, True, False, False]
+    image = np.asarray(Image.open(tmp_path / "set/train/im1.png"))
+    for joint, (x, y) in enumerate(targets[1].astype(int)):
+        assert image[y, x, joint] == 255
+
+
+def test_joints_go_along_where_an_image_is_brought_to_another_size(tmp_path: Path) -> None:
+    table = write_poses(tmp_path / "set", width=64, height=48)
+    rows = read_labelled(tmp_path / "set", joints=table)
+    targets = rows.targets(POSE, ImageCodec(32, 32))
+    x, y = rows.labels[1][0]
+    assert targets[1, 0].tolist() == pytest.approx([(x + 0.5) / 2 - 0.5, (y + 0.5) * 32 / 48 - 0.5])
+
+
+def test_joints_that_are_cut_off_are_not_seen() -> None:
+    """Of 64 x 32 pixels the middle 32 x 32 are kept."""
+    size = ImageSize(height=32, width=32, shortest_edge=32)
+    found = fitted(np.array([[15, 3], [16, 3], [47, 31], [48, 31]], dtype=np.float32), (64, 32), size)
+    assert np.isnan(found[[0, 3]]).all()
+    assert found[[1, 2]].tolist() == [[0, 3], [31, 31]]
+
+
+def test_maps_of_classes_are_those_of_the_images_names(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    rows = read_labelled(tmp_path / "set", classes=table, part="train")
+    assert rows.part_names == CLASSES
+    targets = rows.targets(SCENES, ImageCodec(24, 32))
+    assert targets.shape == (4, 24, 32)
+    for k, classes in enumerate(targets):
+        image = np.asarray(Image.open(tmp_path / f"set/train/image/im{k}.png"))
+        assert ((image[..., 0] < 100) == (classes == 1)).all()
+
+
+def test_rows_are_divided_and_picked_with_their_answers(tmp_path: Path) -> None:
+    table = write_poses(tmp_path / "set")
+    rows = read_labelled(tmp_path / "set", joints=table)
+    kept, held = rows.divide(1 / 3, seed=0)
+    assert (len(kept), len(held)) == (4, 2)
+    assert kept.sides == ((32, 32),) * 4
+    last = rows.select([5])
+    assert last.labels[0] is rows.labels[5]
+
+
+def line_with(number: int, line: str) -> Callable[[Path], None]:
+    def change(table: Path) -> None:
+        lines = table.read_text(encoding="utf-8").splitlines()
+        lines[number - 1] = line
+        table.write_text("\n".join(lines), encoding="utf-8")
+
+    return change
+
+
+BAD_JOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "outside": (
+        line_with(6, "train/im1.png,right knee,32,5,1"),
+        r"joints.csv:6: joint 'right knee' at \(32, 5\) is outside its image of 32 x 32 pixels",
+    ),
+    "no number": (line_with(3, "train/im0.png,right knee,a,5,1"), "joints.csv:3: x and y are 'a' and '5'"),
+    "not finite": (line_with(3, "train/im0.png,right knee,nan,5,1"), "joints.csv:3: x and y are nan and 5"),
+    "visible": (line_with(3, "train/im0.png,right knee,1,5,yes"), "joints.csv:3: visible is 'yes'; 0 or 1"),
+    "short line": (line_with(3, "train/im0.png,right knee"), "joints.csv:3: too few columns"),
+    "another joint": (
+        line_with(6, "train/im1.png,elbow,3,5,1"),
+        "joints.csv:5: the image's joints are left knee, elbow, neck; the first has left knee, right knee, neck",
+    ),
+    "column": (line_with(1, "image,joint,x,y,seen"), "no column 'visible'; the columns image, joint, x, y, visible"),
+    "image": (lambda table: write_image(table.parent / "set/train/im9.png", np.zeros((4, 4), np.uint8)), "'train/im9"),
+    "empty": (lambda table: table.write_text("image,joint,x,y,visible\n") and None, "no rows"),
+    "gone": (lambda table: table.unlink(), "no such file"),
+    "no image": (lambda table: (table.parent / "set/train/im0.png").write_bytes(b"x") and None, "im0.png is no image"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_JOINTS.values(), ids=BAD_JOINTS.keys())
+def test_bad_joints_are_refused_with_their_line(tmp_path: Path, change: Callable[[Path], None], message: str) -> None:
+    table = write_poses(tmp_path / "set")
+    change(table)
+    with pytest.raises(DataError, match=message):
+        read_labelled(tmp_path / "set", joints=table)
+
+
+def test_a_map_of_another_size_or_class_is_named_by_its_file(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    write_image(tmp_path / "set/train/label/im2.png", np.zeros((9, 9), np.uint8))
+    rows = read_labelled(tmp_path / "set", classes=table, part="train")
+    with pytest.raises(DataError, match=r"image/im2.png: a mask of 9 x 9 pixels"):
+        rows.targets(SCENES, ImageCodec(24, 32))
+    write_image(tmp_path / "set/train/label/im2.png", np.full((24, 32), 3, np.uint8))
+    rows = read_labelled(tmp_path / "set", classes=table, part="train")
+    with pytest.raises(DataError, match=r"image/im2.png: class id 3; the 3 classes are 0 to 2"):
+        rows.targets(SCENES, ImageCodec(24, 32))
+    write_image(tmp_path / "set/train/label/im2.png", np.zeros((24, 32, 3), np.uint8))
+    rows = read_labelled(tmp_path / "set", classes=table, part="train")
+    with pytest.raises(DataError, match=r"image/im2.png: the mask is an image of the mode RGB"):
+        rows.targets(SCENES, ImageCodec(24, 32))
+
+
+def test_an_image_without_a_map_is_refused(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    (tmp_path / "set/train/label/im3.png").unlink()
+    with pytest.raises(DataError, match=r"'train/image/im3.png' has no map in train/label"):
+        read_labelled(tmp_path / "set", classes=table, part="train")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("id,name\n1,sky\n", "classes.csv:2: id '1'; ids are 0, 1"),
+        ("id,name\n0,sky\n1,sky\n", "classes.csv:3: the name 'sky' is empty, or another class's"),
+        ("id,title\n0,sky\n", "no column 'name'"),
+    ],
+    ids=["order", "twice", "column"],
+)
+def test_bad_tables_of_classes_are_refused_with_their_line(tmp_path: Path, text: str, message: str) -> None:
+    table = write_scenes(tmp_path / "set")
+    table.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read_labelled(tmp_path / "set", classes=table, part="train")
+
+
+def test_joints_are_of_images_alone(tmp_path: Path) -> None:
+    table = write_poses(tmp_path / "set")
+    with pytest.raises(DataError, match="joints and maps of classes are of images"):
+        read_labelled(table, joints=table)
+    with pytest.raises(DataError, match="one table is needed, not both"):
+        read_labelled(tmp_path / "set", joints=table, classes=table)
+    rows = read_labelled(tmp_path / "set", joints=table)
+    with pytest.raises(DataError, match="the model takes text; joints are of images"):
+        rows.targets(POSE, TextCodec(max_length=4))

@@ -1,0 +1,142 @@
+"""Poses and maps of classes, trained jointly and calibrated as the command line does it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.boundary import TensorSpec
+from earlyexit.dataset import read_labelled
+from earlyexit.errors import DataError, InputError, ModelFolderError
+from earlyexit.store import read_card
+from earlyexit.tasks.pose import PoseTask
+from earlyexit.tasks.segmentation import SegmentationTask
+from earlyexit.training.moves import Moves
+from offramp.jobs.kinds import task_for
+from offramp.jobs.train_job import TrainJob
+from tests.earlyexit.dense_data import CLASSES, JOINTS, write_poses, write_scenes
+from tests.offramp.cli.runs import run
+
+FEW = ["--budget", "0.5", "--confidence", "0.5"]
+
+
+def network(folder: Path, height: int, width: int) -> Path:
+    path = folder / "network.json"
+    sizes = {"blocks": [1, 1], "widths": [8, 8], "height": height, "width": width}
+    path.write_text(json.dumps({"family": "resnet", **sizes}), encoding="utf-8")
+    return path
+
+
+def arguments(folder: Path, backbone: Path, task: str, *tables: str) -> list[str]:
+    data = ["--data", str(folder / "set"), "--part", "train", "--task", task, *tables]
+    return [
+        "train",
+        *data,
+        "--backbone",
+        str(backbone),
+        "--out",
+        str(folder / "m"),
+        "--ramp-style",
+        "bridge",
+        "--joint",
+    ]
+
+
+def test_a_pose_network_is_trained_and_calibrated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_poses(tmp_path / "set", count=12)
+    command = arguments(tmp_path, network(tmp_path, 32, 32), "pose", "--joints", str(table))
+    assert run(*command, "--augment", "--patience", "1", "--epochs", "2", "--batch", "4") == 0
+    assert not (tmp_path / "m/training.pt").exists(), "a training that is done is not gone on with"
+    card = read_card(tmp_path / "m")
+    assert card.task["joint_names"] == list(JOINTS)
+    assert card.task["mirror_pairs"] == [["left knee", "right knee"]]
+    assert (card.task["heatmap_side"], card.task["tolerance"]) == (8, 3.2)
+    said = ["--data", str(tmp_path / "set"), "--joints", str(table), *FEW]
+    assert run("calibrate", str(tmp_path / "m"), *said) == 0
+    assert (tmp_path / "m/calibration.json").is_file()
+    command[command.index("--joint")] = "--hold-out=0.5"
+    assert run(*command) != 0
+    assert "--hold-out writes rows and their labels" in capsys.readouterr().err
+
+
+def test_a_network_of_class_maps_is_trained_and_calibrated(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set", count=12)
+    command = arguments(tmp_path, network(tmp_path, 24, 32), "segmentation", "--classes", str(table))
+    assert run(*command, "--augment", "--epochs", "2", "--batch", "4") == 0
+    card = read_card(tmp_path / "m")
+    assert card.task["class_names"] == list(CLASSES)
+    assert card.task["ignored"] == ["Unlabelled"]
+    said = ["--data", str(tmp_path / "set"), "--part", "train", "--classes", str(table), *FEW]
+    assert run("calibrate", str(tmp_path / "m"), *said) == 0
+
+
+def test_a_training_set_without_a_class_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = write_scenes(tmp_path / "set", ids=(0, 0))
+    command = arguments(tmp_path, network(tmp_path, 24, 32), "segmentation", "--classes", str(table))
+    assert run(*command) != 0
+    assert "no row has a pixel of 'road'" in capsys.readouterr().err
+    assert not (tmp_path / "m/model.json").exists()
+
+
+IMAGE = (TensorSpec(name="image", shape=(24, 32, 3), dtype="uint8"),)
+TOKENS = (TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True),)
+UNFIT: dict[str, tuple[str, bool, Any, type[Exception], str]] = {
+    "pose of maps": ("pose", False, IMAGE, DataError, "--joints names their table"),
+    "pose of a wide image": ("pose", True, IMAGE, DataError, "square images; the network takes 32 x 24"),
+    "segmentation of joints": ("segmentation", True, IMAGE, DataError, "--classes names their table"),
+    "labels of joints": ("label", True, IMAGE, DataError, "--task pose or segmentation"),
+    "no images": ("pose", True, TOKENS, InputError, "--task pose is of images; the network takes 'token_ids'"),
+}
+
+
+@pytest.mark.parametrize(("task", "joints", "inputs", "error", "message"), UNFIT.values(), ids=UNFIT.keys())
+def test_a_task_that_does_not_fit_the_rows_is_refused(
+    tmp_path: Path, task: str, joints: bool, inputs: Any, error: type[Exception], message: str
+) -> None:
+    table = write_poses(tmp_path / "set") if joints else write_scenes(tmp_path / "set")
+    tables: dict[str, Any] = {"joints": table} if joints else {"classes": table}
+    rows = read_labelled(tmp_path / "set", part="train", **tables)
+    with pytest.raises(error, match=message):
+        task_for(TrainJob(backbone="b", name="m", task=task), rows, inputs)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "cannot be read as a network's configuration"), ("{}", "an object with a `family`"), ("[]", "an object")],
+    ids=["no JSON", "no family", "no object"],
+)
+def test_what_is_no_configuration_of_a_network_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    from earlyexit.checkpoint import load_pretrained
+
+    (tmp_path / "n.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ModelFolderError, match=message):
+        load_pretrained(str(tmp_path / "n.json"))
+
+
+MIRRORED = Moves(
+    mirrored_B=torch.tensor([True, False]), shift_B2=torch.zeros(2, 2), turn_B=torch.zeros(2), zoom_B=torch.ones(2)
+)
+
+
+def test_joints_change_sides_in_a_mirror() -> None:
+    task = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3, mirror_pairs=[JOINTS[:2]])
+    places = torch.tensor([[[1.0, 5], [20, 6], [torch.nan, torch.nan]]] * 2)
+    moved = task.moved(places, MIRRORED)
+    assert moved[0, :2].tolist() == [[11, 6], [30, 5]]
+    assert moved[1, :2].tolist() == places[1, :2].tolist()
+    assert moved[:, 2].isnan().all()
+
+
+def test_maps_of_classes_are_filled_with_what_does_not_count() -> None:
+    task = SegmentationTask(CLASSES, height=1, width=3, ignored=["Unlabelled"], stride=1)
+    moves = Moves(
+        mirrored_B=MIRRORED.mirrored_B, shift_B2=torch.ones(2, 2) * torch.tensor([1.0, 0]), turn_B=MIRRORED.turn_B,
+        zoom_B=MIRRORED.zoom_B,
+    )  # fmt: skip
+    moved = task.moved(torch.from_numpy(np.array([[[0, 0, 1]]] * 2, dtype=np.uint8)), moves)
+    assert moved.tolist() == [[[2, 1, 0]], [[2, 0, 0]]]
