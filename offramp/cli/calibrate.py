@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,18 +89,18 @@ def calibrate(
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
     if scale is not None or out is not None:
         raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
-    columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
-    read = partial(_read_rows, joints=joints, classes=classes, **columns)
+    columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
+    read = partial(_read_rows, columns=columns, joints=joints, classes=classes)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
     card, report = _calibrate_model(model, read(data, part=part), held_out, job)
     return _print_calibration(card, report, as_json=as_json)
 
 
-def _read_rows(path: Path, **options: Any) -> LabelledRows:
+def _read_rows(path: Path, columns: Mapping[str, Any], **options: Any) -> LabelledRows:
     from earlyexit.dataset import read_labelled
 
-    return read_labelled(path, **options)
+    return read_labelled(path, **columns, **options)
 
 
 def _calibrate_model(

@@ -9,6 +9,7 @@ import typer
 
 from earlyexit.errors import InputError
 from offramp.cli.options import (
+    HEAD_STYLES,
     POOLINGS,
     RAMP_STYLES,
     Classes,
@@ -50,6 +51,14 @@ RampStyle = Annotated[
         help="light (pooling and linear), mlp (one hidden layer of 64), pooler (DeeBERT's), reduced (two layers), "
         "conv (over maps) or bridge (later regions' first blocks, before a head like the full model's).",
         **completes(RAMP_STYLES),
+    ),
+]
+HeadStyle = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a full model's head that no checkpoint brought: light, mlp, or for maps maps or deconv; default: the "
+        "ramps', after bridges light or maps.",
+        **completes(HEAD_STYLES),
     ),
 ]
 PoolingOption = Annotated[
@@ -94,6 +103,7 @@ def train(
     task: TaskName = "label",
     codec: Codec = None,
     ramp_style: RampStyle = "light",
+    head_style: HeadStyle = None,
     pooling: PoolingOption = "mean",
     ramps: Ramps = None,
     joint: Joint = False,
@@ -123,7 +133,7 @@ def train(
         name=name or out.resolve().name,
         codec=codec,
         task=task,
-        ramps=_ramp_options(ramp_style, pooling, ramps),
+        ramps=_ramp_options(ramp_style, head_style, pooling, ramps),
         joint=joint,
         imitate=imitate,
         augmentation=Augmentation() if augment else None,
@@ -142,11 +152,12 @@ def train(
     _print_trained(model, len(rows), out)
 
 
-def _ramp_options(style: str, pooling: str, blocks: str | None) -> RampOptions:
+def _ramp_options(style: str, head: str | None, pooling: str, blocks: str | None) -> RampOptions:
     from earlyexit.checkpoint import RampOptions
 
     return RampOptions(
         style=choice("ramp-style", style, RAMP_STYLES),
+        head_style=choice("head-style", head, HEAD_STYLES),
         pooling=choice("pooling", pooling, POOLINGS),
         at=None if blocks is None else integers("ramps", blocks),
     )

@@ -73,7 +73,7 @@ def test_rows_are_divided_and_picked_with_their_answers(tmp_path: Path) -> None:
     assert last.labels[0] is rows.labels[5]
 
 
-def line_with(number: int, line: str) -> Callable[[Path], None]:
+def line_with(number: int, line: str) -> Callable[[Path], object]:
     def change(table: Path) -> None:
         lines = table.read_text(encoding="utf-8").splitlines()
         lines[number - 1] = line
@@ -82,7 +82,7 @@ def line_with(number: int, line: str) -> Callable[[Path], None]:
     return change
 
 
-BAD_JOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
+BAD_JOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "outside": (
         line_with(6, "train/im1.png,right knee,32,5,1"),
         r"joints.csv:6: joint 'right knee' at \(32, 5\) is outside its image of 32 x 32 pixels",
@@ -97,14 +97,14 @@ BAD_JOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "column": (line_with(1, "image,joint,x,y,seen"), "no column 'visible'; the columns image, joint, x, y, visible"),
     "image": (lambda table: write_image(table.parent / "set/train/im9.png", np.zeros((4, 4), np.uint8)), "'train/im9"),
-    "empty": (lambda table: table.write_text("image,joint,x,y,visible\n") and None, "no rows"),
+    "empty": (lambda table: table.write_text("image,joint,x,y,visible\n"), "no rows"),
     "gone": (lambda table: table.unlink(), "no such file"),
-    "no image": (lambda table: (table.parent / "set/train/im0.png").write_bytes(b"x") and None, "im0.png is no image"),
+    "no image": (lambda table: (table.parent / "set/train/im0.png").write_bytes(b"x"), "im0.png is no image"),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_JOINTS.values(), ids=BAD_JOINTS.keys())
-def test_bad_joints_are_refused_with_their_line(tmp_path: Path, change: Callable[[Path], None], message: str) -> None:
+def test_bad_joints_are_refused_with_their_line(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
     table = write_poses(tmp_path / "set")
     change(table)
     with pytest.raises(DataError, match=message):
