@@ -122,14 +122,13 @@ def train(
     from earlyexit.training.augmentation import Augmentation
     from offramp.jobs.progress import progress_bars
     from offramp.jobs.train_job import TrainJob
-    from offramp.jobs.training import resolve_backbone
-    from offramp.jobs.training import train as run_training
+    from offramp.jobs import training
 
     columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     rows = read_labelled(data, part=part, joints=joints, classes=classes, **columns)
     job = TrainJob(
-        backbone=resolve_backbone(backbone),
-        tokenizer=None if tokenizer is None else resolve_backbone(tokenizer),
+        backbone=training.resolve_backbone(backbone),
+        tokenizer=None if tokenizer is None else training.resolve_backbone(tokenizer),
         name=name or out.resolve().name,
         codec=codec,
         task=task,
@@ -145,11 +144,9 @@ def train(
         seed=seed,
         source=str(data),
     )
-    if hold_out is not None:
-        rows = _hold_out(rows, hold_out, seed, out)
+    rows = rows if hold_out is None else _hold_out(rows, hold_out, seed, out)
     with progress_bars() as progress:
-        model = run_training(job, rows, out, progress=progress)
-    _print_trained(model, len(rows), out)
+        _print_trained(training.train(job, rows, out, progress=progress), len(rows), out)
 
 
 def _ramp_options(style: str, head: str | None, pooling: str, blocks: str | None) -> RampOptions:

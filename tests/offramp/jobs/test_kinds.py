@@ -200,7 +200,7 @@ OWN = f"{HERE}:Logarithms"
 REFUSED: dict[str, tuple[LabelledRows | None, dict[str, Any], type[Exception], str]] = {
     "one number": (ONES, {"task": "regression"}, DataError, "every label is 1; numbers that differ"),
     "no number": (ONE_AND_X, {"task": "regression"}, DataError, "a label is none"),
-    "no task": (AB, {"task": "labels"}, InputError, "--task 'labels'; label, regression follow"),
+    "no task": (AB, {"task": "labels"}, InputError, "--task 'labels'; label, regression, pose, segmentation follow"),
     "no such function": (AB, {"task": f"{HERE}:gone"}, ModelFolderError, "cannot be imported"),
     "codec": (
         AB,
