@@ -13,6 +13,7 @@ from deployments.control.loop import ControlLoop
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
 from optimizer.placement import placed_document
+from optimizer.plan import Plan
 
 LAST_EVENTS = 20
 
@@ -35,6 +36,7 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings, now_s
         "predicted": dict(standing.placed.plan.predicted),
         "forecast": None if ground is None else _forecast(ground.outlook),
         "observed": _observed(loop, settings, now_s),
+        "hops": _hops(standing.placed.plan, settings),
         "fill": [] if loop.seen is None else _fill(loop, loop.seen.replicas),
         "accelerators": {} if loop.seen is None else _accelerators(loop, settings),
         "stragglers": dict(standing.resting.avoided),
@@ -43,6 +45,14 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings, now_s
         "tuning": _tuning(loop, settings),
         "events": history.events(LAST_EVENTS),
     }
+
+
+def _hops(plan: Plan, settings: ServeSettings) -> dict[str, Any]:
+    """In what hidden states travel, and how many bytes an input has after each stage but the last, as was planned."""
+    assert settings.control is not None
+    bytes_N = settings.control.problem.bytes_per_sample_N
+    after = [stage.splits[-1].end - 1 for stage in plan.stages[:-1]]
+    return {"dtype": settings.hop_dtype, "bytes_per_input": [bytes_N[block] for block in after]}
 
 
 def _forecast(outlook: Outlook) -> dict[str, Any]:

@@ -223,8 +223,15 @@ def status_tables(found: Mapping[str, Any]) -> list[Table]:
     plan = found["plan"]
     stages = _stages(plan)
     if stages:
-        tables.append(_plan(stages, f"Plan in force: {plan['reason']}" if plan.get("reason") else "Plan in force"))
+        tables.append(_plan(stages, _plan_title(plan)))
     return tables
+
+
+def _plan_title(said: Mapping[str, Any]) -> str:
+    title = f"Plan in force: {said['reason']}" if said.get("reason") else "Plan in force"
+    hops = said.get("hops")
+    halved = isinstance(hops, Mapping) and hops.get("dtype") == "float16"
+    return f"{title}; hidden states between stages in float16" if halved else title
 
 
 def _applications(applications: list[dict[str, Any]]) -> Table:

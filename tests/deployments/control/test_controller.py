@@ -53,6 +53,7 @@ async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> Non
     assert described["next_replan_s"] == 105.0
     assert described["accelerators"] == {"cpu": {"alive": 4, "used": 4, "emulated": False}}
     assert described["plan_changes"] == {"period": 1}
+    assert described["hops"] == {"dtype": "same", "bytes_per_input": [1.0]}
     assert [event["kind"] for event in described["events"]] == ["plan"]
 
 

@@ -167,6 +167,20 @@ def test_status_shows_replicas_and_the_plan_and_says_what_is_emulated(
     assert "2 to 2 4 -" in rows
 
 
+@pytest.mark.parametrize(
+    ("hops", "words"),
+    [
+        ({"dtype": "float16", "bytes_per_input": [512.0]}, "; hidden states between stages in float16"),
+        ({"dtype": "same", "bytes_per_input": [1024.0]}, ""),
+        (None, ""),
+    ],
+    ids=["half", "same", "of an earlier version"],
+)
+def test_status_says_where_hops_are_in_half_precision(hops: Any, words: str) -> None:
+    _, plan = status_tables({"applications": [], "plan": PLAN | {"reason": "asked", "hops": hops}})
+    assert plan.title == f"Plan in force: asked{words}"
+
+
 @pytest.mark.parametrize("answer", [["a list"], {"plan": "free"}, {}], ids=["list", "word", "nothing"])
 def test_a_plan_of_somebody_else_is_no_plan(answer: Any) -> None:
     assert len(status_tables({"applications": [], "plan": answer})) == 1
