@@ -77,6 +77,7 @@ bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, ada
 	$(BIN)/python -m experiments.live.adaptation
 	$(BIN)/python -m experiments.live.mixed
 	$(BIN)/python -m experiments.live.kills
+	$(BIN)/python -m experiments.live.hops
 	$(BIN)/python -m experiments.live.straggler
 	$(BIN)/python -m experiments.live.burst
 	$(BIN)/python -m experiments.live.control_overhead
