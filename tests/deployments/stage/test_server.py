@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from cluster.emulated import EmulatedPiece
@@ -15,7 +17,7 @@ from deployments.stage.server import CallServer
 from earlyexit.errors import DeadlineError, PlanError
 from earlyexit.member import Member
 from earlyexit.release import GoesOn, Lost, Release, Told
-from earlyexit.wire import Answer
+from earlyexit.wire import Answer, Numbers, values_of
 from tests.deployments.wire_fakes import LOOPBACK, Caller, FakeHost, call_of, piece_of, soon, turns
 
 
@@ -292,3 +294,21 @@ async def test_a_reply_that_is_longer_than_the_connection_takes_at_once_is_whole
     assert isinstance(part, Part)
     assert str(part.chunk.lost[0][1]) == reason
     await soon(caller.ended.wait())
+
+
+async def test_maps_that_crowd_the_connection_arrive_whole_and_in_order(scene: Scene) -> None:
+    caller = await scene.caller()
+    inputs = "abcdefgh"
+    caller.begin(1, inputs)
+    opened = await scene.opened()
+    maps = np.random.default_rng(0).integers(0, 12, (len(inputs), 1000, 1200), dtype=np.uint8)
+    for name, value in zip(inputs, values_of(maps), strict=True):
+        told = answers(name, opened)
+        scene.server.deliver([replace(told, answer=replace(told.answer, value=value))])
+    for name, expected in zip(inputs, maps, strict=True):
+        part = await soon(caller.heard.get())
+        assert isinstance(part, Part)
+        [(answer, _)] = part.chunk.answers
+        assert answer.sample_id == name
+        assert isinstance(answer.value, Numbers)
+        np.testing.assert_array_equal(answer.value.numpy(), expected)
