@@ -155,18 +155,19 @@ class Cut:
         answers = _answers(piece, range(len(piece)), value_B, score_B, last)
         if not self._stays:
             return Step(answers=answers, survivors=None)
-        seen = _seen(piece, [answer.value for answer in answers], [math.nan] * len(piece), last)
+        seen = _seen(piece, value_B, [math.nan] * len(piece), last)
         return Step(answers=answers, survivors=None, seen=seen)
 
     def _look(self, ramp: int, opinion: Opinion, piece: Piece) -> tuple[Seen, ...]:
         score_B, value_B = self._policy.look(ramp, opinion, piece.sample_ids)
         # A ramp that is broken, and perhaps not even active, costs the record of an input, not its answer.
-        seen = _seen(piece, values_of(value_B.numpy()), score_B.tolist(), ramp)
+        seen = _seen(piece, value_B, score_B.tolist(), ramp)
         finite_B = _are_finite(value_B).tolist()
         return tuple(each for each, finite in zip(seen, finite_B, strict=True) if finite and not math.isnan(each.score))
 
 
-def _seen(piece: Piece, values: Sequence[Value], scores: Sequence[float], block: int) -> tuple[Seen, ...]:
+def _seen(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[Seen, ...]:
+    values = values_of(value_B.numpy(), pack=True)  # every exit's of an input, and nobody waits for them
     return tuple(
         Seen(sample_id=sample_id, block=block, score=score, value=value)
         for sample_id, value, score in zip(piece.sample_ids, values, scores, strict=True)

@@ -80,10 +80,24 @@ def exit_outputs(
     """Temperature-scaled outputs (N, *output_shape), float32, of every ramp and of the full model's head, by block."""
     exits = [*model.ramp_indices, model.num_blocks - 1]
     outputs = {block: torch.empty(len(encoded), *model.task.output_shape) for block in exits}
-    for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("records", *n)):
-        if block in outputs:
-            outputs[block][rows] = model.exit_outputs(block, hidden, layout).cpu()
+    for rows, of_batch in outputs_by_batch(model, encoded, batch=batch, progress=progress):
+        for block, some in of_batch.items():
+            outputs[block][rows] = some.cpu()
     return outputs
+
+
+def outputs_by_batch(
+    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
+) -> Iterator[tuple[list[int], dict[int, Tensor]]]:
+    """Positions of a batch's inputs, and what `exit_outputs` gives of them, on the model's device."""
+    exits, outputs = {*model.ramp_indices, model.num_blocks - 1}, dict[int, Tensor]()
+    with torch.inference_mode():
+        for rows, block, hidden, layout in after_every_block(model, encoded, batch, lambda *n: progress("records", *n)):
+            if block in exits:
+                outputs[block] = model.exit_outputs(block, hidden, layout)
+            if block == model.num_blocks - 1:
+                yield rows, outputs
+                outputs = {}
 
 
 @torch.inference_mode()

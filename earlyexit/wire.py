@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy.typing as npt
 
 from earlyexit.signature import Encoded
 
+PACKED_FROM_BYTES = 4096
+"""Below it packing costs more than it saves. A class map of 240 x 180 pixels becomes 20 to 40 times as small."""
 Lengths = npt.NDArray[np.int32]
 """Tokens per input, (B,)."""
 
@@ -23,22 +27,32 @@ class Numbers:
     shape: tuple[int, ...]
     raw: memoryview
     """Read-only; where it came over a connection, of what was received, which lives as long."""
+    packed: bool = False
+    """Whether zlib made them fewer."""
 
     @classmethod
-    def of(cls, array: npt.NDArray[np.generic]) -> Numbers:
-        """A copy of an array: its own may belong to a batch, and be written to again."""
-        return cls(array.dtype.str, array.shape, memoryview(array.tobytes()))
+    def of(cls, array: npt.NDArray[np.generic], *, pack: bool = False) -> Numbers:
+        """A copy of an array: its own may belong to a batch, and be written to again. `pack`: smaller, if large."""
+        packed = pack and array.nbytes >= PACKED_FROM_BYTES
+        raw = zlib.compress(array.tobytes(), level=1) if packed else array.tobytes()
+        return cls(array.dtype.str, array.shape, memoryview(raw), packed)
 
-    def __reduce__(self) -> tuple[Callable[..., Numbers], tuple[str, tuple[int, ...], bytes]]:
-        return _of_bytes, (self.dtype, self.shape, bytes(self.raw))
+    @property
+    def num_bytes(self) -> int:
+        """Of the array."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def __reduce__(self) -> tuple[Callable[..., Numbers], tuple[str, tuple[int, ...], bytes, bool]]:
+        return _of_bytes, (self.dtype, self.shape, bytes(self.raw), self.packed)
 
     def numpy(self) -> npt.NDArray[Any]:
         """The array, read-only."""
-        return np.frombuffer(self.raw, dtype=self.dtype).reshape(self.shape)
+        raw = zlib.decompress(self.raw, bufsize=self.num_bytes) if self.packed else self.raw
+        return np.frombuffer(raw, dtype=self.dtype).reshape(self.shape)
 
 
-def _of_bytes(dtype: str, shape: tuple[int, ...], raw: bytes) -> Numbers:
-    return Numbers(dtype, shape, memoryview(raw))
+def _of_bytes(dtype: str, shape: tuple[int, ...], raw: bytes, packed: bool) -> Numbers:
+    return Numbers(dtype, shape, memoryview(raw), packed)
 
 
 Value = int | float | Numbers
@@ -95,10 +109,10 @@ def entering(sample_ids: Sequence[str], encoded: Sequence[Encoded]) -> WirePiece
     )
 
 
-def values_of(array: npt.NDArray[Any]) -> list[Value]:
-    """The answers that an array holds, one per row."""
+def values_of(array: npt.NDArray[Any], *, pack: bool = False) -> list[Value]:
+    """The answers that an array holds, one per row; see `Numbers.of`."""
     if array.ndim > 1:
-        return [Numbers.of(row) for row in array]
+        return [Numbers.of(row, pack=pack) for row in array]
     values: list[Value] = array.tolist()
     return values
 

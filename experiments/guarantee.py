@@ -34,13 +34,14 @@ from experiments.clinc150 import DATA
 from experiments.data import RUNS, data_folder
 from experiments.kit import keep, show
 from experiments.recorded_exits import bert12_sst2
-from offramp.jobs.calibration import CalibrateJob, record_exits
+from offramp.jobs.calibration import CalibrateJob
 from offramp.jobs.progress import progress_bars
+from offramp.jobs.recording import record_exits
 from optimizer.risk import Guarantee
 from optimizer.thresholds import Path, design_rows, divide, lay_path, learn_then_test
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
-from profiles.scores import SCORES, FloatArray
+from profiles.scores import FloatArray
 
 CONFIDENCE = 0.90
 DESIGN_SHARE = CalibrateJob().design_share
@@ -53,6 +54,8 @@ ORACLE = 300
 How = Literal["divided", "drawn"]
 HOWS: tuple[How, ...] = get_args(How)
 Learnt = dict[int, float]
+OF_LABELS: tuple[Literal["entropy", "confidence"], ...] = ("entropy", "confidence")
+"""The scores that a label can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +205,7 @@ def summary(case: Case, learnt: str, trials: Sequence[Trial]) -> dict[str, str |
 
 def cases() -> Iterator[Case]:
     """Every kind of records, budget and size."""
-    for score in SCORES:
+    for score in OF_LABELS:
         records = known_blocks(bert12_sst2(score))
         for (budget, num_inputs), how in product(((0.01, 436), (0.02, 436), (0.02, 610)), HOWS):
             yield Case(name=f"SST-2, {score}", records=records, budget=budget, num_inputs=num_inputs, how=how)
@@ -212,7 +215,7 @@ def cases() -> Iterator[Case]:
         return
     val, test = (read_labelled(data / DATA, part=part) for part in ("val", "test"))
     both = LabelledRows.of_texts([*val.texts, *test.texts], [*val.labels, *test.labels])
-    for score in SCORES:
+    for score in OF_LABELS:
         records = record_exits(model, both, score)
         for how in HOWS:
             yield Case(name=f"CLINC150, {score}", records=records, budget=0.01, num_inputs=3000, how=how)

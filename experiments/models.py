@@ -8,8 +8,9 @@ from earlyexit.checkpoint import copy_tokenizer, random_model
 from earlyexit.dataset import LabelledRows
 from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
-from offramp.jobs.calibration import CalibrateJob, calibrate, record_exits
+from offramp.jobs.calibration import CalibrateJob, calibrate
 from offramp.jobs.progress import progress_bars
+from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import resolve_backbone, train
 from optimizer.calibration_file import CalibrationCard

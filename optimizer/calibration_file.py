@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from earlyexit.errors import DataError
-from optimizer.plan import PolicySpec
+from optimizer.plan import PolicySpec, policy_of_score
 from profiles.scores import Score
 
 CALIBRATION_FILE = "calibration.json"
@@ -22,6 +22,8 @@ class CalibrationCard(BaseModel):
     schema_version: Literal[1] = 1
     policy: Score
     thresholds: dict[int, float]
+    confidences: dict[int, float] | None = None
+    """Of shares, per ramp: above which a principal value counts."""
     budget: float
     confidence: float
     tested: dict[str, Any]
@@ -30,7 +32,11 @@ class CalibrationCard(BaseModel):
 
     def policy_spec(self) -> PolicySpec:
         """As a plan names it."""
-        return PolicySpec(name=self.policy, thresholds=self.thresholds)
+        return policy_of_score(self.policy, self.thresholds, self.confidences)
+
+    def to_json(self) -> str:
+        """The file's text; of policies that have no confidences it names none."""
+        return self.model_dump_json(indent=2, exclude={"confidences"} if self.confidences is None else None) + "\n"
 
 
 def read_calibration_file(path: Path) -> CalibrationCard:

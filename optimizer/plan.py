@@ -21,7 +21,9 @@ class PolicySpec:
 
     name: PolicyName = "entropy"
     thresholds: float | Mapping[int, float] | None = None
-    """For entropy, confidence and recorded: one for all ramps or one per ramp."""
+    """For entropy, confidence, share and recorded: one for all ramps or one per ramp."""
+    confidences: float | Mapping[int, float] | None = None
+    """For share: above which a principal value counts; one for all ramps or one per ramp."""
     patience: int | None = None
     votes: int | None = None
     records: str | None = None
@@ -36,9 +38,10 @@ class PolicySpec:
         for name, count in (("patience", self.patience), ("votes", self.votes)):
             if count is not None and count < 1:
                 raise PlanError(f"{name} must be at least 1, not {count}")
-        values = self.thresholds.values() if isinstance(self.thresholds, Mapping) else (self.thresholds,)
-        if not all(value is None or math.isfinite(value) for value in values):
+        if not all(map(math.isfinite, _numbers(self.thresholds))):
             raise PlanError("thresholds must be finite numbers")
+        if not all(0 <= value <= 1 for value in _numbers(self.confidences)):
+            raise PlanError("confidences must be numbers from 0 to 1")
         if self.own is not None:
             check_own(self.own)
 
@@ -47,6 +50,25 @@ class PolicySpec:
         """What is given beside the name."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "name"}
         return {name: value for name, value in given.items() if value is not None}
+
+
+def policy_of_score(
+    score: PolicyName, thresholds: float | Mapping[int, float], confidences: Mapping[int, float] | None
+) -> PolicySpec:
+    """The policy that compares such scores with thresholds; confidences are those of shares.
+
+    Raises PlanError for shares without.
+    """
+    counts = "confidences" in kind_of(score).takes
+    if counts and confidences is None:
+        raise PlanError(f"nothing says above which confidence a {score} counts; exit records of `offramp calibrate` do")
+    return PolicySpec(name=score, thresholds=thresholds, confidences=confidences if counts else None)
+
+
+def _numbers(one_or_several: float | Mapping[int, float] | None) -> Iterable[float]:
+    if one_or_several is None:
+        return ()
+    return one_or_several.values() if isinstance(one_or_several, Mapping) else (one_or_several,)
 
 
 NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
@@ -115,10 +137,11 @@ class Plan:
                 )
         if self.ramps and self.policy is None:
             raise PlanError(f"ramps {list(self.ramps)} are active, but no exit policy says when to leave")
-        thresholds = None if self.policy is None else self.policy.thresholds
-        missing = [ramp for ramp in self.ramps if isinstance(thresholds, Mapping) and ramp not in thresholds]
-        if missing:
-            raise PlanError(f"active ramps {missing} have no threshold")
+        for called in ("threshold", "confidence"):
+            numbers = None if self.policy is None else getattr(self.policy, f"{called}s")
+            missing = [ramp for ramp in self.ramps if isinstance(numbers, Mapping) and ramp not in numbers]
+            if missing:
+                raise PlanError(f"active ramps {missing} have no {called}")
 
     @property
     def splits(self) -> tuple[Split, ...]:

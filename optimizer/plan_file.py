@@ -52,6 +52,7 @@ class PolicyDocument(StrictDocument):
 
     name: PolicyName = "entropy"
     thresholds: float | dict[RampKey, float] | None = None
+    confidences: float | dict[RampKey, float] | None = None
     patience: int | None = Field(default=None, ge=1)
     votes: int | None = Field(default=None, ge=1)
     records: str | None = None
@@ -203,11 +204,11 @@ def _build_policy(document: PolicyDocument, shape: ModelShape | None, source: So
 
 
 def _check_policy_fits(policy: PolicySpec, shape: ModelShape, source: Source) -> None:
-    named = policy.thresholds if isinstance(policy.thresholds, Mapping) else {}
-    unknown = sorted(set(named) - set(shape.ramps))
-    if unknown:
-        with source.said_at(("policy", "thresholds", str(unknown[0]))):
-            raise PlanError(f"thresholds for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
+    for called, given in (("thresholds", policy.thresholds), ("confidences", policy.confidences)):
+        unknown = sorted(set(given if isinstance(given, Mapping) else ()) - set(shape.ramps))
+        if unknown:
+            with source.said_at(("policy", called, str(unknown[0]))):
+                raise PlanError(f"{called} for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
     if policy.records is not None and not Path(policy.records).is_file():
         with source.said_at(("policy", "records")):
             raise PlanError(f"{policy.records}: no such file of exit records")

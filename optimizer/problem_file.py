@@ -12,7 +12,7 @@ import numpy as np
 from earlyexit.errors import DataError, PlanError
 from earlyexit.source_file import Source, read_source
 from optimizer.batches_file import batches_of, recorded_document, with_recorded_batches
-from optimizer.plan import PolicySpec
+from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem import (
     Link,
     MaximizeRate,
@@ -54,7 +54,8 @@ class ProblemFile:
         """The exit policy of the records, for these ramps; None where the file names no records."""
         if self.records is None or self.thresholds is None:
             return None
-        return PolicySpec(name=self.records.score, thresholds={ramp: self.thresholds[ramp] for ramp in ramps})
+        thresholds = {ramp: self.thresholds[ramp] for ramp in ramps}
+        return policy_of_score(self.records.score, thresholds, self.records.confidences)
 
 
 def read_problem(path: Path) -> ProblemFile:

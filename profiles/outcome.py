@@ -26,6 +26,9 @@ class ExitOutcome:
     true_losses_N: FloatArray | None
     """Against the truth, where it is known; the next one is the full model's."""
     full_true_losses_N: FloatArray | None
+    tallies_N: IntArray | None = None
+    """(N, K), where a task's figures are made of such numbers; the next ones are the full model's."""
+    full_tallies_N: IntArray | None = None
 
     @property
     def total_loss(self) -> float:

@@ -7,10 +7,11 @@ says how far one is from the full model's, 0 where they agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,10 @@ class ExitRecords:
     """Against the truth, where it is known."""
     times_s_N: FloatArray | None = None
     """When each input arrived, on the recorder's clock; None for records without an order."""
+    confidences: Mapping[int, float] | None = None
+    """Of shares, per ramp: above which a principal value was counted."""
+    tallies_NE: ValueArray | None = None
+    """(N, E, K), against the truth: numbers that a task's figures are made of, summed over inputs."""
     provenance: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +68,12 @@ class ExitRecords:
             raise DataError("exit records need at least one input: shares of none are not numbers")
         if self.scores_NR.shape != (num_inputs, num_ramps) or self.losses_NR.shape != (num_inputs, num_ramps):
             raise DataError(f"exit records of {num_inputs} inputs and {num_ramps} ramps need arrays of that shape")
-        for name, array in (("answers", self.answers_NE), ("losses against the truth", self.true_losses_NE)):
+        per_exit = {
+            "answers": self.answers_NE,
+            "losses against the truth": self.true_losses_NE,
+            "tallies": self.tallies_NE,
+        }
+        for name, array in per_exit.items():
             if array is not None and array.shape[:2] != (num_inputs, num_ramps + 1):
                 raise DataError(f"exit records of {num_inputs} inputs and {num_ramps + 1} exits need as many {name}")
         if self.times_s_N is not None and (
@@ -71,6 +81,8 @@ class ExitRecords:
         ):
             raise DataError(f"exit records of {num_inputs} inputs need as many arrival times, all finite")
         check_ramps(self.ramps, self.num_blocks)
+        if self.confidences is not None and set(self.confidences) != set(self.ramps):
+            raise DataError(f"exit records of ramps {list(self.ramps)} need a confidence for each, if for any")
         if np.isnan(self.scores_NR).any():
             raise DataError("exit records hold scores that are not numbers")
         for losses in (self.losses_NR, self.true_losses_NE):
@@ -92,6 +104,8 @@ class ExitRecords:
         zero_one: bool = True,
         keep_answers: bool = True,
         times_s_N: FloatArray | None = None,
+        confidences: Mapping[int, float] | None = None,
+        tallies_NE: ValueArray | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> ExitRecords:
         """Records of what every exit answered, the full model last; `loss` is that of labels unless said otherwise."""
@@ -111,8 +125,21 @@ class ExitRecords:
             answers_NE=answers_NE if keep_answers else None,
             true_losses_NE=None if truth_N is None else _against(truth_N, answers_NE, loss),
             times_s_N=times_s_N,
+            confidences=confidences,
+            tallies_NE=tallies_NE,
             provenance=provenance,
         )
+
+    @classmethod
+    def join(cls, parts: Sequence[ExitRecords]) -> ExitRecords:
+        """The inputs of several records of one model and one kind, one after the other."""
+        first = parts[0]
+        per_input: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in PER_INPUT
+            if getattr(first, name) is not None
+        }
+        return replace(first, sample_ids=tuple(chain.from_iterable(part.sample_ids for part in parts)), **per_input)
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -151,6 +178,8 @@ class ExitRecords:
             answers_N=None if self.answers_NE is None else self.answers_NE[rows, column_N],
             true_losses_N=None if truth_NE is None else truth_NE[rows, column_N],
             full_true_losses_N=None if truth_NE is None else truth_NE[:, -1],
+            tallies_N=None if self.tallies_NE is None else self.tallies_NE[rows, column_N],
+            full_tallies_N=None if self.tallies_NE is None else self.tallies_NE[:, -1],
         )
 
     def worst_losses_N(self, thresholds: Mapping[int, float]) -> FloatArray:
@@ -183,6 +212,7 @@ class ExitRecords:
             "zero_one": self.zero_one,
             "num_blocks": self.num_blocks,
             "ramps": list(self.ramps),
+            **({} if self.confidences is None else {"confidences": dict(self.confidences)}),
             "provenance": dict(self.provenance or {}),
         }
         arrays = {
@@ -191,6 +221,7 @@ class ExitRecords:
             "losses": self.losses_NR,
             "answers": self.answers_NE,
             "true_losses": self.true_losses_NE,
+            "tallies": self.tallies_NE,
             "times_s": self.times_s_N,
         }
         write_npz(path, header, arrays)
@@ -206,6 +237,8 @@ class ExitRecords:
             "sample_ids": tuple(map(str, np.atleast_1d(arrays["sample_ids"]))),
             "scores_NR": arrays["scores"].astype(np.float32),  # as policies compare
             "times_s_N": arrays.get("times_s"),
+            "confidences": header.confidences,
+            "tallies_NE": arrays.get("tallies"),
             "provenance": header.provenance,
         }
         if header.schema_version == 1:
@@ -226,11 +259,11 @@ class ExitRecords:
 PER_INPUT = tuple(field.name for field in fields(ExitRecords) if field.name.endswith(("_NR", "_NE", "_N")))
 _SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f"}
 KINDS = {
-    2: {**_SHARED, "losses": "f", "answers": "iufbU", "true_losses": "f"},
+    2: {**_SHARED, "losses": "f", "answers": "iufbU", "true_losses": "f", "tallies": "iu"},
     1: {**_SHARED, "labels": "iu", "final_labels": "iu", "true_labels": "iu"},
 }
 """By schema, the arrays of a file and what numpy calls their kinds: text, fractions, whole numbers."""
-OPTIONAL = ("answers", "true_losses", "true_labels", "times_s")
+OPTIONAL = ("answers", "true_losses", "true_labels", "tallies", "times_s")
 
 
 class RecordsHeader(StrictDocument):
@@ -241,6 +274,7 @@ class RecordsHeader(StrictDocument):
     zero_one: bool = True
     num_blocks: int = Field(ge=1)
     ramps: list[int]
+    confidences: dict[Annotated[int, Field(strict=False)], float] | None = None
     provenance: dict[str, Any]
 
 

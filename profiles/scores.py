@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from earlyexit.errors import DataError
 
-Score = Literal["entropy", "confidence"]
+Score = Literal["entropy", "confidence", "share"]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -19,6 +19,8 @@ SMALLEST = 1e-7
 """Of an entropy, and of what a confidence leaves to be sure: keeps the sureness of certainty finite."""
 SUREST = float(-np.log(SMALLEST)) + 1e-3
 """Above every sureness of a score."""
+EVEN_SHARE = 0.01
+"""What a share of all or nothing leaves open: of few counted values, all are no certainty."""
 LEAST_SURE = -80.0
 """Below them; the entropy there is finite in float32."""
 
@@ -26,6 +28,15 @@ LEAST_SURE = -80.0
 def _log_odds(confidence: FloatArray) -> FloatArray:
     clipped = np.clip(confidence, SMALLEST, 1 - SMALLEST)
     return np.asarray(np.log(clipped) - np.log1p(-clipped))
+
+
+def _shrunk_log_odds(share: FloatArray) -> FloatArray:
+    return np.asarray(np.log(share + EVEN_SHARE) - np.log(1 - share + EVEN_SHARE))
+
+
+def _share_of(sureness: float) -> float:
+    odds = float(np.exp(sureness))
+    return (odds * (1 + EVEN_SHARE) - EVEN_SHARE) / (1 + odds)
 
 
 def _minus_log(entropy: FloatArray) -> FloatArray:
@@ -74,8 +85,17 @@ SCORES: Mapping[Score, ScoreKind] = {
         score_of=lambda sureness: float(1 / (1 + np.exp(-sureness))),
         never=1 + 1e-6,  # another number in float32 too
     ),
+    "share": ScoreKind(
+        larger_is_surer=True,
+        lowest=0.0,
+        highest=1.0,
+        sureness=_shrunk_log_odds,
+        score_of=_share_of,
+        never=1 + 1e-6,
+    ),
 }
-"""Entropy in nats, of label tasks; confidence of any task, as `Task.answer` gives it."""
+"""Entropy in nats, of label tasks; confidence of any task, as `Task.score` gives it; share: that of an exit's principal
+values that lie above the ramp's confidence (PAME section 5.3)."""
 
 
 def check_score(score: str) -> None:

@@ -19,7 +19,7 @@ from earlyexit.device import Device, Runner
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import DataError, PlanError
 from earlyexit.member import Member
-from earlyexit.policies import make_policy
+from earlyexit.policies import kind_of, make_policy
 from earlyexit.release import Lost, Release
 from earlyexit.split import Split
 from earlyexit.store import ModelCard, read_card
@@ -108,7 +108,10 @@ def build_policy(spec: PolicySpec | None) -> ExitPolicy:
     if spec.records is None:
         return make_policy(spec.name, **spec.settings)
     records = ExitRecords.load(Path(spec.records))
-    judge = make_policy(records.score, thresholds=spec.thresholds)
+    recorded = (
+        {"confidences": 0.0} if "confidences" in kind_of(records.score).takes else {}
+    )  # shares are counted already
+    judge = make_policy(records.score, thresholds=spec.thresholds, **recorded)
     return make_policy(spec.name, answers=recorded_answers(records), judge=judge)
 
 

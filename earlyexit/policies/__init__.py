@@ -40,6 +40,11 @@ POLICIES = {
         "thresholds",
         leaves="the answer's score, as its task has it, is at least the (calibrated) threshold",
     ),
+    "share": _kind(
+        "threshold:SharePolicy",
+        *("thresholds", "confidences"),
+        leaves="the share of its principal values above the ramp's confidence is at least the threshold",
+    ),
     "patience": _kind(
         "counting:PatiencePolicy",
         "patience",

@@ -28,12 +28,19 @@ class Opinion:
     @cached_property
     def score_B(self) -> Tensor:
         """How sure the exit is of each answer, float32 (B,), larger is surer; in host memory."""
+        if self.task.large and self.task.num_principal_values:
+            return to_host(self.principal_values.mean(1))  # which a policy has asked for already
         return to_host(self.task.score(self.outputs_BC))
 
     @cached_property
     def value_B(self) -> Tensor:
         """All answers, (B, ...), in host memory."""
         return to_host(self.task.answer(self.outputs_BC))
+
+    @cached_property
+    def principal_values(self) -> Tensor:
+        """(B, P), where the outputs are; raises PlanError for tasks that have none."""
+        return self.task.principal_values(self.outputs_BC)
 
     def answers(self, rows: Sequence[int] | None = None) -> Tensor:
         """The answers of the inputs at some positions, (K, ...), of None all; in host memory."""
@@ -119,7 +126,7 @@ class ExitPolicy(ABC):
         """
         raise PlanError(
             f"exit policy {self.name!r} cannot be probed, having no score for a ramp by itself; those that can be are "
-            "entropy, confidence and recorded"
+            "entropy, confidence, share and recorded"
         )
 
     def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -125,8 +125,8 @@ class PoseTask(Task):
         return torch.stack([x_BJ, y_BJ, peak_BJ.clamp(0, 1)], dim=-1).float()
 
     def score(self, outputs_BC: Tensor) -> Tensor:
-        """The mean of the joints' probabilities."""
-        return outputs_BC.flatten(2).amax(-1).clamp(0, 1).mean(-1).float()
+        """The mean of the highest values of the heatmaps."""
+        return self.principal_values(outputs_BC).mean(1)
 
     def principal_values(self, outputs_BC: Tensor) -> Tensor:
         """The highest values of each heatmap, (B, J * `highest`)."""
@@ -178,7 +178,7 @@ class PoseTask(Task):
                 "items": {"type": "object", "properties": {**joint, "score": number}},
                 "description": f"In pixels of an image of {self.image_side} x {self.image_side}.",
             },
-            "score": {"type": "number", "description": "Mean probability of the joints."},
+            "score": {"type": "number", "description": f"Mean of the {self.highest} highest values of each heatmap."},
         }
 
     def targets(self, labels: Sequence[Any]) -> ValueArray:

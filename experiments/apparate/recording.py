@@ -106,7 +106,7 @@ class Material:
 def record(material: Material, name: str, ramps: RampKind) -> ExitRecords:
     """Train ramps, and see what all of them say of all of a stream."""
     from earlyexit.train import TrainOptions, exit_outputs, train_ramps
-    from offramp.jobs.calibration import records_from_outputs
+    from offramp.jobs.recording import records_from_outputs
 
     ramped = with_ramps(material.model, ramps)
     unknown_N = np.zeros(max(len(material.inputs), len(material.learn)), dtype=np.int64)

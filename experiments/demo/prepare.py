@@ -10,8 +10,9 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
 from earlyexit.store import read_card
 from experiments.demo.texts import LabelledText, divide, generate, write_csv
-from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration, record_exits
+from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.jobs.progress import progress_bars
+from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import resolve_backbone, train
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard

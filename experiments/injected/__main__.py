@@ -141,7 +141,8 @@ def compare(name: str, packages: Path, folder: Path) -> list[Compared]:
 
 def _run_here(out: Path, tested: LabelledRows) -> dict[str, Any]:
     """What exits do on the tested rows, without a service."""
-    from offramp.jobs.calibration import outcome_figures, read_calibration, record_exits
+    from offramp.jobs.calibration import outcome_figures, read_calibration
+    from offramp.jobs.recording import record_exits
 
     card, numbers = read_calibration(out), tested.with_labels(_full_answers(out, tested))
     figures = outcome_figures(record_exits(out, numbers, card.policy).outcome(card.thresholds))

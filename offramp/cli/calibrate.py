@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from profiles.scores import Score
 
 
+TASK_FIGURES = {"pck": "PCK", "pixel_accuracy": "pixel accuracy", "mean_iou": "mean IoU"}
+"""What tasks with maps tell beside accuracy, which is a mean over inputs."""
+
+
 def calibrate(
     model: Annotated[Path | None, typer.Argument(help="Model folder, as `offramp train` writes it.")] = None,
     data: OptionalDataFile = None,
@@ -59,7 +63,10 @@ def calibrate(
         Path | None, typer.Option(help="With --records: folder for calibration.json and exit_records.npz.")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="entropy or confidence; default: entropy, or the records'.", **completes(SCORES))
+        str | None,
+        typer.Option(
+            help="entropy, confidence or share; default: what fits the task, or the records'.", **completes(SCORES)
+        ),
     ] = None,
     budget: Annotated[
         float, typer.Option(min=1e-6, help="Largest mean loss; of labels, the share answered otherwise.")
@@ -106,19 +113,31 @@ def _read_rows(path: Path, columns: Mapping[str, Any], **options: Any) -> Labell
 def _calibrate_model(
     model: Path, rows: LabelledRows, held_out: LabelledRows | None, job: CalibrateJob
 ) -> tuple[CalibrationCard, dict[str, Any]]:
+    from earlyexit.store import read_card
+    from earlyexit.tasks import find_task
     from offramp.jobs.calibration import calibrate as run_calibration
-    from offramp.jobs.calibration import outcome_figures, record_exits
+    from offramp.jobs.calibration import outcome_figures
     from offramp.jobs.progress import progress_bars
+    from offramp.jobs.recording import record_exits
 
     with progress_bars() as progress:
         card, _ = run_calibration(model, rows, job, progress=progress)
-        report: dict[str, Any] = {"thresholds": card.thresholds, "tested": card.tested}
+        report = _report(card)
         if held_out is not None:
             found = record_exits(
-                model, held_out, card.policy, progress=lambda what, done, total: progress(f"test {what}", done, total)
+                model,
+                held_out,
+                card.policy,
+                confidences=card.confidences,
+                progress=lambda what, done, total: progress(f"test {what}", done, total),
             )
-            report["test"] = outcome_figures(found.outcome(card.thresholds))
+            report["test"] = outcome_figures(found.outcome(card.thresholds), find_task(read_card(model).task))
     return card, report
+
+
+def _report(card: CalibrationCard) -> dict[str, Any]:
+    confidences = {} if card.confidences is None else {"confidences": card.confidences}
+    return {"thresholds": card.thresholds, **confidences, "tested": card.tested}
 
 
 def _calibrate_records(
@@ -135,7 +154,7 @@ def _calibrate_records(
     if out is not None:
         make_folder(out)
         save_calibration(card, found, out)
-    return card, {"thresholds": card.thresholds, "tested": card.tested}
+    return card, _report(card)
 
 
 def _known_rows(model: Path, rows: LabelledRows) -> LabelledRows:
@@ -172,10 +191,13 @@ def no_threshold_text(*, budget: float, confidence: float) -> str:
 
 
 def _by_block(policy: Score, report: dict[str, Any]) -> Table:
-    table = make_table("block", f"leave at {policy}", "survival", title="By block")
+    confidences = report.get("confidences")
+    above = [] if confidences is None else ["of values above"]
+    table = make_table("block", f"leave at {policy}", *above, "survival", title="By block")
     thresholds = report["thresholds"]
     for block, share in enumerate(report["tested"]["survival"]):
-        table.add_row(str(block), _threshold(policy, thresholds.get(block)), f"{share:.3f}")
+        counted = [] if confidences is None else [_share(confidences.get(block))]
+        table.add_row(str(block), _threshold(policy, thresholds.get(block)), *counted, f"{share:.3f}")
     return table
 
 
@@ -200,6 +222,10 @@ def _figures(report: dict[str, Any]) -> Table:
     }
     for label, text in rows.items():
         table.add_row(label, *(text(report[name]) for name in columns))
+    for figure, label in TASK_FIGURES.items():
+        if figure in report[columns[0]]:
+            table.add_row(label, *(_share(report[name][figure]) for name in columns))
+            table.add_row(f"{label} of the full model", *(_share(report[name][f"full_{figure}"]) for name in columns))
     return table
 
 

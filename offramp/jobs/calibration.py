@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
-from earlyexit.policies import make_policy
+from offramp.jobs.recording import Outputs, batches_of_outputs, join_records, records_of_chosen_shares
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
 from optimizer.risk import Guarantee
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
@@ -22,7 +20,9 @@ from profiles.records import ExitRecords
 from profiles.scores import Score
 
 if TYPE_CHECKING:
-    from earlyexit.tasks.base import Task, ValueArray
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.signature import Encoded
+    from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.train import Progress
 
 RECORDS_FILE = "exit_records.npz"
@@ -33,7 +33,8 @@ class CalibrateJob:
     """Everything that decides what a calibration gives."""
 
     policy: Score | None = None
-    """None: entropy where the model answers labels, else confidence; of records from elsewhere, theirs."""
+    """None: entropy where the model answers labels, share where it answers maps, else confidence; of records from
+    elsewhere, theirs."""
     guarantee: Guarantee = field(default_factory=Guarantee)
     design_share: float = 0.25
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
@@ -59,10 +60,8 @@ def calibrate(
 
     Raises DataError where the inputs are too few for the guarantee.
     """
-    import torch
-
     from earlyexit.store import load_model, save_model
-    from earlyexit.train import exit_outputs, no_progress
+    from earlyexit.train import no_progress
     from offramp.jobs.provenance import provenance
 
     _check_rows(data, job)
@@ -71,20 +70,38 @@ def calibrate(
     labels = data.targets(model.task, codec)
     encoded = data.encode(codec)
     design, tested = divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
-    model.temperatures_E.fill_(1.0)
-    raw = exit_outputs(model, encoded, progress=progress or no_progress)
-    design_B = torch.from_numpy(design)
-    for block, raw_NC in raw.items():
-        model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_B], labels[design])
-    outputs = {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()}
     facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share)
     policy = _policy(model.task, job.policy)
-    records = records_from_outputs(outputs, policy, model.task, labels, provenance=facts)
-    card = _card(records, learn_then_test(records.subset(design), records.subset(tested), job.guarantee), job, facts)
+    outputs = _scaled(model, encoded, labels, design, progress or no_progress)
+    if policy == "share":
+        records = records_of_chosen_shares(
+            outputs, model.task, labels, design=design, budget=job.guarantee.budget, provenance=facts
+        )
+    else:
+        records = join_records(outputs, policy, model.task, labels, provenance=facts)
+    card = _card(
+        records, learn_then_test(records.subset(design), records.subset(tested), job.guarantee), job, facts, model.task
+    )
     forget_calibration(folder)
     save_model(model, folder)
     save_calibration(card, records, folder)
     return card, records
+
+
+def _scaled(
+    model: EarlyExitModel, encoded: Sequence[Encoded], labels: ValueArray, design: IntArray, progress: Progress
+) -> Iterable[Outputs]:
+    """The model's outputs, temperatures fitted on the design part; where outputs are large they stay 1."""
+    import torch
+
+    model.temperatures_E.fill_(1.0)
+    if model.task.large:
+        return batches_of_outputs(model, encoded, progress)
+    ((rows, raw),) = batches_of_outputs(model, encoded, progress)
+    design_B = torch.from_numpy(design)
+    for block, raw_NC in raw.items():
+        model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_B], labels[design])
+    return [(rows, {block: raw_NC / float(model.temperatures_E[block]) for block, raw_NC in raw.items()})]
 
 
 def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
@@ -104,28 +121,34 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
 def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) -> None:
     """Write both into a folder that exists."""
     records.save(folder / RECORDS_FILE)
-    (folder / CALIBRATION_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    (folder / CALIBRATION_FILE).write_text(card.to_json(), encoding="utf-8")
 
 
-def _card(records: ExitRecords, found: Calibration, job: CalibrateJob, facts: dict[str, Any]) -> CalibrationCard:
+def _card(
+    records: ExitRecords, found: Calibration, job: CalibrateJob, facts: dict[str, Any], task: Task | None = None
+) -> CalibrationCard:
     return CalibrationCard(
         policy=records.score,
         thresholds=found.thresholds,
+        confidences=None if records.confidences is None else dict(records.confidences),
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,
-        tested=tested_figures(found),
+        tested=tested_figures(found, task),
         provenance=facts,
     )
 
 
 def _policy(task: Task, asked: Score | None) -> Score:
-    """Entropy is of labels; how sure it is, every task can say."""
+    """Entropy is of labels, shares are of tasks with principal values; how sure it is, every task can say."""
     from earlyexit.tasks.label import LabelTask
 
     labels = isinstance(task, LabelTask)
     if asked == "entropy" and not labels:
         raise DataError(f"entropy is of labels, and the model's task is {task.name}; confidence is of any task")
-    return asked or ("entropy" if labels else "confidence")
+    if asked == "share" and not task.num_principal_values:
+        raise DataError(f"the task {task.name} has no principal values to count a share of; confidence is of any task")
+    counted = task.large and task.num_principal_values
+    return asked or ("entropy" if labels else "share" if counted else "confidence")
 
 
 def forget_calibration(folder: Path) -> None:
@@ -144,66 +167,13 @@ def _check_rows(data: Sized, job: CalibrateJob) -> None:
         )
 
 
-def record_exits(
-    folder: Path,
-    data: LabelledRows,
-    policy: Score,
-    ids: Sequence[str] | None = None,
-    *,
-    progress: Progress | None = None,
-) -> ExitRecords:
-    """Exit records of labelled rows under a calibrated model, for evaluation."""
-    from earlyexit.store import load_model
-    from earlyexit.train import exit_outputs, no_progress
-
-    model = load_model(folder)
-    codec = find_codec(model.info.codec, folder)
-    truth_N = data.targets(model.task, codec)
-    outputs = exit_outputs(model, data.encode(codec), progress=progress or no_progress)
-    return records_from_outputs(outputs, policy, model.task, truth_N, ids=ids)
-
-
-def records_from_outputs(
-    outputs: dict[int, Any],
-    policy: Score,
-    task: Task,
-    truth_N: ValueArray,
-    *,
-    ids: Sequence[str] | None = None,
-    provenance: dict[str, Any] | None = None,
-) -> ExitRecords:
-    """Exit records of temperature-scaled outputs (N, C) by block; the last block is the full model."""
-    from earlyexit.policies.base import Opinion
-    from earlyexit.policies.threshold import ThresholdPolicy
-
-    judge = make_policy(policy, thresholds=0.0)
-    assert isinstance(judge, ThresholdPolicy)
-    *ramps, last = sorted(outputs)
-    opinions = {block: Opinion(task, outputs[block]) for block in outputs}
-    answers_NE = np.stack([opinions[block].value_B.numpy() for block in (*ramps, last)], axis=1)
-    num_inputs = len(truth_N)
-    return ExitRecords.of_answers(
-        answers_NE,
-        score=policy,
-        num_blocks=last + 1,
-        ramps=tuple(ramps),
-        sample_ids=tuple(ids) if ids is not None else tuple(map(str, range(num_inputs))),
-        scores_NR=np.stack([judge.score(opinions[ramp]).numpy() for ramp in ramps], axis=1).astype(np.float32),
-        truth_N=truth_N,
-        loss=task.loss,
-        zero_one=task.zero_one,
-        keep_answers=answers_NE.ndim == 2,  # who looks answers up by an id wants a label or a number
-        provenance=provenance,
-    )
-
-
-def tested_figures(found: Calibration) -> dict[str, Any]:
+def tested_figures(found: Calibration, task: Task | None) -> dict[str, Any]:
     """What a calibration's thresholds did where they were tested, with all ramps active and with the worst subset."""
-    return {**outcome_figures(found.tested), "worst_agreement": 1 - found.worst_loss}
+    return {**outcome_figures(found.tested, task), "worst_agreement": 1 - found.worst_loss}
 
 
-def outcome_figures(outcome: ExitOutcome) -> dict[str, Any]:
-    """An outcome's figures as plain data."""
+def outcome_figures(outcome: ExitOutcome, task: Task | None = None) -> dict[str, Any]:
+    """An outcome's figures as plain data; `task` has figures of its own, where there are tallies for them."""
     return {
         "inputs": len(outcome.exits_N),
         "agreement": outcome.agreement,
@@ -213,7 +183,16 @@ def outcome_figures(outcome: ExitOutcome) -> dict[str, Any]:
         "num_blocks": outcome.num_blocks,
         "survival": list(outcome.survival),
         "exits": outcome.exit_counts,
+        **({} if task is None else _task_figures(outcome, task)),
     }
+
+
+def _task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
+    """Such as mean IoU, and the full model's."""
+    if outcome.tallies_N is None or outcome.full_tallies_N is None:
+        return {}
+    early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
+    return early | {f"full_{name}": value for name, value in full.items()}
 
 
 def read_calibration(folder: Path) -> CalibrationCard:

@@ -11,7 +11,7 @@ import numpy as np
 
 from earlyexit.errors import DataError, InputError
 from offramp.jobs.simulated_plan import PlayedPlan
-from optimizer.plan import PolicySpec
+from optimizer.plan import PolicySpec, policy_of_score
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
 from profiles.scores import SCORES
@@ -94,7 +94,7 @@ def _policy(
     """When recorded inputs leave: by `thresholds`, else the plan's policy, else the problem's; None without ramps."""
     ramps = played.plan.ramps
     if thresholds is not None:
-        return PolicySpec(name=records.score, thresholds=_for_ramps(thresholds, ramps, file.problem.ramps))
+        return policy_of_score(records.score, _for_ramps(thresholds, ramps, file.problem.ramps), records.confidences)
     policy = played.policy or file.policy(ramps)
     if policy is None and ramps:
         raise InputError(f"ramps {list(ramps)} are active and nothing says when to leave there; give --thresholds")
@@ -125,7 +125,7 @@ def _rule(name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tup
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
     values = sorted(set(_thresholds(policy, ramps).values()))
     limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"
-    return f"they leave at {'a' if records.score == 'confidence' else 'an'} {records.score} of {side} {limits}"
+    return f"they leave at {'an' if records.score == 'entropy' else 'a'} {records.score} of {side} {limits}"
 
 
 def _decisions(records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]) -> Decisions:

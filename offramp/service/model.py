@@ -18,7 +18,7 @@ from earlyexit.store import WEIGHTS_FILE
 from offramp.jobs.calibration import RECORDS_FILE, read_calibration
 from offramp.service.shape import AccuracyDocument, ModelDocument
 from optimizer.calibration_file import CalibrationCard
-from optimizer.plan import PolicySpec
+from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem_shape import PublishedDocument, TableDocument
 from profiles.table import LatencyTable
 
@@ -59,8 +59,14 @@ def read_exits(
             raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
     with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
         thresholds = _thresholds(document, calibration, card, records)
+    with source.said_at(("accuracy",)):
+        policy = (
+            PolicySpec(name=name, thresholds=thresholds, records=str(path))
+            if name == "recorded"
+            else policy_of_score(name, thresholds, records.confidences)
+        )
     return Exits(
-        policy=PolicySpec(name=name, thresholds=thresholds, records=str(path) if name == "recorded" else None),
+        policy=policy,
         thresholds=thresholds,
         records=records,
         budget=document.budget if calibration is None or document.budget is not None else calibration.budget,

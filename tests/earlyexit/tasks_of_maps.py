@@ -10,8 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
+from earlyexit.boundary import TensorSpec
+from earlyexit.checkpoint import RampOptions, add_ramps, load_pretrained
+from earlyexit.families.own import TensorBackbone
+from earlyexit.model import EarlyExitModel
+from earlyexit.signature import Encoded
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 
@@ -54,3 +59,63 @@ def png_of(array: npt.NDArray[Any], mode: str | None = None, **options: Any) -> 
 def ids(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.uint8]:
     """A mask."""
     return np.array(rows, dtype=np.uint8)
+
+
+class Slightly(nn.Module):
+    """Logits that change a little from block to block, so that exits agree on most pixels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, channels, kernel_size=3, padding=1)
+
+    def forward(self, maps_BCHW: Tensor) -> Tensor:
+        return maps_BCHW + 0.5 * torch.tanh(self.convolution(maps_BCHW))
+
+
+class Reading(nn.Module):
+    """Pixels (B, H, W, 3) as maps with a pixel for `stride` x `stride` of them."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, channels, kernel_size=stride, stride=stride)
+
+    def forward(self, pixels_BHW3: Tensor) -> Tensor:
+        maps_BCHW: Tensor = self.convolution(pixels_BHW3.float().movedim(-1, 1) / 32)
+        return maps_BCHW
+
+
+def build(channels: int = 4, stride: int = 2, height: int = 4, width: int = 6) -> TensorBackbone:
+    """Three blocks that all give what the task's exits do."""
+    return TensorBackbone(
+        embed=Reading(channels, stride),
+        blocks=[Slightly(channels) for _ in range(3)],
+        inputs=(TensorSpec(name="image", shape=(height, width, 3), dtype="uint8"),),
+        config={"channels": channels, "stride": stride, "height": height, "width": width},
+    )
+
+
+def model_of_maps() -> EarlyExitModel:
+    """Of `STREET`, ramps after both blocks but the last; untrained."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        pretrained, family = load_pretrained(f"{__name__}:build")
+        model = add_ramps(
+            pretrained,
+            name="street",
+            family=family,
+            codec={"name": "image", "height": STREET.height, "width": STREET.width},
+            task=STREET,
+            ramps=RampOptions(style="given"),
+        )
+    return model.requires_grad_(False)
+
+
+def images(count: int, seed: int = 0) -> list[npt.NDArray[np.uint8]]:
+    """Noise, in the size of `STREET`."""
+    rng = np.random.default_rng(seed)
+    return list(rng.integers(0, 256, size=(count, STREET.height, STREET.width, 3), dtype=np.uint8))
+
+
+def encoded_images(count: int, seed: int = 0) -> list[Encoded]:
+    """The same, as the network takes them."""
+    return [Encoded(1, (image[None],)) for image in images(count, seed)]

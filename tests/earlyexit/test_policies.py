@@ -68,15 +68,15 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 
 def test_entropy_is_that_of_the_prediction_in_nats() -> None:
-    assert EntropyPolicy(0.4).score(OPINION).tolist() == pytest.approx([0.6931, 0.5623, 0.3251], abs=1e-4)
+    assert EntropyPolicy(0.4).score(0, OPINION).tolist() == pytest.approx([0.6931, 0.5623, 0.3251], abs=1e-4)
 
 
 def test_entropy_of_certainty_is_zero() -> None:
-    assert EntropyPolicy(0.4).score(Opinion(TASK, torch.tensor([[0.0, 1000.0]]))).tolist() == [0.0]
+    assert EntropyPolicy(0.4).score(0, Opinion(TASK, torch.tensor([[0.0, 1000.0]]))).tolist() == [0.0]
 
 
 def test_confidence_is_the_probability_of_the_likeliest_label() -> None:
-    assert ConfidencePolicy(0.4).score(OPINION).tolist() == pytest.approx([0.5, 0.75, 0.9])
+    assert ConfidencePolicy(0.4).score(0, OPINION).tolist() == pytest.approx([0.5, 0.75, 0.9])
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,9 @@ def test_policies_decide_where_they_have_a_threshold() -> None:
 @pytest.mark.parametrize("policy", [PatiencePolicy(1), VotingPolicy(1)], ids=["patience", "voting"])
 def test_policies_without_a_score_of_their_own_cannot_be_probed(policy: ExitPolicy) -> None:
     assert not policy.can_look(0)
-    with pytest.raises(PlanError, match=r"cannot be probed.*those that can be are entropy, confidence and recorded"):
+    with pytest.raises(
+        PlanError, match=r"cannot be probed.*those that can be are entropy, confidence, share and recorded"
+    ):
         look(policy)
 
 

@@ -50,7 +50,6 @@ def test_a_probability_is_the_peak_and_never_beyond_one_or_below_nothing() -> No
     maps = peaks((1, 1, 1.5), (1, 1, 0.25), (1, 1, 0.75))
     maps[0, 1] -= 1
     assert BODY.answer(maps)[0, :, 2].tolist() == [1.0, 0.0, 0.75]
-    assert BODY.score(maps).tolist() == pytest.approx([(1 + 0 + 0.75) / 3])
 
 
 def test_principal_values_are_the_highest_of_each_heatmap() -> None:
@@ -59,6 +58,7 @@ def test_principal_values_are_the_highest_of_each_heatmap() -> None:
     values = BODY.principal_values(maps)
     assert values.shape == (1, BODY.num_principal_values) == (1, 6)
     assert sorted(values[0].tolist()) == [0.0, 0.0, 0.0, 0.25, 0.5, 1.0]
+    assert BODY.score(maps).tolist() == pytest.approx([1.75 / 6])
 
 
 def test_an_answer_does_not_depend_on_its_batch_mates() -> None:

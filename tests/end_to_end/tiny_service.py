@@ -144,7 +144,7 @@ def median_entropies(model: EarlyExitModel, tokenizer: TextTokenizer, texts: tup
     logits = exit_outputs(model, tokenizer.encode(texts))
     thresholds = {}
     for ramp in RAMPS:
-        entropies = torch.sort(EntropyPolicy(0.0).score(Opinion(model.task, logits[ramp]))).values
+        entropies = torch.sort(EntropyPolicy(0.0).score(ramp, Opinion(model.task, logits[ramp]))).values
         middle = len(texts) // 2
         thresholds[ramp] = float(entropies[middle - 1] + entropies[middle]) / 2
     return thresholds

@@ -181,7 +181,7 @@ class ProbeBook:
         self._ended.append(entry)
         full = entry.said[self._last].value
         if isinstance(full, Numbers):
-            self._ended_bytes += len(full.raw) * len(entry.said)
+            self._ended_bytes += full.num_bytes * len(entry.said)
         if len(self._ended) >= MANY or self._ended_bytes >= MOST_BYTES:
             self._settle()
 

@@ -1,0 +1,187 @@
+"""Exit records of labelled rows that a model runs here.
+
+Outputs of large tasks are judged batch by batch: what stays of them is a few numbers per input and exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.codecs import find_codec
+from earlyexit.policies import make_policy
+from optimizer.confidences import LEVELS, ShareArray, choose_confidences
+from optimizer.plan import policy_of_score
+from profiles.records import ExitRecords
+from profiles.scores import Score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from earlyexit.dataset import LabelledRows
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.policies.base import Opinion
+    from earlyexit.policies.threshold import ThresholdPolicy
+    from earlyexit.signature import Encoded
+    from earlyexit.tasks.base import Task, ValueArray
+    from earlyexit.train import Progress
+    from profiles.records import IntArray
+
+Confidences = Mapping[int, float]
+Outputs = tuple[Sequence[int], Mapping[int, "Tensor"]]
+"""Rows, and of each exit the temperature-scaled outputs of them, by block."""
+
+
+def record_exits(
+    folder: Path,
+    data: LabelledRows,
+    policy: Score,
+    ids: Sequence[str] | None = None,
+    *,
+    confidences: Confidences | None = None,
+    progress: Progress | None = None,
+) -> ExitRecords:
+    """Exit records of labelled rows under a calibrated model, for evaluation; `confidences` are those of shares."""
+    from earlyexit.store import load_model
+    from earlyexit.train import no_progress
+
+    model = load_model(folder)
+    codec = find_codec(model.info.codec, folder)
+    truth_N = data.targets(model.task, codec)
+    parts = batches_of_outputs(model, data.encode(codec), progress or no_progress)
+    records = join_records(parts, policy, model.task, truth_N, confidences=confidences)
+    return records if ids is None else replace(records, sample_ids=tuple(ids))
+
+
+def batches_of_outputs(model: EarlyExitModel, encoded: Sequence[Encoded], progress: Progress) -> Iterable[Outputs]:
+    """A model's outputs, of large ones no more than a batch at a time."""
+    from earlyexit.train import exit_outputs, outputs_by_batch
+
+    if model.task.large:
+        return outputs_by_batch(model, encoded, progress=progress)
+    return [(range(len(encoded)), exit_outputs(model, encoded, progress=progress))]
+
+
+def join_records(
+    parts: Iterable[Outputs],
+    policy: Score,
+    task: Task,
+    truth_N: ValueArray,
+    *,
+    confidences: Confidences | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Exit records of all rows, in their order, of outputs that come a part at a time."""
+    rows: list[int] = []
+    records = []
+    for some, outputs in parts:
+        rows += some
+        records.append(records_from_outputs(outputs, policy, task, truth_N[list(some)], confidences=confidences))
+    return _in_order(rows, records, provenance)
+
+
+def records_of_chosen_shares(
+    parts: Iterable[Outputs],
+    task: Task,
+    truth_N: ValueArray,
+    *,
+    design: IntArray,
+    budget: float,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Exit records of shares, all rows in their order; each ramp's confidence is the one that serves `design` best.
+
+    Nothing runs twice: of all principal values it is counted how many exceed each of a hundred levels.
+    """
+    rows: list[int] = []
+    records, shares = [], []
+    for some, outputs in parts:
+        opinions = _opinions(outputs, task)
+        rows += some
+        unchosen = dict.fromkeys(outputs, 0.0)
+        records.append(_records_of(opinions, "share", task, truth_N[list(some)], unchosen))
+        shares.append(_shares_NRL(opinions))
+    joined = _in_order(rows, records, provenance)
+    shares_NRL = np.concatenate(shares)[np.argsort(rows)]
+    levels = choose_confidences(shares_NRL[design], joined.losses_NR[design], budget)
+    return replace(
+        joined,
+        scores_NR=shares_NRL[:, np.arange(len(levels)), levels],
+        confidences={ramp: round(float(LEVELS[level]), 4) for ramp, level in zip(joined.ramps, levels, strict=True)},
+    )
+
+
+def _in_order(rows: Sequence[int], records: Sequence[ExitRecords], provenance: dict[str, Any] | None) -> ExitRecords:
+    joined = ExitRecords.join(records).subset(np.argsort(rows))
+    return replace(joined, sample_ids=tuple(map(str, range(len(rows)))), provenance=provenance)
+
+
+def _shares_NRL(opinions: Mapping[int, Opinion]) -> ShareArray:
+    """Of every ramp, the share of principal values above every level."""
+    import torch
+
+    from earlyexit.policies.threshold import shares_above
+
+    *ramps, _ = opinions
+    levels_L = torch.from_numpy(LEVELS)
+    return np.stack([shares_above(opinions[ramp].principal_values, levels_L).cpu().numpy() for ramp in ramps], axis=1)
+
+
+def records_from_outputs(
+    outputs: Mapping[int, Tensor],
+    policy: Score,
+    task: Task,
+    truth_N: ValueArray,
+    *,
+    confidences: Confidences | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> ExitRecords:
+    """Exit records of temperature-scaled outputs (N, ...) by block; the last block is the full model.
+
+    Raises PlanError for shares without `confidences`.
+    """
+    records = _records_of(_opinions(outputs, task), policy, task, truth_N, confidences)
+    return replace(records, provenance=provenance)
+
+
+def _opinions(outputs: Mapping[int, Tensor], task: Task) -> dict[int, Opinion]:
+    """By block, ascending."""
+    from earlyexit.policies.base import Opinion
+
+    return {block: Opinion(task, outputs[block]) for block in sorted(outputs)}
+
+
+def _records_of(
+    opinions: Mapping[int, Opinion], policy: Score, task: Task, truth_N: ValueArray, confidences: Confidences | None
+) -> ExitRecords:
+    *ramps, last = opinions
+    judge = _judge(policy, confidences)
+    answers_NE = np.stack([opinion.value_B.numpy() for opinion in opinions.values()], axis=1)
+    scores = [judge.score(ramp, opinions[ramp]).numpy() for ramp in ramps]
+    tallies_NE = np.stack([task.tallies(answers_NE[:, column], truth_N) for column in range(len(opinions))], axis=1)
+    return ExitRecords.of_answers(
+        answers_NE,
+        score=policy,
+        num_blocks=last + 1,
+        ramps=tuple(ramps),
+        sample_ids=tuple(map(str, range(len(truth_N)))),
+        scores_NR=np.stack(scores, axis=1).astype(np.float32),
+        truth_N=truth_N,
+        loss=task.loss,
+        zero_one=task.zero_one,
+        keep_answers=answers_NE.ndim == 2,  # who looks answers up by an id wants a label or a number
+        confidences=None if policy != "share" or confidences is None else {ramp: confidences[ramp] for ramp in ramps},
+        tallies_NE=tallies_NE if tallies_NE.shape[2] else None,
+    )
+
+
+def _judge(policy: Score, confidences: Confidences | None) -> ThresholdPolicy:
+    from earlyexit.policies.threshold import ThresholdPolicy
+
+    judge = make_policy(policy, **policy_of_score(policy, 0.0, confidences).settings)
+    assert isinstance(judge, ThresholdPolicy)
+    return judge

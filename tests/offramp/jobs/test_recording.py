@@ -1,0 +1,142 @@
+"""Exit records and calibrations of a model whose answers are maps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.dataset import IMAGE, LabelledRows, objects
+from earlyexit.errors import DataError, PlanError
+from earlyexit.policies.base import Opinion
+from earlyexit.policies.threshold import SharePolicy
+from earlyexit.store import load_model, save_model
+from earlyexit.train import exit_outputs
+from offramp.cli.calibrate import calibration_tables, no_threshold_text
+from offramp.jobs.calibration import CalibrateJob, calibrate, outcome_figures, read_calibration
+from offramp.jobs.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
+from optimizer.calibration_file import CalibrationCard
+from optimizer.risk import Guarantee
+from profiles.records import ExitRecords
+from tests.earlyexit.tasks_of_maps import STREET, encoded_images, images, model_of_maps, png_of
+
+NUMBER = 150
+EASY = CalibrateJob(guarantee=Guarantee(budget=0.25, confidence=0.8))
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Nobody looks."""
+
+
+def rows(count: int = NUMBER, seed: int = 0) -> LabelledRows:
+    """Noise, labelled with what the full model says of it but for a column of pixels."""
+    outputs = exit_outputs(model_of_maps(), encoded_images(count, seed))
+    right = STREET.answer(outputs[2]).numpy()
+    right[:, :, 0] = 0
+    files = [png_of(image) for image in images(count, seed)]
+    return LabelledRows(columns={IMAGE: objects(files)}, labels=tuple(png_of(mask) for mask in right))
+
+
+@pytest.fixture(scope="module")
+def data() -> LabelledRows:
+    return rows()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_model(model_of_maps(), tmp_path)
+    return tmp_path
+
+
+def outcome_of(card: CalibrationCard, records: ExitRecords) -> Sequence[int]:
+    exits: list[int] = records.outcome(card.thresholds).exits_N.tolist()
+    return exits
+
+
+def test_the_records_are_what_the_policy_decides_by(model: Path, data: LabelledRows) -> None:
+    card, records = calibrate(model, data, EASY)
+    assert (card.policy, records.score, records.answers_NE) == ("share", "share", None)
+    assert card.confidences is not None
+    assert records.confidences == card.confidences
+    assert set(card.thresholds) == set(card.confidences) == {0, 1}
+    policy = SharePolicy(card.thresholds, card.confidences)
+    outputs = exit_outputs(model_of_maps(), encoded_images(NUMBER))
+    full = STREET.answer(outputs[2]).numpy()
+    for column, ramp in enumerate(records.ramps):
+        opinion = Opinion(STREET, outputs[ramp])
+        assert records.scores_NR[:, column].tolist() == policy.score(ramp, opinion).tolist()
+        np.testing.assert_allclose(records.losses_NR[:, column], STREET.loss(opinion.value_B.numpy(), full))
+    assert {0, 1} & set(outcome_of(card, records)), "some leave early"
+    assert card.tested["agreement"] >= 0.75
+
+
+def test_what_is_kept_of_a_calibration_is_read_back(model: Path, data: LabelledRows) -> None:
+    card, records = calibrate(model, data, EASY)
+    again, loaded = read_calibration(model), ExitRecords.load(model / "exit_records.npz")
+    assert again.policy_spec() == card.policy_spec()
+    assert loaded.confidences == records.confidences
+    assert loaded.tallies_NE is not None
+    np.testing.assert_array_equal(loaded.tallies_NE, records.tallies_NE)
+
+
+def test_figures_of_the_task_stand_beside_agreement(model: Path, data: LabelledRows) -> None:
+    card, records = calibrate(model, data, EASY)
+    figures = outcome_figures(records.outcome({}), STREET)
+    assert figures["pixel_accuracy"] == figures["full_pixel_accuracy"]
+    assert figures["mean_iou"] == figures["full_mean_iou"] < figures["pixel_accuracy"]
+    outputs = exit_outputs(model_of_maps(), encoded_images(NUMBER))
+    right = STREET.targets(data.labels)
+    answers = [STREET.answer(outputs[block]).numpy() for block in (0, 1, 2)]
+    exits = outcome_of(card, records)
+    chosen = np.stack([answers[block][row] for row, block in enumerate(exits)])
+    expected = STREET.figures(STREET.tallies(chosen, right).sum(0))
+    found = outcome_figures(records.outcome(card.thresholds), STREET)
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    tables = calibration_tables("share", {"thresholds": card.thresholds, "tested": card.tested})
+    assert "mean IoU" in list(tables[1].columns[0].cells)
+
+
+def test_large_outputs_are_never_held_all_at_once(data: LabelledRows) -> None:
+    parts = list(batches_of_outputs(model_of_maps(), encoded_images(NUMBER), no_progress))
+    assert [len(some) for some, _ in parts] == [64, 64, 22]
+    whole = exit_outputs(model_of_maps(), encoded_images(NUMBER))
+    right = STREET.targets(data.labels)
+    joined = join_records(reversed(parts), "confidence", STREET, right)
+    alone = records_from_outputs(whole, "confidence", STREET, right)
+    assert joined.sample_ids == alone.sample_ids
+    np.testing.assert_allclose(joined.scores_NR, alone.scores_NR, rtol=1e-6)
+    np.testing.assert_array_equal(joined.losses_NR, alone.losses_NR)
+
+
+def test_other_rows_are_recorded_with_the_confidences_that_were_chosen(model: Path, data: LabelledRows) -> None:
+    card, records = calibrate(model, data, EASY)
+    again = record_exits(model, data, card.policy, confidences=card.confidences)
+    np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
+    with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
+        record_exits(model, data, "share")
+
+
+def test_thresholds_that_no_exit_passes_leave_no_exits_and_it_is_said(model: Path, data: LabelledRows) -> None:
+    strict = Guarantee(budget=0.02, confidence=0.8)
+    card, records = calibrate(model, data, CalibrateJob(guarantee=strict))
+    assert card.thresholds == {}
+    assert set(outcome_of(card, records)) == {2}
+    assert "no input would leave early" in no_threshold_text(budget=0.02, confidence=0.8)
+
+
+def test_how_sure_an_exit_is_can_be_asked_for_instead(model: Path, data: LabelledRows) -> None:
+    job = CalibrateJob(guarantee=EASY.guarantee, policy="confidence")
+    card, _ = calibrate(model, data, job)
+    assert (card.policy, card.confidences) == ("confidence", None)
+    assert "confidences" not in json.loads((model / "calibration.json").read_text()), "as the files of other tasks"
+    with pytest.raises(DataError, match="entropy is of labels, and the model's task is segmentation"):
+        calibrate(model, data, CalibrateJob(guarantee=EASY.guarantee, policy="entropy"))
+
+
+def test_temperatures_of_maps_stay_one(model: Path, data: LabelledRows) -> None:
+    calibrate(model, data, EASY)
+    assert load_model(model).temperatures_E.equal(torch.ones(3))

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+
+from optimizer.confidences import LEVELS, NUM_CONFIDENCES, ShareArray, candidates, choose_confidences
+from profiles.scores import SCORES, FloatArray
+
+
+def shares_above(values_DRP: FloatArray) -> ShareArray:
+    """Of each input and ramp, the share of values above every level."""
+    return (values_DRP[..., None] > LEVELS).mean(2, dtype=np.float32)
+
+
+def test_ten_confidences_are_looked_at_where_the_principal_values_lie() -> None:
+    values = np.linspace(0.5, 0.7, 1000).reshape(10, 1, 100)
+    found = [float(LEVELS[k]) for k in candidates(shares_above(values)[:, 0])]
+    assert len(found) == NUM_CONFIDENCES
+    np.testing.assert_allclose(found, np.linspace(0.51, 0.69, 10), atol=0.011)
+
+
+def test_values_that_are_all_one_have_one_confidence() -> None:
+    assert len(candidates(shares_above(np.full((3, 1, 5), 0.305))[:, 0])) == 2, "below it all count, above it none"
+
+
+def test_the_confidence_is_taken_that_tells_the_lost_from_the_kept() -> None:
+    """Values above 0.8 are what kept inputs have more of; below that lost ones are as sure, or surer."""
+    rng = np.random.default_rng(0)
+    lost_D = np.arange(200) % 4 == 0
+    values = rng.uniform(0.2, 0.8, size=(200, 1, 50))
+    values[lost_D] += 0.05
+    values[~lost_D, :, :5] = 0.9
+    values[lost_D, :, :40] = 0.6
+    (chosen,) = choose_confidences(shares_above(values), lost_D[:, None].astype(float), budget=0.01)
+    score_D = shares_above(values)[:, 0, chosen]
+    assert score_D[~lost_D].min() > score_D[lost_D].max()
+
+
+def test_each_ramp_has_its_own() -> None:
+    lost_D = np.array([False, True] * 20)
+    tells, tells_not = np.where(lost_D, 0.3, 0.6), np.full(40, 0.6)
+    values = np.stack([np.stack([tells, tells_not], 1), np.stack([tells_not, tells + 0.3], 1)], axis=1)
+    chosen = choose_confidences(shares_above(values), np.stack([lost_D] * 2, 1).astype(float), budget=0.0)
+    assert 0.3 <= LEVELS[chosen[0]] < 0.6
+    assert 0.6 <= LEVELS[chosen[1]] < 0.9
+
+
+def test_inputs_of_equal_scores_leave_together_or_not_at_all() -> None:
+    """At 0.5 all have the same share, and one of them is lost: none could leave."""
+    values = np.full((4, 1, 10), 0.55)
+    values[:3, :, 0] = 0.75
+    (chosen,) = choose_confidences(shares_above(values), np.array([[0.0], [0.0], [0.0], [1.0]]), budget=0.1)
+    assert 0.55 <= LEVELS[chosen] < 0.75
+
+
+def test_a_share_has_a_sureness_and_a_sureness_its_share() -> None:
+    kind = SCORES["share"]
+    shares = np.array([0.0, 1 / 70, 0.5, 69 / 70, 1.0])
+    sureness = kind.sureness(shares)
+    assert (np.diff(sureness) > 0).all()
+    np.testing.assert_allclose([kind.score_at(float(each)) for each in sureness], shares, atol=1e-12)
+    assert kind.score_at(float(sureness[-1]) + 0.1) > 1, "no input is so sure"
+    assert kind.score_at(float(sureness[0]) - 0.1) < 0, "every input is"
+    assert kind.score_at(np.inf) == kind.never
