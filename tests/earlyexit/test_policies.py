@@ -52,6 +52,7 @@ def labels_of(*labels: int) -> Opinion:
     [
         ("entropy", {"thresholds": 0.4}),
         ("confidence", {"thresholds": {0: 0.5}}),
+        ("share", {"thresholds": {0: 0.5}, "confidences": 0.9}),
         ("patience", {"patience": 2}),
         ("voting", {"votes": 2}),
         ("recorded", {"answers": RecordedAnswers(row_of={}, ramps=(), **NOTHING), "judge": EntropyPolicy(0.5)}),

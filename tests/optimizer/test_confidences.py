@@ -8,7 +8,7 @@ from profiles.scores import SCORES, FloatArray
 
 def shares_above(values_DRP: FloatArray) -> ShareArray:
     """Of each input and ramp, the share of values above every level."""
-    return (values_DRP[..., None] > LEVELS).mean(2, dtype=np.float32)
+    return np.asarray((values_DRP[..., None] > LEVELS).mean(2), dtype=np.float32)
 
 
 def test_ten_confidences_are_looked_at_where_the_principal_values_lie() -> None:

@@ -88,6 +88,9 @@ def test_a_stage_needs_a_replica() -> None:
             "'recorded' takes records and thresholds",
             id="recorded without records",
         ),
+        pytest.param(
+            {"name": "share", "thresholds": 0.4}, "'share' takes confidences and thresholds, not thresholds", id="share"
+        ),
         pytest.param({"name": "voting"}, "'voting' takes votes, not nothing", id="voting without votes"),
         pytest.param({"name": "own"}, "'own' takes own, not nothing", id="own without a name"),
     ],
@@ -104,6 +107,14 @@ def test_a_policy_takes_its_own_numbers_only(fields: dict[str, Any], message: st
         pytest.param({"name": "voting", "votes": -1}, "votes must be at least 1, not -1", id="votes"),
         pytest.param({"thresholds": math.nan}, "thresholds must be finite numbers", id="not a number"),
         pytest.param({"thresholds": {0: 0.4, 1: math.inf}}, "thresholds must be finite numbers", id="infinite"),
+        pytest.param(
+            {"name": "share", "thresholds": 0.4, "confidences": {0: 1.5}},
+            "confidences must be .* from 0 to 1",
+            id="1.5",
+        ),
+        pytest.param(
+            {"name": "share", "thresholds": 0.4, "confidences": math.nan}, "confidences must be .* from 0", id="nan"
+        ),
         pytest.param({"name": "own", "own": "module"}, "is named module:name, not 'module'", id="own without a name"),
         pytest.param({"name": "own", "own": "a b:c"}, "is named module:name, not 'a b:c'", id="own with a space"),
     ],

@@ -79,6 +79,10 @@ def test_a_plan_is_read_from_json_whose_keys_are_strings(tmp_path: Path) -> None
         pytest.param(PLAN.with_overlap(4), id="two stages whose batches overlap"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(thresholds=0.4), epoch=7), id="one threshold"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(name="patience", patience=3)), id="patience"),
+        pytest.param(
+            Plan(stages=PLAN.stages[:1], policy=PolicySpec(name="share", thresholds=0.5, confidences={1: 0.9, 3: 0.8})),
+            id="share",
+        ),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(name="own", own="module:rule")), id="own"),
         pytest.param(
             Plan(

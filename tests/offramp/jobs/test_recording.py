@@ -87,7 +87,7 @@ def test_figures_of_the_task_stand_beside_agreement(model: Path, data: LabelledR
     card, records = calibrate(model, data, EASY)
     figures = outcome_figures(records.outcome({}), STREET)
     assert figures["pixel_accuracy"] == figures["full_pixel_accuracy"]
-    assert figures["mean_iou"] == figures["full_mean_iou"] < figures["pixel_accuracy"]
+    assert figures["mean_iou"] == figures["full_mean_iou"]
     outputs = exit_outputs(model_of_maps(), encoded_images(NUMBER))
     right = STREET.targets(data.labels)
     answers = [STREET.answer(outputs[block]).numpy() for block in (0, 1, 2)]
