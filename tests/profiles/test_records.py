@@ -211,7 +211,7 @@ WRONG_FILES: tuple[tuple[Callable[[Path], object], str], ...] = (
     (npz(labels=np.zeros((4, 2))), "no array 'labels' of float64 belongs there"),
     (npz(header=header(schema_version=2)), "no array 'losses'"),
     (npz(more=np.zeros(2)), "no array 'more' of float64 belongs there"),
-    (npz(header=header(score="margin")), "score: Input should be 'entropy' or"),
+    (npz(header=header(score="margin")), "score: Input should be 'entropy', "),
     (npz(header=header(num_blocks=6.0)), "num_blocks: "),
     (npz(header=header(ramps=[1, 3.0])), r"ramps\.1: "),
     (npz(header=header(ramps=[True, 3])), r"ramps\.0: "),
@@ -259,7 +259,7 @@ MISFITS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"losses_NR": np.full((4, 2), np.nan)}, "losses must be numbers from 0"),
     ({"losses_NR": np.full((4, 2), 0.5)}, "losses are to be 0 or 1"),
     ({"scores_NR": np.full((4, 2), np.nan, dtype=np.float32)}, "scores that are not numbers"),
-    ({"score": "margin"}, "one of entropy, confidence, not 'margin'"),
+    ({"score": "margin"}, "one of entropy, confidence, share, not 'margin'"),
     ({"ramps": (3, 1)}, r"ramps must ascend .* not \[3, 1\]"),
     ({"ramps": (1, 5)}, r"below block 5, not \[1, 5\]"),
 )

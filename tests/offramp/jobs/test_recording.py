@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,8 @@ def rows(count: int = NUMBER, seed: int = 0) -> LabelledRows:
     right = STREET.answer(outputs[2]).numpy()
     right[:, :, 0] = 0
     files = [png_of(image) for image in images(count, seed)]
-    return LabelledRows(columns={IMAGE: objects(files)}, labels=tuple(png_of(mask) for mask in right))
+    masks: Any = tuple(png_of(mask) for mask in right)
+    return LabelledRows(columns={IMAGE: objects(files)}, labels=masks)
 
 
 @pytest.fixture(scope="module")
