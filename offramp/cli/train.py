@@ -120,9 +120,9 @@ def train(
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
     from earlyexit.dataset import read_labelled
     from earlyexit.training.augmentation import Augmentation
+    from offramp.jobs import training
     from offramp.jobs.progress import progress_bars
     from offramp.jobs.train_job import TrainJob
-    from offramp.jobs import training
 
     columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     rows = read_labelled(data, part=part, joints=joints, classes=classes, **columns)
