@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from earlyexit.piece import Tensors
 
 class Stem(nn.Module):
     """Pixels to the hidden state before the first block."""
+
+    folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
+    """Convolutions and the norms right behind them, which a CPU may fold into one where it serves; here and below."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -60,6 +63,8 @@ class PaddedShortcut(nn.Module):
 class ProjectedShortcut(nn.Module):
     """A 1 x 1 convolution."""
 
+    folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
+
     def __init__(self, sizes: BlockSizes) -> None:
         super().__init__()
         self.convolution = _convolution(sizes.before, sizes.after, kernel=1, stride=sizes.stride)
@@ -72,6 +77,8 @@ class ProjectedShortcut(nn.Module):
 
 class BasicBlock(nn.Module):
     """Two convolutions of 3 x 3, and the shortcut around them."""
+
+    folds: ClassVar[Mapping[str, str]] = {"convolution_1": "norm_1", "convolution_2": "norm_2"}
 
     def __init__(self, sizes: BlockSizes, *, projected: bool = False) -> None:
         super().__init__()
@@ -92,6 +99,12 @@ class BottleneckBlock(nn.Module):
 
     The one of 3 x 3 has the stride, as in torchvision's networks, not the first, as in the paper's.
     """
+
+    folds: ClassVar[Mapping[str, str]] = {
+        "convolution_1": "norm_1",
+        "convolution_2": "norm_2",
+        "convolution_3": "norm_3",
+    }
 
     def __init__(self, sizes: BlockSizes, *, projected: bool = False) -> None:
         super().__init__()

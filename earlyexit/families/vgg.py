@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -89,6 +89,8 @@ class VggConfig:
 
 class ConvolutionBlock(nn.Module):
     """A convolution, its norm, a rectifier, and pooling where a region ends."""
+
+    folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
 
     def __init__(self, before: int, after: int, *, norms: bool, pooled: bool) -> None:
         super().__init__()

@@ -5,9 +5,10 @@ Tensor legend: B inputs, C channels, H and W the sides of a map.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import log2
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -51,6 +52,8 @@ class MapsRamp(MapHead):
     The 1 x 1 convolution comes before the upsampling: interpolation weighs pixels by shares that add up to 1, so either
     order gives the same, and this one has fewer pixels, and fewer channels to interpolate.
     """
+
+    folds: ClassVar[Mapping[str, str]] = {"convolution": "norm"}
 
     def __init__(self, row: Sequence[int], output_shape: Sequence[int], pooling: Pooling) -> None:
         super().__init__(row, output_shape, pooling)

@@ -9,10 +9,17 @@ from torch import nn
 
 from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
-from earlyexit.reordered import ReorderedLinear, reorder_linears, rows_run
+from earlyexit.reordered import (
+    ReorderedConvolution,
+    ReorderedLinear,
+    reorder_convolutions,
+    reorder_linears,
+    rows_run,
+)
 from earlyexit.signature import Encoded
 from earlyexit.store import save_model
-from earlyexit.train import pack
+from earlyexit.train import exit_outputs, pack
+from tests.earlyexit.vision import MODELS, noise
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(),  # type: ignore[no-untyped-call] # torch's
@@ -73,3 +80,36 @@ def test_rows_are_filled_up_to_numbers_that_come_again_by_at_most_a_sixteenth_or
 
 def test_few_numbers_of_rows_are_ever_run() -> None:
     assert len({rows_run(rows) for rows in range(1, 4097)}) == 112
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.inference_mode()
+def test_a_network_over_images_gives_the_same_outputs_at_every_exit(name: str) -> None:
+    model, reordered = MODELS[name](), MODELS[name]()
+    reorder_convolutions(reordered)
+    for number in (1, 7):
+        found = exit_outputs(reordered, noise(model, number))
+        for block, outputs in exit_outputs(model, noise(model, number)).items():
+            torch.testing.assert_close(found[block], outputs, atol=1e-4, rtol=1e-4)
+    assert reordered.dtype == torch.float32
+
+
+def test_norms_of_a_backbone_and_of_its_bridges_are_folded_into_convolutions() -> None:
+    model = MODELS["basic, bridges"]()
+    reorder_convolutions(model)
+    kinds = {type(module) for module in model.modules()}
+    assert ReorderedConvolution in kinds
+    assert not kinds & {nn.BatchNorm2d, nn.Conv2d}
+
+
+def test_a_network_over_images_in_bfloat16_stays_as_it_is() -> None:
+    model = MODELS["basic"]().to(torch.bfloat16)
+    reorder_convolutions(model)
+    assert not any(isinstance(module, ReorderedConvolution) for module in model.modules())
+
+
+def test_reordered_convolutions_say_that_they_cannot_be_saved(tmp_path: Path) -> None:
+    model = MODELS["basic"]()
+    reorder_convolutions(model)
+    with pytest.raises(ModelFolderError, match="reordered convolutions cannot be saved"):
+        save_model(model, tmp_path)
