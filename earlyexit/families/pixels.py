@@ -12,7 +12,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-class Pixels(nn.Module):
+class NormalisedPixels(nn.Module):
     """Bytes as an image codec gives them, to channels first, normalised."""
 
     mean_C11: Tensor

@@ -13,14 +13,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
-from earlyexit.families.pixels import Pixels
+from earlyexit.families.pixels import NormalisedPixels
 from earlyexit.families.resnet_config import BlockSizes, ResNetConfig, config_from_json
+from earlyexit.families.resnet_state import find_resnet
+from earlyexit.families.state_file import fill, linear_head
 from earlyexit.layout import Layout
 from earlyexit.piece import Tensors
 
@@ -34,7 +37,7 @@ class Stem(nn.Module):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
         large = config.stem == "large"
-        self.pixels = Pixels(config.mean, config.std)
+        self.pixels = NormalisedPixels(config.mean, config.std)
         self.convolution = _convolution(
             len(config.mean), config.widths[0], kernel=7 if large else 3, stride=2 if large else 1
         )
@@ -170,9 +173,14 @@ class ResNet(Family):
         raise ModelFolderError("ResNets come as files of a state dict (.th, .pt, .pth)")
 
     def from_state(self, weights: Mapping[str, Tensor], size: tuple[int, int] | None = None) -> Pretrained | None:
-        from earlyexit.families.resnet_state import read_resnet
-
-        return read_resnet(weights, size)
+        found = find_resnet(weights, size)
+        if found is None:
+            return None
+        with torch.device("meta"):
+            backbone = ResNetBackbone(found.config)
+        fill(backbone, found.weights, f"ResNet-{found.config.depth}")
+        head = linear_head(weights, found.classifier)
+        return Pretrained(backbone=backbone, head=head, label_names=None, codec=found.codec)
 
 
 def _convolution(before: int, after: int, *, kernel: int = 3, stride: int = 1, dilation: int = 1) -> nn.Conv2d:

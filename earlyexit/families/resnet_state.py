@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from earlyexit.families.base import Pretrained
-from earlyexit.families.resnet import ResNetBackbone
 from earlyexit.families.resnet_config import ResNetConfig
-from earlyexit.families.state_file import fill, linear_head
+from earlyexit.named import NamedSpec
 
 CLASSIFIERS = ("fc", "linear")
 """torchvision's name of the last layer, and CIFAR's."""
@@ -34,8 +32,20 @@ CODECS: Mapping[str, dict[str, Any]] = {
 """What images the published networks with these stems are for, and how these come to that size."""
 
 
-def read_resnet(weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> Pretrained | None:
-    """The network of a state dict, None where it is none; raises ModelFolderError where tensors are missing or odd."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundResNet:
+    """What a state dict holds."""
+
+    config: ResNetConfig
+    weights: Mapping[str, Tensor]
+    """By our names, without the classifier."""
+    classifier: str
+    """The name of the last layer there."""
+    codec: NamedSpec
+
+
+def find_resnet(weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> FoundResNet | None:
+    """The network of a state dict; None where its tensors are of another."""
     stem = weights.get("conv1.weight")
     blocks = _blocks(weights)
     classifier = next((name for name in CLASSIFIERS if f"{name}.weight" in weights), None)
@@ -54,11 +64,8 @@ def read_resnet(weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> 
         height=codec["height"],
         width=codec["width"],
     )
-    with torch.device("meta"):
-        backbone = ResNetBackbone(config)
-    fill(backbone, _renamed(weights, config), f"ResNet-{config.depth}")
-    head = linear_head(weights, classifier)
-    return Pretrained(backbone=backbone, head=head, label_names=None, codec={"name": "image", **codec})
+    renamed = _renamed(weights, config)
+    return FoundResNet(config=config, weights=renamed, classifier=classifier, codec={"name": "image", **codec})
 
 
 def _blocks(weights: Mapping[str, Tensor]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
-from earlyexit.families.pixels import IMAGENET_MEAN, IMAGENET_STD, Pixels
+from earlyexit.families.pixels import IMAGENET_MEAN, IMAGENET_STD, NormalisedPixels
 from earlyexit.families.state_file import fill, linear_head
 from earlyexit.layout import Layout
 from earlyexit.piece import Tensors
@@ -125,7 +125,7 @@ class VggBackbone(Backbone):
     def __init__(self, config: VggConfig) -> None:
         super().__init__()
         self.config = config
-        self.pixels = Pixels(config.mean, config.std)
+        self.pixels = NormalisedPixels(config.mean, config.std)
         wide = (config.widths[-1] * config.cells**2, *config.hidden)
         convolutions = (
             ConvolutionBlock(before, after, norms=config.norms, pooled=pooled)
