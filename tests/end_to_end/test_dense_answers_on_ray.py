@@ -1,0 +1,162 @@
+"""Class maps of a small segmentation network, over two stages of a real Ray Serve application."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from deployments.ingress.rpc.messages import message_class
+from deployments.settings import ServeSettings
+from earlyexit.split import Split
+from earlyexit.store import save_model
+from earlyexit.tasks.base import Task
+from earlyexit.train import exit_outputs
+from offramp import Client
+from optimizer.plan import Plan, PolicySpec, Stage
+from tests.earlyexit.vision import noise, segmentation_model
+from tests.end_to_end.one_ray import GRPC_PORT, OneRay
+from tests.offramp.cli.runs import run
+
+pytestmark = pytest.mark.ray
+
+HEIGHT, WIDTH, NUMBER = 45, 60, 4
+Map = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A running service, the files that it is asked about, and the answers of the uncut model."""
+
+    url: str
+    files: list[Path]
+    task: Task
+    maps: npt.NDArray[np.uint8]
+    exits: list[int]
+
+    def check(self, way: str, maps: Sequence[Map], exits: Sequence[int]) -> None:
+        """Hardly a pixel may turn on the order of a sum."""
+        assert (way, list(exits)) == (way, self.exits[: len(exits)])
+        found = np.stack(list(maps))
+        assert (way, found.dtype.name, found.shape[1:]) == (way, "uint8", (HEIGHT, WIDTH))
+        assert self.task.loss(found, self.maps[: len(found)]).max() < 2e-3, way
+
+
+@pytest.fixture(scope="module")
+def street(one_ray: OneRay, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """Half of the images leave in the first stage."""
+    folder = tmp_path_factory.mktemp("street")
+    model = segmentation_model(HEIGHT, WIDTH)
+    encoded = noise(model, NUMBER)
+    (folder / "images").mkdir()
+    files = []
+    for k, each in enumerate(encoded):
+        files.append(folder / f"images/{k}.png")
+        Image.fromarray(each.tensors[0][0]).save(files[-1])
+    outputs = exit_outputs(model, encoded)
+    first, last = model.ramp_indices[0], model.num_blocks - 1
+    sure = model.task.score(outputs[first]).numpy()
+    threshold = float(np.sort(sure)[NUMBER // 2 - 1 : NUMBER // 2 + 1].mean())
+    exits = [first if each >= threshold else last for each in sure]
+    maps = {block: model.task.answer(outputs[block]).numpy() for block in (first, last)}
+    splits = Split(first=0, end=first + 1, batch=4, ramps=(first,)), Split(first=first + 1, end=last + 1, batch=4)
+    stages = tuple(Stage(device="cpu", replicas=1, splits=(split,)) for split in splits)
+    plan = Plan(stages=stages, policy=PolicySpec(name="confidence", thresholds={first: threshold}))
+    save_model(model, folder / "model")
+    url = one_ray.serve(ServeSettings(model=str(folder / "model"), plan=plan, app="street"))
+    right = np.stack([maps[left][k] for k, left in enumerate(exits)])
+    return Served(url=url, files=files, task=model.task, maps=right, exits=exits)
+
+
+def of_png(content: bytes) -> Map:
+    return np.asarray(Image.open(io.BytesIO(content)))
+
+
+def post(served: Served, content: bytes, **headers: str) -> httpx.Response:
+    sent = {"Content-Type": "image/png", **headers}
+    return httpx.post(f"{served.url}/predict", content=content, headers=sent, timeout=30.0)
+
+
+def test_every_way_answers_with_the_maps_of_the_uncut_model(street: Served, tmp_path: Path) -> None:
+    content = [path.read_bytes() for path in street.files]
+    with Client(street.url) as client:
+        found = client.predict_many(content)
+    street.check("client", [each.class_map for each in found], [each.exit for each in found])
+
+    files = [base64.b64encode(each).decode() for each in content]
+    said = httpx.post(f"{street.url}/predict", json={"inputs": files}, timeout=30.0).raise_for_status().json()
+    maps = [of_png(base64.b64decode(each["class_map"])) for each in said["outputs"]]
+    street.check("/predict", maps, [each["exit"] for each in said["outputs"]])
+
+    pictures = [post(street, each, Accept="image/png").raise_for_status() for each in content]
+    exits = [int(each.headers["x-offramp-exit"]) for each in pictures]
+    street.check("PNG", [of_png(each.content) for each in pictures], exits)
+    assert all(each.headers["x-request-id"] and 0 <= float(each.headers["x-offramp-score"]) <= 1 for each in pictures)
+
+    out, folder = tmp_path / "answers.jsonl", tmp_path / "maps"
+    asked = ("predict", "--data", street.files[0].parent, "--out", out, "--maps", folder, "--url", street.url)
+    assert run(*asked) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    by_cli = [of_png(Path(row["class_map"]).read_bytes()) for row in rows]
+    street.check("offramp predict", by_cli, [row["exit"] for row in rows])
+
+
+def test_v2_answers_by_json_bytes_and_grpc_compressed_or_not(street: Served) -> None:
+    image = {"name": "image", "shape": [1], "datatype": "BYTES"}
+    image["data"] = [base64.b64encode(street.files[0].read_bytes()).decode()]
+    sizes = {}
+    path = f"{street.url}/v2/models/{httpx.get(f'{street.url}/v2').json()['models'][0]}/infer"
+    for encoding in ("identity", "gzip"):
+        for binary in (False, True):
+            body = {"inputs": [image], "parameters": {"binary_data_output": binary}}
+            answer = httpx.post(path, json=body, headers={"Accept-Encoding": encoding}, timeout=30.0)
+            found, left = of_v2(answer)
+            street.check(f"v2, {encoding}, {binary=}", [found], [left])
+            sizes[encoding, binary] = int(answer.headers["content-length"])
+    assert sizes["gzip", False] < sizes["identity", False] / 4
+    assert sizes["gzip", True] < sizes["identity", True]
+
+    message = message_class("ModelInferRequest")(model_name=path.split("/")[-2])
+    message.inputs.add(name="image", datatype="BYTES", shape=[1])
+    message.inputs[0].contents.bytes_contents.append(street.files[0].read_bytes())
+    response = message_class("ModelInferResponse")
+    with grpc.insecure_channel(f"127.0.0.1:{GRPC_PORT}") as channel:
+        infer = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=lambda each: each.SerializeToString(),
+            response_deserializer=response.FromString,
+        )
+        for encoding in ("identity", "gzip"):
+            answer = infer(message, timeout=30.0, metadata=(("accept-encoding", encoding),))
+            columns = dict(zip((each.name for each in answer.outputs), answer.raw_output_contents, strict=True))
+            found = np.frombuffer(columns["class_map"], np.uint8).reshape(HEIGHT, WIDTH)
+            street.check(f"gRPC, {encoding}", [found], [int(np.frombuffer(columns["exit"], "<i4")[0])])
+
+
+def of_v2(answer: httpx.Response) -> tuple[Map, int]:
+    assert answer.status_code == 200, answer.text
+    length = answer.headers.get("inference-header-content-length")
+    outputs: list[Any] = json.loads(answer.content if length is None else answer.content[: int(length)])["outputs"]
+    if length is None:
+        data = {each["name"]: each["data"] for each in outputs}
+        return np.array(data["class_map"], np.uint8).reshape(HEIGHT, WIDTH), data["exit"][0]
+    tail = answer.content[int(length) :]
+    end = HEIGHT * WIDTH
+    return np.frombuffer(tail[:end], np.uint8).reshape(HEIGHT, WIDTH), int(np.frombuffer(tail[-4:], "<i4")[0])
+
+
+def test_what_cannot_be_answered_is_the_callers_fault(street: Served) -> None:
+    assert post(street, street.files[0].read_bytes(), Accept="image/jpeg").status_code == 406
+    assert post(street, b"no image", Accept="image/png").status_code == 422
+    assert post(street, b"", Accept="image/png").status_code == 400
