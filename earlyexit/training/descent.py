@@ -11,6 +11,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 Parameters = Sequence[torch.nn.Parameter]
+Groups = list[dict[str, Any]]
+"""Of parameters, each with a learning rate of its own."""
 RISING = 0.1
 """The share of all steps in which steps grow larger, before they grow smaller (Smith and Topin 2018)."""
 
@@ -30,7 +32,7 @@ class Pace(Protocol):
     def seed(self) -> int: ...
 
 
-OPTIMIZERS: Mapping[str, Callable[[Parameters, Pace], Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[[Groups, Pace], Optimizer]] = {
     "adamw": lambda parameters, options: AdamW(parameters, lr=options.learning_rate, weight_decay=options.weight_decay),
     "sgd": lambda parameters, options: SGD(
         parameters, lr=options.learning_rate, momentum=0.9, nesterov=True, weight_decay=options.weight_decay
@@ -49,22 +51,29 @@ class Descent:
         *,
         optimizer: str = "adamw",
         least_batch: int = 1,
+        slower: Parameters = (),
+        pace: float = 1.0,
     ) -> None:
-        """Parameters take gradients from now on, until `done`.
+        """Parameters take gradients from now on, until `done`; those that are `slower` in steps of this share.
 
         An epoch's last batch, if it is of fewer than `least_batch` inputs, is one with that before it.
         """
-        for parameter in parameters:
+        self.parameters = [*parameters, *slower]
+        for parameter in self.parameters:
             parameter.requires_grad_(True)
-        self.parameters = parameters
         self.num_inputs = num_inputs
         self.sizes = _batch_sizes(num_inputs, options.batch, least_batch)
         """Of an epoch's batches."""
-        self.optimizer = OPTIMIZERS[optimizer](parameters, options)
+        groups = [{"params": list(each)} for each in (parameters, slower) if each]
+        largest = [options.learning_rate, options.learning_rate * pace][-len(groups) :] if slower else None
+        self.optimizer = OPTIMIZERS[optimizer](groups, options)
         self.generator = torch.Generator().manual_seed(options.seed)
         steps = max(3, options.epochs * len(self.sizes))  # two that rise, one that falls: of less, torch divides by 0
         self.schedule = OneCycleLR(
-            self.optimizer, max_lr=options.learning_rate, total_steps=steps, pct_start=max(RISING, 2 / steps)
+            self.optimizer,
+            max_lr=largest or options.learning_rate,
+            total_steps=steps,
+            pct_start=max(RISING, 2 / steps),
         )
 
     def epoch(self, loss: Callable[[Tensor], Tensor]) -> float:

@@ -70,11 +70,13 @@ class _Run:
         self.teacher = copy.deepcopy(model).eval() if options.imitate else None
         self.mixed = _is_faster_mixed(model.device) if options.mixed is None else options.mixed
         self.descent = Descent(
-            list(model.parameters()),
+            list(model.ramps.parameters()),
             len(self.learned_K),
             options,
             optimizer=options.optimizer,
             least_batch=options.batch // 4,  # a norm's statistics of one or two inputs are none
+            slower=[*model.backbone.parameters(), *model.head.parameters()],
+            pace=options.backbone_pace,
         )
         self.epochs_done = 0
         self.least: float | None = None

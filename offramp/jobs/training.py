@@ -14,7 +14,7 @@ from earlyexit.network import check_inputs
 from earlyexit.store import save_model
 from earlyexit.train import Progress, TrainOptions, no_progress, train_ramps
 from earlyexit.training.joint import train_jointly
-from earlyexit.training.options import JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions
+from earlyexit.training.options import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions
 from offramp.jobs.calibration import forget_calibration
 from offramp.jobs.kinds import codec_for, load_codec, task_for
 from offramp.jobs.provenance import provenance
@@ -22,7 +22,7 @@ from offramp.jobs.train_job import TrainJob
 
 if TYPE_CHECKING:
     from earlyexit.dataset import LabelledRows
-    from earlyexit.families.base import Backbone, Pretrained
+    from earlyexit.families.base import Pretrained
     from earlyexit.model import EarlyExitModel
     from earlyexit.named import NamedSpec
     from earlyexit.tasks.base import Task
@@ -63,7 +63,7 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
         torch.manual_seed(job.seed)
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
         task = task_for(job, data, pretrained.backbone.inputs)
-        options = _options(job, task, pretrained.backbone, progress)
+        options = _options(job, task, pretrained, progress)
         facts = provenance(
             backbone=job.backbone,
             data=job.source,
@@ -117,18 +117,20 @@ def make_folder(out: Path) -> None:
         raise InputError(f"{out} cannot be a model folder: {error.strerror}") from error
 
 
-def _options(job: TrainJob, task: Task, backbone: Backbone, progress: Progress) -> TrainOptions:
+def _options(job: TrainJob, task: Task, pretrained: Pretrained, progress: Progress) -> TrainOptions:
     """As asked for, else as suits the kind of training."""
     asked: dict[str, Any] = {"epochs": job.epochs, "learning_rate": job.learning_rate, "batch": job.batch}
     options: TrainOptions = TrainOptions()
     if job.joint:
-        options = _joint_options(task, backbone)
+        options = _joint_options(task, pretrained)
         options = replace(options, augmentation=job.augmentation, patience=job.patience)
     given = {name: value for name, value in asked.items() if value is not None}
     return replace(options, imitate=job.imitate, seed=job.seed, progress=progress, **given)
 
 
-def _joint_options(task: Task, backbone: Backbone) -> JointOptions:
+def _joint_options(task: Task, pretrained: Pretrained) -> JointOptions:
     if task.large:
         return JOINT_MAPS
-    return JOINT_IMAGES if takes_images(backbone.inputs) else JOINT_OPTIONS
+    if not takes_images(pretrained.backbone.inputs):
+        return JOINT_OPTIONS
+    return JOINT_IMAGES if pretrained.head is None else JOINT_FINE
