@@ -98,7 +98,7 @@ class Judged:
 
 def cases(names: Sequence[str] = tuple(KINDS), *, seed: int = SEED) -> list[Case]:
     """Those whose records are there; `seed` divides them in halves."""
-    found = [(name, _records(name)) for name in names]
+    found = [(name, records_of(name)) for name in names]
     return [_case(name, records, seed) for name, records in found if records is not None]
 
 
@@ -192,7 +192,8 @@ def _case(name: str, records: ExitRecords, seed: int) -> Case:
     )
 
 
-def _records(name: str) -> ExitRecords | None:
+def records_of(name: str) -> ExitRecords | None:
+    """Of one of `KINDS`, as they were recorded; None where they are not there, or do not know the truth."""
     if name == "sst2":
         folder = data_folder()
         if folder is None or not (folder / BERT12_SST2).exists():
