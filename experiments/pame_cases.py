@@ -70,8 +70,12 @@ class Case:
         return seconds_of(self.table, self.search.ramps)
 
     def checks(self) -> SearchedChecks:
-        """The paper's grid of thresholds, precision by the truth."""
-        return SearchedChecks.of(self.search, by_truth=True)
+        """Ten thresholds for each exit, precision by the truth.
+
+        A label's confidence has the paper's; what maps are sure of lies elsewhere, so theirs are tenths of the inputs.
+        """
+        tenths = tuple(np.quantile(self.search.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
+        return SearchedChecks.of(self.search, by_truth=True, grid=None if self.search.zero_one else tenths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

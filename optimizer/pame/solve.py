@@ -19,8 +19,9 @@ def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions | None
     """The best stock plan's batch, device and thresholds that are there; of the exits found as many as may be.
 
     Exits are left out from the last one on where the problem's promises (SLO, rate, ramp budget) allow no more, and no
-    more replicas are used than the rate needs. Where there is no stock plan, there is none. The bound is of the whole
-    space, one stage and one split with any ramps, by the cost model, which knows the mean of batches only.
+    more replicas are used than the rate needs. Where fewer inputs are recorded than a batch holds, there are no exits;
+    where there is no stock plan, there is none. The bound is of the whole space, one stage and one split with any
+    ramps, by the cost model, which knows the mean of batches only.
 
     Raises PlanError for another objective than early answers, and without recorded batches.
     """
@@ -34,7 +35,10 @@ def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions | None
     stock = solve_soonest(problem, replace(space, ramps="none"))
     if isinstance(stock, NoPlan):
         return replace(stock, strategy=space.strategy)
-    found = _with_exits(problem, stock, exits_for(problem, stock.stages[0], options))
+    [stage] = stock.stages
+    # Of batches larger than all that was recorded nothing is known.
+    known = stage.splits[0].batch <= len(problem.batches)
+    found = _with_exits(problem, stock, exits_for(problem, stage, options).ramps if known else ())
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "there is a plan, so none is ruled out"
     value = found.figures.mean_latency_s
@@ -54,11 +58,11 @@ def exits_for(problem: PlanProblem, stage: Stage, options: SearchOptions | None 
     return find_exits(seconds, GivenChecks(batches=problem.batches), stage.splits[0].batch, options)
 
 
-def _with_exits(problem: PlanProblem, stock: Planned, exits: FoundExits) -> Found:
+def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) -> Found:
     """The stock plan with the exits, or with the first of them, that keeps every promise."""
     [stage] = stock.stages
-    for count in range(len(exits.ramps), 0, -1):
-        splits = (replace(stage.splits[0], ramps=exits.ramps[:count]),)
+    for count in range(len(exits), 0, -1):
+        splits = (replace(stage.splits[0], ramps=exits[:count]),)
         for replicas in range(1, problem.devices[stage.device].count + 1):
             found = kept(problem, (replace(stage, splits=splits, replicas=replicas),))
             if found is not None:

@@ -96,6 +96,11 @@ def test_other_objectives_are_refused(objective: MaximizeRate | MinimizeCost) ->
         solve(replace(problem(), objective=objective), "pame")
 
 
+def test_batches_larger_than_all_that_was_recorded_get_no_exits() -> None:
+    few = {"size": 1, "sure": [3], "lost": [0]}
+    assert planned(problem(batches=few)).stages[0].splits[0].ramps == ()
+
+
 def test_where_there_is_no_stock_plan_there_is_none() -> None:
     decision = solve(problem(objective={"minimize": "latency", "rate_per_s": 1000}), "pame")
     assert isinstance(decision, NoPlan)
