@@ -157,6 +157,7 @@ def of_ramps(records: ExitRecords, ramps: Sequence[int]) -> ExitRecords:
         scores_NR=records.scores_NR[:, columns],
         losses_NR=records.losses_NR[:, columns],
         zero_one=records.zero_one,
+        confidences=None if records.confidences is None else {ramp: records.confidences[ramp] for ramp in ramps},
         true_losses_NE=None if truth_NE is None else truth_NE[:, [*columns, -1]],
         times_s_N=records.times_s_N,
     )
