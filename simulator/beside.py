@@ -13,7 +13,7 @@ from deployments.ingress.core.flights import Flight
 from earlyexit.engine import Batch
 from simulator.events import ENDS, Events
 from simulator.trip import Input
-from simulator.work import Exit, Work
+from simulator.work import Exit, Work, Works
 
 Ended = tuple[Batch[Flight[int]], Work, float | None, float, Exit | None, list[Input]]
 """A batch that has run, its work, the seconds until its first answers (None: its end) and in all, who leaves at its
@@ -40,6 +40,29 @@ class Course:
     """The block that comes next."""
     inside: int
     first_s: float | None = None
+
+
+def course_of(batch: Batch[Flight[int]], works: Works, all_ramps: Collection[int]) -> Course:
+    """What lies before a batch that begins; `all_ramps`: those that look at probes."""
+    split, work = batch.split, works.of(batch.split)
+    exits, going_on = work.part(batch.members)
+    last, ramps = None, all_ramps if batch.probe else split.ramps
+    if batch.stays:
+        going_on = list(batch.members)
+    elif exits and (not going_on or exits[-1][0] + 1 == split.end):
+        last = exits.pop()
+    return Course(
+        batch=batch,
+        work=work,
+        pace=works.pace,
+        ramps=ramps,
+        exits=deque(exits),
+        end=split.end if last is None else last[0] + 1,
+        leaving=last,
+        going_on=going_on,
+        at=split.first,
+        inside=len(batch.members),
+    )
 
 
 class SideBySide:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
 from deployments.ingress.core.flights import Flight
@@ -12,7 +11,7 @@ from earlyexit.engine import Batch, BatchEngine
 from earlyexit.loop import DeviceLoop
 from earlyexit.times import ObservedTimes
 from optimizer.problem import PlanProblem
-from simulator.beside import Course, Ended, SideBySide
+from simulator.beside import Ended, SideBySide, course_of
 from simulator.events import ENDS, Events
 from simulator.trip import Input, Trip, by_trip
 from simulator.work import Exit, Works
@@ -136,7 +135,7 @@ class SimulatedReplica:
     def _run(self, batch: Batch[Flight[int]]) -> None:
         """Inputs leave at the ramps inside, and the batch goes on without them."""
         if batch.split.overlap_below is not None or self._loop.num_running > 1:
-            self._beside.begin(self._course(batch))
+            self._beside.begin(course_of(batch, self._works, self._problem.ramps))
             return
         if batch.stays:
             self._run_staying(batch)
@@ -168,28 +167,6 @@ class SimulatedReplica:
         took_s = self._works.pace.seconds(split.first, split.end, size, ramps)
         ended = (batch, work, first_s, took_s, None, list(batch.members))
         self._events.at(started_s + took_s, ENDS, self._end, ended)
-
-    def _course(self, batch: Batch[Flight[int]]) -> Course:
-        """The same of a batch that another may run beside: how long its steps take is not known yet."""
-        split, work = batch.split, self._works.of(batch.split)
-        exits, going_on = work.part(batch.members)
-        last, ramps = None, split.ramps
-        if batch.stays:
-            going_on, ramps = list(batch.members), self._problem.ramps if batch.probe else split.ramps
-        elif exits and (not going_on or exits[-1][0] + 1 == split.end):
-            last = exits.pop()
-        return Course(
-            batch=batch,
-            work=work,
-            pace=self._works.pace,
-            ramps=ramps,
-            exits=deque(exits),
-            end=split.end if last is None else last[0] + 1,
-            leaving=last,
-            going_on=going_on,
-            at=split.first,
-            inside=len(batch.members),
-        )
 
     def _exit(self, batch: Batch[Flight[int]], leaving: Exit) -> None:
         if batch.stays:

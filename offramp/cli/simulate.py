@@ -49,6 +49,10 @@ Thresholds = Annotated[
         "default: the plan's policy."
     ),
 ]
+OverlapBelow = Annotated[
+    int | None,
+    typer.Option(min=1, help="Run a device's next batch beside one of fewer inputs; default: as the plan says."),
+]
 Admission = Annotated[bool, typer.Option("--admission/--no-admission", help="Refuse at once what would be late.")]
 
 
@@ -63,6 +67,7 @@ def simulate(
     thresholds: Thresholds = None,
     inputs_per_request: Annotated[int, typer.Option(min=1)] = 1,
     ingresses: Annotated[int, typer.Option(min=1, max=MOST_INGRESSES)] = 1,
+    overlap_below: OverlapBelow = None,
     admission: Admission = True,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -87,6 +92,7 @@ def simulate(
         thresholds=None if thresholds is None else thresholds_option(thresholds),
         inputs_per_request=inputs_per_request,
         num_ingresses=ingresses,
+        overlap_below=overlap_below,
         admission=admission,
         seed=seed,
     )

@@ -49,6 +49,8 @@ class SimulateJob:
     thresholds: Thresholds | None = None
     inputs_per_request: int = 1
     num_ingresses: int = 1
+    overlap_below: int | None = None
+    """None: as the plan says."""
     admission: bool = True
     seed: int = 0
 
@@ -92,6 +94,8 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     played = planner_plan(file, job.strategy, solve) if job.plan is None else plan_of_file(job.plan, file.problem)
     if isinstance(played, NoPlanAnswer):
         return played
+    if job.overlap_below is not None:
+        played = replace(played, plan=played.plan.with_overlap(job.overlap_below))
     with said_of(played):
         predicted = evaluate(file.problem, played.plan.stages)
     inputs = exit_inputs(file, played, job.records, job.thresholds, np.random.default_rng([job.seed, 1]))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -262,3 +263,29 @@ async def test_a_replica_is_broken_when_its_device_fails_on_everything_or_has_en
     replica.host.stop()
     with pytest.raises(RuntimeError, match="the device thread has ended"):
         replica.host.check()
+
+
+# Batches that overlap
+
+BLOCK_S = 0.1
+
+
+async def test_a_replica_runs_the_next_batch_beside_one_of_few_inputs(settings: ServeSettings) -> None:
+    """Where the profile is flat that costs neither anything; the device's seconds count once."""
+    (emulated,) = settings.emulated.values()
+    flat = emulated.model_copy(update={"block_s": [[BLOCK_S, BLOCK_S]] * 4})
+    replica = Replica(settings.model_copy(update={"emulated": {V100: flat}}))
+    whole = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
+    assignment = replica.assignment(1, whole)
+    replica.host.start()
+    began_s = time.monotonic()
+    first = asyncio.create_task(replica.call(("d#1", "a#1", "a#2", "a#3"), assignment))
+    await asyncio.sleep(BLOCK_S / 2)
+    await asyncio.gather(first, replica.call(("d#2",), assignment))
+    took_s = time.monotonic() - began_s
+    (split,) = replica.host.stats()["splits"]
+    replica.host.stop()
+    assert 5 * BLOCK_S <= took_s < 7 * BLOCK_S  # one after the other they take eight
+    assert (split["batches"], split["inputs"]) == (2, 5)
+    assert 5 * BLOCK_S - 0.01 <= split["busy_s"] <= took_s
+    assert {run.shared for run in replica.host.report(replica="r", node="n").times} == {True}

@@ -66,6 +66,23 @@ def test_inputs_that_stay_are_answered_as_early_and_keep_the_device_as_busy_as_w
     assert stayed["plan"]["after_answer"] == "stay"
 
 
+def test_batches_overlap_where_the_plan_or_the_option_says_so(
+    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    whole = "stages:\n  - {device: V100, replicas: 1, splits: [{first: 0, end: 2, batch: 2, ramps: [0]}]}\n"
+    policy = "policy: {name: entropy, thresholds: 0.4}\n"
+    path = records(tmp_path / "exits.npz", 0.1, 0.9)  # one of two leaves after the first of two blocks, of 1 ms each
+    rates_per_s = []
+    for said, option in (("", ()), ("overlap_below: 2\n", ()), ("", ("--overlap-below", 2))):
+        written(plan, whole + policy + said)
+        load = ("--plan", plan, "--records", path, "--inputs-per-request", 2, *option)
+        found = played(capsys, problem, *load, arrivals="uniform:1000")
+        assert found["plan"].get("overlap_below") == (2 if said or option else None)
+        rates_per_s.append(found["simulated"]["goodput_per_s"])
+    assert rates_per_s[0] < 1300  # two inputs every 2 ms
+    assert rates_per_s[1] == rates_per_s[2] > 1500  # another pair beside the one that remains
+
+
 def test_recorded_inputs_leave_by_the_plan_where_no_threshold_is_given(
     problem: Path, plan: Path, tmp_path: Path, capsys: Captured
 ) -> None:
