@@ -57,11 +57,11 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "tuning 'guarantee' is the controller's, and planner.control is false",
     ),
     "exits by recorded batches with a controller": (
-        {"planner": {"strategy": "pame", "objective": {"minimize": "latency", "rate_per_s": 1.0}}},
+        {"planner": {"strategy": "pame", "objective": {"minimize": "latency", "rate_per_s": 40.0}}},
         "strategy",
         "strategy pame plans from recorded batches, which a controller has none of; control: false",
     ),
-    "tuner": ({"planner": {"tuning": "often"}}, "tuning", "Input should be 'off', 'guarantee' or 'apparate'"),
+    "tuner": ({"planner": {"tuning": "often"}}, "tuning", "Input should be 'off', 'guarantee', 'apparate' or 'pame'"),
     "objective": (
         {"planner": {"objective": {"maximize": "rate", "rate_per_s": 1.0}}},
         "objective",
