@@ -29,7 +29,14 @@ from profiles.catalogue import published_profile
 from profiles.table import LatencyTable
 
 # E3 (SOSP'24), figure 20: seconds of its optimizer.
-E3_S = {"bert_base_16_v100": 0.87, "bert_base_hetero": 2.09, "bert_large_16_v100": 1.53, "bert_large_hetero": 3.63}
+E3_S = {
+    "bert_base_16_v100": 0.87,
+    "bert_base_hetero": 2.09,
+    "bert_large_16_v100": 1.53,
+    "bert_large_hetero": 3.63,
+    "resnet50_16_v100": 1.13,
+    "resnet50_hetero": 2.62,
+}
 COMMAND_PROBLEM = PROBLEMS / "bert_base_16_v100.yaml"
 # 10,000 accelerators; the prices per hour are made up, near those of clouds.
 BIG_CLUSTER = {

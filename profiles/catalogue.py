@@ -1,9 +1,10 @@
 """Published accelerator figures as latency profiles, for planning before anything was measured.
 
-Sources print the latency of a whole model. It is spread evenly over the blocks, embedding and head with them: layers of
-a transformer encoder are equal (Apparate's profiler averages them likewise), residual blocks of ResNet-50 nearly so. A
-ramp costs the share of a block that was measured once, see `ramp_share` in catalogue.yaml. Accelerators without figures
-of their own are derived from another by a published relative speed. Every profile says in its provenance what it is.
+Sources print the latency of a whole model. It is spread over the blocks, embedding and head too: evenly, as layers
+of a transformer encoder are equal (Apparate's profiler averages them likewise), or by what blocks compute, where
+catalogue.yaml tells that. A ramp costs the share of a mean block that was measured once (`ramp_share`). Accelerators
+without figures of their own are derived from another by a published relative speed. Every profile says in its
+provenance what it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from profiles.catalogue_file import (
     ComparedDocument,
     FiguresDocument,
     LayersDocument,
+    ModelDocument,
     ScaledDocument,
     WholeDocument,
     read_catalogue,
@@ -97,7 +99,9 @@ def _entry(profile: LatencyProfile) -> CatalogueEntry:
 def _from_whole(document: CatalogueDocument, entry: WholeDocument) -> LatencyProfile:
     model = document.models[entry.model]
     source = document.sources[entry.source]
-    tables = {each.length: _spread(each, model.num_blocks, document.ramp_share) for each in entry.tables}
+    tables = {
+        each.length: _spread(tuple(each.batch), _whole_s_B(each), model, document.ramp_share) for each in entry.tables
+    }
     return LatencyProfile(
         model=entry.model,
         num_blocks=model.num_blocks,
@@ -111,23 +115,27 @@ def _from_whole(document: CatalogueDocument, entry: WholeDocument) -> LatencyPro
             "source": source.model_dump(),
             "lines": {str(each.length): each.line for each in entry.tables},
             "precision": entry.precision,
-            "blocks": f"the latency of the whole model spread evenly over its {model.num_blocks} {model.block}s",
+            "blocks": f"the latency of the whole model spread {_how(model)} its {model.num_blocks} {model.block}s",
             "ramps": f"derived: {document.ramp_share:.1%} of a block, measured for DistilBERT on an A6000 at batch 1",
             **_smoothed(entry),
         },
     )
 
 
-def _spread(figures: FiguresDocument, num_blocks: int, ramp_share: float) -> LatencyTable:
-    whole_s_B = _never_falling(figures.latency_ms) * MS
-    return _even_table(tuple(figures.batch), whole_s_B / num_blocks, num_blocks, ramp_share)
+def _how(model: ModelDocument) -> str:
+    return "evenly over" if model.work is None else "by multiply-adds over"
 
 
-def _even_table(batches: tuple[int, ...], block_s_B: FloatArray, num_blocks: int, ramp_share: float) -> LatencyTable:
+def _whole_s_B(figures: FiguresDocument) -> FloatArray:
+    return _never_falling(figures.latency_ms) * MS
+
+
+def _spread(batches: tuple[int, ...], whole_s_B: FloatArray, model: ModelDocument, ramp_share: float) -> LatencyTable:
+    """Blocks take their parts of the whole, ramps the share of a mean block."""
     return LatencyTable(
         batches=batches,
-        block_s_NB=np.tile(block_s_B, (num_blocks, 1)),
-        ramp_s_EB=np.tile(block_s_B * ramp_share, (num_blocks - 1, 1)),
+        block_s_NB=whole_s_B / np.array(model.parts)[:, None],
+        ramp_s_EB=np.tile(whole_s_B / model.num_blocks * ramp_share, (model.num_blocks - 1, 1)),
     )
 
 
@@ -201,8 +209,8 @@ def _compared(document: CatalogueDocument, entry: ComparedDocument, base: Latenc
     here = [entry.batch.index(batch) for batch in batches]
     there = [known.batches.index(batch) for batch in batches]
     slower_B = (np.array(entry.latency_ms) / np.array(entry.base_ms))[here]
-    block_s_B = np.maximum.accumulate(known.block_s_NB[0, there] * slower_B)
-    table = _even_table(batches, block_s_B, base.num_blocks, document.ramp_share)
+    whole_s_B = np.maximum.accumulate(known.block_s_NB[:, there].sum(0) * slower_B)
+    table = _spread(batches, whole_s_B, document.models[entry.model], document.ramp_share)
     how = (
         f"seconds on {base.device} times, at each batch size, what {entry.device} takes in seconds of {base.device} "
         f"under {document.sources[entry.source].backend} {entry.precision}"

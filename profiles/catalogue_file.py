@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from earlyexit.errors import DataError
 from earlyexit.source_file import StrictDocument, read_source
@@ -27,10 +27,24 @@ class SourceDocument(StrictDocument):
 
 
 class ModelDocument(StrictDocument):
-    """What is evenly spread."""
+    """What is spread, and how."""
 
     num_blocks: int = Field(ge=2)
     block: str
+    work: list[Annotated[float, Field(gt=0)]] | None = None
+    """What every block computes, in any unit; None: they are alike."""
+
+    @model_validator(mode="after")
+    def _check_work(self) -> ModelDocument:
+        if self.work is not None and len(self.work) != self.num_blocks:
+            raise ValueError(f"work has {len(self.work)} values; {self.num_blocks} are needed, one per block")
+        return self
+
+    @property
+    def parts(self) -> list[float]:
+        """How many times a block's time the whole model's is, block by block."""
+        work = self.work or [1.0] * self.num_blocks
+        return [sum(work) / each for each in work]
 
 
 class FiguresDocument(StrictDocument):

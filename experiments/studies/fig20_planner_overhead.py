@@ -23,6 +23,8 @@ FILES = {
     "BERT-base, 3 types": "bert_base_hetero",
     "BERT-large, 16 V100": "bert_large_16_v100",
     "BERT-large, 3 types": "bert_large_hetero",
+    "ResNet-50, 16 V100": "resnet50_16_v100",
+    "ResNet-50, 3 types": "resnet50_hetero",
 }
 """By their labels."""
 
@@ -60,7 +62,7 @@ def compare(rows: Rows) -> StudyResult:
 
 
 def run(effort: Effort) -> StudyResult:
-    """The four problems that the paper and we both have."""
+    """The problems that the paper and we both have."""
     problems = {label: read_problem(PROBLEMS / f"{file}.yaml").problem for label, file in FILES.items()}
     return compare(measure(problems, ROUNDS[effort]))
 

@@ -25,6 +25,7 @@ TAIL = 0.02
 """PAME's tau_l: the share of batches that may be slower than the model without exits (section 7.1)."""
 GRIDS: Mapping[Score, tuple[float, ...]] = {
     "confidence": (*(round(0.5 + 0.05 * step, 2) for step in range(10)), 0.97, 0.98, 0.99, 0.995, 0.999),
+    "share": tuple(step / 10 for step in range(1, 11)),
     "entropy": (2.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
 }
 """Thresholds that are tried, from the boldest to the most careful. Of confidences the paper tells 0.55 and 0.6, and

@@ -19,7 +19,8 @@ def test_a_problem_costs_what_e3s_clusters_cost(path: Path) -> None:
     problem = read_problem(path).problem
     usd_per_hour = sum(supply.count * supply.usd_per_hour for supply in problem.devices.values())
     assert usd_per_hour / 3600 == pytest.approx(0.013, abs=0.0005)
-    assert problem.num_blocks == (24 if "large" in path.stem else 12)
+    blocks = {"bert_base": 12, "bert_large": 24, "resnet50": 16}
+    assert [problem.num_blocks] == [number for name, number in blocks.items() if path.stem.startswith(name)]
     assert problem.ramps == tuple(range(problem.num_blocks - 1))
 
 
@@ -30,7 +31,7 @@ def test_early_answers_are_sought_of_the_same_model_on_the_same_cluster() -> Non
     assert soonest.objective == MinimizeLatency(rate_per_s=10_000, ramp_budget=0.02)
 
 
-def test_there_are_problems_of_both_models_on_both_clusters() -> None:
+def test_there_are_problems_of_all_models_on_both_clusters() -> None:
     clusters = {path.stem: set(read_problem(path).problem.devices) for path in FOLDER.glob("*.yaml")}
     mixed = {"V100", "P100", "K80"}
     assert clusters == {
@@ -39,6 +40,8 @@ def test_there_are_problems_of_both_models_on_both_clusters() -> None:
         "bert_base_soonest": {"V100"},
         "bert_large_16_v100": {"V100"},
         "bert_large_hetero": mixed,
+        "resnet50_16_v100": {"V100"},
+        "resnet50_hetero": mixed,
     }
 
 
@@ -48,6 +51,15 @@ def test_the_survival_of_bert_base_is_the_recorded_one() -> None:
         pytest.skip(f"{BERT12_SST2} is not there")
     outcome = bert12_sst2("entropy").outcome(dict.fromkeys(range(11), 0.4))
     assert BERT_BASE.survival_N == tuple(round(share, 4) for share in outcome.survival)
+
+
+def test_both_clusters_have_the_same_resnet50() -> None:
+    equal, mixed = (read_problem(FOLDER / f"resnet50_{name}.yaml").problem for name in ("16_v100", "hetero"))
+    assert equal.survival_N == mixed.survival_N
+    assert equal.bytes_per_sample_N == mixed.bytes_per_sample_N
+    # Where the maps become smaller: after 3, 7 and 13 blocks, in half the numbers each.
+    assert [equal.bytes_per_sample_N.count(each) for each in (1605632, 802816, 401408, 200704)] == [3, 4, 6, 3]
+    assert equal.bytes_per_sample_N[0] == 56 * 56 * 256 * 2
 
 
 def test_the_survival_of_bert_large_is_that_of_bert_base_stretched() -> None:

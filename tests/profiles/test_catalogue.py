@@ -12,7 +12,7 @@ import pytest
 from earlyexit.errors import DataError
 from experiments.data import data_folder
 from profiles.catalogue import _compared, catalogue, published_profile
-from profiles.catalogue_file import read_catalogue
+from profiles.catalogue_file import ModelDocument, read_catalogue
 from profiles.latency import LatencyProfile
 
 BERT_BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
@@ -55,6 +55,21 @@ def test_a_whole_model_is_spread_evenly_over_its_blocks() -> None:
     table = published_profile("bert-base", "V100").at(128)
     assert table.block_s_NB[:, 0] == pytest.approx(np.full(12, 1.23e-3 / 12))
     assert table.block_s_NB[:, -1] == pytest.approx(np.full(12, 43.25e-3 / 12))
+
+
+def test_where_blocks_differ_they_share_the_time_by_what_they_compute() -> None:
+    table = published_profile("resnet50", "V100").at(224)
+    work_N = np.array([349, 218, 218, 372, 218, 218, 218, 372, 218, 218, 218, 218, 218, 372, 218, 220])
+    assert table.block_s_NB[:, 0] == pytest.approx(3.48e-3 * work_N / work_N.sum())
+    assert table.ramp_s_EB[:, 0] == pytest.approx(np.full(15, 0.053 * 3.48e-3 / 16))
+    assert published_profile("resnet50", "V100").provenance["blocks"] == (
+        "the latency of the whole model spread by multiply-adds over its 16 residual blocks"
+    )
+
+
+def test_work_of_another_number_of_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match="work has 2 values; 3 are needed, one per block"):
+        ModelDocument(num_blocks=3, block="layer", work=[1.0, 2.0])
 
 
 def test_a_ramp_without_figures_of_its_own_costs_a_share_of_a_block() -> None:
