@@ -197,7 +197,7 @@ def _outcome(records: ExitRecords, replayed: Replayed, first: int, end: int) -> 
 
 
 def parts(case: Case, found: Mapping[str, Served]) -> dict[str, dict[str, Figures]]:
-    """By side: the whole stream, before the change, after it, and after the last reaction to it, where there was one."""
+    """By side: all of it, before the change, after it, and after the last reaction to it, where there was one."""
     end = len(case.served)
     changed = end - round(end * 5000 / (BEFORE + 5000))
     told = {}
