@@ -18,6 +18,7 @@ import time
 import zipfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from statistics import median
 from typing import Any
 
@@ -115,9 +116,9 @@ def received(frame: bytes) -> memoryview:
         rest = memoryview(len(frame).to_bytes(LENGTH_BYTES, "big") + frame)
         here.setblocking(False)
         while not heard:
-            if rest:
-                rest = rest[here.send(rest) :]
-            frames.data_received(there.recv(1 << 18))
+            with suppress(BlockingIOError):  # the socket is full: something is received first
+                rest = rest[here.send(rest) :] if rest else rest
+            frames.buffer_updated(there.recv_into(frames.get_buffer(-1)))
     return heard[0]
 
 
