@@ -52,7 +52,7 @@ def record() -> ExitRecords:
     from earlyexit.codecs.image import ImageCodec
     from earlyexit.train import TrainOptions, exit_outputs, train_ramps
     from experiments.apparate.recording import cifar_network, with_ramps
-    from offramp.jobs.calibration import records_from_outputs
+    from offramp.jobs.recording import records_from_outputs
 
     codec = ImageCodec(height=images.SIDE, width=images.SIDE)
     rng = np.random.default_rng(SEED)
