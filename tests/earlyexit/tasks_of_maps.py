@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +56,27 @@ def png_of(array: npt.NDArray[Any], mode: str | None = None, **options: Any) -> 
     image = Image.fromarray(array)
     (image if mode is None else image.convert(mode)).save(file, format=options.pop("format", "PNG"), **options)
     return file.getvalue()
+
+
+def png_chunks(header: tuple[int, int, int, int], rows: Sequence[bytes], *before: tuple[bytes, bytes]) -> bytes:
+    """A PNG file by hand: width, height, bits and colour type, packed rows, and chunks before them."""
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", *header, 0, 0, 0)),
+        *before,
+        (b"IDAT", zlib.compress(b"".join(b"\0" + row for row in rows))),
+        (b"IEND", b""),
+    ]
+    sums = (struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks)
+    parts = (
+        struct.pack(">I", len(data)) + kind + data + check for (kind, data), check in zip(chunks, sums, strict=True)
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def png_with_large_text() -> bytes:
+    """Of 6 x 4 grey pixels, and a text that unfolds to more than Pillow takes."""
+    text = (b"zTXt", b"k\0\0" + zlib.compress(bytes(3 << 20)))
+    return png_chunks((6, 4, 8, 0), [bytes(6)] * 4, text)
 
 
 def ids(rows: Sequence[Sequence[int]]) -> npt.NDArray[np.uint8]:

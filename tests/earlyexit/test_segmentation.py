@@ -13,7 +13,7 @@ from PIL import Image
 from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.tasks import find_task
 from earlyexit.wire import Numbers
-from tests.earlyexit.tasks_of_maps import STREET, ids, logits_of, png_of
+from tests.earlyexit.tasks_of_maps import STREET, ids, logits_of, png_chunks, png_of, png_with_large_text
 
 ROAD, CAR, SKY, UNKNOWN = range(4)
 MASK = ids([[SKY] * 6, [SKY, SKY, CAR, CAR, SKY, SKY], [ROAD, CAR, CAR, CAR, CAR, ROAD], [ROAD] * 6])
@@ -108,6 +108,16 @@ def of_palette(mask: Any) -> bytes:
     return file.getvalue()
 
 
+def grey(bits: int) -> bytes:
+    return png_chunks((6, 4, bits, 0), [bytes(-(-6 * bits // 8))] * 4)
+
+
+def test_ids_of_four_bits_into_a_palette_are_taken() -> None:
+    rows = [bytes(row[k] << 4 | row[k + 1] for k in (0, 2, 4)) for row in MASK.tolist()]
+    file = png_chunks((6, 4, 4, 3), rows, (b"PLTE", bytes(48)))
+    assert STREET.targets([file])[0].tolist() == MASK.tolist()
+
+
 def test_the_colours_of_a_palette_say_nothing() -> None:
     assert STREET.targets([of_palette(MASK)]).tolist() == [MASK.tolist()]
 
@@ -133,6 +143,9 @@ def test_the_colours_of_a_palette_say_nothing() -> None:
         pytest.param(png_of(MASK, format="BMP"), "row 2: the mask is no PNG file, or a broken one", id="no PNG"),
         pytest.param(png_of(MASK)[:-30], "row 2: the mask cannot be decoded", id="cut off"),
         pytest.param(b"", "row 2: the mask is no PNG file", id="nothing"),
+        pytest.param(png_with_large_text(), "row 2: the mask cannot be decoded: ValueError", id="a large text"),
+        pytest.param(grey(4), "row 2: the mask has 4 bits of grey for a pixel, not 8", id="shades of 4 bits"),
+        pytest.param(grey(2), "row 2: the mask has 2 bits of grey for a pixel, not 8", id="shades of 2 bits"),
         pytest.param(MASK.astype(np.float32), r"row 2: a mask of float32 of the shape \[4, 6\]", id="fractions"),
         pytest.param(MASK[None], r"row 2: a mask of uint8 of the shape \[1, 4, 6\]", id="three axes"),
         pytest.param("road", "row 2: a mask of ", id="a word"),
