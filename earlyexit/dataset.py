@@ -108,21 +108,32 @@ class LabelledRows:
     def targets(self, task: Task, codec: Codec[Any]) -> Array:
         """The right answers; raises DataError, naming the file where a row is one, for what the task cannot read."""
         try:
-            return task.targets(self.labels if self.sides is None else self._fitted_labels(codec, self.sides))
+            return task.targets(self._fitted_labels(codec))
         except DataError as error:
             found = OF_A_ROW.match(str(error))
             if self.files is None or found is None:
                 raise
             raise DataError(f"{self.files[int(found[1]) - 1]}: {found[2]}") from error
 
-    def _fitted_labels(self, codec: Codec[Any], sides: Sequence[Sides]) -> list[Array]:
-        """Places in the image as the network gets it."""
-        from earlyexit.codecs.image import ImageCodec
-        from earlyexit.dense_rows import fitted
+    def _fitted_labels(self, codec: Codec[Any]) -> Sequence[Any]:
+        """Places, and maps of classes, in the image as the network gets it.
 
+        Maps of classes are of the network's size already, but where the codec cuts the middle out of images: there they
+        are of their image's.
+        """
+        from earlyexit.codecs.image import ImageCodec
+        from earlyexit.dense_rows import fitted, fitted_mask
+
+        if not self.part_names:
+            return self.labels
+        if self.sides is None:
+            if not (isinstance(codec, ImageCodec) and codec.size.shortest_edge is not None):
+                return self.labels
+            pairs = zip(self.labels, self.columns[IMAGE], strict=True)
+            return [fitted_mask(*pair, codec.size, row=row) for row, pair in enumerate(pairs, start=1)]
         if not isinstance(codec, ImageCodec):
             raise DataError(f"the model takes {', '.join(form.name for form in codec.inputs)}; joints are of images")
-        return [fitted(places, each, codec.size) for places, each in zip(self.labels, sides, strict=True)]
+        return [fitted(places, each, codec.size) for places, each in zip(self.labels, self.sides, strict=True)]
 
     def select(self, rows: Iterable[int]) -> LabelledRows:
         """The rows at the given positions, in the given order."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from earlyexit.codecs.decoding import FORMATS, ImageSize
-from earlyexit.errors import DataError
+from earlyexit.codecs import decoding
+from earlyexit.codecs.decoding import ImageSize
+from earlyexit.errors import DataError, UnprocessableInputError
 from earlyexit.image_files import ImageFiles, open_images
+from earlyexit.tasks.masks import Mask, read_mask
 
 Places = npt.NDArray[np.float32]
-"""(J, 2): x and y of an image's joints in its pixels, 0 the middle of the first; NaN where one cannot be seen."""
+"""(J, 2): x and y of an image's joints in its pixels once it is upright, 0 the middle of the first; NaN where one
+cannot be seen."""
 Sides = tuple[int, int]
-"""Width and height of an image, in pixels."""
+"""Width and height of an image, upright, in pixels."""
 JOINT_COLUMNS = ("image", "joint", "x", "y", "visible")
 CLASS_COLUMNS = ("id", "name")
 IMAGES, MASKS = "image", "label"
@@ -42,7 +44,8 @@ class Dense(NamedTuple):
 def read_joints(path: Path, table: Path, *, part: str | None = None) -> Dense:
     """A folder or .zip of images, and a table `image,joint,x,y,visible` with a line for every joint of each.
 
-    `image` is the file's name inside the folder or archive; x and y are empty where `visible` is 0. Joints are named,
+    `image` is the file's name inside the folder or archive; x and y are empty where `visible` is 0. They are places in
+    the image as it is seen, turned upright where its EXIF block says how it was taken. Joints are named,
     in the order of the first image's lines. Images of other parts may be in the table too. Raises DataError, naming
     the line, for a joint outside its image, and for an image that lacks one.
     """
@@ -51,7 +54,7 @@ def read_joints(path: Path, table: Path, *, part: str | None = None) -> Dense:
         names = tuple(line.joint for line in _lines_of(files.names[0], lines, table))
         images, labels, sides = [], [], []
         for name, content in zip(files.names, files, strict=True):
-            size = _sides(content, f"{path}: {name}")
+            size = _sides(content, f"{path}: {name}")[:2]
             images.append(content)
             sides.append(size)
             labels.append(_places(_lines_of(name, lines, table), names, size, table))
@@ -61,17 +64,26 @@ def read_joints(path: Path, table: Path, *, part: str | None = None) -> Dense:
 def read_maps(path: Path, table: Path, *, part: str | None = None) -> Dense:
     """A folder or .zip with the folders `image` and `label`, and a table `id,name` of the classes.
 
-    To each image belongs an index image of the same name, a PNG file with a class id for every pixel. `part` names a
-    folder above the two. Raises DataError for an image without one.
+    To each image belongs an index image of the same path inside its folder, but for the ending: a PNG file with a class
+    id for every pixel. `part` names a folder above the two. Raises DataError for an image without one or with two, and
+    for one that its EXIF block turns: whether its map is turned too cannot be told.
     """
     above = "" if part is None else f"{part.rstrip('/')}/"
     with open_images(path, part=f"{above}{IMAGES}") as files, open_images(path, part=f"{above}{MASKS}") as maps:
-        at = {_stem(name): k for k, name in enumerate(maps.names)}
-        alone = next((name for name in files.names if _stem(name) not in at), None)
+        at: dict[str, int] = {}
+        for k, name in enumerate(maps.names):
+            first = at.setdefault(_inside(name, f"{above}{MASKS}"), k)
+            if first != k:
+                raise DataError(f"{path}: {maps.names[first]!r} and {name!r} are both maps of one image")
+        keys = [_inside(name, f"{above}{IMAGES}") for name in files.names]
+        alone = next((name for name, key in zip(files.names, keys, strict=True) if key not in at), None)
         if alone is not None:
             raise DataError(f"{path}: {alone!r} has no map in {above}{MASKS}, a PNG file of the same name")
-        labels = tuple(maps.read(at[_stem(name)]) for name in files.names)
-        return Dense(tuple(files), labels, _full_names(files), read_classes(table), None)
+        images = tuple(files)
+        for name, content in zip(_full_names(files), images, strict=True):
+            _check_unturned(content, name)
+        labels = tuple(maps.read(at[key]) for key in keys)
+        return Dense(images, labels, _full_names(files), read_classes(table), None)
 
 
 def read_classes(table: Path) -> tuple[str, ...]:
@@ -80,9 +92,10 @@ def read_classes(table: Path) -> tuple[str, ...]:
     for line, row in _rows(table, CLASS_COLUMNS):
         if row["id"].strip() != str(len(names)):
             raise DataError(f"{table}:{line}: id {row['id']!r}; ids are 0, 1, ..., one line each, in this order")
-        if not row["name"].strip() or row["name"] in names:
+        name = row["name"].strip()
+        if not name or name in names:
             raise DataError(f"{table}:{line}: the name {row['name']!r} is empty, or another class's")
-        names.append(row["name"])
+        names.append(name)
     return tuple(names)
 
 
@@ -93,6 +106,19 @@ def fitted(places: Places, sides: Sides, size: ImageSize) -> Places:
     moved = ((places + 0.5 - (left, top)) * scale - 0.5).astype(np.float32)
     inside = ((moved >= -0.5) & (moved <= (size.width - 0.5, size.height - 0.5))).all(1)
     return np.where(inside[:, None], moved, np.float32(np.nan))
+
+
+def fitted_mask(label: Any, image: bytes, size: ImageSize, *, row: int) -> Mask:
+    """A map of an image's sides as the image is brought to a size: nearest neighbours of what is kept of it.
+
+    `label` is what `read_mask` takes; raises DataError, naming the row, for a map of other sides.
+    """
+    width, height, _ = _sides(image, f"row {row}: the image")
+    mask = read_mask(
+        label, height=height, width=width, row=row, wanted_by="its image, of which the middle is cut out, has"
+    )
+    box = size.source_box(width, height)
+    return np.asarray(Image.fromarray(mask).resize((size.width, size.height), Image.Resampling.NEAREST, box))
 
 
 class _Line(NamedTuple):
@@ -166,17 +192,28 @@ def _rows(table: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, 
         raise DataError(f"{table}: no rows")
 
 
-def _sides(content: bytes, name: str) -> Sides:
-    """By the file's header alone."""
+def _sides(content: bytes, name: str) -> decoding.UprightSides:
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            return image.size
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{name} is no image that can be read: {error}") from error
+        return decoding.sides(content, name)
+    except UnprocessableInputError as error:
+        raise DataError(str(error)) from None
 
 
-def _stem(name: str) -> str:
-    return PurePosixPath(name).stem
+def _check_unturned(content: bytes, name: str) -> None:
+    try:
+        turned = decoding.sides(content, name).turned
+    except UnprocessableInputError:  # said when the image is decoded
+        return
+    if turned:
+        raise DataError(
+            f"{name} is turned by its EXIF block, and whether its map is too cannot be told: save both upright, "
+            "without an orientation"
+        )
+
+
+def _inside(name: str, folder: str) -> str:
+    """A file's path in a folder, without its ending."""
+    return str(PurePosixPath(name).relative_to(folder).with_suffix(""))
 
 
 def _full_names(files: ImageFiles) -> tuple[str, ...]:

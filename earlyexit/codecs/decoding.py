@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ UPRIGHT: Mapping[int, Image.Transpose] = {
     8: Image.Transpose.ROTATE_90,
 }
 """By EXIF's orientation."""
+SIDEWAYS = (UPRIGHT[5], UPRIGHT[6], UPRIGHT[7], UPRIGHT[8])
+"""Those in which width and height change places."""
 TAKEN = f"JPEG, PNG and WebP files are taken, of one frame, at most {MAX_PIXELS} pixels and {MAX_SIDE} on a side"
 
 
@@ -79,11 +82,36 @@ def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
     Grey and palettes become RGB, 16 bits 8, transparency is dropped. Raises UnprocessableInputError that calls the
     image by `name`.
     """
-    try:
-        image = _opened(content)
+    with _refusing(name):
+        image = _rgb(_upright(_opened(content)))
         box = size.source_box(*image.size)
         resized = image.resize((size.width, size.height), INTERPOLATIONS[size.interpolation], box)
         return np.asarray(resized)
+
+
+class UprightSides(NamedTuple):
+    """Of an image file, upright, in pixels."""
+
+    width: int
+    height: int
+    turned: bool
+    """Whether that is not how the file's pixels lie."""
+
+
+def sides(content: bytes, name: str) -> UprightSides:
+    """An image file's sides as `decode` sees them, mostly by its header alone; the same errors."""
+    with _refusing(name):
+        image = _opened(content)
+        turn, (width, height) = _turn(image), image.size
+        if turn in SIDEWAYS:
+            width, height = height, width
+        return UprightSides(width, height, turned=turn is not None)
+
+
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    try:
+        yield
     except UnprocessableInputError as error:
         raise UnprocessableInputError(f"{name}: {error}; {TAKEN}") from None
     except Exception as error:  # Pillow's readers raise anything at all on broken files
@@ -91,7 +119,7 @@ def decode(content: bytes, size: ImageSize, name: str) -> Pixels:
 
 
 def _opened(content: bytes) -> Image.Image:
-    """The first frame, upright, RGB; the header is looked at before anything is decoded."""
+    """The first frame; nothing but the header is looked at."""
     if content.startswith(b"\xff\xd8") and content.count(START_OF_SCAN) > MAX_SCANS:
         raise UnprocessableInputError(f"it has more than {MAX_SCANS} scans")
     try:
@@ -106,15 +134,19 @@ def _opened(content: bytes) -> Image.Image:
     # Of a camera's several pictures in one JPEG file (MPO) the first is the photo.
     if getattr(image, "is_animated", False) and image.format != "MPO":
         raise UnprocessableInputError("it is an animation")
-    return _rgb(_upright(image))
+    return image
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    try:
-        turn = UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # a broken EXIF block tells nothing; the image may be fine
-        return image
+    turn = _turn(image)
     return image if turn is None else image.transpose(turn)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    try:
+        return UPRIGHT.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # a broken EXIF block tells nothing; the image may be fine
+        return None
 
 
 def _rgb(image: Image.Image) -> Image.Image:

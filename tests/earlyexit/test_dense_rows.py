@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from earlyexit.codecs.decoding import ImageSize
+from earlyexit.codecs.decoding import ORIENTATION, ImageSize
 from earlyexit.codecs.image import ImageCodec
 from earlyexit.codecs.text import TextCodec
 from earlyexit.dataset import read_labelled
@@ -16,6 +16,7 @@ from earlyexit.errors import DataError
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
 from tests.earlyexit.dense_data import CLASSES, JOINTS, write_image, write_poses, write_scenes
+from tests.earlyexit.tasks_of_maps import png_with_large_text
 
 POSE = PoseTask(JOINTS, heatmap_side=8, image_side=32, tolerance=3)
 SCENES = SegmentationTask(CLASSES, height=24, width=32, ignored=["Unlabelled"])
@@ -63,6 +64,78 @@ def test_maps_of_classes_are_those_of_the_images_names(tmp_path: Path) -> None:
         assert ((image[..., 0] < 100) == (classes == 1)).all()
 
 
+def test_maps_are_told_apart_by_the_folders_they_lie_in(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    for scene, known in (("s1", 0), ("s2", 1)):
+        write_image(tmp_path / f"set/seq/image/{scene}/1.png", np.zeros((24, 32, 3), np.uint8))
+        write_image(tmp_path / f"set/seq/label/{scene}/1.png", np.full((24, 32), known, np.uint8))
+    rows = read_labelled(tmp_path / "set", classes=table, part="seq")
+    assert rows.targets(SCENES, ImageCodec(24, 32))[:, 0, 0].tolist() == [0, 1]
+
+
+def test_two_maps_of_one_image_are_refused(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    write_image(tmp_path / "set/train/label/im1.jpg", np.zeros((24, 32), np.uint8))
+    with pytest.raises(DataError, match=r"'train/label/im1.jpg' and 'train/label/im1.png' are both maps of one image"):
+        read_labelled(tmp_path / "set", classes=table, part="train")
+
+
+CROPPED = ImageCodec(16, 24, shortest_edge=30, interpolation="nearest")
+"""Of 24 x 32 pixels less than the middle third is kept."""
+
+
+def test_maps_are_cut_as_their_images_are(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    rng = np.random.default_rng(0)
+    for k in range(4):
+        classes = rng.integers(0, 3, (24, 32), dtype=np.uint8)
+        write_image(tmp_path / f"set/train/label/im{k}.png", classes)
+        write_image(tmp_path / f"set/train/image/im{k}.png", np.repeat(classes[..., None], 3, 2))
+    rows = read_labelled(tmp_path / "set", classes=table, part="train")
+    seen = [np.asarray(each.tensors[0])[0, ..., 0] for each in rows.encode(CROPPED)]
+    targets = rows.targets(SegmentationTask(CLASSES, height=16, width=24), CROPPED)
+    assert targets.tolist() == np.stack(seen).tolist()
+
+
+def test_a_map_of_other_sides_than_its_image_is_refused_where_images_are_cut(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    write_image(tmp_path / "set/train/label/im2.png", np.zeros((16, 24), np.uint8))
+    rows = read_labelled(tmp_path / "set", classes=table, part="train")
+    with pytest.raises(DataError, match=r"image/im2.png: a mask of 24 x 16 .*; its image, .* has 32 x 24"):
+        rows.targets(SegmentationTask(CLASSES, height=16, width=24), CROPPED)
+
+
+def write_turned(path: Path, pixels: np.ndarray) -> None:
+    """As a camera does that is held sideways: to be seen turned right by 90 degrees."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, exif=exif)
+
+
+def test_joints_are_places_in_the_upright_image(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 40, 3), np.uint8)
+    pixels[3, 35] = 255
+    write_turned(tmp_path / "set/a.png", pixels)
+    table = tmp_path / "joints.csv"
+    table.write_text("image,joint,x,y,visible\na.png,neck,16,35,1\n", encoding="utf-8")
+    rows = read_labelled(tmp_path / "set", joints=table)
+    codec = ImageCodec(40, 20)
+    (x, y), image = rows.labels[0][0].astype(int), np.asarray(rows.encode(codec)[0].tensors[0])[0]
+    assert image[y, x].tolist() == [255] * 3
+    assert fitted(rows.labels[0], (rows.sides or ())[0], codec.size).tolist() == [[16, 35]]
+    table.write_text("image,joint,x,y,visible\na.png,neck,35,3,1\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"joint 'neck' at \(35, 3\) is outside its image of 20 x 40 pixels"):
+        read_labelled(tmp_path / "set", joints=table)
+
+
+def test_maps_of_turned_images_are_refused(tmp_path: Path) -> None:
+    table = write_scenes(tmp_path / "set")
+    write_turned(tmp_path / "set/train/image/im2.png", np.zeros((24, 32, 3), np.uint8))
+    with pytest.raises(DataError, match=r"image/im2.png is turned by its EXIF block, .*: save both upright"):
+        read_labelled(tmp_path / "set", classes=table, part="train")
+
+
 def test_rows_are_divided_and_picked_with_their_answers(tmp_path: Path) -> None:
     table = write_poses(tmp_path / "set")
     rows = read_labelled(tmp_path / "set", joints=table)
@@ -99,7 +172,11 @@ BAD_JOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "image": (lambda table: write_image(table.parent / "set/train/im9.png", np.zeros((4, 4), np.uint8)), "'train/im9"),
     "empty": (lambda table: table.write_text("image,joint,x,y,visible\n"), "no rows"),
     "gone": (lambda table: table.unlink(), "no such file"),
-    "no image": (lambda table: (table.parent / "set/train/im0.png").write_bytes(b"x"), "im0.png is no image"),
+    "no image": (lambda table: (table.parent / "set/train/im0.png").write_bytes(b"x"), "im0.png: it is no image"),
+    "a large text": (
+        lambda table: (table.parent / "set/train/im0.png").write_bytes(png_with_large_text()),
+        "im0.png cannot be decoded: ValueError: Decompressed data too large",
+    ),
 }
 
 
@@ -139,9 +216,10 @@ def test_an_image_without_a_map_is_refused(tmp_path: Path) -> None:
     [
         ("id,name\n1,sky\n", "classes.csv:2: id '1'; ids are 0, 1"),
         ("id,name\n0,sky\n1,sky\n", "classes.csv:3: the name 'sky' is empty, or another class's"),
+        ("id,name\n0,sky\n1, sky \n", "classes.csv:3: the name ' sky ' is empty, or another class's"),
         ("id,title\n0,sky\n", "no column 'name'"),
     ],
-    ids=["order", "twice", "column"],
+    ids=["order", "twice", "twice but for spaces", "column"],
 )
 def test_bad_tables_of_classes_are_refused_with_their_line(tmp_path: Path, text: str, message: str) -> None:
     table = write_scenes(tmp_path / "set")
