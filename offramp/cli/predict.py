@@ -83,34 +83,30 @@ def predict(
     if (data is not None) + (bool(given) and not piped) + piped != 1:
         raise InputError("one of these is needed: inputs as arguments, --data PATH, or - for standard input")
     from offramp.jobs.bulk import BulkJob
-    from offramp.jobs.map_files import MapFiles
 
     service = _Service(url, timeout_s, find_api_key(api_key_file))
-    files = None if maps is None else MapFiles(maps)
     job = BulkJob(batch=batch, concurrency=concurrency, truncate=truncate)
     if given and not piped:
-        _predict_few(given, job, service, files, as_json=as_json)
+        _predict_few(given, job, service, maps, as_json=as_json)
         return
     from offramp.jobs.bulk import format_of
 
     in_a_folder("out", out)
     asked = None if form is None else choice("format", form, FORMATS)
-    tally = _predict_many(data, (text_column, pair_column, part), job, out, format_of(out, asked), files, service)
+    tally = _predict_many(data, (text_column, pair_column, part), job, out, format_of(out, asked), maps, service)
     print(tally.in_words(), file=sys.stderr)
     if tally.failed:
         raise OfframpError(f"{tally.failed} of {tally.rows} inputs failed; `error` in their rows says why")
 
 
-def _predict_few(
-    given: Sequence[str], job: BulkJob, service: _Service, files: MapFiles | None, *, as_json: bool
-) -> None:
+def _predict_few(given: Sequence[str], job: BulkJob, service: _Service, maps: Path | None, *, as_json: bool) -> None:
     from offramp.client.client import Client
     from offramp.jobs.bulk import plain
 
     with Client(service.url, service.timeout_s, api_key=service.api_key) as client:
         wanted = _wanted(client.metadata())
-        _check_maps(files, wanted)
         inputs = _arguments(given, wanted)
+        files = _map_files(maps, wanted, [Path(path) for path in given])
         predictions = client.predict_many([each.value for each in inputs], truncate=job.truncate, in_words=True)
     for one, found in zip(inputs, predictions, strict=True):
         said = found.said if files is None else files.put(str(one.shown["image"]), found.said)
@@ -120,9 +116,19 @@ def _predict_few(
             print(f"{_told(said, found)}  {' | '.join(map(str, one.shown.values()))}")
 
 
-def _check_maps(files: MapFiles | None, wanted: Mapping[str, str]) -> None:
-    if files is not None and wanted != IMAGES:
+def _map_files(maps: Path | None, wanted: Mapping[str, str], inputs: Sequence[Path]) -> MapFiles | None:
+    """The folder for class maps, made; raises InputError where inputs have no name to call a map by."""
+    from offramp.jobs.map_files import MapFiles
+    from offramp.load.data_stream import ARRAYS
+
+    if maps is None:
+        return None
+    if wanted != IMAGES:
         raise InputError("--maps: class maps are answers to images, and the model takes other inputs")
+    unnamed = next((path for path in inputs if path.suffix in ARRAYS), None)
+    if unnamed is not None:
+        raise InputError(f"--maps: class maps are named after images; {unnamed} holds rows: give a folder or a .zip")
+    return MapFiles(maps, inputs)
 
 
 def _arguments(given: Sequence[str], wanted: Mapping[str, str]) -> list[Given]:
@@ -193,7 +199,7 @@ def _predict_many(
     job: BulkJob,
     out: Path | None,
     form: Format,
-    files: MapFiles | None,
+    maps: Path | None,
     service: _Service,
 ) -> Tally:
     """`columns`: of the text, of a pair's second text, and the part."""
@@ -209,8 +215,8 @@ def _predict_many(
         async with AsyncClient(service.url, service.timeout_s, api_key=service.api_key) as client:
             metadata = await client.metadata()
             wanted = _wanted(metadata)
-            _check_maps(files, wanted)
             inputs = _inputs(data, wanted, *columns)
+            files = _map_files(maps, wanted, [] if data is None else [data])
             shown = (*shown_columns(data, tuple(wanted)), *(each["name"] for each in metadata["outputs"]))
             with row_writer(out, form, shown) as write, progress_count("inputs") as on_rows:
                 write = write if files is None else with_files(write, files)

@@ -208,13 +208,19 @@ def format_of(out: Path | None, asked: Format | None) -> Format:
 
 @contextmanager
 def row_writer(out: Path | None, form: Format, columns: Sequence[str]) -> Iterator[Callable[[Row], None]]:
-    """A function that writes a row to a file, or to stdout; `columns` are those of CSV, but for the error."""
+    """A function that writes a row to a file, or to stdout; `columns` are those of CSV, but for the error.
+
+    What answers hold beside them has no place in a table: at the end a line on stderr names it.
+    """
+    left_out: dict[str, None] = {}
     if out is None:
-        yield _writer(sys.stdout, form, columns)
+        yield _writer(sys.stdout, form, columns, left_out)
         sys.stdout.flush()
-        return
-    with out.open("w", encoding="utf-8", newline="") as file:
-        yield _writer(file, form, columns)
+    else:
+        with out.open("w", encoding="utf-8", newline="") as file:
+            yield _writer(file, form, columns, left_out)
+    if left_out:
+        sys.stderr.write(f"no columns of CSV, so left out: {', '.join(left_out)}; --format jsonl has them\n")
 
 
 def with_files(write: Callable[[Row], None], maps: MapFiles) -> Callable[[Row], None]:
@@ -230,9 +236,21 @@ def with_files(write: Callable[[Row], None], maps: MapFiles) -> Callable[[Row], 
     return put
 
 
-def _writer(file: TextIO, form: Format, columns: Sequence[str]) -> Callable[[Row], None]:
+def _writer(file: TextIO, form: Format, columns: Sequence[str], left_out: dict[str, None]) -> Callable[[Row], None]:
     if form == "jsonl":
         return lambda row: print(json.dumps(row.to_json(), ensure_ascii=False), file=file)
-    table = csv.DictWriter(file, (*columns, ERROR), extrasaction="ignore", lineterminator="\n")
+    names = (*columns, ERROR)
+    table = csv.DictWriter(file, names, lineterminator="\n")
     table.writeheader()
-    return lambda row: table.writerow(row.to_json())
+
+    def write(row: Row) -> None:
+        cells = row.to_json()
+        left_out.update(dict.fromkeys(name for name in cells if name not in names))
+        table.writerow({name: _cell(value) for name, value in cells.items() if name in names})
+
+    return write
+
+
+def _cell(value: object) -> object:
+    """Lists and objects as JSON, which other programs read."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +22,32 @@ def is_png(value: object) -> bool:
 class MapFiles:
     """A folder that pictures are put into, each under the name of the image that it is of."""
 
-    def __init__(self, folder: Path) -> None:
-        """Make the folder, where it is not there; raises InputError."""
+    def __init__(self, folder: Path, inputs: Iterable[Path] = ()) -> None:
+        """Make the folder, where it is not there; raises InputError, also where it is, or holds, one of the inputs."""
+        held = next((path for path in inputs if path.resolve().is_relative_to(folder.resolve())), None)
+        if held is not None:
+            raise InputError(f"--maps {folder}: {held} lies there, an input: class maps need another folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"{folder}: {error.strerror}") from error
         self._folder = folder
-        self._names: set[str] = set()
+        self._numbers: Counter[str] = Counter()
 
     def put(self, image: str, said: Mapping[str, Any]) -> dict[str, Any]:
         """What is said of an image, with every picture written and its path in its place."""
         return {name: self._write(image, value) if is_png(value) else value for name, value in said.items()}
 
     def _write(self, image: str, content: str) -> str:
-        path = self._folder / self._free(Path(image).stem)
-        path.write_bytes(base64.b64decode(content))
-        return str(path)
-
-    def _free(self, stem: str) -> str:
-        """Images of one name lie in several folders."""
-        name, number = f"{stem}.png", 1
-        while name in self._names:
-            number += 1
-            name = f"{stem}-{number}.png"
-        self._names.add(name)
-        return name
+        """Under the first name that no file has yet: images of one name lie in several folders, and none is lost."""
+        stem = Path(image).stem
+        while True:
+            self._numbers[stem] += 1
+            number = self._numbers[stem]
+            path = self._folder / (f"{stem}.png" if number == 1 else f"{stem}-{number}.png")
+            try:
+                with path.open("xb") as file:
+                    file.write(base64.b64decode(content))
+            except FileExistsError:
+                continue
+            return str(path)

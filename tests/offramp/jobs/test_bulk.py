@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError, InputError, OfframpError
 from offramp.client.client import AsyncClient
+from offramp.client.protocol import Prediction
 from offramp.jobs.bulk import BulkJob, Row, Tally, format_of, predict_all, row_writer
 from offramp.load.data_stream import Given
 from tests.offramp.client.test_client import failure
@@ -189,6 +191,19 @@ def test_the_format_is_the_asked_one_or_the_files(out: Path | None, asked: None,
 def test_a_format_against_the_files_ending_is_refused() -> None:
     with pytest.raises(InputError, match=r"--format jsonl: the ending of --out a.csv says csv"):
         format_of(Path("a.csv"), "jsonl")
+
+
+def test_lists_are_json_in_csv_and_what_has_no_column_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    joints = [{"joint": "head", "x": 1.0}]
+    with row_writer(tmp_path / "o.csv", "csv", ("image", "keypoints", "exit")) as write:
+        for _ in range(2):
+            found = Prediction(exit=1, request_id="r", keypoints=joints, classes=["sky"])
+            write(Row(shown={"image": "a.png"}, prediction=found))
+    [row, _] = csv.DictReader((tmp_path / "o.csv").read_text().splitlines())
+    assert json.loads(row["keypoints"]) == joints
+    assert capsys.readouterr().err == "no columns of CSV, so left out: classes; --format jsonl has them\n"
 
 
 def test_rows_are_written_as_csv_with_every_column(tmp_path: Path) -> None:

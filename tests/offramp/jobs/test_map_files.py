@@ -10,6 +10,7 @@ from PIL import Image
 
 from earlyexit.errors import InputError
 from earlyexit.tasks.class_maps import to_png
+from offramp.cli.predict import IMAGES, _map_files
 from offramp.client.protocol import Prediction
 from offramp.jobs.bulk import Row, with_files
 from offramp.jobs.map_files import MapFiles, is_png
@@ -35,6 +36,40 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file"):
         MapFiles(tmp_path / "file")
+
+
+@pytest.mark.parametrize("given", ["a.png", "", "inner", "../photos"], ids=["image", "folder", "folder inside", "dots"])
+def test_a_folder_that_is_or_holds_the_inputs_is_refused_and_they_stay_as_they_are(tmp_path: Path, given: str) -> None:
+    folder = tmp_path / "photos"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "a.png").write_bytes(b"a photo")
+    with pytest.raises(InputError, match=r"--maps .*photos: .* lies there, an input"):
+        MapFiles(folder, [folder / given])
+    assert (folder / "a.png").read_bytes() == b"a photo"
+
+
+def test_no_file_that_is_there_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"a photo")
+    paths = [MapFiles(tmp_path).put("elsewhere/a.jpg", {"class_map": CONTENT})["class_map"] for _ in range(2)]
+    assert [Path(path).name for path in paths] == ["a-2.png", "a-3.png"]
+    assert (tmp_path / "a.png").read_bytes() == b"a photo"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "words"),
+    [
+        ({"text": "BYTES"}, "t.csv", "takes other inputs"),
+        (IMAGES, "x.npy", "x.npy holds rows"),
+        (IMAGES, "x.npz", "rows"),
+    ],
+)
+def test_inputs_without_names_are_refused_before_the_folder_is_made(
+    tmp_path: Path, wanted: dict[str, str], given: str, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        _map_files(tmp_path / "maps", wanted, [tmp_path / given])
+    assert not (tmp_path / "maps").exists()
+    assert _map_files(tmp_path / "maps", IMAGES, [tmp_path / "photos"]) is not None
 
 
 def test_rows_of_a_run_name_the_files_and_those_that_failed_have_none(tmp_path: Path) -> None:
