@@ -69,7 +69,11 @@ def check_emulated(settings: ServeSettings, device: str, card: ModelCard) -> Non
     if find_device(device).emulated:
         _table_of(device, _emulation_of(settings, device), card)
         if is_recorded(settings, device):
-            _records_of(device, starting_policy(settings))
+            path = Path(_records_of(device, starting_policy(settings)))
+            try:
+                ExitRecords.load(path).answers()
+            except DataError as error:
+                raise PlanError(f"{device} answers from {path}: {error}; decisions: computed runs the model") from error
 
 
 def is_recorded(settings: ServeSettings, device: str) -> bool:

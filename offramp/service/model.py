@@ -57,6 +57,8 @@ def read_exits(
         records = _records(path, card)
         if score != "recorded" and score != records.score:
             raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
+        if name == "recorded":
+            _check_answers(records, path, asked=document.policy == "recorded")
     with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
         thresholds = _thresholds(document, calibration, card, records)
     with source.said_at(("accuracy",)):
@@ -89,6 +91,16 @@ def _records(path: Path, card: ModelCard) -> ExitRecords:
             f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
         )
     return records
+
+
+def _check_answers(records: ExitRecords, path: Path, *, asked: bool) -> None:
+    """Raise InputError where records cannot answer; `asked`: the file itself says policy recorded."""
+    if records.answers_NE is None:
+        instead = f"policy {records.score}, and on emulated accelerators" if asked else "on emulated accelerators"
+        raise InputError(
+            f"{path} holds losses and no answers, as of all dense models, so policy recorded cannot answer from it: "
+            f"give {instead} model.decisions: computed"
+        )
 
 
 def _thresholds(

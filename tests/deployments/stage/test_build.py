@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from earlyexit.split import Split
 from earlyexit.store import read_card
 from optimizer.plan import PolicySpec, early_exit_plan
 from optimizer.plan_file import plan_document
+from profiles.records import ExitRecords
 from tests.deployments.control.control_fakes import problem
 from tests.deployments.stage.small_model import save_records, save_small_model
 
@@ -104,6 +106,14 @@ def test_what_an_emulated_replica_would_fail_on_is_told_before_it_starts(folder:
         check_emulated(settings_of(folder, PolicySpec(name="entropy", thresholds=0.4)), V100, card)
     with pytest.raises(PlanError, match="no latency profile says how fast emulated:T4 is"):
         check_emulated(settings_of(folder), "emulated:T4", card)
+
+
+def test_records_without_answers_are_refused_before_a_replica_starts(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "losses.npz"
+    replace(ExitRecords.load(folder / "records.npz"), answers_NE=None).save(path)
+    spec = PolicySpec(name="recorded", thresholds=0.4, records=str(path))
+    with pytest.raises(PlanError, match=f"{V100} answers from .*losses.npz: .* no answers.*; decisions: computed"):
+        check_emulated(settings_of(folder, spec), V100, read_card(folder))
 
 
 def test_an_emulated_device_without_a_profile_is_refused(folder: Path) -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from offramp.jobs.calibration import RECORDS_FILE
+from profiles.records import ExitRecords
 from tests.offramp.service.service_files import ENTROPY, TABLE, Files, emulated
 from tests.offramp.service.service_folders import WEIGHTS_BYTES, with_card, write_records
 
@@ -130,6 +133,20 @@ def test_exit_records_of_another_model_are_refused(files: Files) -> None:
     at, said = files.refused(accuracy={"records": "others.npz"})
     assert at == files.line_of("others.npz")
     assert "holds 4 blocks and ramps [0, 1, 2]; the model has 3 blocks and ramps [0, 1]" in said
+
+
+def test_decisions_from_records_without_answers_are_refused(files: Files) -> None:
+    path = files.model / RECORDS_FILE
+    replace(ExitRecords.load(path), answers_NE=None).save(path)
+    at, said = files.refused(**emulated(), accuracy={"budget": 0.01})
+    assert at == files.line_of("budget")
+    assert "holds losses and no answers" in said
+    assert said.endswith("give on emulated accelerators model.decisions: computed")
+    asked = {"policy": "recorded", "thresholds": 0.5}
+    for parts in ({}, emulated(decisions="computed")):
+        assert "give policy entropy, and on emulated" in files.refused(**parts, accuracy=asked)[1]
+    assert files.read(**emulated(decisions="computed")).settings.plan.policy is not None
+    assert files.read().settings.plan.policy is not None
 
 
 @pytest.mark.parametrize(
