@@ -108,6 +108,12 @@ class PoseTask(Task):
             "sigma": self.sigma,
         }
 
+    def compares(self, other: Task) -> bool:
+        """Whether joints and image are the same, whatever heatmaps and tolerances are."""
+        if not isinstance(other, PoseTask):
+            return False
+        return (self.joint_names, self.image_side) == (other.joint_names, other.image_side)
+
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """Of each heatmap the highest pixel, a quarter of a pixel towards its higher neighbour each way."""
         import torch

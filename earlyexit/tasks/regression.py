@@ -41,6 +41,10 @@ class RegressionTask(Task):
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "scale": self.scale, "offset": self.offset}
 
+    def compares(self, other: Task) -> bool:
+        """Numbers are in callers' units, whatever the outputs are scaled by."""
+        return isinstance(other, RegressionTask)
+
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """The number, float32 (B,)."""
         return outputs_BC[:, 0] * self.scale + self.offset

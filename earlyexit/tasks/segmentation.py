@@ -91,6 +91,13 @@ class SegmentationTask(Task):
             "stride": self.stride,
         }
 
+    def compares(self, other: Task) -> bool:
+        """Whether classes and image are the same, however large the exits' own maps are."""
+        if not isinstance(other, SegmentationTask):
+            return False
+        ours, theirs = ((task.class_names, task.height, task.width) for task in (self, other))
+        return ours == theirs
+
     def answer(self, outputs_BC: Tensor) -> Tensor:
         """The likeliest class of every pixel of the image, uint8 (B, H, W), of logits between those of the map."""
         import torch

@@ -38,7 +38,7 @@ async def compressed(request: Request, response: Response) -> Response:
     if len(body) < LEAST_BYTES or "etag" in headers or headers.get("content-type", "").startswith("image/"):
         return response
     headers.add_vary_header("Accept-Encoding")
-    if not takes_gzip(request.headers.get("accept-encoding", "")):
+    if not takes_gzip(", ".join(request.headers.getlist("accept-encoding"))):
         return response
     response.body = _gzip(body) if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(_gzip, body)
     headers["content-encoding"] = GZIP

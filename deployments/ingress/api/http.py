@@ -86,7 +86,7 @@ class Routes:
 
     def _answer_type(self, request: Request, *, many: bool) -> str:
         """What the caller gets; raises NotAcceptableError."""
-        accept = request.headers.get("accept", ANYTHING)
+        accept = ", ".join(request.headers.getlist("accept")) or ANYTHING  # several lines of a header are one list
         if accept in (ANYTHING, JSON):
             return JSON
         of_one = self._backend.signature.task.content_types

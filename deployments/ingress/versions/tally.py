@@ -69,9 +69,10 @@ class Tally:
 def losses_between(ours: Sequence[Answer], our_task: Task, theirs: Sequence[Answer], their_task: Task) -> list[float]:
     """By input, what it costs that one version answers otherwise, from 0 to 1.
 
-    Versions may number labels differently, or have others: then answers are compared as callers see them.
+    Versions may number labels differently, or have others: then answers are compared as callers see them. Where they
+    mean the same, though other settings of the task differ, the loss is our task's.
     """
-    if our_task.spec() == their_task.spec():
+    if our_task.compares(their_task):
         early, full = (stacked([answer.value for answer in answers]) for answers in (ours, theirs))
         return [float(loss) for loss in our_task.loss(early, full)]
     return [

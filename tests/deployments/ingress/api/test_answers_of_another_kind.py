@@ -59,6 +59,17 @@ async def test_an_answer_that_nobody_gives_is_refused_before_anything_is_compute
     assert error["message"].endswith(allowed)
 
 
+async def test_a_header_of_several_lines_is_one_list() -> None:
+    async with client_of(MapBackend()) as client:
+        for lines in (("text/html", "image/png"), ("image/png", "text/html")):
+            headers = [("Accept", line) for line in lines]
+            response = await client.post("/predict", json={"inputs": "pay"}, headers=headers)
+            assert (response.status_code, response.headers["content-type"]) == (200, "image/png")
+        encodings = [("Accept-Encoding", "br"), ("Accept-Encoding", "gzip")]
+        response = await client.post("/predict", json={"inputs": "pay"}, headers=encodings)
+        assert response.headers["content-encoding"] == "gzip"
+
+
 async def test_large_answers_are_compressed_for_whoever_takes_that_and_are_the_same() -> None:
     backend = MapBackend()
     plain = await predict(backend, "pay", **{"Accept-Encoding": "identity", "X-Request-ID": "r"})
