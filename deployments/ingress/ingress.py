@@ -22,6 +22,7 @@ from deployments.ingress.api.face import VersionFacts
 from deployments.ingress.api.http import build_app
 from deployments.ingress.api.service import InferService
 from deployments.ingress.api.signature import Signature
+from deployments.ingress.core.own_plan import own_plan
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Everyone, Lookout
 from deployments.ingress.dashboard.snapshot import ServiceFacts, image_facts
@@ -50,7 +51,7 @@ from earlyexit.errors import OfframpError, PlanError
 from earlyexit.store import ModelCard, read_card
 from earlyexit.tasks import find_task
 from earlyexit.wire import Answer
-from optimizer.placement import parse_placed, placed_document
+from optimizer.placement import parse_placed
 
 READY_PAUSE_S = 1.0
 STATS_TIMEOUT_S = 5.0
@@ -230,7 +231,7 @@ class Ingress(RpcMethods):
         """
         if self._controller is not None:
             return await self._controller.describe()
-        return placed_document(self._core.placed)
+        return own_plan(self._core.placed, self._settings.hop_dtype)
 
     async def plan_history(self, limit: int) -> list[dict[str, Any]]:
         """The controller's plans so far; none without a controller. Raises ControllerUnavailableError."""

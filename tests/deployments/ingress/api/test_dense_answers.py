@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from PIL import Image
 
 from deployments.ingress.api.http import build_app
@@ -19,9 +20,20 @@ from deployments.ingress.api.openapi import openapi_document
 from deployments.ingress.rpc.calls import Rpcs
 from deployments.ingress.rpc.messages import message_class
 from earlyexit.errors import OfframpError
+from earlyexit.tasks.pose import PoseTask
 from offramp.client.client import AsyncClient
 from offramp.client.protocol import Prediction
-from tests.deployments.ingress.api.dense import BACKENDS, CAR, FILES, IN_BASE64, ROAD, SKY, Answers, DenseBackend
+from tests.deployments.ingress.api.dense import (
+    BACKENDS,
+    CAR,
+    FILES,
+    HEATMAPS,
+    IN_BASE64,
+    ROAD,
+    SKY,
+    Answers,
+    DenseBackend,
+)
 from tests.deployments.ingress.api.faces import V2_INFER, FakeContext, client_of
 from tests.earlyexit.tasks_of_maps import BODY, STREET
 
@@ -162,6 +174,18 @@ async def test_one_image_sent_as_it_is_comes_back_as_a_png_of_its_classes() -> N
     np.testing.assert_array_equal(np.asarray(image), array)
     assert float(response.headers["x-offramp-score"]) == pytest.approx(score, abs=1e-6)
     assert int(response.headers["x-offramp-exit"]) == left
+
+
+async def test_places_in_words_are_rounded_and_in_arrays_are_not() -> None:
+    body = PoseTask(BODY.joint_names, heatmap_side=8, image_side=27, tolerance=4.0)
+    backend = DenseBackend(dense=body, outputs=HEATMAPS + torch.linspace(0, 1e-3, 64).reshape(8, 8))
+    exact = backend.right[0][0]
+    for way in (by_v2_json, by_v2_bytes, by_grpc, by_client):
+        np.testing.assert_array_equal((await way(backend))[0][0], exact)
+    words = (await by_predict(backend))[0][0]
+    assert not np.array_equal(words, exact)
+    np.testing.assert_allclose(words[:, :2], exact[:, :2], rtol=0, atol=0.0006)
+    np.testing.assert_allclose(words[:, 2], exact[:, 2], rtol=0, atol=1e-6)
 
 
 async def test_keypoints_are_no_picture() -> None:
