@@ -14,11 +14,12 @@ import numpy as np
 
 from experiments.data import RUNS, data_folder
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
-from optimizer.pame.on_batches import BatchTimes, batch_times
+from optimizer.pame.on_batches import Batching, BatchTimes
+from optimizer.pame.precision import normalised
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
-from optimizer.pame.thresholds import SearchedChecks
+from optimizer.pame.thresholds import TEN_CONFIDENCES, SearchedChecks
 from optimizer.pame.times import Seconds, seconds_of
-from profiles.batches import RecordedBatches, batch_counts
+from profiles.batches import RecordedBatches
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
@@ -75,7 +76,7 @@ class Case:
         A label's confidence has the paper's; what maps are sure of lies elsewhere, so theirs are tenths of the inputs.
         """
         tenths = tuple(np.quantile(self.search.scores_NR, np.linspace(0.0, 0.9, 10)).tolist())
-        return SearchedChecks.of(self.search, by_truth=True, grid=None if self.search.zero_one else tenths)
+        return SearchedChecks.of(self.search, by_truth=True, grid=TEN_CONFIDENCES if self.search.zero_one else tenths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -125,16 +126,10 @@ def judged_exits(case: Case, found: FoundExits, ramps: Sequence[int]) -> Judged:
 def judged_thresholds(case: Case, found: FoundExits, thresholds: Mapping[int, float]) -> Judged:
     """Any exits with thresholds of their own."""
     outcome, ramps = case.test.outcome(thresholds), sorted(thresholds)
-    left = [batch_counts(outcome.exits_N > ramp, found.batch) for ramp in ramps]
-    num_batches = len(case.test) // found.batch
-    left_KA = np.stack(left, axis=1) if left else np.zeros((num_batches, 0), dtype=np.int64)
-    accuracy, full = outcome.accuracy, outcome.full_accuracy
-    assert accuracy is not None
-    assert full is not None
     return Judged(
         found=found,
-        times=batch_times(case.seconds, ramps, left_KA, found.batch),
-        precision=accuracy / full,
+        times=Batching(seconds=case.seconds, size=found.batch).times(outcome.exits_N, ramps),
+        precision=normalised(outcome),
         moving=tuple(float((outcome.exits_N > ramp).mean()) for ramp in ramps),
     )
 

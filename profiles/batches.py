@@ -104,9 +104,7 @@ class RecordedBatches:
 
     def remaining(self, active: Sequence[int]) -> IntArray:
         """How many of every batch are inside after each active ramp, those in ascending order, (K, A)."""
-        exits_N = self.exits_N(active)
-        columns = [self.counts(exits_N > ramp) for ramp in sorted(active)]
-        return np.stack(columns, axis=1) if columns else np.zeros((self.num_batches, 0), dtype=np.int64)
+        return inside_after(self.exits_N(active), sorted(active), self.size)
 
     def pattern(self, active: Sequence[int], interval: int = 1) -> IntArray:
         """The batching pattern matrix C[i, j], (A, size // interval + 1).
@@ -130,6 +128,12 @@ def batch_counts(some_N: BoolArray, size: int) -> IntArray:
     """How many inputs of every whole batch are among some (K)."""
     num_batches = len(some_N) // size
     return np.asarray(some_N[: num_batches * size].reshape(num_batches, size).sum(1), dtype=np.int64)
+
+
+def inside_after(exits_N: IntArray, ramps: Sequence[int], size: int) -> IntArray:
+    """How many of every whole batch are inside after each ramp (K, A), if inputs leave after these blocks."""
+    columns = [batch_counts(exits_N > ramp, size) for ramp in ramps]
+    return np.stack(columns, axis=1) if columns else np.zeros((len(exits_N) // size, 0), dtype=np.int64)
 
 
 def histograms(counts_KA: IntArray, size: int, interval: int) -> IntArray:

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from deployments.settings import ControlSettings
 from earlyexit.errors import OfframpError, PlanError
-from optimizer.live.exit_mover import BatchTimes
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState
 from optimizer.live.tuning.rows import lets_nobody_leave
 from optimizer.live.tuning.tuners import make_tuner
+from optimizer.pame.on_batches import Batching
+from optimizer.pame.times import seconds_of
 from optimizer.problem import PlanProblem, device_names
 from optimizer.risk import Guarantee
 from profiles.stream import Observations, StreamShape
@@ -110,8 +111,8 @@ def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | Non
     # the model's time, which differ little between devices; its largest batch is what devices run when it matters.
     table = problem.latency[device_names(problem)[0]]
     times = ExitTimes.of(table, problem.ramps, table.batches[-1])
-    batches = BatchTimes(table=table, ramps=problem.ramps, batch=table.batches[-1])
+    batching = Batching(seconds=seconds_of(table, problem.ramps), size=table.batches[-1])
     name = settings.tuning
     return lambda shape: make_tuner(
-        name, Question(score=shape.score, guarantee=guarantee, times=times, batches=batches)
+        name, Question(score=shape.score, guarantee=guarantee, times=times, batching=batching)
     )

@@ -17,15 +17,19 @@ from experiments.load_changes import NEEDS, of_kind, recorded
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from experiments.tuned_replay import Controller, Fixed, Replayed, TunedThresholds, replay
-from optimizer.live.exit_mover import BatchTimes, Place, best_place, normalised_precision
+from optimizer.live.exit_mover import Place, best_place
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned
 from optimizer.live.tuning.rows import never
 from optimizer.live.tuning.tuners import make_tuner
+from optimizer.pame.on_batches import Batching
+from optimizer.pame.precision import normalised
+from optimizer.pame.times import seconds_of
 from optimizer.risk import Guarantee
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
+from profiles.table import LatencyTable
 
 BATCH = 16
 """The smallest of the paper's batches for classification (section 7.1)."""
@@ -49,7 +53,11 @@ class Case:
     history: ExitRecords
     served: ExitRecords
     place: Place
-    times: BatchTimes
+    table: LatencyTable
+
+    @property
+    def batching(self) -> Batching:
+        return batching_of(self.table, self.served.ramps)
 
     @property
     def shut(self) -> dict[int, float]:
@@ -64,9 +72,9 @@ class Case:
     @property
     def question(self) -> Question:
         """What tuners are made for: at most 1 % may be lost."""
-        times = ExitTimes.of(self.times.table, self.served.ramps, BATCH)
+        times = ExitTimes.of(self.table, self.served.ramps, BATCH)
         guarantee = Guarantee(budget=BUDGET, confidence=CONFIDENCE)
-        return Question(score=self.served.score, guarantee=guarantee, times=times, batches=self.times)
+        return Question(score=self.served.score, guarantee=guarantee, times=times, batching=self.batching)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,11 +112,15 @@ def case_of(name: str, records: ExitRecords) -> Case:
     history = before.subset(order[: round(HISTORY * share)])
     table = table_of("vision")
     table = replace(table, ramp_s_EB=table.ramp_s_EB[list(records.ramps)])
-    times = BatchTimes(table=table, ramps=records.ramps, batch=BATCH)
-    place = best_place([history], times, 1 - BUDGET, records.ramps)
+    place = best_place([history], batching_of(table, records.ramps), 1 - BUDGET, records.ramps)
     assert place is not None, "no exit is bearable"
     served = joined(before.subset(order[round(HISTORY * share) :]), after.subset(again))
-    return Case(name=name, history=history, served=served, place=place, times=times)
+    return Case(name=name, history=history, served=served, place=place, table=table)
+
+
+def batching_of(table: LatencyTable, ramps: tuple[int, ...]) -> Batching:
+    """Of the study's batches."""
+    return Batching(seconds=seconds_of(table, ramps), size=BATCH)
 
 
 def joined(one: ExitRecords, other: ExitRecords) -> ExitRecords:
@@ -166,18 +178,15 @@ def figures(case: Case, served: Served, first: int, end: int) -> Figures:
     first = -(-first // BATCH) * BATCH  # whole batches, each under one setting
     exits_N = served.replayed.exits_N[first:end].astype(np.int64)
     outcome = _outcome(case.served, served.replayed, first, end)
-    slow, mean_s, number = 0.0, 0.0, 0
-    for index, exits_KN in enumerate(case.times.batches(exits_N)):
-        setting = served.replayed.settings[first // BATCH + index]
+    times = []
+    for index, setting in enumerate(served.replayed.settings[first // BATCH : first // BATCH + len(exits_N) // BATCH]):
         active = [ramp for ramp, at in setting.items() if at != SCORES[case.served.score].never]
-        slow += case.times.violated(exits_KN[None], active)
-        mean_s += case.times.mean_s(exits_KN[None], active)
-        number += 1
+        times.append(case.batching.times(exits_N[index * BATCH : (index + 1) * BATCH], active))
     return Figures(
-        slow=100 * slow / number,
-        precision=100 * normalised_precision(outcome),
+        slow=100 * float(np.mean([each.slower for each in times])),
+        precision=100 * normalised(outcome),
         agreement=100 * outcome.agreement,
-        saved=100 * (1 - mean_s / number / case.times.stock_s),
+        saved=100 * (1 - float(np.mean([each.mean_s / each.whole_s for each in times]))),
     )
 
 

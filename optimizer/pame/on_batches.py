@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from optimizer.pame.times import ROUNDING, Seconds
-from profiles.batches import IntArray
+from profiles.batches import IntArray, inside_after
 from profiles.scores import FloatArray
 
 
@@ -32,6 +32,20 @@ class BatchTimes:
     def slower(self) -> float:
         """Share of the batches whose last answer comes later than without exits."""
         return float((self.last_s_K > self.whole_s * (1 + ROUNDING)).mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """Batches of one size on one accelerator."""
+
+    seconds: Seconds
+    size: int
+    """n, the inputs of a batch when it starts."""
+
+    def times(self, exits_N: IntArray, active: Collection[int]) -> BatchTimes:
+        """Of inputs in order of arrival, at least a batch, that leave after these blocks."""
+        ramps = sorted(active)
+        return batch_times(self.seconds, ramps, inside_after(exits_N, ramps, self.size), self.size)
 
 
 def batch_times(seconds: Seconds, ramps: Sequence[int], left_KA: IntArray, size: int) -> BatchTimes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from profiles.outcome import ExitOutcome
 from profiles.scores import BoolArray, FloatArray
 
 
@@ -50,6 +51,14 @@ def overall(exits: Sequence[Precision], of_nobody: float = 1.0) -> float:
     for each in reversed(exits[:-1]):
         found = each.with_moving(found)
     return found
+
+
+def normalised(outcome: ExitOutcome) -> float:
+    """Accuracy over that of the model without exits (section 7.2); where truth is not known, agreement with it."""
+    accuracy, full_accuracy = outcome.accuracy, outcome.full_accuracy
+    if accuracy is None or not full_accuracy:
+        return outcome.agreement
+    return accuracy / full_accuracy
 
 
 def _precision(losses_N: FloatArray) -> float:

@@ -20,13 +20,18 @@ TEN_CONFIDENCES = tuple(round(0.50 + 0.05 * step, 2) for step in range(10))
 """The paper names 0.55 and 0.6 (section 7.6) and that there are ten (section 6.1)."""
 TEN_SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))
 """Count thresholds, as shares of the principal values."""
-GRIDS: Mapping[str, tuple[float, ...]] = {"confidence": TEN_CONFIDENCES, "share": TEN_SHARES}
-"""Of other scores, ten quantiles of what the exit says."""
+GRIDS: Mapping[Score, tuple[float, ...]] = {
+    "confidence": (*TEN_CONFIDENCES, 0.97, 0.98, 0.99, 0.995, 0.999),
+    "share": TEN_SHARES,
+    "entropy": (2.0, 1.5, 1.0, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01),
+}
+"""Thresholds that are tried, from the boldest to the most careful. The five behind the paper's confidences are for
+networks that are surer than they should be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchedChecks:
-    """Ten thresholds per exit; of the score `share` ten for each of the confidences that were recorded.
+    """A grid of thresholds for each exit; of the score `share` one for each of the confidences that were recorded.
 
     Precision is that of the truth where `by_truth`, else agreement with the full model.
     """
@@ -65,15 +70,12 @@ class SearchedChecks:
         return [
             self._setting(records, ramp, threshold, confidence)
             for confidence, records in self.by_confidence.items()
-            for threshold in self._thresholds(records, ramp)
+            for threshold in self.grid or GRIDS[records.score]
         ]
 
     @property
     def _any(self) -> ExitRecords:
         return next(iter(self.by_confidence.values()))
-
-    def _thresholds(self, records: ExitRecords, ramp: int) -> tuple[float, ...]:
-        return self.grid or thresholds_of(records.score, records.scores_NR[:, records.ramps.index(ramp)])
 
     def _setting(self, records: ExitRecords, ramp: int, threshold: float, confidence: float | None) -> Setting:
         column = records.ramps.index(ramp)
@@ -87,10 +89,7 @@ class SearchedChecks:
         )
 
 
-def thresholds_of(score: Score, scores_N: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> tuple[float, ...]:
-    """Ten thresholds of an exit, the boldest first."""
-    if score in GRIDS:
-        return tuple(sorted(GRIDS[score], reverse=not SCORES[score].larger_is_surer))
-    shares = np.linspace(0.1, 1.0, 10)
-    at = shares if not SCORES[score].larger_is_surer else 1 - shares
-    return tuple(np.quantile(scores_N.astype(np.float64), at)[::-1].tolist())
+def next_step(score: Score, threshold: float) -> float | None:
+    """The boldest of the grid that is more careful; None behind its end."""
+    direction = SCORES[score].direction
+    return next((value for value in GRIDS[score] if direction * value > direction * threshold), None)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from earlyexit.errors import PlanError
-from optimizer.live.exit_mover import BatchTimes
 from optimizer.live.exit_times import ExitTimes
+from optimizer.pame.on_batches import Batching
 from optimizer.risk import Guarantee
 from profiles.scores import Score
 from profiles.stream import Observations
@@ -57,7 +57,7 @@ class Question:
     guarantee: Guarantee
     times: ExitTimes
     """For what is saved by leaving early."""
-    batches: BatchTimes | None = None
+    batching: Batching | None = None
     """For tuners that look at how long batches take."""
 
 

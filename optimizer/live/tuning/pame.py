@@ -23,9 +23,11 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from earlyexit.errors import PlanError
-from optimizer.live.exit_mover import TAIL, Place, best_place, next_step, normalised_precision
+from optimizer.live.exit_mover import TAIL, Place, best_place
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why, check_followed
 from optimizer.live.tuning.rows import lets_nobody_leave, never, outcome_of, records_of, whole_N
+from optimizer.pame.precision import normalised
+from optimizer.pame.thresholds import next_step
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
 from profiles.scores import SCORES
@@ -47,10 +49,10 @@ class PameTuner(Tuner):
     def __init__(self, question: Question, window: int = WINDOW, calm: int = CALM) -> None:
         """Raises PlanError for a question without the seconds of batches."""
         super().__init__(question)
-        if question.batches is None:
+        if question.batching is None:
             raise PlanError("tuner 'pame' looks at batches: it needs their seconds by the number of inputs")
-        self._batches = question.batches
-        self._size = window * question.batches.batch
+        self._batching = question.batching
+        self._size = window * question.batching.size
         self._most_calm = calm
         self._precision = 1 - question.guarantee.budget
         self._thresholds: Mapping[int, float] | None = None
@@ -112,8 +114,9 @@ class PameTuner(Tuner):
         return {ramp: at for ramp, at in sorted(check_followed(self._thresholds).items()) if at != shut and ramp in on}
 
     def _slow(self, outcome: ExitOutcome, exits: Collection[int]) -> float:
-        batches_KN = self._batches.batches(outcome.exits_N)
-        return self._batches.violated(batches_KN, exits) if len(batches_KN) else 0.0
+        if len(outcome.exits_N) < self._batching.size:
+            return 0.0
+        return self._batching.times(outcome.exits_N, exits).slower
 
     def _judge(self, window: Observations, ramps: list[int]) -> Tuned | None:
         outcome, records, exits = outcome_of(window), records_of(window, ramps), self._exits_of(window)
@@ -123,7 +126,7 @@ class PameTuner(Tuner):
         slow = self._slow(outcome, exits)
         if slow > TAIL:
             return self._move(records, exits, slow, at_s)
-        precision = normalised_precision(outcome)
+        precision = normalised(outcome)
         if precision < self._precision:
             return self._raise(outcome, exits, precision, at_s)
         self._calm.append(records)
@@ -135,7 +138,7 @@ class PameTuner(Tuner):
     def _move(self, records: ExitRecords, exits: Mapping[int, float], slow: float, at_s: float) -> Tuned:
         first = min(exits)
         later = [ramp for ramp in records.ramps if ramp > first]
-        place = best_place([records], self._batches, self._precision, later, behind=exits)
+        place = best_place([records], self._batching, self._precision, later, behind=exits)
         words = f"{slow:.1%} of the batches were slower than without exits, {TAIL:.1%} are bearable: "
         if place is None:
             return self._put({}, "tuned", f"{words}nobody leaves, no later exit is bearable", at_s)
@@ -156,11 +159,11 @@ class PameTuner(Tuner):
     def _search(
         self, windows: list[ExitRecords], exits: Mapping[int, float], at_s: float, occasion: str
     ) -> Tuned | None:
-        place = best_place(windows, self._batches, self._precision, windows[0].ramps)
+        place = best_place(windows, self._batching, self._precision, windows[0].ramps)
         if place is None or place.thresholds == exits:
             return None
-        exits_KN = np.concatenate([self._batches.batches(each.outcome(exits).exits_N) for each in windows])
-        if place.mean_s > (1 - LEAST_GAIN) * self._batches.mean_s(exits_KN, exits):
+        means_s = [self._batching.times(each.outcome(exits).exits_N, exits).mean_s for each in windows]
+        if place.mean_s > (1 - LEAST_GAIN) * sum(means_s) / len(windows):
             return None
         return self._put(place.thresholds, "tuned", f"{occasion}: {_told(place)}", at_s)
 

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from optimizer.live.exit_mover import BatchTimes
 from optimizer.live.exit_times import ExitTimes
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why
 from optimizer.live.tuning.rows import lets_nobody_leave, never
+from optimizer.pame.on_batches import Batching
+from optimizer.pame.times import seconds_of
 from optimizer.risk import Guarantee
 from profiles.stream import Observations
 from profiles.table import LatencyTable
@@ -24,7 +25,7 @@ QUESTION = Question(
     score="confidence",
     guarantee=Guarantee(),
     times=ExitTimes.of(TABLE, RAMPS, 1),
-    batches=BatchTimes(table=TABLE, ramps=tuple(RAMPS), batch=8),
+    batching=Batching(seconds=seconds_of(TABLE, tuple(RAMPS)), size=8),
 )
 
 

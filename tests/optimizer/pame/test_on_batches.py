@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.pame.on_batches import batch_times
+from optimizer.pame.on_batches import Batching, batch_times
 from optimizer.pame.times import seconds_of
 from profiles.table import LatencyTable
 
@@ -31,3 +31,10 @@ def test_a_batch_that_nobody_leaves_is_slower() -> None:
     times = batch_times(SECONDS, (0,), np.array([[4], [3]]), 4)
     assert times.last_s_K.tolist() == [14, 12]
     assert times.slower == 0.5
+
+
+def test_inputs_are_cut_into_whole_batches_in_order_of_arrival() -> None:
+    exits_N = np.array([0, 1, 0, 2, 0, 0, 0, 0, 2])  # the last is in no batch
+    times = Batching(seconds=SECONDS, size=4).times(exits_N, {1, 0})
+    assert times.last_s_K.tolist() == [10, 6]
+    assert times.mean_s == pytest.approx((2 * 6 + 9 + 10 + 4 * 6) / 8)

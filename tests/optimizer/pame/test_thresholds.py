@@ -5,19 +5,20 @@ import pytest
 
 from earlyexit.errors import DataError
 from optimizer.pame.checks import Configured, configured
-from optimizer.pame.precision import Precision, overall
-from optimizer.pame.thresholds import TEN_CONFIDENCES, SearchedChecks
+from optimizer.pame.precision import Precision, normalised, overall
+from optimizer.pame.thresholds import GRIDS, TEN_CONFIDENCES, SearchedChecks, next_step
 from profiles.records import ExitRecords
+from profiles.scores import SCORES, Score
 
 EVERYBODY = np.ones(10, dtype=bool)
 
 
-def records(*, score: str = "confidence", shift: float = 0.0, truth: bool = False) -> ExitRecords:
+def records(*, score: Score = "confidence", shift: float = 0.0, truth: bool = False) -> ExitRecords:
     """Ten inputs, surer one by one: 0.52 to 0.97; the ramp errs on the three that it is least sure of."""
     scores_N1 = (0.52 + 0.05 * np.arange(10) - shift).reshape(-1, 1).astype(np.float32)
     losses_N1 = (np.arange(10) < 3).astype(np.float64).reshape(-1, 1)
     return ExitRecords(
-        score=score,  # type: ignore[arg-type]  # of a parameter
+        score=score,
         num_blocks=3,
         ramps=(0,),
         sample_ids=tuple(map(str, range(10))),
@@ -36,26 +37,48 @@ def chosen(checks: SearchedChecks, kept: float) -> Configured:
 
 @pytest.mark.parametrize(("kept", "threshold", "leaving"), [(0.95, 0.65, 0.7), (0.85, 0.6, 0.8), (0.6, 0.5, 1.0)])
 def test_the_threshold_by_which_most_leave_keeps_the_precision(kept: float, threshold: float, leaving: float) -> None:
-    """Of ten: 0.50 lets everybody leave, of whom three are wrong."""
+    """Of ten inputs: 0.50 lets everybody leave, of whom three are wrong."""
     found = chosen(SearchedChecks.of(records()), kept)
     assert found.setting.threshold == threshold
     assert found.precision.leaving == pytest.approx(leaving)
     assert found.overall > kept
 
 
-def test_there_are_ten_thresholds_of_each_score() -> None:
+def test_every_score_has_a_grid_from_bold_to_careful() -> None:
     assert len(TEN_CONFIDENCES) == 10
-    for score in ("confidence", "entropy"):
-        settings = SearchedChecks.of(records(score=score)).settings(0)
-        assert len({setting.threshold for setting in settings}) == 10
-        leaving = [int(setting.leave_N.sum()) for setting in settings]
-        assert leaving == sorted(leaving, reverse=True)
+    assert GRIDS.keys() == SCORES.keys()
+    for score, grid in GRIDS.items():
+        sureness = [SCORES[score].direction * value for value in grid]
+        assert sureness == sorted(set(sureness))
+
+
+@pytest.mark.parametrize("score", ["confidence", "entropy"])
+def test_the_whole_grid_of_a_score_is_tried_and_fewer_leave_at_each_step(score: Score) -> None:
+    settings = SearchedChecks.of(records(score=score)).settings(0)
+    assert tuple(setting.threshold for setting in settings) == GRIDS[score]
+    leaving = [int(setting.leave_N.sum()) for setting in settings]
+    assert leaving == sorted(leaving, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("score", "threshold", "step"),
+    [("confidence", 0.55, 0.6), ("confidence", 0.57, 0.6), ("confidence", 0.999, None), ("entropy", 0.3, 0.2)],
+)
+def test_a_threshold_goes_up_by_a_step_of_the_grid(score: Score, threshold: float, step: float | None) -> None:
+    assert next_step(score, threshold) == step
+
+
+def test_precision_is_of_the_truth_where_it_is_known() -> None:
+    # Of ten answers three are not the full model's; all ten are right, and of the full model's nine.
+    assert normalised(records().outcome({0: 0.5})) == pytest.approx(0.7)
+    assert normalised(records(truth=True).outcome({0: 0.5})) == pytest.approx(1 / 0.9)
 
 
 def test_where_every_threshold_costs_too_much_an_exit_is_not_configured() -> None:
     always_wrong = records()
     always_wrong.losses_NR[:] = 1.0
-    assert configured(SearchedChecks.of(always_wrong), 0, EVERYBODY, (), 0.99) is None
+    checks = SearchedChecks.of(always_wrong, grid=TEN_CONFIDENCES)  # somebody leaves at each
+    assert configured(checks, 0, EVERYBODY, (), 0.99) is None
 
 
 def test_precision_by_the_truth_may_exceed_the_full_models() -> None:

@@ -7,18 +7,16 @@ from dataclasses import replace
 import pytest
 
 from earlyexit.errors import PlanError
-from optimizer.live.exit_mover import BatchTimes
 from optimizer.live.tuning.base import Tuner
 from optimizer.live.tuning.tuners import make_tuner
+from optimizer.pame.on_batches import Batching
+from optimizer.pame.times import seconds_of
 from profiles.stream import Observations
 from profiles.table import LatencyTable
 from tests.optimizer.live.tuning.logs import NEVER, NOBODY, lying, question, stream
 
-BATCHES = BatchTimes(
-    table=LatencyTable.of_rows((1, 2), [[2.0, 3.0]] * 3, [[0.5, 1.0]] * 2),
-    ramps=(0, 1),
-    batch=2,
-)
+TABLE = LatencyTable.of_rows((1, 2), [[2.0, 3.0]] * 3, [[0.5, 1.0]] * 2)
+BATCHING = Batching(seconds=seconds_of(TABLE, (0, 1)), size=2)
 WINDOW = 100
 """Inputs."""
 FIRST = {0: 0.55, 1: NEVER}
@@ -26,7 +24,7 @@ EASY, HARD = (0.7, 0.9), (0.1, 0.9)
 
 
 def tuner(thresholds: dict[int, float] = FIRST) -> Tuner:
-    made = make_tuner("pame", replace(question(budget=0.1), batches=BATCHES))
+    made = make_tuner("pame", replace(question(budget=0.1), batching=BATCHING))
     made.follow(thresholds, 0.0)
     return made
 
