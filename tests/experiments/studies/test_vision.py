@@ -66,10 +66,10 @@ def test_16_where_more_move_on_the_exit_goes_later() -> None:
 def test_16_figures_are_of_whole_batches_under_one_setting() -> None:
     case = fig16.case_of("darker", images(800, dict.fromkeys(KINDS, 2.0)))
     found = fig16.figures(case, fig16.once(case), 5, 160)
-    table = case.times.table
+    table = case.table
     until_s = table.block_s_NB[: case.place.ramp + 1].sum(0) + table.ramp_s_EB[0]
     at_16 = table.batches.index(16)
-    assert found.saved == pytest.approx(100 * (1 - until_s[at_16] / case.times.stock_s))
+    assert found.saved == pytest.approx(100 * (1 - until_s[at_16] / table.block_s_NB[:, at_16].sum()))
     assert (found.slow, found.precision, found.agreement) == (0.0, 100.0, 100.0)
 
 
