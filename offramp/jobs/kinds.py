@@ -30,6 +30,8 @@ HEATMAP_SHARE, TOLERANCE_SHARE = 4, 10
 """Of an image's side: a heatmap's, and how far off a joint may be."""
 IGNORED = ("unlabelled", "unlabeled", "void", "ignored")
 """Names of classes, in small letters, that count in no loss and no figure."""
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_a-zA-Z]+")
+"""Of a joint's name."""
 TOKEN_TYPES = ("token_types", "token_type_ids")
 """What networks call the input that tells a pair's texts apart."""
 
@@ -85,11 +87,16 @@ def load_codec(spec: NamedSpec, job: CodecOrder, folder: Path) -> Codec[object]:
 def task_for(job: TrainJob, data: LabelledRows, inputs: Boundary) -> Task:
     """What the answers of a model that takes these inputs are.
 
-    Raises DataError for labels that it cannot be trained on, InputError for others.
+    Raises DataError for labels that it cannot be trained on, InputError for others, and for joints that cannot be
+    mirrored where images are.
     """
-    if job.task not in TASK_MAKERS:
-        return find_task(_own(job.task, "task", TASK_MAKERS))
-    return TASK_MAKERS[job.task](data, inputs, job.source or "the data")
+    if job.task in TASK_MAKERS:
+        task = TASK_MAKERS[job.task](data, inputs, job.source or "the data")
+    else:
+        task = find_task(_own(job.task, "task", TASK_MAKERS))
+    if job.augmentation is not None and job.augmentation.mirror:
+        _check_mirrored(task)
+    return task
 
 
 def _label(data: LabelledRows, _: Boundary, source: str) -> LabelTask:
@@ -132,9 +139,29 @@ def _image_sides(inputs: Boundary, task: str) -> tuple[int, int]:
 
 
 def _mirror_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Joints whose names differ by left and right."""
-    pairs = [(name, re.sub(r"\bleft", "right", re.sub(r"\bLeft", "Right", name))) for name in names]
-    return [(left, right) for left, right in pairs if left != right and right in names]
+    """Joints whose names differ by left and right, or l and r, as words of theirs or at a word's beginning or end."""
+    by_words = {_words(name): name for name in names}
+    rights = (by_words.get(tuple(map(_right, _words(name)))) for name in names)
+    left_of = {right: left for left, right in zip(names, rights, strict=True) if right not in (None, left)}
+    return [(left, right) for right, left in left_of.items() if right is not None]
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """In small letters; a capital after a small letter begins one, too."""
+    return tuple(word.lower() for word in WORD.findall(name))
+
+
+def _right(word: str) -> str:
+    return "r" if word == "l" else re.sub("^left|left$", "right", word)
+
+
+def _check_mirrored(task: Task) -> None:
+    """Raise InputError for a pose whose left joints a mirror would make right ones, unsaid."""
+    if isinstance(task, PoseTask) and len(task.joint_names) > 1 and not task.mirror_pairs:
+        raise InputError(
+            f"--augment mirrors images, and no two joints are called left and right of the same: "
+            f"{', '.join(task.joint_names)}; call them so, or leave it out"
+        )
 
 
 def _regression(data: LabelledRows, _: Boundary, source: str) -> RegressionTask:

@@ -19,12 +19,13 @@ class TrainJob:
     """Everything that decides what a training run gives; refuses a name that `model.json` cannot hold."""
 
     backbone: str
-    """Checkpoint folder, hub name, file of a state dict (.th, .pt, .pth), or your own, `module:function`."""
+    """Checkpoint folder, hub name, file of a state dict (.th, .pt, .pth) or of a network's configuration (.json), or
+    your own, `module:function`."""
     name: str
     codec: str | None = None
     """Your own, `module:function`; None for what the network and the data say."""
     task: str = "label"
-    """`label`, `regression`, or your own, `module:function`."""
+    """`label`, `regression`, `pose`, `segmentation`, or your own, `module:function`."""
     tokenizer: str | None = None
     """Checkpoint folder, hub name or file; None: the backbone's."""
     ramps: RampOptions = field(default_factory=RampOptions)

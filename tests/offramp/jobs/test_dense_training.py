@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from earlyexit.boundary import TensorSpec
-from earlyexit.dataset import read_labelled
+from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.store import read_card
 from earlyexit.tasks.pose import PoseTask
 from earlyexit.tasks.segmentation import SegmentationTask
+from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.moves import Moves
 from offramp.jobs.kinds import task_for
 from offramp.jobs.train_job import TrainJob
@@ -121,6 +122,43 @@ def test_what_is_no_configuration_of_a_network_is_refused(tmp_path: Path, text: 
 MIRRORED = Moves(
     mirrored_B=torch.tensor([True, False]), shift_B2=torch.zeros(2, 2), turn_B=torch.zeros(2), zoom_B=torch.ones(2)
 )
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("left ankle", "right ankle"),
+        ("Left ankle", "Right ankle"),
+        ("ankle_left", "ankle_right"),
+        ("LEFT_ANKLE", "RIGHT_ANKLE"),
+        ("l_ankle", "r_ankle"),
+        ("LAnkle", "RAnkle"),
+        ("ankleLeft", "ankleRight"),
+        ("ankle.L", "ankle.R"),
+        ("leftankle", "rightankle"),
+    ],
+)
+def test_left_and_right_are_known_however_they_are_written(left: str, right: str) -> None:
+    assert pairs_of(right, "heel", "elbow", left, "r2") == ((left, right),)
+
+
+def pairs_of(*names: str, augmentation: Augmentation | None = None) -> tuple[tuple[str, str], ...]:
+    count = len(names)
+    rows = LabelledRows(
+        columns={}, labels=(np.zeros((count, 2), np.float32),), part_names=names, sides=((32, 32),), files=("a",)
+    )
+    square = (TensorSpec(name="image", shape=(32, 32, 3), dtype="uint8"),)
+    job = TrainJob(backbone="b", name="m", task="pose", joint=True, augmentation=augmentation)
+    task = task_for(job, rows, square)
+    assert isinstance(task, PoseTask)
+    return task.mirror_pairs
+
+
+def test_joints_without_sides_are_not_mirrored() -> None:
+    with pytest.raises(InputError, match="--augment mirrors images, and no two joints are called left and right"):
+        pairs_of("0", "1", augmentation=Augmentation())
+    assert pairs_of("0", "1", augmentation=Augmentation(mirror=False)) == ()
+    assert pairs_of("nose", augmentation=Augmentation()) == (), "it is where it is"
 
 
 def test_joints_change_sides_in_a_mirror() -> None:
