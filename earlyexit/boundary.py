@@ -26,6 +26,8 @@ NUMPY: dict[DType, np.dtype[np.generic]] = {
 }
 """In which a codec gives them."""
 IMAGE_AXES = 3
+MAX_SIDE = 2**15
+"""Of an image, in pixels. Resizing a file holds one side of it beside one of the result for a moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

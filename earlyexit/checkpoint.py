@@ -169,6 +169,8 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     if longest > backbone.max_length:
         raise ModelFolderError(f"max_length {longest} is beyond the backbone's {backbone.max_length} positions")
 
+    _check_image_sides(info, backbone)
+
     def exit_head(block: int, style: RampStyle, pooling: Pooling) -> Ramp:
         return build_ramp(style, backbone.boundary(block)[0].shape, info.task.output_shape, pooling)
 
@@ -180,6 +182,22 @@ def assemble(info: ModelInfo, backbone: Backbone, ramps_at: Sequence[int] | None
     ramps = {block: ramp(block) for block in at}
     head = exit_head(last, info.head_style, info.head_pooling)
     return EarlyExitModel(info, backbone, ramps, head).eval()
+
+
+def _check_image_sides(info: ModelInfo, backbone: Backbone) -> None:
+    """Raise ModelFolderError for answers in images of another size than codec and network have."""
+    from earlyexit.codecs.image import ImageCodec
+
+    sides = info.task.image_sides
+    if sides is None or info.codec["name"] != ImageCodec.name:
+        return
+    of_codec = (info.codec.get("height"), info.codec.get("width"))
+    for whose, found in (("codec", of_codec), ("network", backbone.inputs[0].shape[:2])):
+        if found != sides:
+            raise ModelFolderError(
+                f"the task {info.task.name} answers in images of {sides[1]} x {sides[0]} pixels, width by height; "
+                f"the {whose}'s are {' x '.join(map(str, reversed(found)))}"
+            )
 
 
 def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | None]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from earlyexit.boundary import MAX_SIDE
 from earlyexit.errors import UnprocessableInputError
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -21,8 +22,6 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 INTERPOLATIONS: Mapping[str, Image.Resampling] = {each.name.lower(): each for each in Image.Resampling}
 MAX_PIXELS = 50_000_000
 """Of a file, which takes 3 or 4 bytes for each while it is decoded; what large cameras take."""
-MAX_SIDE = 2**15
-"""Resizing holds one side of the file beside one of the result for a moment."""
 MAX_SCANS = 100
 """Of a JPEG file: each goes over all of it; usual are 1 and 10."""
 START_OF_SCAN = b"\xff\xda"

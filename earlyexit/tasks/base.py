@@ -49,6 +49,11 @@ class Task(ABC):
         """What an exit gives for an input: (C,), of dense tasks maps (C, H, W)."""
         return (self.num_outputs,)
 
+    @property
+    def image_sides(self) -> tuple[int, int] | None:
+        """Height and width of the images that answers are places in, or maps of; None for other answers."""
+        return None
+
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """What a model card holds of it; `find_task` makes an equal one."""

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from earlyexit.boundary import MAX_SIDE
 from earlyexit.errors import DataError
 from earlyexit.signature import Column
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
+from earlyexit.tasks.checks import check_whole, listed_names
 from earlyexit.wire import Numbers, Value, stacked
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ class PoseTask(Task):
         `mirror_pairs` are the joints that change places in a mirror, `highest` the principal values of each heatmap
         (PAME section 5.3 takes five). Raise ValueError for what does not fit together.
         """
-        self.joint_names = tuple(joint_names)
+        self.joint_names = listed_names(joint_names)
         self.heatmap_side = heatmap_side
         self.image_side = image_side
         self.tolerance = float(tolerance)
@@ -64,20 +66,14 @@ class PoseTask(Task):
         self._check()
 
     def _check(self) -> None:
+        check_whole(MAX_SIDE, heatmap_side=self.heatmap_side, image_side=self.image_side)
         names, pixels = self.joint_names, self.heatmap_side**2
         if not names or len(set(names)) < len(names):
             raise ValueError(f"at least one joint is needed, each with a name of its own, not {list(names)}")
-        if min(self.heatmap_side, self.image_side) < 1:
-            raise ValueError(
-                f"heatmaps of side {self.heatmap_side} of an image of {self.image_side}; sides are 1 or more"
-            )
         for called, number in (("tolerance", self.tolerance), ("sigma", self.sigma)):
             if not (math.isfinite(number) and number > 0):
                 raise ValueError(f"{called} must be positive and finite, not {number}")
-        if not 1 <= self.highest <= pixels:
-            raise ValueError(
-                f"the {self.highest} highest of a heatmap of {pixels} pixels; 1 to {pixels} can be asked for"
-            )
+        check_whole(pixels, highest=self.highest)
         paired = list(chain.from_iterable(self.mirror_pairs))
         unknown = sorted(set(paired) - set(names))
         if unknown or len(set(paired)) < len(paired):
@@ -91,6 +87,10 @@ class PoseTask(Task):
     @property
     def output_shape(self) -> tuple[int, ...]:
         return (self.num_outputs, self.heatmap_side, self.heatmap_side)
+
+    @property
+    def image_sides(self) -> tuple[int, int]:
+        return self.image_side, self.image_side
 
     @property
     def num_principal_values(self) -> int:

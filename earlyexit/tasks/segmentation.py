@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from earlyexit.boundary import MAX_SIDE
 from earlyexit.errors import DataError
 from earlyexit.signature import Column
 from earlyexit.tasks.base import FloatArray, IntArray, Task, ValueArray
+from earlyexit.tasks.checks import check_whole, listed_names
 from earlyexit.tasks.class_maps import MOST_CLASSES, colours, to_png
 from earlyexit.tasks.label import imitated
 from earlyexit.tasks.masks import read_mask
@@ -48,14 +50,15 @@ class SegmentationTask(Task):
 
         `ignored` are classes that count in no loss and no figure. Raise ValueError for what does not fit together.
         """
-        self.class_names = tuple(class_names)
+        self.class_names = listed_names(class_names)
         self.height = height
         self.width = width
-        self.ignored = tuple(ignored)
+        self.ignored = listed_names(ignored)
         self.stride = stride
         self._check()
 
     def _check(self) -> None:
+        check_whole(MAX_SIDE, height=self.height, width=self.width, stride=self.stride)
         names = self.class_names
         if not 2 <= len(names) <= MOST_CLASSES or len(set(names)) < len(names):
             raise ValueError(f"2 to {MOST_CLASSES} different classes are needed, not {list(names)}")
@@ -63,10 +66,6 @@ class SegmentationTask(Task):
         if unknown or not set(names) - set(self.ignored):
             wrong = f"{unknown[0]!r} is no class" if unknown else "all classes are"
             raise ValueError(f"ignored: {wrong}; classes are {', '.join(names)}")
-        if min(self.height, self.width, self.stride) < 1:
-            raise ValueError(
-                f"an image of {self.width} x {self.height} pixels and maps of every {self.stride}th; none is below 1"
-            )
 
     @property
     def num_outputs(self) -> int:
@@ -75,6 +74,10 @@ class SegmentationTask(Task):
     @property
     def output_shape(self) -> tuple[int, ...]:
         return (self.num_outputs, -(-self.height // self.stride), -(-self.width // self.stride))
+
+    @property
+    def image_sides(self) -> tuple[int, int]:
+        return self.height, self.width
 
     @property
     def num_principal_values(self) -> int:

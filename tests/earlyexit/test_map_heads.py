@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.errors import ModelFolderError
+from earlyexit.families.resnet_config import small_layout
 from earlyexit.ramps import build_ramp
 from earlyexit.ramps.maps import DeconvRamp, MapsRamp
+from earlyexit.tasks.segmentation import SegmentationTask
 
 STYLES = ("maps", "deconv")
 SIZES = [
@@ -77,3 +82,24 @@ def test_what_is_no_map_is_refused(style: str) -> None:
 def test_heads_of_numbers_say_which_give_maps() -> None:
     with pytest.raises(ModelFolderError, match="the task has 3 maps of 4 x 4: take the style maps or deconv"):
         build_ramp("light", (8, 4, 4), (3, 4, 4), "mean")
+
+
+@pytest.mark.parametrize(
+    ("codec", "network", "message"),
+    [
+        ((24, 24), (24, 32), "answers in images of 32 x 24 pixels, width by height; the codec's are 24 x 24"),
+        ((24, 32), (32, 32), "answers in images of 32 x 24 pixels, width by height; the network's are 32 x 32"),
+    ],
+    ids=["codec", "network"],
+)
+def test_maps_of_another_size_than_the_images_are_refused(
+    codec: tuple[int, int], network: tuple[int, int], message: str
+) -> None:
+    with pytest.raises(ModelFolderError, match=message):
+        random_model(
+            asdict(small_layout(*network, narrowest=4)),
+            family="resnet",
+            codec={"name": "image", "height": codec[0], "width": codec[1]},
+            task=SegmentationTask(("road", "sky"), height=24, width=32),
+            ramps=RampOptions(style="maps"),
+        )

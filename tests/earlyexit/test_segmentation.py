@@ -207,8 +207,13 @@ def test_callers_get_a_map_of_bytes_or_a_png_file() -> None:
         ({"class_names": ["road", "road"], "ignored": []}, "2 to 256 different classes are needed"),
         ({"ignored": ["fog"]}, "ignored: 'fog' is no class; classes are road, car, sky, unknown"),
         ({"ignored": ["road", "car", "sky", "unknown"]}, "ignored: all classes are"),
-        ({"height": 0}, "none is below 1"),
-        ({"stride": 0}, "none is below 1"),
+        ({"height": 0}, "height is 0; whole numbers from 1 to 32768 are allowed"),
+        ({"stride": 0}, "stride is 0; whole"),
+        ({"height": 4.5}, r"height is 4\.5; whole"),
+        ({"width": 10**9}, "width is 1000000000; whole"),
+        ({"class_names": "abc", "ignored": []}, "a list of names is needed, not 'abc'"),
+        ({"class_names": [1, 2], "ignored": []}, r"a list of names is needed, not \[1, 2\]"),
+        ({"ignored": "sky"}, "a list of names is needed, not 'sky'"),
     ],
 )
 def test_a_segmentation_that_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
