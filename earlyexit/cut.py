@@ -167,7 +167,7 @@ class Cut:
 
 
 def _seen(piece: Piece, value_B: Tensor, scores: Sequence[float], block: int) -> tuple[Seen, ...]:
-    values = values_of(value_B.numpy(), pack=True)  # every exit's of an input, and nobody waits for them
+    values = values_of(value_B.numpy(), pack=True)  # every exit's of an input; early answers leave in the same step
     return tuple(
         Seen(sample_id=sample_id, block=block, score=score, value=value)
         for sample_id, value, score in zip(piece.sample_ids, values, scores, strict=True)

@@ -15,6 +15,7 @@ from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy, share_above, shares_above
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
+from earlyexit.tasks.segmentation import SegmentationTask
 from earlyexit.train import exit_outputs
 from earlyexit.wire import Numbers, values_of
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
@@ -123,6 +124,24 @@ def test_probes_tell_every_exits_share_and_map() -> None:
         assert [each.score for each in steps[block].seen] == shares
     maps = [each.value for each in steps[2].seen]
     assert [each.numpy().tolist() for each in maps if isinstance(each, Numbers)] == STREET.answer(outputs[2]).tolist()
+
+
+def test_a_ramp_that_looks_at_every_input_makes_each_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, policy, encoded = model_of_maps(), halves(), encoded_images(6)
+    made: list[int] = []
+    answer = SegmentationTask.answer
+
+    def counted(self: SegmentationTask, outputs_BC: torch.Tensor) -> torch.Tensor:
+        made.append(len(outputs_BC))
+        return answer(self, outputs_BC)
+
+    monkeypatch.setattr(SegmentationTask, "answer", counted)
+    cut = cut_out(model, 0, 3, (0, 1), policy)
+    for staying in (cut.staying(), cut.for_probes()):
+        steps = list(staying.run(piece_of(model, policy, encoded)))
+        assert 0 < len(steps[0].answers) < 6
+        assert made == [6, 6, 6]
+        made.clear()
 
 
 def test_large_answers_that_nobody_waits_for_are_packed() -> None:
