@@ -36,21 +36,21 @@ def observations_of(entries: Sequence[Entry], shape: StreamShape, loss: Loss) ->
     """Entries that were answered, and seen by every ramp that was to see them and by the full model."""
     size = len(entries), len(shape.ramps)
     columns = [(column, ramp) for column, ramp in enumerate(shape.ramps)]
-    cells, scores, early, full = [], [], [], []
+    cells, scores, early = [], [], []
     for row, entry in enumerate(entries):
-        end, said, is_probe = entry.said[shape.num_blocks - 1].value, entry.said, entry.watch == "probe"
+        said, is_probe = entry.said, entry.watch == "probe"
         for column, ramp in columns:
             if is_probe or ramp in entry.active:
                 seen = said[ramp]
                 cells.append(row * size[1] + column)
                 scores.append(seen.score)
                 early.append(seen.value)
-                full.append(end)
     scores_NR = np.full(size, np.nan, dtype=np.float32)
     losses_NR = np.full(size, np.nan, dtype=np.float32)
     if cells:
         scores_NR.flat[cells] = scores
-        losses_NR.flat[cells] = loss(stacked(early), stacked(full))
+        full = stacked([entry.said[shape.num_blocks - 1].value for entry in entries])  # unpacked once, not per ramp
+        losses_NR.flat[cells] = loss(stacked(early), full[np.array(cells) // size[1]])
     active = [ramp in entry.active for entry in entries for ramp in shape.ramps]
     return Observations(
         shape=shape,

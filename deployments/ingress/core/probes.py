@@ -29,8 +29,9 @@ MOST_OPEN = 50_000
 """Inputs under way, at the very most; where stages swallow them, no more are begun until some were forgotten."""
 MANY = 256
 """Complete inputs whose losses are worth computing: alone, an input takes as long for that as for all else here."""
-MOST_BYTES = 8_000_000
-"""Of answers of many numbers, held by complete inputs until then: a thousand of them may be a gigabyte."""
+MOST_BYTES = 1_000_000
+"""Of answers of many numbers, unpacked, that complete inputs hold until then: while more of them settled, callers would
+wait for the event loop (six inputs of CamVid's maps at three ramps take 5 ms of a busy core)."""
 SWEEP_S = 1.0
 """How often open inputs are looked through for those that will not come back."""
 

@@ -4,8 +4,10 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from deployments.ingress.core import probes
@@ -111,7 +113,11 @@ def test_answers_may_be_anything_that_has_a_loss() -> None:
 
 @pytest.mark.parametrize(
     ("numbers", "sizes"),
-    [pytest.param(2, [100], id="small ones together"), pytest.param(500_000, [1] * 5, id="large ones at once")],
+    [
+        pytest.param(2, [100], id="small ones together"),
+        pytest.param(20_000, [3, 3], id="maps a few at a time"),
+        pytest.param(500_000, [1] * 5, id="large ones at once"),
+    ],
 )
 def test_losses_of_answers_of_many_numbers_are_computed_together_unless_they_take_much_memory(
     numbers: int, sizes: list[int]
@@ -131,6 +137,26 @@ def test_losses_of_answers_of_many_numbers_are_computed_together_unless_they_tak
     observations = book.hand_over()
     assert observations is not None
     assert (len(observations), computed) == (sum(sizes), sizes)
+
+
+def test_what_the_full_model_said_is_unpacked_once_for_all_ramps(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked: list[Numbers] = []
+    numpy = Numbers.numpy
+
+    def counted(self: Numbers) -> npt.NDArray[Any]:
+        unpacked.append(self)
+        return numpy(self)
+
+    monkeypatch.setattr(Numbers, "numpy", counted)
+    book = ProbeBook(replace(SHAPE, zero_one=False), lambda early, full: np.zeros(len(early)), outlive_s=1.0)
+    full = Numbers.of(np.zeros(3))
+    for probe in (flight(1), flight(2)):
+        book.begin([probe], plan(), "probe", 2.0)
+        book.answered(probe, 2, BOTH)
+        book.see([(probe, replace(seen(probe, block)[1], value=Numbers.of(np.ones(3)))) for block in (0, 2)])
+        book.see([(probe, replace(seen(probe, 3)[1], value=full))])
+    assert book.hand_over() is not None
+    assert sum(each is full for each in unpacked) == 2, "two inputs, and two ramps"
 
 
 def test_what_is_seen_of_other_inputs_and_at_other_blocks_is_ignored() -> None:
