@@ -5,9 +5,10 @@
 ResNet-20 on this machine's cores, nothing emulated: two stages, the second from block 3 on, so that 65.5 kB go on for
 every image that has not left (32.8 in float16). Under a closed loop of single images a replica of each stage is killed
 (-9), the cut moves, the model becomes one stage, and two again. Every answer is held against the uncut model's to that
-image: label, exit and score. In float16 the share of answers is told that are as the uncut model's. Without
-OFFRAMP_DATA the network is random and the images noise. Writes runs/live/hops.json. Minutes: 2 for each type of hops,
-more on a busy machine.
+image: label, exit and score. Half of the images leave before the first cut, half of the others behind the second. In
+float16 the share of answers is told that are as the uncut model's, and how many left elsewhere. Without OFFRAMP_DATA
+the network is random and the images noise. Writes runs/live/hops.json. Minutes: 2 for each type of hops, more on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
 
 CUT, MOVED = 3, 5
+HALVING = CUT - 1, MOVED
+"""Ramps that are on: on either side of the hop, wherever it is."""
 NUM_IMAGES = 400
 WORKERS = 6
 TIMEOUT_S = 60.0
@@ -57,7 +60,19 @@ PAUSE_S = 0.2
 TOLERANCE = 1e-4
 """Of scores: batches round otherwise than single images."""
 NEVER_S = 1e9
-COLUMNS = ("hops", "sent", "answered", "lost", "twice", "wrong", "errors", "crossed", "as uncut", "score at most")
+COLUMNS = (
+    "hops",
+    "sent",
+    "answered",
+    "lost",
+    "twice",
+    "wrong",
+    "errors",
+    "crossed",
+    "other exits",
+    "as uncut",
+    "score at most",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +84,17 @@ class Judged:
     lost: int
     """Without an answer and without a word why."""
     twice: int
-    wrong: int
+    wrong: int | None
     """Of hops as they are: another label, exit or score than the uncut model's."""
     errors: dict[str, int]
     crossed: int
     """Answers of images that some plan had hop."""
-    as_uncut: float
-    """Share of all answers with the uncut model's label."""
-    score: float
-    """Largest difference from the uncut model's, of answers from the same exit."""
+    other_exits: int
+    """Answers of images that the uncut model lets out elsewhere."""
+    as_uncut: float | None
+    """Share of all answers with the uncut model's label; None where there are none."""
+    score: float | None
+    """Largest difference from the uncut model's, of answers from the same exit; None where there are none."""
     by_exit: dict[int, int]
 
 
@@ -88,7 +105,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
     options = parser.parse_args()
-    model = image_model(NUM_IMAGES)
+    model = image_model(NUM_IMAGES, halving=HALVING)
     right = model.answers()
     kind = "trained, CIFAR-10's images" if model.is_trained else "random weights, noise"
     print(f"{model.folder.name} ({kind}), {len(model.images)} images")
@@ -211,7 +228,7 @@ def judge(model: ImageModel, records: Sequence[RequestRecord], right: Sequence[A
     answers = [(record.predictions[0], right[record.input_indices[0]]) for record in records if record.error is None]
     same_exit = [(answer, wanted) for answer, wanted in answers if answer.exit == wanted.exit]
     labels = sum(answer.label == names[wanted.value] for answer, wanted in answers)
-    score = max((abs(answer.score - wanted.score) for answer, wanted in same_exit), default=0.0)
+    score = max((abs(answer.score - wanted.score) for answer, wanted in same_exit), default=None)
     ids = [record.request_id for record in records]
     wrong = sum(
         answer.label != names[wanted.value]
@@ -224,10 +241,11 @@ def judge(model: ImageModel, records: Sequence[RequestRecord], right: Sequence[A
         answered=len(answers),
         lost=sum(errors[kind] for kind in LOST),
         twice=len(ids) - len(set(ids)),
-        wrong=wrong if hop_dtype == "same" else 0,
+        wrong=wrong if hop_dtype == "same" else None,
         errors=dict(errors),
         crossed=sum(answer.exit >= CUT for answer, _ in answers),
-        as_uncut=labels / max(1, len(answers)),
+        other_exits=len(answers) - len(same_exit),
+        as_uncut=labels / len(answers) if answers else None,
         score=score,
         by_exit=dict(sorted(Counter(answer.exit for answer, _ in answers).items())),
     )
@@ -240,11 +258,12 @@ def _row(hop_dtype: str, each: Judged) -> tuple[object, ...]:
         str(each.answered),
         str(each.lost),
         str(each.twice),
-        str(each.wrong) if hop_dtype == "same" else "-",
+        "-" if each.wrong is None else str(each.wrong),
         ", ".join(f"{kind} {number}" for kind, number in each.errors.items()) or "none",
         str(each.crossed),
-        f"{each.as_uncut:.2%}",
-        f"{each.score:.1e}",
+        str(each.other_exits),
+        "-" if each.as_uncut is None else f"{each.as_uncut:.2%}",
+        "-" if each.score is None else f"{each.score:.1e}",
     )
 
 

@@ -85,14 +85,18 @@ class ImageModel:
         raise AssertionError("the last block answers")
 
 
-def image_model(num_images: int) -> ImageModel:
-    """Trained where there is data, else random; made where it is missing."""
+def image_model(num_images: int, *, halving: Sequence[int] = ()) -> ImageModel:
+    """Trained where there is data, else random; made where it is missing.
+
+    `halving`: ramps at each of which half of the images that are still inside leave, instead of calibrated thresholds.
+    """
     data = data_folder()
     trained = data is not None and (data / cifar10.TEST).is_file()
     folder, thresholds, images = _trained(num_images) if trained else _random(num_images)
     model, codec = load_model(folder), find_codec(read_card(folder).codec, folder)
     encoded = tuple(codec.encode(list(images), truncate=False))
-    thresholds = thresholds or _medians(model, encoded)
+    if halving or not thresholds:
+        thresholds = medians(model, encoded, halving or model.ramp_indices[:2])
     clear = _clear_of_edges(model, encoded, thresholds)
     return ImageModel(
         folder=folder,
@@ -134,11 +138,15 @@ def _noise(seed: int) -> bytes:
     return file.getvalue()
 
 
-def _medians(model: EarlyExitModel, encoded: Sequence[Encoded]) -> dict[int, float]:
-    """Thresholds at the first two ramps by which half of the images would leave at each."""
+def medians(model: EarlyExitModel, encoded: Sequence[Encoded], ramps: Sequence[int]) -> dict[int, float]:
+    """Thresholds by which half of the images that are still inside leave at each of these ramps."""
     outputs = exit_outputs(model, encoded)
-    sure = {ramp: Opinion(model.task, outputs[ramp]).score_B for ramp in model.ramp_indices[:2]}
-    return {ramp: float(scores.median()) for ramp, scores in sure.items()}
+    thresholds, inside = dict[int, float](), np.ones(len(encoded), dtype=bool)
+    for ramp in ramps:
+        score_B = Opinion(model.task, outputs[ramp]).score_B.double().numpy()
+        thresholds[ramp] = float(np.median(score_B[inside]))
+        inside &= score_B < thresholds[ramp]
+    return thresholds
 
 
 def _clear_of_edges(model: EarlyExitModel, encoded: Sequence[Encoded], thresholds: dict[int, float]) -> list[int]:

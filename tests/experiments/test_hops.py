@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from experiments.hop_precision import Crossing, cut_figures
 from experiments.live.hops import judge
-from experiments.live.image_model import ImageModel
+from experiments.live.image_model import ImageModel, medians
 from offramp.client.protocol import Prediction
 from offramp.load.report import RequestRecord
 from tests.earlyexit.codecs.pictures import noise
@@ -87,6 +88,20 @@ def test_a_live_run_is_told_by_lost_double_and_wrong_answers(images: ImageModel)
     judged = judge(images, [*wrong, record(3, images)], right, "same")
     assert (judged.wrong, judged.as_uncut) == (3, 0.75)
     assert judged.score == pytest.approx(0.01)
+
+
+def test_other_exits_are_told_of_half_precision_and_nothing_of_what_was_not_measured(images: ImageModel) -> None:
+    right = images.answers()
+    judged = judge(images, [record(0, images), record(1, images, exit=1)], right, "float16")
+    assert (judged.wrong, judged.other_exits, judged.as_uncut) == (None, 1, 1.0)
+    judged = judge(images, [record(0, images, error="timeout")], right, "same")
+    assert (judged.wrong, judged.other_exits, judged.as_uncut, judged.score) == (0, 0, None, None)
+
+
+def test_half_of_those_inside_leave_at_each_ramp(images: ImageModel) -> None:
+    halved = replace(images, thresholds=medians(images.model, images.encoded, (0, 1)))
+    by_exit = Counter(answer.exit for answer in halved.answers())
+    assert by_exit == {0: 3, 1: 1, 2: 1}  # of five; the one in the middle leaves
 
 
 def test_a_model_cut_in_process_answers_as_the_uncut_one(images: ImageModel) -> None:
