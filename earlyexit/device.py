@@ -138,6 +138,7 @@ class Device(Generic[P]):
             if not isinstance(failure.error, InputError):  # what is wrong with an input is not the device's fault
                 self.failures_in_a_row += 1
             self._release([_failed(member, failure.error) for member in inside.members.values()])
+            self._shrink(batch, len(inside.members))
             return []
         self.failures_in_a_row = 0
         return [] if survivors is None else self._pass_on(survivors, inside)
@@ -161,8 +162,7 @@ class Device(Generic[P]):
             before = len(inside.members)
             if releases := inside.releases(step, elapsed_s, stay=batch.stays):
                 self._release(releases)
-            if batch.split.overlap_below is not None and len(inside.members) < before:
-                self._shrink(batch, before - len(inside.members))
+            self._shrink(batch, before - len(inside.members))
         now_s = self.clock.now_s()
         total_s = now_s - batch.started_s
         with self.lock:
@@ -172,6 +172,9 @@ class Device(Generic[P]):
         return survivors
 
     def _shrink(self, batch: Batch[P], by: int) -> None:
+        """So many are no longer inside, answered or lost: where batches overlap, that may make room for another."""
+        if batch.split.overlap_below is None or not by:
+            return
         with self.lock:
             self._loop.shrink(batch, by)
             if self._loop.may_begin:

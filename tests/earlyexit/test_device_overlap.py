@@ -63,6 +63,7 @@ class Outbox:
         self.released: list[str] = []
         self.complete = threading.Event()
         self._expected = expected
+        self._news = threading.Condition()
         self._busy = False
 
     def deliver(self, releases: list[Release[Letters]]) -> None:
@@ -77,8 +78,20 @@ class Outbox:
                 case _:
                     raise AssertionError("nobody looks here")
         self._busy = False
+        with self._news:
+            self._news.notify_all()
         if len(self.released) >= self._expected:
             self.complete.set()
+
+    def waits_for(self, name: str) -> bool:
+        with self._news:
+            return self._news.wait_for(lambda: name in self.released, PATIENCE_S)
+
+
+def has_room(thread: DeviceThread[Letters]) -> bool:
+    """Whether the device would begin what is queued."""
+    with thread._device.lock:
+        return thread._device.may_begin
 
 
 def thread_of(split: Split, runner: FakeRunner, outbox: Outbox) -> DeviceThread[Letters]:
@@ -102,13 +115,13 @@ def test_a_batch_begins_beside_one_that_shrank_and_may_end_before_it(runner: Hel
     thread.start()
     assert runner.waits_for("a")
     thread.submit(0, [member("x")])
-    assert not runner.began["x"].wait(0.05)  # four are inside
+    assert not has_room(thread), "four are inside"
+    assert not runner.began["x"].is_set()
     runner.let("a")
     assert runner.waits_for("x")
     runner.let("x")
     runner.let("x")
-    while "x" not in outbox.released:
-        assert not outbox.complete.wait(0.001)
+    assert outbox.waits_for("x")
     assert outbox.released == ["a", "e", "i", "x"]
     runner.let("a")
     assert outbox.complete.wait(PATIENCE_S)
@@ -124,8 +137,10 @@ def test_without_the_word_it_waits_until_the_batch_has_ended(runner: HeldRunner)
     thread.submit(0, members("aeiz"))
     thread.start()
     runner.let("a")
+    assert outbox.waits_for("i")
     thread.submit(0, [member("x")])
-    assert not runner.began["x"].wait(0.05)
+    assert not has_room(thread)
+    assert not runner.began["x"].is_set()
     for name in "axx":
         runner.let(name)
     assert outbox.complete.wait(PATIENCE_S)
@@ -142,7 +157,8 @@ def test_a_plan_that_lets_batches_overlap_may_come_while_one_runs(runner: HeldRu
     assert runner.waits_for("x")
     thread.follow([WHOLE], "work-conserving", "a policy")
     thread.submit(0, members("aeiz"))
-    assert not runner.began["a"].wait(0.05)  # the running batch's own plan says never
+    assert not has_room(thread), "the running batch's own plan says never"
+    assert not runner.began["a"].is_set()
     runner.let("x")
     runner.let("x")
     assert runner.waits_for("a")
@@ -170,6 +186,23 @@ def test_a_batch_that_fails_runs_again_one_by_one_beside_another(runner: HeldRun
     assert outbox.complete.wait(PATIENCE_S)
     thread.stop()
     assert sorted(outbox.released) == list("abcdz")
+
+
+def test_who_is_lost_makes_room(runner: HeldRunner) -> None:
+    outbox = Outbox(expected=3)
+    runner.poison = "c"
+    runner.hold("d")
+    thread = thread_of(WHOLE, runner, outbox)
+    thread.submit(0, members("cd"))  # fails: then c alone, which is lost, and d
+    thread.start()
+    assert runner.waits_for("d")
+    thread.submit(0, [member("x")])
+    assert runner.waits_for("x")
+    for name in "ddxx":
+        runner.let(name)
+    assert outbox.complete.wait(PATIENCE_S)
+    thread.stop()
+    assert sorted(outbox.released) == list("cdx")
 
 
 def test_stopping_waits_for_both_batches(runner: HeldRunner) -> None:
