@@ -12,10 +12,18 @@ import pytest
 from earlyexit.clock import MonotonicClock
 from earlyexit.device import Device, DeviceThread
 from earlyexit.engine import Batch, BatchEngine
+from earlyexit.member import Member
+from earlyexit.piece import Piece
+from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.release import GoesOn, Lost, Release, Step, Told
+from earlyexit.runner import TorchRunner
 from earlyexit.split import Split
 from earlyexit.times import ObservedTimes
+from earlyexit.train import exit_outputs
+from earlyexit.wire import Answer
+from tests.earlyexit.cuts import answers_alone, assert_same, piece_of
 from tests.earlyexit.letters import EVERYONE, FakeRunner, Letters, Part, member, members
+from tests.earlyexit.tasks_of_maps import STREET, encoded_images, model_of_maps
 
 WHOLE = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
 PARTS = {0: [Part(0, 1, "aeiou"), Part(0, 4, EVERYONE)]}
@@ -240,3 +248,30 @@ def test_nobody_is_lost_or_answered_twice_under_plans_that_come_and_go() -> None
     thread.stop()
     assert sorted(outbox.released) == sorted(names)
     assert runner.most_at_once <= 2
+
+
+def test_batches_of_a_network_that_overlap_answer_as_every_input_alone() -> None:
+    model, encoded = model_of_maps(), encoded_images(40)
+    outputs = exit_outputs(model, encoded)
+    policy = ConfidencePolicy({ramp: float(STREET.score(outputs[ramp]).median()) for ramp in (0, 1)})
+    answers: dict[str, Answer] = {}
+    complete = threading.Event()
+
+    def deliver(releases: list[Release[Piece]]) -> None:
+        for release in releases:
+            assert isinstance(release, Told)
+            assert release.answer is not None
+            assert release.member.sample_id not in answers
+            answers[release.member.sample_id] = release.answer
+        if len(answers) == len(encoded):
+            complete.set()
+
+    device = Device(BatchEngine[Piece]((), ObservedTimes()), TorchRunner(model, policy), MonotonicClock(), deliver)
+    thread = DeviceThread(device)
+    thread.follow([Split(first=0, end=3, batch=4, ramps=(0, 1), overlap_below=4)], "work-conserving", policy)
+    for piece in piece_of(model, policy, encoded).singles():
+        thread.submit(0, [Member(sample_id=piece.sample_ids[0], payload=piece)])
+    thread.start()
+    assert complete.wait(PATIENCE_S)
+    thread.stop()
+    assert_same(answers, answers_alone(model, policy, encoded))
