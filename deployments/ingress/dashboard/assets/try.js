@@ -22,10 +22,11 @@ async function ask() {
   if (!file) return;
   asked += 1;
   const mine = asked;
+  at("try-pictures").hidden = true; // those of another image
   tell(`Asking about ${file.name}`);
   try {
     const answer = await answerTo(file);
-    if (mine === asked) await draw(file, answer);
+    if (mine === asked) await draw(file, answer, () => mine === asked);
   } catch (error) {
     if (mine === asked) tell(error.message);
   }
@@ -41,20 +42,27 @@ async function answerTo(file) {
   return said;
 }
 
-async function draw(file, answer) {
+// Another image may be asked about while pictures are read: then nothing is drawn any more.
+async function draw(file, answer, isNewest) {
   const image = await createImageBitmap(file);
+  const map = "class_map" in answer ? await bitmapOf(answer.class_map) : null;
+  if (!isNewest()) return;
   paint("try-image", image, ...kept(image));
   at("try-drawn").hidden = !("class_map" in answer || "keypoints" in answer);
-  if ("class_map" in answer) await drawMap(answer);
+  if (map !== null) drawMap(map, answer);
   else if ("keypoints" in answer) drawJoints(image, answer);
   else patch(at("try-table"), facts(answer));
   at("try-pictures").hidden = false;
-  tell(`Left after block ${answer.exit}, score ${answer.score.toFixed(3)}`);
+  const score = Number.isFinite(answer.score) ? `, score ${answer.score.toFixed(3)}` : "";
+  tell(`Left after block ${answer.exit}${score}`);
 }
 
-async function drawMap({ class_map: content, classes }) {
+async function bitmapOf(content) {
   const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
-  const map = await createImageBitmap(new Blob([bytes], { type: "image/png" }));
+  return createImageBitmap(new Blob([bytes], { type: "image/png" }));
+}
+
+function drawMap(map, { classes }) {
   paint("try-answer", map, 0, 0, map.width, map.height);
   at("try-answer").setAttribute("aria-label", `Class map: ${classes.map((one) => one.name).join(", ")}`);
   const rows = classes.map((one) => [[swatch(one.colour), one.name], percent(one.share)]);
