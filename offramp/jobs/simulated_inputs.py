@@ -122,10 +122,23 @@ def _rule(name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tup
         return f"they leave after {policy.patience} answers in a row that repeat the one before"
     if policy.name not in ("recorded", records.score):
         raise InputError(f"the plan leaves by {policy.name}, {name} holds scores of {records.score}")
+    _check_confidences(name, records, policy, ramps)
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
     values = sorted(set(_thresholds(policy, ramps).values()))
     limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"
     return f"they leave at {'an' if records.score == 'entropy' else 'a'} {records.score} of {side} {limits}"
+
+
+def _check_confidences(name: str, records: ExitRecords, policy: PolicySpec, ramps: tuple[int, ...]) -> None:
+    """Refuse a plan whose shares are of values above another confidence than the recorded ones."""
+    if policy.confidences is None or records.confidences is None:
+        return
+    for ramp, wanted in _per_ramp(policy.confidences, ramps).items():
+        if wanted != records.confidences[ramp]:
+            raise InputError(
+                f"the plan's shares at ramp {ramp} are of values above {wanted:g}, "
+                f"those of {name} of values above {records.confidences[ramp]:g}"
+            )
 
 
 def _decisions(records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int, ...]) -> Decisions:
@@ -137,6 +150,9 @@ def _decisions(records: ExitRecords, policy: PolicySpec | None, ramps: tuple[int
 
 
 def _thresholds(policy: PolicySpec, ramps: tuple[int, ...]) -> dict[int, float]:
-    given = policy.thresholds
-    assert given is not None, "only policies with thresholds are left"
+    assert policy.thresholds is not None, "only policies with thresholds are left"
+    return _per_ramp(policy.thresholds, ramps)
+
+
+def _per_ramp(given: float | Mapping[int, float], ramps: tuple[int, ...]) -> dict[int, float]:
     return {ramp: given[ramp] for ramp in ramps} if isinstance(given, Mapping) else dict.fromkeys(ramps, given)

@@ -59,6 +59,8 @@ def read_exits(
             raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
         if name == "recorded":
             _check_answers(records, path, asked=document.policy == "recorded")
+        if calibration is not None:
+            _check_of_calibration(path, records, calibration)
     with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
         thresholds = _thresholds(document, calibration, card, records)
     with source.said_at(("accuracy",)):
@@ -101,6 +103,21 @@ def _check_answers(records: ExitRecords, path: Path, *, asked: bool) -> None:
             f"{path} holds losses and no answers, as of all dense models, so policy recorded cannot answer from it: "
             f"give {instead} model.decisions: computed"
         )
+
+
+def _check_of_calibration(path: Path, records: ExitRecords, calibration: CalibrationCard) -> None:
+    """Refuse records whose scores are not those that the calibration's thresholds are for."""
+    if records.score != calibration.policy:
+        raise InputError(f"the calibration's thresholds are of {calibration.policy}, {path} holds {records.score}")
+    if records.confidences != calibration.confidences:
+        raise InputError(
+            f"the calibration's shares are of values above {_listed(calibration.confidences)}, "
+            f"those of {path} above {_listed(records.confidences)}"
+        )
+
+
+def _listed(confidences: Mapping[int, float] | None) -> str:
+    return ", ".join(f"{ramp}: {value:g}" for ramp, value in sorted((confidences or {}).items())) or "none"
 
 
 def _thresholds(

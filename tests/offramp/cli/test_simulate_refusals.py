@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from profiles.records import ExitRecords
 from tests.offramp.cli import runs
 from tests.offramp.cli.runs import PLAN, Captured, records, written
 
@@ -97,6 +99,16 @@ def test_records_that_do_not_fit_are_refused(problem: Path, plan: Path, tmp_path
     without = records(tmp_path / "without.npz", 0.1, ramps=())
     said = refused(capsys, problem, "--plan", plan, "--records", without)
     assert said == f"{without}: no records of the plan's ramps [0]; recorded are []"
+
+
+def test_shares_of_other_values_than_the_recorded_ones_are_refused(
+    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    path = records(tmp_path / "shares.npz", 0.1)
+    replace(ExitRecords.load(path), score="share", confidences={0: 0.5}).save(path)
+    written(plan, PLAN.replace("{name: entropy, thresholds: 0.4}", "{name: share, thresholds: 0.4, confidences: 0.9}"))
+    said = refused(capsys, problem, "--plan", plan, "--records", path)
+    assert said == f"the plan's shares at ramp 0 are of values above 0.9, those of {path} of values above 0.5"
 
 
 def test_a_policy_that_records_do_not_show_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,16 @@ def write_records(path: Path, *, num_blocks: int = 3) -> Path:
         scores_NR=scores_NR,
     ).save(path)
     return path
+
+
+def write_shares(folder: Path, *, calibrated: float, recorded: float) -> None:
+    """Calibrate and record the model by shares of values above these confidences."""
+    calibration = json.loads((folder / CALIBRATION_FILE).read_text(encoding="utf-8"))
+    calibration |= {"policy": "share", "confidences": dict.fromkeys(calibration["thresholds"], calibrated)}
+    (folder / CALIBRATION_FILE).write_text(json.dumps(calibration), encoding="utf-8")
+    records = ExitRecords.load(write_records(folder / RECORDS_FILE))
+    confidences = dict.fromkeys(records.ramps, recorded)
+    replace(records, score="share", confidences=confidences).save(folder / RECORDS_FILE)
 
 
 def with_card(folder: Path, **fields: object) -> None:

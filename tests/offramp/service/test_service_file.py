@@ -13,7 +13,7 @@ from optimizer.plan_file import read_plan
 from optimizer.problem import MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.catalogue import published_profile
 from tests.offramp.service.service_files import TABLE, Files, emulated
-from tests.offramp.service.service_folders import write_model, write_records
+from tests.offramp.service.service_folders import write_model, write_records, write_shares
 
 
 def control_of(service: Service) -> ControlSettings:
@@ -30,6 +30,12 @@ def test_exits_come_from_the_models_calibration(files: Files) -> None:
     assert service.settings.plan.policy == PolicySpec(name="entropy", thresholds={0: 0.5, 1: 0.5})
     assert control_of(service).policy == service.settings.plan.policy
     assert control_of(service).accuracy_budget == 0.01
+
+
+def test_shares_are_of_the_values_that_the_calibration_counts(files: Files) -> None:
+    write_shares(files.model, calibrated=0.9, recorded=0.9)
+    policy = PolicySpec(name="share", thresholds={0: 0.5, 1: 0.5}, confidences={0: 0.9, 1: 0.9})
+    assert files.read().settings.plan.policy == policy
 
 
 def test_version_1_is_at_the_root_and_others_in_their_place_unless_the_file_says_otherwise(files: Files) -> None:

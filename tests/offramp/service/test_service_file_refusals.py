@@ -8,7 +8,7 @@ import pytest
 from offramp.jobs.calibration import RECORDS_FILE
 from profiles.records import ExitRecords
 from tests.offramp.service.service_files import ENTROPY, TABLE, Files, emulated
-from tests.offramp.service.service_folders import WEIGHTS_BYTES, with_card, write_records
+from tests.offramp.service.service_folders import WEIGHTS_BYTES, with_card, write_records, write_shares
 
 MODEL = {"folder": "model", "latency": {"cpu": TABLE}}
 COSTLY = {"minimize": "cost", "rate_per_s": 1.0}
@@ -187,3 +187,17 @@ def test_a_plan_with_ramps_that_the_controller_has_no_threshold_for_is_refused(f
     said = files.refused(**parts, planner={"plan": "plan.yaml"})[1]
     assert "has ramps [1]; the controller has thresholds for [0]" in said
     assert files.read(**parts, planner={"plan": "plan.yaml", "control": False}).settings.control is None
+
+
+def test_records_of_another_confidence_than_the_calibrations_are_refused(files: Files) -> None:
+    write_shares(files.model, calibrated=0.9, recorded=0.1)
+    _, words = files.refused(accuracy={"budget": 0.01})
+    assert words.startswith("the calibration's shares are of values above 0: 0.9, 1: 0.9, those of ")
+    assert words.endswith("exit_records.npz above 0: 0.1, 1: 0.1")
+
+
+def test_thresholds_of_the_calibration_are_not_held_against_records_of_another_score(files: Files) -> None:
+    write_shares(files.model, calibrated=0.9, recorded=0.9)
+    write_records(files.folder / "entropies.npz")
+    _, words = files.refused(accuracy={"policy": "entropy", "records": "entropies.npz"})
+    assert words.startswith("the calibration's thresholds are of share, ")
