@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from earlyexit.cpu import has_bfloat16
 from earlyexit.errors import ModelFolderError
@@ -65,17 +66,18 @@ class _Run:
         self.encoded = encoded
         self.targets_N = torch.from_numpy(targets)
         self.options = options
-        self.name = fingerprint(model.state_dict(), encoded, targets, options) if options.saved else ""
+        self.name = fingerprint(model.state_dict(), model.task, encoded, targets, options) if options.saved else ""
         self.learned_K, self.apart_K = _apart(len(encoded), options)
         self.teacher = copy.deepcopy(model).eval() if options.imitate else None
         self.mixed = _is_faster_mixed(model.device) if options.mixed is None else options.mixed
+        came, new = _came_and_new(model)
         self.descent = Descent(
-            list(model.ramps.parameters()),
+            new,
             len(self.learned_K),
             options,
             optimizer=options.optimizer,
             least_batch=options.batch // 4,  # a norm's statistics of one or two inputs are none
-            slower=[*model.backbone.parameters(), *model.head.parameters()],
+            slower=came,
             pace=options.backbone_pace,
         )
         self.epochs_done = 0
@@ -159,6 +161,13 @@ class _Run:
             return torch.stack([task.imitation_loss(each, full, keep_scale=True) for each in outputs]).mean()
         smoothing = self.options.label_smoothing
         return torch.stack([task.training_loss(each, targets_B, label_smoothing=smoothing) for each in outputs]).mean()
+
+
+def _came_and_new(model: EarlyExitModel) -> tuple[list[Parameter], list[Parameter]]:
+    """What a checkpoint brought, and what begins anew; a head is of the one or of the other."""
+    came, new = list(model.backbone.parameters()), list(model.ramps.parameters())
+    (came if "head" in model.info.provenance else new).extend(model.head.parameters())
+    return came, new
 
 
 def _exits(model: EarlyExitModel, values: Tensors, layout: Layout) -> Iterator[Tensor]:

@@ -18,7 +18,8 @@ class JointOptions(TrainOptions):
     optimizer: str = "adamw"
     """Of `OPTIMIZERS`."""
     backbone_pace: float = 1.0
-    """Share of the learning rate at which the backbone and the full model's head learn; ramps learn at all of it."""
+    """Share of the learning rate at which the backbone learns, and the full model's head where a checkpoint brought it;
+    ramps and a new head learn at all of it."""
     mixed: bool | None = None
     """Whether products are computed in bfloat16; None: where the device is faster at them."""
     patience: int | None = None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.signature import Encoded
-from earlyexit.tasks.base import ValueArray
+from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.training.options import JointOptions
 
 log = logging.getLogger(__name__)
@@ -23,12 +23,13 @@ NOT_OF_THE_RUN = ("progress", "saved")
 
 
 def fingerprint(
-    weights: Mapping[str, Tensor], encoded: Iterable[Encoded], targets: ValueArray, options: JointOptions
+    weights: Mapping[str, Tensor], task: Task, encoded: Iterable[Encoded], targets: ValueArray, options: JointOptions
 ) -> str:
-    """What two runs share that go the same way: the weights to begin with, the rows, their right answers, options."""
+    """What two runs share that go the same way: the weights to begin with, task, rows, right answers, options."""
     digest = hashlib.sha256()
     chosen = {each.name: getattr(options, each.name) for each in fields(options) if each.name not in NOT_OF_THE_RUN}
     digest.update(repr(sorted(chosen.items())).encode())
+    digest.update(repr(task.spec()).encode())
     for name, tensor in weights.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

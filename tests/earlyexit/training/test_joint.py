@@ -15,6 +15,7 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
 from earlyexit.signature import Encoded
 from earlyexit.tasks.base import ValueArray
+from earlyexit.tasks.label import LabelTask
 from earlyexit.train import exit_outputs
 from earlyexit.training.augmentation import Augmentation
 from earlyexit.training.joint import train_jointly
@@ -24,20 +25,20 @@ from tests.earlyexit.models import SMALL
 ROWS = 40
 
 
-def images(seed: int = 0) -> tuple[list[Encoded], ValueArray]:
+def images(seed: int = 0, side: int = 8) -> tuple[list[Encoded], ValueArray]:
     """Noise; those of class 1 are brighter on the left."""
     rng = np.random.default_rng(seed)
     labels = np.array([k % 2 for k in range(ROWS)])
-    pixels = rng.integers(0, 128, (ROWS, 8, 8, 3), dtype=np.uint8)
-    pixels[labels == 1, :, :4] += 100
+    pixels = rng.integers(0, 128, (ROWS, side, side, 3), dtype=np.uint8)
+    pixels[labels == 1, :, : side // 2] += 100
     return [Encoded(1, (each[None],)) for each in pixels], labels
 
 
-def resnet() -> EarlyExitModel:
+def resnet(side: int = 8) -> EarlyExitModel:
     return random_model(
-        {"depth": 8, "side": 8},
+        {"depth": 8, "side": side},
         family="resnet",
-        codec={"name": "image", "height": 8, "width": 8},
+        codec={"name": "image", "height": side, "width": side},
         ramps=RampOptions(style="mlp", pooling="grid"),
     )
 
@@ -78,7 +79,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path: Path, options: JointOp
     assert equal(state(again), state(whole))
 
 
-@pytest.mark.parametrize("change", ["seed", "rows", "nothing left"])
+@pytest.mark.parametrize("change", ["seed", "rows", "task", "nothing left"])
 def test_what_is_left_of_another_run_is_not_gone_on_with(
     tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +89,8 @@ def test_what_is_left_of_another_run_is_not_gone_on_with(
     if change == "nothing left":
         (tmp_path / "training.pt").write_bytes(b"half")
     model, told = resnet(), list[int]()
+    if change == "task":
+        model.info = replace(model.info, task=LabelTask(["one", "other"]))
     seed = 1 if change == "seed" else 0
     rows = images(seed=5 if change == "rows" else 0)
     with caplog.at_level(logging.WARNING):
@@ -110,12 +113,30 @@ def test_training_stops_where_rows_kept_apart_get_no_better() -> None:
     """Labels that mean nothing: what is learned of them makes other rows worse."""
     encoded, _ = images()
     labels = np.random.default_rng(1).integers(0, 2, ROWS)
-    told = list[int]()
+    model, after_epochs = resnet(), list[dict[str, Tensor]]()
     options = JointOptions(
-        epochs=30, batch=16, learning_rate=0.05, patience=2, progress=lambda _, done, __: told.append(done)
+        epochs=30, batch=16, learning_rate=0.05, patience=2, progress=lambda *_: after_epochs.append(state(model))
     )
-    train_jointly(resnet(), encoded, labels, options)
-    assert told[-1] < 30
+    train_jointly(model, encoded, labels, options)
+    assert len(after_epochs) < 30
+    assert equal(state(model), after_epochs[-1 - 2]), "two epochs after the best one it stops, with that one's weights"
+    assert not equal(state(model), after_epochs[-1])
+
+
+@pytest.mark.parametrize("came", [False, True], ids=["a new head", "a checkpoint's head"])
+def test_only_what_a_checkpoint_brought_learns_slower(came: bool) -> None:
+    model = resnet()
+    model.info = replace(model.info, provenance={"head": "checkpoint"} if came else {})
+    before = copy.deepcopy(model)
+    train_jointly(model, *images(), replace(QUICK, epochs=1, backbone_pace=0.0))
+
+    def moved(part: str) -> set[bool]:
+        old = dict(before.named_parameters())
+        return {not old[name].equal(each) for name, each in model.named_parameters() if name.startswith(f"{part}.")}
+
+    assert moved("backbone") == {False}
+    assert moved("head") == {not came}
+    assert True in moved("ramps")
 
 
 def test_exits_that_imitate_answer_as_the_network_did_whatever_the_labels_say() -> None:
@@ -139,19 +160,21 @@ def test_texts_are_not_augmented() -> None:
         train_jointly(random_model(SMALL), *images(), QUICK)
 
 
-@pytest.mark.parametrize("mixed", [False, True])
-def test_mixed_precision_keeps_weights_in_full(mixed: bool) -> None:
-    model = resnet()
+def test_mixed_precision_keeps_weights_in_full() -> None:
+    models = {mixed: resnet() for mixed in (False, True)}
     encoded, labels = images()
-    train_jointly(model, encoded, labels, replace(QUICK, epochs=10, mixed=mixed))
-    assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
-    for outputs in exit_outputs(model, *[images(seed=1)[0]]).values():
-        assert (outputs.argmax(1).numpy() == labels).mean() > 0.9
+    for mixed, model in models.items():
+        train_jointly(model, encoded, labels, replace(QUICK, epochs=10, mixed=mixed))
+        assert {tensor.dtype for tensor in model.parameters()} == {torch.float32}
+        for outputs in exit_outputs(model, images(seed=1)[0]).values():
+            assert (outputs.argmax(1).numpy() == labels).mean() > 0.9
+    assert not equal(state(models[False]), state(models[True])), "products in bfloat16 are others"
 
 
 def test_a_last_batch_of_one_input_ruins_no_norm() -> None:
     """Of a 1 x 1 map a norm has no variance; torch refuses it."""
-    model = resnet()
-    encoded, labels = images()
+    model = resnet(side=4)
+    assert model.boundary(model.num_blocks - 1)[0].shape[1:] == (1, 1)
+    encoded, labels = images(side=4)
     train_jointly(model, encoded[:33], labels[:33], replace(QUICK, epochs=1))
     assert all(bool(tensor.isfinite().all()) for tensor in copy.deepcopy(model).state_dict().values())
