@@ -184,12 +184,12 @@ def _train_heads(
 
 
 def _begin(head: Ramp, seed: int) -> None:
-    """Draw its weights anew, by a seed of its own."""
+    """Draw its weights anew, by a seed of its own; norms forget what they have seen."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for module in head.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d | nn.LayerNorm):
-                module.reset_parameters()
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
 
 
 def draw(*numbers: int) -> int:

@@ -14,8 +14,9 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.pooling import Pooling, pool
 from earlyexit.signature import Encoded
-from earlyexit.tasks.base import ValueArray
+from earlyexit.tasks.base import Task, ValueArray
 from earlyexit.tasks.label import LabelTask
+from earlyexit.tasks.pose import PoseTask
 from earlyexit.train import (
     TrainOptions,
     batches_by_length,
@@ -145,11 +146,14 @@ def images(seed: int) -> tuple[list[Encoded], ValueArray]:
     return [Encoded(1, (each[None],)) for each in pixels], labels
 
 
-def resnet(pooling: Pooling, style: RampStyle = "light", at: tuple[int, ...] | None = None) -> EarlyExitModel:
+def resnet(
+    pooling: Pooling, style: RampStyle = "light", at: tuple[int, ...] | None = None, task: Task | None = None
+) -> EarlyExitModel:
     return random_model(
         {"depth": 8, "side": 8},
         family="resnet",
         codec={"name": "image", "height": 8, "width": 8},
+        task=task,
         ramps=RampOptions(style=style, pooling=pooling, at=at),
     )
 
@@ -178,6 +182,21 @@ def test_a_ramp_trained_alone_becomes_what_it_becomes_among_others(
     together, alone = resnet(pooling, style), resnet(pooling, style, at=(1,))
     for model in (together, alone):
         train_ramps(model, *images(seed=0), options)
+    for name, tensor in alone.exit_head(1).state_dict().items():
+        torch.testing.assert_close(tensor, together.exit_head(1).state_dict()[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("style", ["maps", "deconv"])
+def test_a_ramp_of_maps_trained_alone_becomes_what_it_becomes_among_others(style: RampStyle) -> None:
+    task = PoseTask(["nose", "tail"], heatmap_side=8, image_side=8, tolerance=1.0)
+    together, alone = (resnet("mean", style, at=at, task=task) for at in ((0, 1), (1,)))
+    inputs, _ = images(seed=0)
+    places = np.random.default_rng(0).uniform(0, 7, (len(inputs), 2, 2)).astype(np.float32)
+    for before, model in enumerate((together, alone)):
+        torch.manual_seed(before)
+        for norm in (each for each in model.exit_head(1).modules() if isinstance(each, torch.nn.BatchNorm2d)):
+            torch.nn.init.constant_(norm.weight, 1 + before)  # as if something had been learned
+        train_ramps(model, inputs, places, TrainOptions(epochs=2, batch=8))
     for name, tensor in alone.exit_head(1).state_dict().items():
         torch.testing.assert_close(tensor, together.exit_head(1).state_dict()[name], rtol=0, atol=1e-6)
 
