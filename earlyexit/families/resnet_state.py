@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from earlyexit.families.resnet_config import ResNetConfig
+from earlyexit.families.state_file import tensor_of
 from earlyexit.named import NamedSpec
 
 CLASSIFIERS = ("fc", "linear")
@@ -24,6 +26,8 @@ PARTS = {
     "downsample.1": "shortcut.norm",
 }
 STEM = {"conv1": "convolution", "bn1": "norm"}
+LAYER = re.compile(r"layer([1-9]\d{0,3})\.(\d{1,4})\.(.+)", re.ASCII)
+"""A part's region, its block there, and its name in the block."""
 LARGE_KERNEL = 7
 CODECS: Mapping[str, dict[str, Any]] = {
     "small": {"height": 32, "width": 32},
@@ -45,19 +49,21 @@ class FoundResNet:
 
 
 def find_resnet(weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> FoundResNet | None:
-    """The network of a state dict; None where its tensors are of another."""
-    stem = weights.get("conv1.weight")
-    blocks = _blocks(weights)
+    """The network of a state dict; None where its tensors are of another.
+
+    Raises ModelFolderError where it is not whole.
+    """
     classifier = next((name for name in CLASSIFIERS if f"{name}.weight" in weights), None)
-    if stem is None or classifier is None or not blocks:
+    if classifier is None or not {"conv1.weight", "layer1.0.conv1.weight"} <= set(weights):
         return None
-    large = stem.shape[-1] == LARGE_KERNEL
+    large = tensor_of(weights, "conv1.weight", sides=4).shape[-1] == LARGE_KERNEL
+    firsts = [tensor_of(weights, f"layer{region}.0.conv1.weight", sides=4) for region in _regions(weights)]
     codec = CODECS["large" if large else "small"]
     if size is not None:
         codec = {"height": size[0], "width": size[1]}
     config = ResNetConfig(
-        blocks=blocks,
-        widths=tuple(len(weights[f"layer{region + 1}.0.conv1.weight"]) for region in range(len(blocks))),
+        blocks=_blocks(weights),
+        widths=tuple(map(len, firsts)),
         kind="bottleneck" if "layer1.0.conv3.weight" in weights else "basic",
         stem="large" if large else "small",
         projected=any(".downsample." in name for name in weights),
@@ -68,13 +74,15 @@ def find_resnet(weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> 
     return FoundResNet(config=config, weights=renamed, classifier=classifier, codec={"name": "image", **codec})
 
 
+def _regions(weights: Mapping[str, Tensor]) -> range:
+    """The regions up to the last that a name has, from 1 on."""
+    return range(1, max(int(found[1]) for found in map(LAYER.match, weights) if found) + 1)
+
+
 def _blocks(weights: Mapping[str, Tensor]) -> tuple[int, ...]:
     """Of each region: how many blocks the names have."""
-    numbers: list[int] = []
-    while f"layer{len(numbers) + 1}.0.conv1.weight" in weights:
-        region = len(numbers) + 1
-        numbers.append(len({name.split(".")[1] for name in weights if name.startswith(f"layer{region}.")}))
-    return tuple(numbers)
+    places = {(int(found[1]), int(found[2])) for found in map(LAYER.match, weights) if found}
+    return tuple(sum(of == region for of, _ in places) for region in _regions(weights))
 
 
 def _renamed(weights: Mapping[str, Tensor], config: ResNetConfig) -> dict[str, Tensor]:
@@ -82,13 +90,12 @@ def _renamed(weights: Mapping[str, Tensor], config: ResNetConfig) -> dict[str, T
     renamed: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         part, _, kind = name.rpartition(".")
-        region, _, inner = part.partition(".")
-        block, _, inner = inner.partition(".")
+        found = LAYER.fullmatch(part)
         if part in STEM:
             renamed[f"stem.{STEM[part]}.{kind}"] = tensor
-        elif inner in PARTS and region[5:].isdigit() and block.isdigit():
-            index = config.firsts[int(region[5:]) - 1] + int(block)
-            renamed[f"blocks.{index}.{PARTS[inner]}.{kind}"] = tensor
+        elif found and found[3] in PARTS:
+            index = config.firsts[int(found[1]) - 1] + int(found[2])
+            renamed[f"blocks.{index}.{PARTS[found[3]]}.{kind}"] = tensor
         elif part not in CLASSIFIERS:
             renamed[name] = tensor
     return renamed

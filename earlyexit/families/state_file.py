@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -58,18 +57,33 @@ def fill(backbone: nn.Module, weights: Mapping[str, Tensor], called: str) -> Non
 
 
 def linear_head(weights: Mapping[str, Tensor], name: str) -> FinalHead:
-    """A checkpoint's last layer, over what is pooled to its mean."""
-    head = {f"classifier.{kind}": weights[f"{name}.{kind}"].float() for kind in ("weight", "bias")}
-    return FinalHead(style="light", pooling="mean", num_outputs=len(head["classifier.bias"]), weights=head)
+    """A checkpoint's last layer, over what is pooled to its mean; raises ModelFolderError where it is not whole."""
+    weight, bias = tensor_of(weights, f"{name}.weight", sides=2), tensor_of(weights, f"{name}.bias", sides=1)
+    if len(weight) != len(bias):
+        raise ModelFolderError(f"holds {name}.weight of {len(weight)} outputs and {name}.bias of {len(bias)}")
+    head = {"classifier.weight": weight.float(), "classifier.bias": bias.float()}
+    return FinalHead(style="light", pooling="mean", num_outputs=len(bias), weights=head)
+
+
+def tensor_of(weights: Mapping[str, Tensor], name: str, *, sides: int) -> Tensor:
+    """A tensor that a network cannot be without; raises ModelFolderError where there is none, or of other sides."""
+    if name not in weights:
+        raise ModelFolderError(f"has no tensor {name}")
+    tensor = weights[name]
+    if tensor.dim() != sides or not tensor.numel():
+        raise ModelFolderError(f"holds {name} of shape {list(tensor.shape)}; one of {sides} sides is needed")
+    return tensor
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
+    except Exception as error:  # torch's reader and pickle's fail in ways of their own
         raise ModelFolderError(f"{path} cannot be read as weights: {error}") from error
     inner = _innermost(state) if isinstance(state, dict) else None
-    if not isinstance(inner, dict) or not all(isinstance(value, Tensor) for value in inner.values()):
+    if not isinstance(inner, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in inner.items()
+    ):
         raise ModelFolderError(f"{path} holds no state dict")
     return inner
 

@@ -22,7 +22,7 @@ from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, Family, JsonDict, Pretrained
 from earlyexit.families.pixels import IMAGENET_MEAN, IMAGENET_STD, NormalisedPixels
-from earlyexit.families.state_file import fill, linear_head
+from earlyexit.families.state_file import fill, linear_head, tensor_of
 from earlyexit.layout import Layout
 from earlyexit.piece import Tensors
 
@@ -38,6 +38,8 @@ CONVOLUTIONS: Mapping[int, tuple[int, ...]] = {
 DROPOUT = 0.5
 HIDDEN, CLASSIFIER = ("classifier.0", "classifier.3"), "classifier.6"
 """torchvision's names of the linear layers."""
+SIDES = {"convolution": 4, "norm": 1, "linear": 2}
+"""Of the weights of our parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +189,11 @@ class Vgg(Family):
 def _pretrained(like: VggConfig, weights: Mapping[str, Tensor], size: tuple[int, int] | None) -> Pretrained:
     """The network of a state dict whose layers are arranged like these, and may have other widths."""
     ours = dict(_names(like))
-    sizes = {name: len(weights[f"{name}.weight"]) for name in ours if f"{name}.weight" in weights}
+    sizes = {
+        name: len(tensor_of(weights, f"{name}.weight", sides=SIDES[our.rpartition(".")[2]]))
+        for name, our in ours.items()
+        if name not in HIDDEN or f"{name}.weight" in weights
+    }
     convolutions = [sizes[name] for name, our in ours.items() if our.endswith(".convolution")]
     ends = [convolutions[index] for index, (*_, pooled) in enumerate(like.convolution_sizes()) if pooled]
     height, width = size or (like.height, like.width)
