@@ -44,7 +44,10 @@ class Moves:
         return (self._sampled(maps_B1HW, "nearest") + outside).round()[:, 0].to(classes_BHW.dtype)
 
     def of_places(self, places_BJ2: Tensor, height: int, width: int) -> Tensor:
-        """Places x, y in pixels so moved, but for mirroring; NaN for those that leave the image."""
+        """Places x, y in pixels so moved, but for mirroring; NaN for those that leave the image.
+
+        An image's pixels reach half a pixel further than the middles of the outer ones, which 0 and the side - 1 are.
+        """
         middle_2 = torch.tensor([width - 1, height - 1], dtype=places_BJ2.dtype) / 2
         cos_B, sin_B = (self.turn_B.cos() * self.zoom_B, self.turn_B.sin() * self.zoom_B)
         x_BJ, y_BJ = (places_BJ2 - middle_2).unbind(-1)
@@ -52,8 +55,7 @@ class Moves:
             [x_BJ * cos_B[:, None] - y_BJ * sin_B[:, None], x_BJ * sin_B[:, None] + y_BJ * cos_B[:, None]], dim=-1
         )
         moved_BJ2 = turned_BJ2 + middle_2 + self.shift_B2[:, None].to(places_BJ2.dtype)
-        largest_2 = torch.tensor([width - 1, height - 1], dtype=places_BJ2.dtype)
-        inside_BJ = ((moved_BJ2 >= 0) & (moved_BJ2 <= largest_2)).all(-1)
+        inside_BJ = ((moved_BJ2 >= -0.5) & (moved_BJ2 <= 2 * middle_2 + 0.5)).all(-1)
         return torch.where(inside_BJ[..., None], moved_BJ2, torch.nan)
 
     def _mirrored(self, maps_BCHW: Tensor) -> Tensor:

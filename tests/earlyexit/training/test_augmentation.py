@@ -64,6 +64,13 @@ def test_places_that_leave_the_image_are_unknown() -> None:
     assert found[0, 1].isnan().all()
 
 
+@pytest.mark.parametrize(("x", "stays"), [(-0.6, False), (-0.3, True), (3.4, True), (3.6, False)])
+def test_places_within_the_outer_pixels_are_in_the_image(x: float, stays: bool) -> None:
+    found = STILL.of_places(torch.tensor([[[x, 1.0], [1.0, 2.4]]]), 3, 4)
+    assert found[0, 0].isnan().any() != stays
+    assert found[0, 1].tolist() == pytest.approx([1, 2.4])
+
+
 def test_maps_of_classes_are_moved_with_their_image_and_filled() -> None:
     moves = replace(STILL, shift_B2=torch.tensor([[1.0, 0]]), mirrored_B=torch.tensor([True]))
     classes = torch.tensor([[[0, 1, 2], [3, 4, 5]]], dtype=torch.uint8)
