@@ -33,7 +33,7 @@ def train_jointly(
     """Train backbone, ramps and head together on the average of all exits' losses, equal weights.
 
     Raises ModelFolderError for a backbone without weights to train, for a network that takes no images where these are
-    to be changed, and for one without a head of its own that exits are to imitate.
+    to be changed, for one without a head of its own that exits are to imitate, and for patches where they do not.
     """
     _check(model, options)
     run = _Run(model, encoded, targets, options)
@@ -50,6 +50,8 @@ def _check(model: EarlyExitModel, options: JointOptions) -> None:
         raise ModelFolderError(f"a backbone of the family {model.info.family} stays as it is: train its ramps alone")
     if options.augmentation is not None:
         options.augmentation.check(model.boundary(-1))
+        if options.augmentation.patch and not options.imitate:
+            raise ModelFolderError("right answers of patched images are not known: patch only where exits imitate")
     if options.imitate and "head" not in model.info.provenance:
         raise ModelFolderError(
             "exits imitate the network as it came, and this one came without a head: leave --imitate out"

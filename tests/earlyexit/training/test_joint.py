@@ -155,6 +155,11 @@ def test_a_network_without_a_head_of_its_own_cannot_be_imitated() -> None:
         train_jointly(resnet(), *images(), replace(QUICK, imitate=True))
 
 
+def test_patched_images_are_only_for_exits_that_imitate() -> None:
+    with pytest.raises(ModelFolderError, match="patch only where exits imitate"):
+        train_jointly(resnet(), *images(), replace(QUICK, augmentation=Augmentation(patch=0.5)))
+
+
 def test_texts_are_not_augmented() -> None:
     with pytest.raises(ModelFolderError, match="augmentation is of images"):
         train_jointly(random_model(SMALL), *images(), QUICK)
