@@ -20,6 +20,8 @@ from profiles.scores import SCORES, FloatArray, Score
 INPUT, EXIT = "sample_id", "exit"
 ANSWER, TRUTH = "prediction", "label"
 LOSS, TRUE_LOSS = "loss", "true_loss"
+SURE: tuple[Score, ...] = ("entropy", "confidence")
+"""Columns of scores. Shares are of values above a confidence of each ramp, for which a table has no place."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 MOST_EXITS = 10_000
 """A block's number above this is a mistake, and would cost memory."""
@@ -147,12 +149,12 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
 
 
 def _score_of(path: Path, columns: set[str]) -> Score:
-    found = [score for score in SCORES if score in columns]
+    found = [score for score in SURE if score in columns]
+    if not found and "share" in columns:
+        raise DataError(f"{path}:1: a table does not say above which confidence a share counts; .npz records do")
     if len(found) != 1:
         given = "both" if found else "none"
-        raise DataError(
-            f"{path}:1: one column of {' or '.join(SCORES)} is needed to say how sure exits are, not {given}"
-        )
+        raise DataError(f"{path}:1: one column of {' or '.join(SURE)} is needed to say how sure exits are, not {given}")
     return found[0]
 
 

@@ -13,6 +13,7 @@ from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
 from offramp.jobs.recording import Outputs, batches_of_outputs, join_records, records_of_chosen_shares
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
+from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
 from profiles.outcome import ExitOutcome
@@ -107,11 +108,12 @@ def _scaled(
 def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCard:
     """Find thresholds by exit records of inputs that were run elsewhere; the policy is that of their score.
 
-    Raises DataError where the inputs are too few for the guarantee.
+    Raises DataError where the inputs are too few for the guarantee, PlanError for shares of no stated confidences.
     """
     from offramp.jobs.provenance import provenance
 
     _check_rows(records, job)
+    policy_of_score(records.score, {}, records.confidences)  # or nobody could leave by what is found
     num_design = design_rows(len(records), job.guarantee, job.design_share)
     design, tested = divide(len(records), num_design, job.seed)
     found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)

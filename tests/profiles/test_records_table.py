@@ -83,6 +83,7 @@ def test_saved_records_are_read_as_well(tmp_path: Path) -> None:
         pytest.param("Exit,Confidence,Prediction", r"e\.csv:1: no column sample_id; there are exit, conf", id="input"),
         pytest.param("Sample_ID,Confidence,Prediction", r":1: no column exit;", id="exit"),
         pytest.param("Sample_ID,Exit,Confidence", r":1: no column prediction \(or loss\)", id="answer"),
+        pytest.param("Sample_ID,Exit,Share,Loss", r":1: a table does not say above which confidence", id="shares"),
         pytest.param("Sample_ID,Exit,Prediction", r":1: one column of entropy or confidence .* not none", id="score"),
         pytest.param("Sample_ID,Exit,Entropy,Confidence,Loss", r":1: one column of .* not both", id="both scores"),
         pytest.param("Sample_ID,Exit,exit,Confidence,Loss", r":1: two columns exit", id="a column twice"),

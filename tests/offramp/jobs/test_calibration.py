@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from earlyexit.dataset import LabelledRows, read_labelled
-from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.errors import DataError, ModelFolderError, PlanError
 from offramp.cli.calibrate import no_threshold_text
-from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
+from offramp.jobs.calibration import CalibrateJob, calibrate, calibrate_records, read_calibration
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
+from profiles.records import ExitRecords
 
 EASY = Guarantee(budget=0.5, confidence=0.9)
 CARD = CalibrationCard(
@@ -77,3 +79,17 @@ def test_a_calibration_of_another_form_is_refused_with_file_and_place(tmp_path: 
 def test_a_calibration_that_accepted_nothing_is_said_in_words() -> None:
     said = no_threshold_text(budget=0.01, confidence=0.9)
     assert said.startswith("no threshold keeps a budget of 0.01 with confidence 0.9: no input would leave early")
+
+
+def test_recorded_shares_of_nobody_knows_which_values_are_refused() -> None:
+    records = ExitRecords(
+        score="share",
+        num_blocks=2,
+        ramps=(0,),
+        sample_ids=tuple(map(str, range(100))),
+        scores_NR=np.ones((100, 1), dtype=np.float32),
+        losses_NR=np.zeros((100, 1)),
+        zero_one=False,
+    )
+    with pytest.raises(PlanError, match="nothing says above which confidence a share counts"):
+        calibrate_records(records, CalibrateJob(guarantee=Guarantee(budget=0.05, confidence=0.9)))
