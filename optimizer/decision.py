@@ -56,6 +56,8 @@ class Planned:
     """How far the plan may be from the best, as a share of the bound; 0 where it is proven best."""
     candidates: tuple[tuple[Stage, ...], ...] = ()
     """Other good plans, best first: what joint exit records may prefer."""
+    note: str = ""
+    """What else is to say of it in a line, such as why it has no exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

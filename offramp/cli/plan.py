@@ -37,7 +37,7 @@ def plan(
     strategy: Annotated[
         str,
         typer.Option(
-            help="best, or a part of it: stock, early-exit, e3, serial, apparate, pame.", **completes(STRATEGY_NAMES)
+            help=f"{STRATEGY_NAMES[0]}, or a part of it: {', '.join(STRATEGY_NAMES[1:])}.", **completes(STRATEGY_NAMES)
         ),
     ] = "best",
     batch_limit: Annotated[int | None, typer.Option(min=1, help="Largest batch size that a plan may use.")] = None,

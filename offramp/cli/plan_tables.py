@@ -119,6 +119,8 @@ def _figures(answer: PlanAnswer) -> Table:
         table.add_row("" if index else "binds", bind.text)
     proof = "exact: no plan of its space is better" if planned.gap == 0 else f"within {planned.gap:.2%} of the best"
     table.add_row("proof", proof)
+    if planned.note:
+        table.add_row("note", planned.note)
     return table
 
 

@@ -34,7 +34,7 @@ PlanFile = Annotated[
 StrategyName = Annotated[
     str | None,
     typer.Option(
-        help="Of the planner's plan: best, stock, early-exit, e3, serial, apparate; default: best.",
+        help=f"Of the planner's plan: {', '.join(STRATEGY_NAMES)}; default: best.",
         **completes(STRATEGY_NAMES),
     ),
 ]

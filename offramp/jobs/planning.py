@@ -94,6 +94,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
         "latency_limit_s": answer.problem.slo.limit_s,
         "bound": planned.bound,
         "gap": planned.gap,
+        **({"note": planned.note} if planned.note else {}),
         "binds": [
             {"kind": each.kind, "stage": each.stage_index, "text": each.text} for each in answer.explanation.binds
         ],

@@ -76,17 +76,19 @@ class Configured:
 
 
 def configured(
-    checks: Checks, ramp: int, inside_N: BoolArray, before: Sequence[Precision], least_precision: float
+    checks: Checks, ramp: int, inside_N: BoolArray, before: Sequence[Precision], least_precision: float | None
 ) -> Configured | None:
     """The setting by which most leave while the precision of all is above the least; None where no setting keeps it.
 
     Section 6.2: maximise r_e subject to Q > eta Q_ori, as if this were the only exit behind those that were found.
+    `least_precision` None: any will do.
     """
     best: Configured | None = None
     for setting in checks.settings(ramp):
         precision = Precision.measured(inside_N, setting.leave_N, setting.losses_N, checks.end_losses_N)
         found = Configured(setting=setting, precision=precision, overall=overall([*before, precision]))
-        if found.overall > least_precision and (best is None or _order(found) > _order(best)):
+        is_precise = least_precision is None or found.overall > least_precision
+        if is_precise and (best is None or _order(found) > _order(best)):
             best = found
     return best
 

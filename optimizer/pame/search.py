@@ -24,8 +24,9 @@ class SearchOptions:
 
     slower: float = 0.02
     """tau_l: largest share of batches that may take longer than without exits."""
-    kept: float = 0.99
-    """eta: of the full model's precision, the share that must be exceeded."""
+    kept: float | None = 0.99
+    """eta: of the full model's precision, the share that must be exceeded; None: thresholds are as they were given, and
+    who set them says what they keep."""
     interval: int = 1
     """v: numbers of inputs that move on are told apart by this; above 1 as in the paper, where a batch that lies
     between two columns counts as the smaller."""
@@ -33,7 +34,7 @@ class SearchOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.slower < 1:
             raise PlanError(f"the share of slower batches must be at least 0 and below 1, not {self.slower}")
-        if not 0 < self.kept <= 1:
+        if self.kept is not None and not 0 < self.kept <= 1:
             raise PlanError(f"the share of precision that is kept must be above 0 and at most 1, not {self.kept}")
         if self.interval < 1:
             raise PlanError(f"the interval of batch sizes must be at least 1, not {self.interval}")
@@ -174,7 +175,7 @@ def _step(seconds: Seconds, checks: Checks, state: _State, options: SearchOption
 
 def _candidate(checks: Checks, state: _State, matrix: TimeMatrix, row: int, options: SearchOptions) -> Candidate:
     ramp = matrix.exits[row]
-    least = options.kept * (1 - float(checks.end_losses_N.mean()))
+    least = None if options.kept is None else options.kept * (1 - float(checks.end_losses_N.mean()))
     found = configured(checks, ramp, state.inside_N, state.before, least)
     staying_N = state.inside_N if found is None else state.inside_N & ~found.setting.leave_N
     left_K = batch_counts(staying_N, state.batch)

@@ -14,8 +14,11 @@ from optimizer.problem import MinimizeLatency, PlanProblem
 from optimizer.soonest.solve import solve_soonest
 from optimizer.space import Space
 
+AS_GIVEN = SearchOptions(kept=None)
+"""A problem has its thresholds, with whatever promise they were set; a calibration's holds for all subsets of ramps."""
 
-def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions | None = None) -> Decision:
+
+def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions = AS_GIVEN) -> Decision:
     """The best stock plan's batch, device and thresholds that are there; of the exits found as many as may be.
 
     Exits are left out from the last one on where the problem's promises (SLO, rate, ramp budget) allow no more, and no
@@ -38,7 +41,9 @@ def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions | None
     [stage] = stock.stages
     # Of batches larger than all that was recorded nothing is known.
     known = stage.splits[0].batch <= len(problem.batches)
-    found = _with_exits(problem, stock, exits_for(problem, stage, options).ramps if known else ())
+    search = exits_for(problem, stage, options) if known else None
+    exits = () if search is None else search.ramps
+    found = _with_exits(problem, stock, exits)
     best = solve_soonest(problem, space)
     assert isinstance(best, Planned), "there is a plan, so none is ruled out"
     value = found.figures.mean_latency_s
@@ -48,10 +53,11 @@ def solve_pame(problem: PlanProblem, space: Space, options: SearchOptions | None
         figures=found.figures,
         bound=best.bound,
         gap=gap_between(value, best.bound),
+        note=_why_no_exit(search, stage.splits[0].batch) if not found.chain[0].splits[0].ramps else "",
     )
 
 
-def exits_for(problem: PlanProblem, stage: Stage, options: SearchOptions | None = None) -> FoundExits:
+def exits_for(problem: PlanProblem, stage: Stage, options: SearchOptions = AS_GIVEN) -> FoundExits:
     """The search on a stock plan's stage; raises PlanError where the recorded inputs make no batch of its size."""
     assert problem.batches is not None
     seconds = seconds_of(problem.latency[stage.device], problem.ramps)
@@ -68,3 +74,22 @@ def _with_exits(problem: PlanProblem, stock: Planned, exits: tuple[int, ...]) ->
             if found is not None:
                 return found
     return Found(chain=stock.stages, figures=stock.figures)
+
+
+def _why_no_exit(search: FoundExits | None, batch: int) -> str:
+    if search is None:
+        return f"no exit: fewer inputs are recorded than a batch of {batch} holds"
+    if search.ramps:
+        return "no exit: with any of those that were found the plan would break a promise (SLO, rate or ramp budget)"
+    slower = search.options.slower
+    tried = search.steps[0].candidates
+    leaving = [each for each in tried if each.configured is not None and each.configured.precision.leaving]
+    if not leaving:
+        return "no exit: nobody leaves at any ramp" + (
+            "" if search.options.kept is None else f" with more than {search.options.kept:.0%} of the precision kept"
+        )
+    quick = [each for each in leaving if each.slower <= slower]
+    if not quick:
+        least = min(each.slower for each in leaving)
+        return f"no exit: at least {least:.1%} of the batches of {batch} would be slower, {slower:.1%} may be"
+    return f"no exit: none makes batches of {batch} sooner on average without slowing more than {slower:.1%} of them"

@@ -98,7 +98,37 @@ def test_other_objectives_are_refused(objective: MaximizeRate | MinimizeCost) ->
 
 def test_batches_larger_than_all_that_was_recorded_get_no_exits() -> None:
     few = {"size": 1, "sure": [3], "lost": [0]}
-    assert planned(problem(batches=few)).stages[0].splits[0].ramps == ()
+    assert planned(problem(batches=few, survival=[1, 0, 0])).stages[0].splits[0].ramps == ()
+
+
+def test_thresholds_that_are_given_are_taken_whatever_they_lose() -> None:
+    lossy = {"size": 4, "sure": [3, 3, 3, 0] * 3, "lost": [3, 0, 0, 0] * 3}  # a quarter of the answers
+    assert planned(problem(batches=lossy)).stages[0].splits[0].ramps == (0,)
+
+
+ONE_IN_TWO = {"size": 4, "sure": [3, 3, 3, 3, 0, 0, 0, 0], "lost": [0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"batches": {"size": 1, "sure": [3], "lost": [0]}, "survival": [1, 0, 0]}, "fewer inputs are recorded than"),
+        ({"batches": {"size": 4, "sure": [0] * 8, "lost": [0] * 8}, "survival": [1, 1, 1]}, "nobody leaves"),
+        ({"batches": ONE_IN_TWO, "survival": [1, 0.5, 0.5]}, "at least 50.0% of the batches of "),
+        ({"objective": {**DOCUMENT["objective"], "ramp_budget": 0.001}}, "would break a promise"),
+    ],
+)
+def test_a_plan_without_exits_says_why(changed: dict[str, Any], why: str) -> None:
+    told = answer(ProblemFile(problem=problem(**changed)), "pame", solve)
+    assert isinstance(told, PlanAnswer)
+    assert answer_document(told)["note"].startswith("no exit: ")
+    assert why in answer_document(told)["note"]
+
+
+def test_a_plan_with_exits_needs_no_such_word() -> None:
+    told = answer(ProblemFile(problem=problem()), "pame", solve)
+    assert isinstance(told, PlanAnswer)
+    assert "note" not in answer_document(told)
 
 
 def test_where_there_is_no_stock_plan_there_is_none() -> None:
