@@ -38,7 +38,9 @@ class PacedRunner(Runner[P]):
         slowness: float = 1.0,
         clock: Clock,
         sleep: Callable[[float], None],
+        wait: Callable[[threading.Condition, float], object] = threading.Condition.wait,
     ) -> None:
+        """`wait`: for so many seconds at most, or until the condition is told of a change."""
         self.inner = inner
         self.pace = Pace(table, ramps, time_scale * slowness)
         self.dispatch: Dispatch = "work-conserving"
@@ -46,6 +48,7 @@ class PacedRunner(Runner[P]):
         self._ramps = ramps
         self._clock = clock
         self._sleep = sleep
+        self._wait = wait
         self._free_s = -math.inf
         self._stayed: dict[int, tuple[str, ...]] = {}
         """By lane."""
@@ -81,11 +84,13 @@ class PacedRunner(Runner[P]):
         for step in self.inner.run(batch):
             end = _end_of(step)
             due_s += self.pace.seconds(at_block, end, inside, evaluated)
-            self._free_s = due_s
-            self._stayed[batch.lane] = () if step.survivors is None else step.survivors.sample_ids
+            stay = () if step.survivors is None else step.survivors.sample_ids
+            with self._changed:
+                self._free_s = due_s
+                self._stayed[batch.lane] = stay
             self._sleep_until(due_s)
             yield step
-            at_block, inside = end, len(self._stayed[batch.lane])
+            at_block, inside = end, len(stay)
 
     def _run_shared(self, batch: Batch[P]) -> Iterator[Step[P]]:
         evaluated, lane = self._evaluated(batch), batch.lane
@@ -111,20 +116,19 @@ class PacedRunner(Runner[P]):
         """Until a lane's step is over, however the other's changes meanwhile; gives when that was."""
         self._changed.notify_all()
         while (left_s := (due_s := self._sharing.due_s(lane)) - self._clock.now_s()) > 0:
-            self._changed.wait(left_s)
+            self._wait(self._changed, left_s)
         return due_s
 
     def _evaluated(self, batch: Batch[P]) -> tuple[int, ...]:
         return self._ramps if batch.probe else batch.split.ramps
 
     def _start_s(self, batch: Batch[P]) -> float:
+        with self._changed:  # another lane writes them
+            free_s, stayed = self._free_s, {each for sample_ids in self._stayed.values() for each in sample_ids}
         if self.dispatch == "deferred" and len(batch.members) < batch.split.batch:
-            return max(self._free_s, batch.started_s)
+            return max(free_s, batch.started_s)
         # Who stayed on the device from the batch before was here when that ended, whenever it was queued again.
-        stayed = {sample_id for sample_ids in self._stayed.values() for sample_id in sample_ids}
-        return max(
-            [self._free_s, *[member.queued_since_s for member in batch.members if member.sample_id not in stayed]]
-        )
+        return max([free_s, *[member.queued_since_s for member in batch.members if member.sample_id not in stayed]])
 
     def _sleep_until(self, due_s: float) -> None:
         left_s = due_s - self._clock.now_s()

@@ -17,6 +17,9 @@ from profiles.scores import BoolArray, FloatArray
 if TYPE_CHECKING:
     from profiles.records import ExitRecords
 
+ROUNDING = 0.005
+"""Survival may be written to two places."""
+
 
 def recorded_document(batches: RecordedBatches) -> dict[str, Any]:
     """Plain data that `batches_of` reads back."""
@@ -41,6 +44,15 @@ def batches_of(document: BatchesDocument, num_blocks: int, ramps: tuple[int, ...
         )
     except DataError as error:
         raise PlanError(f"batches: {error}") from error
+
+
+def check_survival(batches: RecordedBatches, survival_N: Sequence[float]) -> None:
+    """Raise PlanError, naming the first block, where survival is not the mean of the batches."""
+    exits_N = batches.exits_N(batches.ramps)
+    for block, given in enumerate(survival_N):
+        found = float((exits_N >= block).mean())
+        if abs(found - given) > ROUNDING:
+            raise PlanError(f"batches: {found:.3g} of their inputs reach block {block}; survival says {given:.3g}")
 
 
 def with_recorded_batches(problem: PlanProblem, records: ExitRecords, thresholds: Mapping[int, float]) -> PlanProblem:

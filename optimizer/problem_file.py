@@ -11,7 +11,7 @@ import numpy as np
 
 from earlyexit.errors import DataError, PlanError
 from earlyexit.source_file import Source, read_source
-from optimizer.batches_file import batches_of, recorded_document, with_recorded_batches
+from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem import (
     Link,
@@ -130,7 +130,11 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     problem = _with_devices(problem, document, source, folder)
     if document.batches is not None:
         with source.said_at(("batches",)):
-            problem = replace(problem, batches=batches_of(document.batches, problem.num_blocks, problem.ramps))
+            if recorded is not None:
+                raise PlanError("batches are those of survival's exit records; leave one of the two out")
+            batches = batches_of(document.batches, problem.num_blocks, problem.ramps)
+            check_survival(batches, problem.survival_N)
+            problem = replace(problem, batches=batches)
     if recorded is None:
         return ProblemFile(problem=problem)
     records, thresholds = recorded

@@ -76,6 +76,13 @@ def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[
         raise PlanError(f"survival.calibration: {error}") from error
     if card.policy != records.score:
         raise PlanError(f"survival.calibration: {path} is of {card.policy}, the records are of {records.score}")
+    of_card, of_records = card.confidences or {}, records.confidences or {}
+    others = [ramp for ramp in problem.ramps if of_card.get(ramp) != of_records.get(ramp)]
+    if others:
+        raise PlanError(
+            f"survival.calibration: {path} is of confidence {of_card.get(others[0])} at ramp {others[0]}, the records "
+            f"are of {of_records.get(others[0])}; take the records that were calibrated on"
+        )
     missing = sorted(set(problem.ramps) - set(card.thresholds))
     if missing:
         raise PlanError(f"survival.calibration: {path} has no thresholds for ramps {missing}")

@@ -132,8 +132,16 @@ class ExitRecords:
 
     @classmethod
     def join(cls, parts: Sequence[ExitRecords]) -> ExitRecords:
-        """The inputs of several records of one model and one kind, one after the other."""
+        """The inputs of several records of one model and one kind, one after the other.
+
+        Raises DataError for shares above different confidences.
+        """
         first = parts[0]
+        other = next((part for part in parts if part.confidences != first.confidences), None)
+        if other is not None:
+            raise DataError(
+                f"exit records of confidences {first.confidences} and {other.confidences} do not go together"
+            )
         per_input: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in PER_INPUT

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 
 from cluster.emulated import EmulatedPiece
 from cluster.paced import PacedRunner
-from earlyexit.clock import ManualClock, MonotonicClock
+from earlyexit.clock import ManualClock
 from earlyexit.device import Device
 from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import PlanError
@@ -179,40 +178,51 @@ def test_a_paced_device_answers_with_the_engine() -> None:
 STEEP = LatencyTable(batches=(1, 4), block_s_NB=np.tile(np.array([[0.1, 0.4]]), (4, 1)), ramp_s_EB=np.zeros((3, 2)))
 
 
-def moments(runner: PacedRunner[EmulatedPiece], batch: Batch[EmulatedPiece], log: dict[str, float]) -> None:
-    clock = MonotonicClock()
-    for step in runner.run(batch):
-        for answer in step.answers:
-            log[answer.sample_id] = clock.now_s()
+class SharedRuns:
+    """Two lanes on a manual clock: while the first waits for its first step, the second's batch runs."""
+
+    def __init__(self, time_scale: float = 1.0) -> None:
+        self.clock = ManualClock()
+        self.later: list[Batch[EmulatedPiece]] = []
+        self.log: dict[str, float] = {}
+        self.runner = PacedRunner(
+            recorded(HALF),
+            STEEP,
+            RAMPS,
+            time_scale=time_scale,
+            clock=self.clock,
+            sleep=self.clock.advance,
+            wait=self.wait,
+        )
+
+    def wait(self, changed: threading.Condition, seconds: float) -> None:
+        if self.later:
+            self.run(self.later.pop())
+        else:
+            self.clock.advance(seconds)
+
+    def run(self, batch: Batch[EmulatedPiece]) -> None:
+        for step in self.runner.run(batch):
+            for answer in step.answers:
+                self.log[answer.sample_id] = self.clock.now_s()
 
 
 def test_two_batches_are_as_slow_as_one_of_both_until_one_is_over() -> None:
-    clock = MonotonicClock()
-    runner = PacedRunner(recorded(HALF), STEEP, RAMPS, time_scale=1.0, clock=clock, sleep=time.sleep)
+    runs = SharedRuns()
     split = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
-    log: dict[str, float] = {}
-    began_s = clock.now_s()
-    batches = [
-        replace(batch_of(name, split, queued_s=began_s, started_s=began_s), lane=lane)
-        for lane, name in enumerate(["d", "a"])
-    ]
-    threads = [threading.Thread(target=moments, args=(runner, batch, log)) for batch in batches]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    first, second = (batch_of(name, split, queued_s=0.0, started_s=0.0) for name in ("d", "a"))
+    runs.later = [replace(second, lane=1)]
+    runs.run(first)
     # Of 0.1 s a block alone. Together 0.2 s: then a leaves, and d has three blocks to itself.
-    took_s = {name: at_s - began_s for name, at_s in log.items()}
-    assert took_s == {"a": pytest.approx(0.2, abs=0.04), "d": pytest.approx(0.5, abs=0.06)}
+    assert runs.log == {"a": pytest.approx(0.2), "d": pytest.approx(0.5)}
 
 
 def test_a_batch_that_is_given_up_leaves_the_other_alone() -> None:
-    clock = MonotonicClock()
-    runner = PacedRunner(recorded(HALF), STEEP, RAMPS, time_scale=0.01, clock=clock, sleep=time.sleep)
+    runs = SharedRuns()
     split = Split(first=0, end=4, batch=4, ramps=(0,), overlap_below=2)
-    given_up = runner.run(replace(batch_of("bc", split, queued_s=clock.now_s()), lane=1))
+    given_up = runs.runner.run(replace(batch_of("bc", split, queued_s=0.0), lane=1))
     next(given_up)
-    del given_up
-    log: dict[str, float] = {}
-    moments(runner, batch_of("d", split, queued_s=clock.now_s()), log)
-    assert list(log) == ["d"]
+    given_up.close()  # type: ignore[attr-defined]
+    began_s = runs.clock.now_s()
+    runs.run(batch_of("d", split, queued_s=began_s))
+    assert runs.log == {"d": pytest.approx(began_s + 0.4)}
