@@ -160,7 +160,8 @@ class PameTuner(Tuner):
         self, windows: list[ExitRecords], exits: Mapping[int, float], at_s: float, occasion: str
     ) -> Tuned | None:
         place = best_place(windows, self._batching, self._precision, windows[0].ramps)
-        if place is None or place.thresholds == exits:
+        # What is in force may name a ramp that the plan has off: to say it again would change nothing.
+        if place is None or self._all(place.thresholds) == self._thresholds:
             return None
         means_s = [self._batching.times(each.outcome(exits).exits_N, exits).mean_s for each in windows]
         if place.mean_s > (1 - LEAST_GAIN) * sum(means_s) / len(windows):
@@ -168,8 +169,10 @@ class PameTuner(Tuner):
         return self._put(place.thresholds, "tuned", f"{occasion}: {_told(place)}", at_s)
 
     def _put(self, exits: Mapping[int, float], why: Why, words: str, at_s: float) -> Tuned:
-        shut = never(self.question.score, list(check_followed(self._thresholds)))
-        return Tuned(thresholds={**shut, **exits}, why=why, words=words, at_s=at_s)
+        return Tuned(thresholds=self._all(exits), why=why, words=words, at_s=at_s)
+
+    def _all(self, exits: Mapping[int, float]) -> dict[int, float]:
+        return {**never(self.question.score, list(check_followed(self._thresholds))), **exits}
 
 
 def _told(place: Place) -> str:

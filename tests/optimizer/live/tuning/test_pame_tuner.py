@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from earlyexit.errors import PlanError
@@ -112,6 +113,16 @@ def test_it_does_not_go_back_to_what_was_wrong_in_one_of_the_windows() -> None:
     made = tuner(later)
     for window, hard in enumerate((0, 2, 0, 0)):
         assert made.observe(batches(hard=hard, thresholds=later, first_s=100.0 * window)) is None
+
+
+def test_an_exit_that_the_plan_has_off_is_not_told_again() -> None:
+    later = {0: NEVER, 1: 0.5}
+    made = tuner(later)
+    off = stream([HARD] * WINDOW, [(0, 0)] * WINDOW, later)
+    active_NR = off.active_NR.copy()
+    active_NR[:, 1] = False
+    off = replace(off, active_NR=active_NR, probe_N=np.ones(WINDOW, bool), exits_N=np.full_like(off.exits_N, 2))
+    assert made.observe(off) is None
 
 
 def test_a_tuner_without_the_seconds_of_batches_is_refused() -> None:
