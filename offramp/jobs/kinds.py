@@ -180,6 +180,8 @@ TASK_MAKERS: Mapping[str, Callable[[LabelledRows, Boundary, str], Task]] = {
     PoseTask.name: _pose,
     SegmentationTask.name: _segmentation,
 }
+BY_DATA = (LabelTask.name, RegressionTask.name)
+"""Tasks that follow from the data alone, whatever a network takes."""
 
 
 def _has_token_types(inputs: Boundary, backbone: str) -> bool:

@@ -16,7 +16,7 @@ from earlyexit.train import Progress, TrainOptions, no_progress, train_ramps
 from earlyexit.training.joint import train_jointly
 from earlyexit.training.options import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions
 from offramp.jobs.calibration import forget_calibration
-from offramp.jobs.kinds import codec_for, load_codec, task_for
+from offramp.jobs.kinds import BY_DATA, codec_for, load_codec, task_for
 from offramp.jobs.provenance import provenance
 from offramp.jobs.train_job import TrainJob
 
@@ -61,8 +61,9 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.seed)
+        early = task_for(job, data, ()) if job.task in BY_DATA else None  # refused before a network is loaded
         pretrained, family = load_pretrained(job.backbone, pairs=PAIR in data.columns)
-        task = task_for(job, data, pretrained.backbone.inputs)
+        task = early or task_for(job, data, pretrained.backbone.inputs)
         options = _options(job, task, pretrained, progress)
         facts = provenance(
             backbone=job.backbone,
