@@ -101,7 +101,7 @@ bench-peers: $(STAMP) peers  ## Against Ray Serve, LitServe, mosec and BentoML, 
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --inputs 8
 	$(BIN)/python -m experiments.peers long --dtype bfloat16 --batch 16 --rounds 3
 
-report: $(STAMP)  ## Every figure of E3's evaluation again, with pictures in runs/report (half an hour)
+report: $(STAMP)  ## Every figure of E3's, Apparate's and PAME's evaluations again, with pictures in runs/report (half an hour)
 	$(BIN)/python -m experiments.report --jobs 2
 
 report-quick: $(STAMP)  ## The same on fewer points, into runs/report-quick (minutes)

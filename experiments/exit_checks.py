@@ -1,6 +1,6 @@
 """What exit checks and the copying of survivors cost, as shares of a batch's time (PAME section 7.8).
 
-    python -m experiments.exit_checks runs/vision/lsp runs/vision/camvid [--batch 16] [--rounds 20] [--device cpu]
+    python -m experiments.exit_checks runs/pame/lsp runs/pame/camvid [--batch 16] [--rounds 20] [--device cpu]
 
 Of every model folder: a batch runs all blocks and every ramp's head. Beside that the policy decides at every ramp (the
 check), half of the batch is copied on (the copying), and half of the outputs become answers. The aims are 1 % for the
@@ -27,6 +27,7 @@ from earlyexit.split import Split
 from earlyexit.store import load_model
 from earlyexit.transfer import mark_cuda, to_host
 from experiments.kit import keep, show, spread
+from experiments.pame_models import require_model
 
 OUT = Path("runs/exit_checks.json")
 Figures = dict[str, float]
@@ -40,6 +41,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
+    for folder in given.folders:
+        require_model(folder)
     torch.set_num_threads(1)
     found = {str(folder): shares(folder, given.batch, given.rounds, given.device) for folder in given.folders}
     names = list(next(iter(found.values())))

@@ -1,12 +1,13 @@
 """CIFAR-10 on ResNet-32: exits trained jointly with the network (PAME section 5.2), beside ramps on the frozen one.
 
-    OFFRAMP_DATA=... python -m experiments.joint_cifar10 [--epochs 16] [--out runs/joint-cifar10]
+    OFFRAMP_DATA=... python -m experiments.joint_cifar10 [--epochs 16] [--out runs/pame]
 
 Both have exits after the same blocks, K exits equidistant as PAME has them. Jointly: bridges (section 5.1), the whole
 network fine-tuned on 10,000 train images, shifted, mirrored and patched, to imitate the published network. Frozen:
 `mlp` ramps on a grid that imitate it too. Half of 5,000 test images calibrates (budget 1 %, confidence 90 %), the other
 half is reported on. An exit saves blocks and costs what its ramp takes: both are reported, ramps' time in blocks as
-measured on the cores there are, 16 images at a time. Models stay in runs/. Minutes on one core of a busy machine: 20.
+measured on the cores there are, 16 images at a time. Models stay in runs/pame: `cifar10`, which PAME's studies read,
+and `cifar10-frozen`. Minutes on one core of a busy machine: 20.
 Seed 0.
 """
 
@@ -30,9 +31,10 @@ from earlyexit.store import load_model
 from earlyexit.train import pack
 from earlyexit.training.augmentation import Augmentation
 from experiments.cifar10 import TEST, TRAIN, checkpoint_of
-from experiments.data import RUNS, require_data
+from experiments.data import require_data
 from experiments.kit import keep, show
 from experiments.models import finished
+from experiments.pame_models import MODELS
 from offramp.jobs.calibration import CalibrateJob, outcome_figures
 from offramp.jobs.train_job import TrainJob
 from optimizer.risk import Guarantee
@@ -47,6 +49,8 @@ SIDES: Mapping[str, tuple[RampOptions, bool]] = {
     "joint": (RampOptions(style="bridge", at=PLACES), True),
 }
 """Options of the ramps, and whether the network is trained with them."""
+FOLDERS = {"frozen": "cifar10-frozen", "joint": "cifar10"}
+"""Of the models, below `--out`."""
 
 
 def job_of(side: str, folder: Path, epochs: int | None) -> TrainJob:
@@ -103,13 +107,13 @@ def main() -> None:
     """Run and print."""
     parser = ArgumentParser(prog="python -m experiments.joint_cifar10", description=__doc__)
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--out", type=Path, default=RUNS / "joint-cifar10")
+    parser.add_argument("--out", type=Path, default=MODELS)
     options = parser.parse_args()
     learn, test = (read_labelled(require_data(name)) for name in (TRAIN, TEST))
-    reports = [run(side, options.out / side, learn, test, options.epochs) for side in SIDES]
+    reports = [run(side, options.out / FOLDERS[side], learn, test, options.epochs) for side in SIDES]
     columns = ("", "last exit", "agreement", "accuracy", "blocks saved", "ramps cost", "saved, net")
     show("CIFAR-10, ResNet-32, budget 1 %", columns, map(_row, reports))
-    keep(reports, options.out / "figures.json")
+    keep(reports, options.out / "cifar10.json")
 
 
 def _row(report: Mapping[str, Any]) -> tuple[object, ...]:

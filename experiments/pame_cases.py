@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.data import RUNS, data_folder
+from experiments.data import data_folder
+from experiments.pame_models import records_file
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from optimizer.pame.on_batches import Batching, BatchTimes
 from optimizer.pame.precision import normalised
@@ -24,8 +25,6 @@ from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
-MODELS = RUNS / "pame"
-"""Jointly trained models, where they are: cifar10, lsp, camvid."""
 ORDERS = 20
 """Random orders in which the recorded inputs arrive: half a validation set makes few batches of 64."""
 SEED = 0
@@ -206,7 +205,7 @@ def records_of(name: str) -> ExitRecords | None:
         records = bert12_sst2("confidence")
         # The records' full model is their deepest exit, so that ramp 10 agrees by construction.
         return of_ramps(records, records.ramps[:-1])
-    path = MODELS / name / "exit_records.npz"
+    path = records_file(name)
     return _load(path) if path.is_file() else None
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments.data import RUNS, require_data
 from experiments.kit import keep, show
-from experiments.pame_cases import MODELS
+from experiments.pame_models import MODELS, require_model
 from optimizer.calibration_file import read_calibration_file
 from optimizer.pame.on_batches import BatchTimes, batch_times
 from optimizer.pame.times import Seconds
@@ -228,6 +228,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=24, help="of images")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
+    require_model(options.model, "calibration.json", "exit_records.npz")
     torch.set_num_threads(1)
     model = load_model(options.model)
     thresholds = read_calibration_file(options.model / "calibration.json").thresholds

@@ -2,8 +2,8 @@
 
     OFFRAMP_DATA=... python -m experiments.parallel_batches MODEL [--rounds 7]
 
-MODEL is a calibrated model folder of small images (`runs/pame/cifar10`). Every side runs the same test images with all
-exits active and everything queued at once: one batch at a time; the next one beside fewer than 2, 4, 6 and 8
+MODEL is a calibrated model folder of small images (`runs/pame/cifar10`, which `python -m experiments.joint_cifar10`
+makes). Every side runs the same test images with all exits active and everything queued at once: one batch at a time; the next one beside fewer than 2, 4, 6 and 8
 inputs; one at a time with two threads inside torch, which is what a second thread must beat; and two splits, the
 survivors of the first half fused into full batches. No Ray, no HTTP. Sides take turns within each round; figures are
 ratios within rounds. Latencies are from when an input's first batch began. Minutes: about 5 on two idle cores.
@@ -40,6 +40,7 @@ from earlyexit.wire import entering
 from experiments.cifar10 import TEST
 from experiments.data import require_data
 from experiments.gpu.side import members_of
+from experiments.pame_models import require_model
 from experiments.turns import Figures, in_turns, tell
 from offramp.jobs.calibration import read_calibration
 from optimizer.calibration_file import CalibrationCard
@@ -141,6 +142,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--inputs", type=int, default=512)
     options = parser.parse_args()
+    require_model(options.model, "calibration.json")
     model, card = load_model(options.model), read_calibration(options.model)
     rows = read_labelled(require_data(TEST))
     encoded = rows.encode(find_codec(model.info.codec, options.model))[: options.inputs]

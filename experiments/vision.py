@@ -1,6 +1,6 @@
 """Poses (LSP) and street scenes (CamVid): small networks trained jointly with their exits, beside ones with one exit.
 
-    OFFRAMP_DATA=... python -m experiments.vision [--case lsp] [--plain] [--epochs 40] [--out runs/vision]
+    OFFRAMP_DATA=... python -m experiments.vision [--case lsp] [--plain] [--epochs 40] [--out runs/pame]
 
 Residual networks from weights at random, with bridges (PAME section 5.1) before the same head at every exit, all exits
 trained together, equal weights (section 5.2). LSP: 2,500 images learn, half of 500 calibrates (budget 5 %, confidence
@@ -22,8 +22,9 @@ from typing import Any
 from earlyexit.checkpoint import RampOptions
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.training.augmentation import Augmentation
-from experiments.data import RUNS, require_data
+from experiments.data import require_data
 from experiments.kit import keep, show
+from experiments.pame_models import MODELS
 from offramp.jobs.calibration import CalibrateJob, calibrate
 from offramp.jobs.progress import progress_bars
 from offramp.jobs.train_job import TrainJob
@@ -168,7 +169,7 @@ def main() -> None:
     parser.add_argument("--case", choices=tuple(CASES), action="append")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--out", type=Path, default=RUNS / "vision")
+    parser.add_argument("--out", type=Path, default=MODELS)
     options = parser.parse_args()
     for name in options.case or CASES:
         case = CASES[name] if options.epochs is None else replace(CASES[name], epochs=options.epochs)

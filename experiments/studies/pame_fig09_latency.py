@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from experiments.pame_cases import KINDS, Case, Judged, cases, judged
+from experiments.pame_models import telling_absent
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Bars
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
@@ -89,7 +90,8 @@ def compare(divisions: Sequence[Sequence[Case]]) -> StudyResult:
 
 def run(effort: Effort) -> StudyResult:
     """Every task whose records are there."""
-    return compare([cases(seed=seed) for seed in range(DIVISIONS[effort])])
+    result = compare([cases(seed=seed) for seed in range(DIVISIONS[effort])])
+    return telling_absent(result, tuple(KINDS))
 
 
 STUDY = declare(__name__, run, needs=(BERT12_SST2,))

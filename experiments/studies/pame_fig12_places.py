@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.pame_cases import KINDS, Case, cases, judged_thresholds
+from experiments.pame_models import telling_absent
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest
@@ -108,7 +109,8 @@ def _worst(known: Sequence[Place]) -> float | None:
 def run(effort: Effort) -> StudyResult:
     """Every task whose records are there, at its large batch; GLUE's alone with quick effort."""
     known = cases(NAMES[effort])
-    return compare({case.name: places(case) for case in known}, {case.name: case.search.num_blocks for case in known})
+    blocks = {case.name: case.search.num_blocks for case in known}
+    return telling_absent(compare({case.name: places(case) for case in known}, blocks), NAMES[effort])
 
 
 STUDY = declare(__name__, run, needs=(BERT12_SST2,))

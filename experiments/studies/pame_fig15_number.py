@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from experiments.pame_cases import Case, Judged, cases, judged_exits
+from experiments.pame_cases import KINDS, Case, Judged, cases, judged_exits
+from experiments.pame_models import telling_absent
 from experiments.recorded_exits import BERT12_SST2
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
@@ -69,7 +70,8 @@ def _less(before: float, after: float) -> float:
 
 def run(effort: Effort) -> StudyResult:
     """Every task whose records are there."""
-    return compare([cases(seed=seed) for seed in range(DIVISIONS[effort])])
+    result = compare([cases(seed=seed) for seed in range(DIVISIONS[effort])])
+    return telling_absent(result, tuple(KINDS))
 
 
 STUDY = declare(__name__, run, needs=(BERT12_SST2,))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from earlyexit.split import Split
-from experiments.data import RUNS
+from experiments.pame_models import records_file, telling_absent
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.saturated import Device, Saturated
 from experiments.studies.picture import Lines
@@ -31,7 +31,7 @@ LEAST_AGREEMENT = 0.99
 MOST_LATE = 0.02
 """Of the inputs, later than a batch takes without exits (section 7.3)."""
 NUM_INPUTS: Mapping[Effort, int] = {"full": 40_000, "quick": 4_000}
-CIFAR10 = RUNS / "pame" / "cifar10" / "exit_records.npz"
+CIFAR10 = records_file("cifar10")
 """Of a jointly trained ResNet-32, where there is one."""
 EXIT_SHARES = {"resnet50": 0.089, "bert-base": (20.03 / 16.75 - 1) / 11}
 """What one exit takes of the whole model's time: of classification 8.9 % (figure 17); of BERT's eleven, which take it
@@ -214,7 +214,7 @@ def run(effort: Effort) -> StudyResult:
     figures: dict[str, Any] = {
         name: {"exit": ramp, "rows": rows} for name, (_, _, (_, _, rows, ramp)) in zip(names, found, strict=True)
     }
-    return StudyResult(
+    result = StudyResult(
         comparisons=tuple(each for _, _, (comparisons, *_) in found for each in comparisons),
         pictures=(
             Lines(title, x_label, "throughput over stock", x, by_below),
@@ -223,6 +223,7 @@ def run(effort: Effort) -> StudyResult:
         tables=tuple(table for _, _, (_, table, _, _) in found),
         figures=figures,
     )
+    return telling_absent(result, ("cifar10",) if effort == "full" else ())
 
 
 STUDY = declare(__name__, run, needs=(BERT12_SST2,), makes_up_quick=True)
