@@ -206,7 +206,11 @@ def _threshold(policy: Score, threshold: float | None) -> str:
 
     if threshold is None:
         return "-"
-    return "never" if threshold == SCORE_RULES[policy].never else f"{threshold:.4f}"
+    rule = SCORE_RULES[policy]
+    if threshold == rule.never:
+        return "never"
+    passed = threshold <= rule.lowest if rule.larger_is_surer else threshold >= rule.highest
+    return "always" if passed else f"{threshold:.4f}"
 
 
 def _figures(report: dict[str, Any]) -> Table:

@@ -23,6 +23,7 @@ from offramp.jobs.recording import batches_of_outputs, join_records, record_exit
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
+from profiles.scores import SCORES
 from tests.earlyexit.tasks_of_maps import STREET, encoded_images, images, model_of_maps, png_of
 
 NUMBER = 150
@@ -142,3 +143,11 @@ def test_how_sure_an_exit_is_can_be_asked_for_instead(model: Path, data: Labelle
 def test_temperatures_of_maps_stay_one(model: Path, data: LabelledRows) -> None:
     calibrate(model, data, EASY)
     assert load_model(model).temperatures_E.equal(torch.ones(3))
+
+
+def test_a_threshold_that_every_score_passes_is_told_as_always() -> None:
+    never = SCORES["share"].never
+    report = {"thresholds": {0: -0.01, 1: 0.5, 2: never}, "tested": {"survival": [0.5, 0.2, 0.2, 0.2]}}
+    assert list(calibration_tables("share", report)[0].columns[1].cells) == ["always", "0.5000", "never", "-"]
+    certain = {"thresholds": {0: np.inf, 1: -1e-7}, "tested": {"survival": [0.5, 0.2]}}
+    assert list(calibration_tables("entropy", certain)[0].columns[1].cells) == ["always", "never"]
