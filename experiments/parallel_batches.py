@@ -3,10 +3,11 @@
     OFFRAMP_DATA=... python -m experiments.parallel_batches MODEL [--rounds 7]
 
 MODEL is a calibrated model folder of small images (`runs/pame/cifar10`, which `python -m experiments.joint_cifar10`
-makes). Every side runs the same test images with all exits active and everything queued at once: one batch at a time; the next one beside fewer than 2, 4, 6 and 8
-inputs; one at a time with two threads inside torch, which is what a second thread must beat; and two splits, the
-survivors of the first half fused into full batches. No Ray, no HTTP. Sides take turns within each round; figures are
-ratios within rounds. Latencies are from when an input's first batch began. Minutes: about 5 on two idle cores.
+makes). Every side runs the same test images with all exits active and everything queued at once: one batch at a time;
+the next one beside fewer than 2, 4, 6 and 8 inputs; one at a time with two threads inside torch, which is what a
+second thread must beat; and two splits, the survivors of the first half fused into full batches. No Ray, no HTTP.
+Sides take turns within each round; figures are ratios within rounds. Latencies are from when an input's first batch
+began. Minutes: about 5 on two idle cores.
 """
 
 from __future__ import annotations

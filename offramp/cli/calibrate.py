@@ -197,11 +197,12 @@ def _by_block(policy: Score, report: dict[str, Any]) -> Table:
     thresholds = report["thresholds"]
     for block, share in enumerate(report["tested"]["survival"]):
         counted = [] if confidences is None else [_share(confidences.get(block))]
-        table.add_row(str(block), _threshold(policy, thresholds.get(block)), *counted, f"{share:.3f}")
+        table.add_row(str(block), leave_text(policy, thresholds.get(block)), *counted, f"{share:.3f}")
     return table
 
 
-def _threshold(policy: Score, threshold: float | None) -> str:
+def leave_text(policy: Score, threshold: float | None) -> str:
+    """A ramp's threshold in a table; in a word where no score passes it, or every one."""
     from profiles.scores import SCORES as SCORE_RULES
 
     if threshold is None:

@@ -17,7 +17,7 @@ from earlyexit.policies.base import Opinion
 from earlyexit.policies.threshold import SharePolicy
 from earlyexit.store import load_model, save_model
 from earlyexit.train import exit_outputs
-from offramp.cli.calibrate import calibration_tables, no_threshold_text
+from offramp.cli.calibrate import calibration_tables, leave_text, no_threshold_text
 from offramp.jobs.calibration import CalibrateJob, calibrate, outcome_figures, read_calibration
 from offramp.jobs.recording import batches_of_outputs, join_records, record_exits, records_from_outputs
 from optimizer.calibration_file import CalibrationCard
@@ -146,8 +146,7 @@ def test_temperatures_of_maps_stay_one(model: Path, data: LabelledRows) -> None:
 
 
 def test_a_threshold_that_every_score_passes_is_told_as_always() -> None:
-    never = SCORES["share"].never
-    report = {"thresholds": {0: -0.01, 1: 0.5, 2: never}, "tested": {"survival": [0.5, 0.2, 0.2, 0.2]}}
-    assert list(calibration_tables("share", report)[0].columns[1].cells) == ["always", "0.5000", "never", "-"]
-    certain = {"thresholds": {0: np.inf, 1: -1e-7}, "tested": {"survival": [0.5, 0.2]}}
-    assert list(calibration_tables("entropy", certain)[0].columns[1].cells) == ["always", "never"]
+    assert [leave_text("share", at) for at in (-0.01, 0.0, 0.5, SCORES["share"].never, None)] == [
+        *("always", "always", "0.5000", "never", "-")
+    ]
+    assert [leave_text("entropy", at) for at in (np.inf, 0.4, SCORES["entropy"].never)] == ["always", "0.4000", "never"]
