@@ -70,6 +70,10 @@ class SmallProblem:
                 lost += self.batches.losses_NR[row, self.batches.ramps.index(exit_)]
         return 1 - lost / len(self.batches)
 
+    def keeps(self, active: Sequence[int]) -> bool:
+        """Whether more than eta of the precision is kept; whatever is kept will do where thresholds were given."""
+        return self.options.kept is None or self.precision(active) > self.options.kept
+
 
 def first_exit_by_inputs(problem: SmallProblem) -> tuple[int, float] | None:
     """The single exit of the least mean answer time, every input of every batch timed by itself (intervals of 1)."""
@@ -83,7 +87,7 @@ def first_exit_by_inputs(problem: SmallProblem) -> tuple[int, float] | None:
             slow += last_s > stock_s(problem) * (1 + 1e-9)
             times += [to_exit_s if problem.leaves_at(row, [ramp]) == ramp else last_s for row in batch]
         mean_s = sum(times) / len(times)
-        keeps = problem.precision([ramp]) > problem.options.kept
+        keeps = problem.keeps([ramp])
         if keeps and slow <= problem.options.slower * len(problem.arrivals()) and mean_s < stock_s(problem):
             found.append((mean_s, ramp))
     return (min(found)[1], min(found)[0]) if found else None
@@ -114,7 +118,7 @@ def _next(problem: SmallProblem, before: tuple[int, ...]) -> int | None:
     first = before[-1] + 1 if before else 0
     worth = []
     for ramp in problem.batches.ramps:
-        if ramp < first or problem.precision([*before, ramp]) <= problem.options.kept:
+        if ramp < first or not problem.keeps([*before, ramp]):
             continue
         if all(problem.leaves_at(row, [*before, ramp]) != ramp for row in range(len(problem.batches))):
             continue

@@ -65,7 +65,7 @@ def test_no_more_batches_are_slow_than_allowed_and_the_precision_is_kept() -> No
                 first, size = ramp + 1, problem.left(batch, ramps[:count])
             times.append(seconds + (problem.run_s(first, None, size) if size else 0.0))
         assert np.mean(np.array(times) > whole_s * (1 + 1e-9)) <= problem.options.slower
-        assert problem.precision(ramps) > problem.options.kept
+        assert problem.keeps(ramps)
 
 
 TABLE = LatencyTable(
