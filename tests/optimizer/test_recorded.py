@@ -66,7 +66,7 @@ def test_where_inputs_stay_batches_stay_full() -> None:
 
 
 def test_a_split_that_too_few_come_to_keeps_the_means_seconds() -> None:
-    asked = problem([1, 1, 1, 1, 1, 1, 0, 0])
+    asked = problem([1, 1, 1, 1, 1, 1, 0, 0], survival=[1.0, 0.25])
     splits = (Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4))
     found = evaluate_on(asked, (Stage(device="V100", replicas=1, splits=splits),), _batches(asked))
     assert found.splits[1].seconds == pytest.approx(0.004)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -53,6 +54,9 @@ def plan(epoch: int) -> PlacedPlan:
     predicted = {"rate_per_s": 320.0, "latency_s": 0.081, "usd_per_hour": 21.0}
     policy = PolicySpec(name="entropy", thresholds=0.1)
     return initial_placement(Plan(stages=STAGES, policy=policy, epoch=epoch, predicted=predicted))
+
+
+START_S = 30.0
 
 
 @dataclass
@@ -192,16 +196,29 @@ class FakeService(FakeBackend):
         return await self.history(limit)
 
 
+class _Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
 @contextmanager
 def served(service: FakeService, port: int) -> Iterator[str]:
     """On a port of this machine, in a thread."""
     config = uvicorn.Config(
         build_app(service), port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=1
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     thread = threading.Thread(target=asyncio.run, args=(server.serve(),))
     thread.start()
     try:
+        assert server.listens.wait(START_S), "the page's server did not start"
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
