@@ -1,0 +1,49 @@
+"""Lengths that are made up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from simulator.lengths import truncated_normal
+
+
+@pytest.mark.parametrize("variance", [20.0, 100.0])
+def test_lengths_have_the_mean_and_variance_asked_for_where_the_bounds_are_far(variance: float) -> None:
+    lengths = truncated_normal(40_000, mean=50, variance=variance, low=3, high=100, seed=0)
+    assert lengths.mean() == pytest.approx(50, abs=0.2)
+    assert lengths.var() == pytest.approx(variance, rel=0.03)
+
+
+def test_lengths_stay_within_the_bounds_and_fill_them() -> None:
+    lengths = truncated_normal(20_000, mean=20, variance=400, low=3, high=100, seed=1)
+    assert (lengths.min(), lengths.dtype) == (3, np.int64)
+    assert lengths.max() <= 100
+
+
+def test_equal_seeds_give_equal_lengths_and_others_do_not() -> None:
+    one, same, other = (truncated_normal(50, mean=20, variance=20, low=3, high=100, seed=seed) for seed in (0, 0, 1))
+    assert one.tolist() == same.tolist() != other.tolist()
+
+
+def test_without_variance_every_length_is_the_mean() -> None:
+    assert truncated_normal(5, mean=12, variance=0, low=1, high=40, seed=0).tolist() == [12] * 5
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num": 0}, "at least one length"),
+        ({"mean": float("nan")}, "mean length must be a finite number, not nan"),
+        ({"variance": -1.0}, "variance of lengths must be a finite number from 0 on, not -1"),
+        ({"variance": float("inf")}, "not inf"),
+        ({"low": 0}, "lengths must lie between 1 and more, not between 0 and 100"),
+        ({"low": 50, "high": 40}, "not between 50 and 40"),
+        ({"mean": 500.0}, "hardly a length about 500 with variance 20 lies within 3 to 100"),
+    ],
+)
+def test_numbers_that_no_length_has_are_refused(given: dict[str, float], words: str) -> None:
+    asked = {"num": 10, "mean": 20.0, "variance": 20.0, "low": 3, "high": 100, "seed": 0} | given
+    with pytest.raises(DataError, match=words):
+        truncated_normal(asked.pop("num"), **asked)  # type: ignore[arg-type]
