@@ -165,7 +165,9 @@ class BatchEngine(Generic[P]):
         for member in members:
             member.queued_since_s = now_s
             member.queued_serial = serial
-            waiting = self._probes_of(queue).members if member.probe else queue.members
+            onto = self._probes_of(queue) if member.probe else queue
+            onto.tokens += member.tokens
+            waiting = onto.members
             if waiting and member.deadline_s < waiting[-1].deadline_s:
                 insort_right(waiting, member, key=by_deadline)
             else:
@@ -189,7 +191,7 @@ class BatchEngine(Generic[P]):
                 self._trust *= DOUBT
                 return Choice(batch=None, dropped=dropped, wake_s=None)
         for queue in waiting:
-            if len(queue.members) >= queue.full_at:
+            if queue.is_full:
                 return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
         if self._dispatch == "work-conserving" and len(waiting) == 1:
             return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from earlyexit.counts import SplitCounts
-from earlyexit.split import Split
+from earlyexit.split import Budget, Split
 
 P = TypeVar("P")
 
@@ -21,6 +21,8 @@ class Member(Generic[P]):
     sample_id: str
     payload: P
     """Its hidden state; the engine hands it on untouched."""
+    tokens: int = 1
+    """Its length, which is what it costs; 1 where inputs have none."""
     deadline_s: float = math.inf
     """When its answer must be out, on the engine's clock."""
     reserve_s: float = 0.0
@@ -54,14 +56,24 @@ class Queue(Generic[P]):
     # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all come in this
     # order, so that a sorted list is faster than a heap.
     members: list[Member[P]] = field(default_factory=list)
-    full_at: int = field(init=False)
+    tokens: int = 0
+    """Of all members together."""
+    budget: Budget = field(init=False)
+    """Of a batch."""
     probes: Queue[P] | None = None
     """Of a queue of plain members: that of the same split's probes, once there was one."""
 
     def __post_init__(self) -> None:
-        # Probes never wait for others: near full load some plain queue is always full, and none would be run.
-        self.full_at = 1 if self.probe else self.split.batch
+        self.budget = self.split.budget
         self.counts = SplitCounts(self.split.batch)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a batch waits for nobody else.
+
+        Probes never do: near full load some plain queue is always full, and none would be run.
+        """
+        return self.budget.is_filled(len(self.members), self.tokens) or (self.probe and bool(self.members))
 
     @property
     def is_drained(self) -> bool:
@@ -70,9 +82,10 @@ class Queue(Generic[P]):
 
     def take(self) -> tuple[Member[P], ...]:
         """The next batch, counted as run from now on."""
-        batch, counts = self.split.batch, self.counts
-        members = tuple(self.members[:batch])
-        del self.members[:batch]
+        counts, num_next = self.counts, self._num_next()
+        members = tuple(self.members[:num_next])
+        del self.members[:num_next]
+        self.tokens -= sum([member.tokens for member in members])
         counts.batches += 1
         counts.inputs += len(members)
         return members
@@ -82,16 +95,32 @@ class Queue(Generic[P]):
         num_late = bisect_left(self.members, earliest_s, key=by_deadline)
         late = self.members[:num_late]
         del self.members[:num_late]
+        self.tokens -= sum(member.tokens for member in late)
         self.counts.dropped += num_late
         return late
 
     def forget(self, origin: object) -> int:
         """Throw out those of an origin; how many there were."""
         before = len(self.members)
-        self.members = [member for member in self.members if member.origin is not origin]
+        self._wait([member for member in self.members if member.origin is not origin])
         return before - len(self.members)
 
     def move_to(self, other: Queue[P]) -> None:
         """Have everyone wait in another queue."""
-        other.members = sorted(other.members + self.members, key=_by_order)
-        self.members = []
+        other._wait(sorted(other.members + self.members, key=_by_order))
+        self._wait([])
+
+    def _wait(self, members: list[Member[P]]) -> None:
+        self.members = members
+        self.tokens = sum(member.tokens for member in members)
+
+    def _num_next(self) -> int:
+        """How many of its first members the next batch takes: as many as its budget holds."""
+        if self.budget.tokens is None:
+            return self.budget.inputs
+        num_tokens = 0
+        for num_inputs, member in enumerate(self.members):
+            if not self.budget.room_for(num_inputs, num_tokens, member.tokens):
+                return num_inputs
+            num_tokens += member.tokens
+        return len(self.members)

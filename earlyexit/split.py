@@ -21,6 +21,28 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a batch may hold at most."""
+
+    inputs: int
+    tokens: int | None = None
+    """None: any number of them."""
+
+    def room_for(self, num_inputs: int, num_tokens: int, more_tokens: int) -> bool:
+        """Whether a batch of so many inputs and tokens may take one more input, of `more_tokens`.
+
+        An empty one always may: an input larger than the budget runs alone, or never would.
+        """
+        if not num_inputs:
+            return True
+        return num_inputs < self.inputs and (self.tokens is None or num_tokens + more_tokens <= self.tokens)
+
+    def is_filled(self, num_inputs: int, num_tokens: int) -> bool:
+        """Whether what waits makes a full batch."""
+        return num_inputs >= self.inputs or (self.tokens is not None and num_tokens >= self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """Consecutive blocks run as one batch, at one batch size.
 
@@ -40,12 +62,16 @@ class Split:
     overlap_below: int | None = None
     """While fewer than this many of a running batch's inputs remain inside, the device may run its next batch beside it
     (PAME section 4.2: the batch size threshold tau_b of parallel batch scheduling). None: never."""
+    tokens: int | None = None
+    """At most so many tokens in a batch; one larger input runs alone. None: `batch` alone bounds it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.end:
             raise PlanError(f"a split needs 0 <= first < end, not first {self.first} and end {self.end}")
         if self.batch < 1:
             raise PlanError(f"a split's batch must be at least 1, not {self.batch}")
+        if self.tokens is not None and self.tokens < 1:
+            raise PlanError(f"a split's tokens must be at least 1, not {self.tokens}; without them inputs alone count")
         if self.overlap_below is not None and self.overlap_below < 1:
             raise PlanError(f"overlap_below must be at least 1, not {self.overlap_below}; without it nothing overlaps")
         if list(self.ramps) != sorted(set(self.ramps)):
@@ -53,6 +79,11 @@ class Split:
         for ramp in self.ramps:
             if not self.first <= ramp < self.end:
                 raise PlanError(f"ramp {ramp} is outside its split, whose blocks are {self.first} to {self.end - 1}")
+
+    @property
+    def budget(self) -> Budget:
+        """Of one batch."""
+        return Budget(inputs=self.batch, tokens=self.tokens)
 
     @property
     def stays(self) -> bool:

@@ -97,6 +97,11 @@ class ModelCard(BaseModel):
         return int(self.codec.get("max_length", 1))
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether inputs have lengths."""
+        return self.max_length > 1
+
+    @property
     def label_names(self) -> tuple[str, ...]:
         """The labels; none where answers are something else."""
         return tuple(self.task.get("label_names", ()))

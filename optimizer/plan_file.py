@@ -28,6 +28,8 @@ class ModelShape:
 
     num_blocks: int
     ramps: tuple[int, ...]
+    has_tokens: bool = True
+    """Whether its inputs have lengths; images, say, have none."""
 
 
 class SplitDocument(StrictDocument):
@@ -36,6 +38,7 @@ class SplitDocument(StrictDocument):
     first: int
     end: int
     batch: int = Field(ge=1)
+    tokens: int | None = Field(default=None, ge=1)
     ramps: list[int] = Field(default_factory=list)
 
 
@@ -114,13 +117,15 @@ def stages_document(stages: Iterable[Stage]) -> list[dict[str, Any]]:
         {
             "device": stage.device,
             "replicas": stage.replicas,
-            "splits": [
-                {"first": split.first, "end": split.end, "batch": split.batch, "ramps": list(split.ramps)}
-                for split in stage.splits
-            ],
+            "splits": [_split_document(split) for split in stage.splits],
         }
         for stage in stages
     ]
+
+
+def _split_document(split: Split) -> dict[str, Any]:
+    budget = {"batch": split.batch} if split.tokens is None else {"batch": split.batch, "tokens": split.tokens}
+    return {"first": split.first, "end": split.end, **budget, "ramps": list(split.ramps)}
 
 
 def batches_document(stages: Sequence[Stage]) -> dict[str, Any]:
@@ -177,6 +182,7 @@ def _build_split(document: SplitDocument, plan: PlanDocument, end_before: int, s
         first=document.first,
         end=document.end,
         batch=document.batch,
+        tokens=document.tokens,
         ramps=tuple(document.ramps),
         after_answer=plan.after_answer,
         overlap_below=plan.overlap_below,
@@ -189,6 +195,8 @@ def _build_split(document: SplitDocument, plan: PlanDocument, end_before: int, s
         unknown = sorted(set(split.ramps) - set(shape.ramps))
         if unknown:
             raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(shape.ramps)}")
+        if split.tokens is not None and not shape.has_tokens:
+            raise PlanError(f"tokens: {split.tokens}: the model's inputs have no tokens; `batch` alone counts them")
     return split
 
 

@@ -160,7 +160,10 @@ def _run_splits(runner: Runner[Any], splits: Sequence[Split], times: Times, cloc
     for split in splits:
         for size in _sizes(split):
             singles = runner.warm_up_pieces(split, size).singles()
-            members = [Member(sample_id=single.sample_ids[0], payload=single) for single in singles]
+            members = [
+                Member(sample_id=single.sample_ids[0], payload=single, tokens=int(single.lengths_B[0]))
+                for single in singles
+            ]
             device.engine.submit(split.first, members, clock.now_s())
             device.run_until_idle()
 

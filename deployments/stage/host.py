@@ -154,10 +154,13 @@ class StageHost:
             Member(
                 sample_id=single.sample_ids[0],
                 payload=single,
+                tokens=tokens,
                 deadline_s=now_s + remaining_s,
                 reserve_s=call.reserve_s,
                 origin=opened,
                 probe=call.probe,
             )
-            for single, remaining_s in zip(singles, call.remaining_s, strict=True)
+            for single, tokens, remaining_s in zip(
+                singles, call.piece.lengths_B.tolist(), call.remaining_s, strict=True
+            )
         ]

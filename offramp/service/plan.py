@@ -127,7 +127,8 @@ def _on_clock(figures: Evaluation, scale: float) -> Evaluation:
 
 
 def _given_plan(parts: ServiceParts, path: Path) -> Plan:
-    plan = read_plan(path, ModelShape(num_blocks=parts.card.num_blocks, ramps=parts.card.ramps))
+    card = parts.card
+    plan = read_plan(path, ModelShape(num_blocks=card.num_blocks, ramps=card.ramps, has_tokens=card.has_tokens))
     policy = plan.policy or parts.exits.policy
     with parts.source.said_at(("planner", "plan")):
         missing = lacking(_used(plan), parts.inventory)

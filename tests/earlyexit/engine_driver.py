@@ -42,6 +42,8 @@ class Arrival:
     deadline_s: float = math.inf
     reserve_s: float = 0.0
     fallback: tuple[Split, ...] = ()
+    tokens: tuple[int, ...] = ()
+    """Of each; left out: 1."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,12 @@ def _members(arrival: Arrival) -> list[Member[None]]:
         Member(
             sample_id=name,
             payload=None,
+            tokens=tokens,
             deadline_s=arrival.deadline_s,
             reserve_s=arrival.reserve_s,
             probe=name.isupper(),
         )
-        for name in arrival.names
+        for name, tokens in zip(arrival.names, arrival.tokens or (1,) * len(arrival.names), strict=True)
     ]
 
 
@@ -135,8 +138,10 @@ def names(members: Sequence[Member[None]]) -> str:
     return " ".join(member.sample_id for member in members)
 
 
-def member(name: str, *, deadline_s: float = math.inf, origin: object = None) -> Member[None]:
-    return Member(sample_id=name, payload=None, deadline_s=deadline_s, origin=origin, probe=name.isupper())
+def member(name: str, *, tokens: int = 1, deadline_s: float = math.inf, origin: object = None) -> Member[None]:
+    return Member(
+        sample_id=name, payload=None, tokens=tokens, deadline_s=deadline_s, origin=origin, probe=name.isupper()
+    )
 
 
 def two_splits(*, dispatch: Dispatch = "work-conserving", leave: Mapping[int, str] | None = None) -> Driver:

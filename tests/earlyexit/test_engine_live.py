@@ -221,7 +221,10 @@ Plans = list[tuple[Split, ...]]
 def hosted(draw: st.DrawFn) -> tuple[Split, ...]:
     """Consecutive splits of some blocks, or none at all."""
     bounds = sorted(draw(st.sets(st.integers(0, NUM_BLOCKS), max_size=4)))
-    return tuple(Split(first=first, end=end, batch=draw(st.integers(1, 4))) for first, end in pairwise(bounds))
+    return tuple(
+        Split(first=first, end=end, batch=draw(st.integers(1, 4)), tokens=draw(st.none() | st.integers(1, 20)))
+        for first, end in pairwise(bounds)
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -237,7 +240,13 @@ def test_every_member_runs_every_block_once_or_is_dropped_once_however_plans_cha
     rng = random.Random(seed)
     engine = BatchEngine[int](plans[0], TableTimes(EVERY_BLOCK), dispatch=dispatch)
     arriving = [
-        Member(sample_id=str(k), payload=block, deadline_s=rng.uniform(5, 40) if hurried else math.inf, probe=probe)
+        Member(
+            sample_id=str(k),
+            payload=block,
+            tokens=rng.randint(1, 12),
+            deadline_s=rng.uniform(5, 40) if hurried else math.inf,
+            probe=probe,
+        )
         for k, (block, probe, hurried) in enumerate(entries)
     ]
     following = plans[1:]
@@ -266,6 +275,8 @@ def test_every_member_runs_every_block_once_or_is_dropped_once_however_plans_cha
             if following and rng.random() < 0.3:  # while it runs
                 engine.follow(following.pop(), dispatch)
             assert len(batch.members) <= batch.split.batch
+            num_tokens = sum(each.tokens for each in batch.members)
+            assert len(batch.members) == 1 or num_tokens <= (batch.split.tokens or math.inf)
             now_s += 1.0
             engine.finished(batch, first_s=1.0, total_s=1.0)
             for each in batch.members:

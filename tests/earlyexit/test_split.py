@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from earlyexit.errors import PlanError
-from earlyexit.split import Split
+from earlyexit.split import Budget, Split
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,26 @@ def test_splits_that_contradict_themselves_are_refused(
 ) -> None:
     with pytest.raises(PlanError, match=message):
         Split(first=first, end=end, batch=batch, ramps=ramps)
+
+
+def test_a_budget_of_no_tokens_is_refused() -> None:
+    with pytest.raises(PlanError, match="tokens must be at least 1, not 0"):
+        Split(first=0, end=2, batch=1, tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_inputs", "num_tokens", "more", "expected"),
+    [
+        pytest.param(None, 3, 900, 900, True, id="inputs alone"),
+        pytest.param(None, 4, 4, 1, False, id="as many inputs as it takes"),
+        pytest.param(10, 2, 7, 3, True, id="exactly full"),
+        pytest.param(10, 2, 7, 4, False, id="one token too many"),
+        pytest.param(10, 0, 0, 11, True, id="a larger one, alone"),
+    ],
+)
+def test_a_budget_has_room_while_inputs_and_tokens_fit(
+    tokens: int | None, num_inputs: int, num_tokens: int, more: int, expected: bool
+) -> None:
+    budget = Split(first=0, end=2, batch=4, tokens=tokens).budget
+    assert budget == Budget(inputs=4, tokens=tokens)
+    assert budget.room_for(num_inputs, num_tokens, more) == expected

@@ -77,6 +77,10 @@ def test_a_plan_is_read_from_json_whose_keys_are_strings(tmp_path: Path) -> None
         pytest.param(PLAN, id="two stages"),
         pytest.param(PLAN.with_after_answer("stay"), id="two stages whose inputs stay"),
         pytest.param(PLAN.with_overlap(4), id="two stages whose batches overlap"),
+        pytest.param(
+            Plan(stages=(Stage(device="cpu", replicas=1, splits=(Split(first=0, end=6, batch=64, tokens=512),)),)),
+            id="a budget of tokens",
+        ),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(thresholds=0.4), epoch=7), id="one threshold"),
         pytest.param(Plan(stages=PLAN.stages[:1], policy=PolicySpec(name="patience", patience=3)), id="patience"),
         pytest.param(
@@ -225,3 +229,21 @@ def test_a_policy_alone_is_read_back_and_refused_by_the_name_of_its_place() -> N
         parse_policy([])
     with pytest.raises(PlanError, match=r"^control\.policy:1: votes: "):
         parse_policy({"name": "voting", "votes": 0}, where="control.policy")
+
+
+def test_a_plan_without_token_budgets_does_not_speak_of_them() -> None:
+    assert "tokens" not in json.dumps(plan_document(PLAN))
+
+
+def test_a_plan_with_token_budgets_is_refused_for_a_model_without_tokens(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD.replace("batch: 32,", "batch: 32, tokens: 256,"))
+    assert read_plan(path, SHAPE).splits[0].tokens == 256
+    images = ModelShape(num_blocks=6, ramps=(0, 1, 2, 3, 4), has_tokens=False)
+    with pytest.raises(PlanError, match=r"plan\.yaml:12: tokens: 256: .* have no tokens"):
+        read_plan(path, images)
+
+
+def test_a_budget_of_no_tokens_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD.replace("batch: 32,", "batch: 32, tokens: 0,"))
+    with pytest.raises(PlanError, match=r"plan\.yaml:12: .*tokens"):
+        read_plan(path, SHAPE)
