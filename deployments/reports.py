@@ -32,6 +32,8 @@ class IngressReport:
     arrived: int
     """Inputs of well-formed requests, refused ones too."""
     answered: int
+    answered_tokens: int = 0
+    """Of these inputs; as many where inputs have no tokens."""
     in_slo: int
     """Answers that came within the SLO; all of them where there is none."""
     exits: dict[int, int]

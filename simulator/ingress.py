@@ -123,8 +123,8 @@ class SimulatedIngress:
 
     def go(self, trip: Trip, block: int, delay_s: float) -> bool:
         """Have a call take its way; False where its slot has no replica."""
-        leg, weight = trip.leg, len(trip.members)
-        replica = leg.transport.choose(self.index, weight, leg.batch_at(block))
+        trip.weight, batch = trip.leg.weigh(block, trip.flights)
+        replica = trip.leg.transport.choose(self.index, trip.weight, batch)
         if replica is None:
             return False
         trip.replica = replica
@@ -220,7 +220,7 @@ class SimulatedIngress:
     def _end(self, trip: Trip) -> None:
         if trip.replica is not None and trip in trip.replica.trips:
             trip.replica.trips.remove(trip)
-            trip.leg.transport.done(self.index, trip.replica, len(trip.members))
+            trip.leg.transport.done(self.index, trip.replica, trip.weight)
         trip.members = ()  # they know it too, and nobody collects cycles here
 
     def _wake(self, wake_s: float) -> bool:

@@ -51,14 +51,14 @@ class Slot:
                 self._open(replica)
 
     def choose(self, ingress: int, weight: int, batch: int) -> SimulatedReplica | None:
-        """The replica for a call of `weight` inputs, whose load is counted from now on; None where there is none."""
+        """The replica for a call of such a weight, which it has from now on; None where there is none."""
         if not self.replicas:
             return None
         router = self.routers[ingress]
         if len(router):
             return self.replicas[router.take(weight, batch)]
         replicas = list(self.replicas.values())  # all are avoided: those are all there is
-        loads = [sum(len(trip.members) for trip in each.trips if trip.ingress.index == ingress) for each in replicas]
+        loads = [sum(trip.weight for trip in each.trips if trip.ingress.index == ingress) for each in replicas]
         return replicas[fill_first(loads, weight, batch, router.phase)[0]]
 
     def withdraw(self, trip: object) -> None:
@@ -78,4 +78,4 @@ class Slot:
         for router in self.routers:
             router.add(replica.index)
         for trip in replica.trips:  # one that works again may not have ended all that it had
-            self.routers[trip.ingress.index].load(replica.index, len(trip.members))
+            self.routers[trip.ingress.index].load(replica.index, trip.weight)

@@ -51,12 +51,14 @@ class Holder(Protocol):
 class Trip(Call[int, Any]):
     """A call and what its ingress knows of its way; its members' `origin` until it has another."""
 
-    __slots__ = ("ingress", "members", "replica")
+    __slots__ = ("ingress", "members", "replica", "weight")
 
     ingress: Door
     members: Sequence[Input]
     replica: Holder | None
     """None until there is one for it."""
+    weight: int
+    """What its ingress counts it as, once it is on its way (`weight_of`)."""
 
     def begin(self, ingress: Door, members: Sequence[Input]) -> None:
         """Have these members, from the ingress whose call it is."""

@@ -81,7 +81,7 @@ class _AnswersAtOnce:
     """A stage that knows every answer."""
 
     async def call(
-        self, call: StageCall, *, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
     ) -> None:
         await asyncio.sleep(0)
         timing = Timing(queue_s=0.0, compute_s=0.0)

@@ -7,12 +7,17 @@ with every one in time, down with every late one, so that at rest one in a few h
 of a quantile, Robbins and Monro 1951). Nothing is assumed of why they are late: stages that share their processors with
 other work, or a plan that promised too much, move the limit like a lost replica does.
 
+What is counted is what inputs cost: under a plan whose batches tokens bound, their tokens, under any other 1 each. So a
+long input pays for itself, and nobody is refused for being behind a few short ones; where all are equally long, both
+ways of counting decide the same.
+
 (Clockwork, whose rule E3 takes, knows every execution's time beforehand. Where inputs leave early nobody does.)
 """
 
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 from optimizer.plan import Plan
 
@@ -34,7 +39,7 @@ done about it is seen no sooner."""
 RISE = 0.00025
 """Share of the limit that an input in time adds: at rest one late input makes up for FALL / RISE in time."""
 MOST_RISE = 0.03
-"""Inputs that it adds at most. As many as the limit are answered within an SLO, so this is a share of it per SLO: where
+"""Of such an input that it adds at most. As many as the limit are answered within an SLO, so this is a share of it per SLO: where
 thousands are, the first late one is seen long after the limit was passed."""
 LEAP = 2.0
 """What a limit is multiplied by at most, once a window, if inputs were refused while the slowest had time to spare."""
@@ -48,6 +53,19 @@ PLANNED_SHARE = (1 / 16, 4.0)
 """Bounds of what another plan's limit begins at, over what it says: beyond, the two have nothing in common."""
 
 
+class Costly(Protocol):
+    """An input that had others before it."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def ahead(self) -> int: ...
+
+    @property
+    def ahead_tokens(self) -> int: ...
+
+
 class Admission:
     """What one ingress may have inside; times are the caller's, and never go back."""
 
@@ -56,8 +74,8 @@ class Admission:
         self._slo_s = slo_s
         self._num_ingresses = num_ingresses
         self._counted_on_s = (1 - SAFETY) * slo_s
-        self._filling = self._filling_of(plan)
-        self._planned = self._limit = self._planned_limit(plan)
+        self._begin(plan, None)
+        self._limit = self._planned
         self._seen = 0.0
         self._late = 0.0
         """Of what was seen."""
@@ -71,35 +89,46 @@ class Admission:
 
     @property
     def limit(self) -> float:
-        """Inputs that may be unanswered at once; infinite while nothing is known of the service."""
+        """What all that are unanswered at once may cost; infinite while nothing is known of the service."""
         return self._limit
 
-    def follow(self, plan: Plan) -> None:
-        """Another plan: its limit is expected to be as far from what it says as the last one's was."""
-        self._filling = self._filling_of(plan)
-        planned = self._planned_limit(plan)
-        if math.isfinite(planned) and math.isfinite(self._planned):
+    def cost_of(self, flight: Costly) -> tuple[int, int]:
+        """What was unanswered when an input arrived, and what it costs itself, as is counted now."""
+        return (flight.ahead_tokens, flight.tokens) if self.counts_tokens else (flight.ahead, 1)
+
+    def follow(self, plan: Plan, tokens_per_input: float | None = None) -> None:
+        """Another plan: its limit is expected to be as far from what it says as the last one's was.
+
+        `tokens_per_input`: of those that came; None where none did.
+        """
+        before, counted_tokens = self._planned, self.counts_tokens
+        self._begin(plan, tokens_per_input)
+        if math.isfinite(self._planned) and math.isfinite(before):
             least, most = PLANNED_SHARE
-            self._limit = max(self._filling, planned * min(max(self._limit / self._planned, least), most))
-        elif math.isfinite(planned):
-            self._limit = planned
-        self._planned = planned
+            self._limit = max(self._filling, self._planned * min(max(self._limit / before, least), most))
+        elif math.isfinite(self._planned):
+            self._limit = self._planned
+        elif counted_tokens != self.counts_tokens:
+            self._limit *= _change_of_unit(tokens_per_input, to_tokens=self.counts_tokens)
+        if counted_tokens != self.counts_tokens:
+            self._fallen_s = -math.inf
         self._seen = self._late = self._slowest_s = 0.0
 
-    def late_s(self, num_inputs: int, left_s: float, *, unanswered: int, now_s: float) -> float:
+    def late_s(self, cost: float, left_s: float, *, unanswered: float, now_s: float) -> float:
         """By how much a request that has `left_s` would be late, counted as refused if it would be; 0: begin it.
 
-        An idle service begins everything, so nothing learnt can keep it idle.
+        `unanswered`: what is inside costs so much. An idle service begins everything, so nothing learnt can keep it
+        idle, and nothing is too long for ever.
         """
         self._look_back(now_s)
-        too_many = unanswered + num_inputs - self._limit * left_s / self._slo_s
+        too_many = unanswered + cost - self._limit * left_s / self._slo_s
         if not unanswered or too_many <= 0:
             return 0.0
         self._refused = True
         return too_many * self._slo_s / self._limit
 
-    def answered(self, latency_s: float, ahead: int, now_s: float) -> None:
-        """An input that went as deep as inputs go took so long; `ahead` were unanswered when it arrived."""
+    def answered(self, latency_s: float, ahead: float, cost: float, now_s: float) -> None:
+        """An input that went as deep as inputs go took so long; see `cost_of`."""
         self._look_back(now_s)
         self._seen += 1
         is_contested = ahead >= CONTESTED * self._limit
@@ -108,32 +137,40 @@ class Admission:
             if is_contested or self._late > LATE_SHARE * self._seen:
                 self._fall(ahead, now_s)
         elif is_contested:
-            self._limit += min(RISE * self._limit, MOST_RISE)
+            self._limit += min(RISE * self._limit, MOST_RISE * cost)
         if is_contested:
             self._slowest_s = max(self._slowest_s, latency_s)
 
-    def given_up(self, waited_s: float, ahead: int, now_s: float) -> None:
+    def given_up(self, waited_s: float, ahead: float, cost: float, now_s: float) -> None:
         """An input was given up for its deadline. One sooner than the SLO says nothing of what the SLO allows."""
         if waited_s >= self._counted_on_s:
-            self.answered(waited_s, ahead, now_s)
+            self.answered(waited_s, ahead, cost, now_s)
 
-    def _planned_limit(self, plan: Plan) -> float:
+    def _begin(self, plan: Plan, tokens_per_input: float | None) -> None:
+        """What the plan says: how costs are counted, and where the limit begins."""
+        self.counts_tokens = any(split.tokens is not None for split in plan.splits)
+        expected = plan.predicted.get("tokens_per_input") or tokens_per_input
+        mean_cost = expected if self.counts_tokens else 1.0
+        self._filling = self._filling_of(plan, mean_cost or 1.0)
         # A plan that somebody wrote by hand may predict nothing, or a rate of zero: that is not known either.
-        rate_per_s = plan.predicted.get("rate_per_s") or math.inf
-        return max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
+        rate_per_s = (plan.predicted.get("rate_per_s") or math.inf) * (mean_cost or math.inf)
+        self._planned = max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
 
-    def _filling_of(self, plan: Plan) -> float:
+    def _filling_of(self, plan: Plan, mean_cost: float) -> float:
         """What the limit never falls below.
 
         Stages that wait for full batches need one per replica. With fewer inside all wait as long as they may, so that
         the service is slow because little is let in, and little is let in because it is slow.
         """
         if plan.dispatch != "deferred":
-            return 1.0
-        one_each = sum(stage.replicas * max(split.batch for split in stage.splits) for stage in plan.stages)
-        return max(1.0, one_each / self._num_ingresses)
+            return mean_cost
+        one_each = sum(
+            stage.replicas * max(split.tokens or split.batch * mean_cost for split in stage.splits)
+            for stage in plan.stages
+        )
+        return max(mean_cost, one_each / self._num_ingresses)
 
-    def _fall(self, ahead: int, now_s: float) -> None:
+    def _fall(self, ahead: float, now_s: float) -> None:
         if math.isinf(self._limit):
             self._limit = max(self._filling, ahead)
         if now_s >= self._fallen_s:
@@ -151,3 +188,10 @@ class Admission:
         self._refused, self._slowest_s = False, 0.0
         seconds, slos = WINDOW
         self._window_ends_s = now_s + max(seconds, slos * self._slo_s)
+
+
+def _change_of_unit(tokens_per_input: float | None, *, to_tokens: bool) -> float:
+    """Where nothing came yet, nothing is known in the other unit."""
+    if tokens_per_input is None:
+        return math.inf
+    return tokens_per_input if to_tokens else 1 / tokens_per_input

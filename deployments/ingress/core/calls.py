@@ -26,6 +26,8 @@ class Calls(Generic[I, W]):
         self.itinerary = itinerary
         self.least: float = 1
         """New inputs that must wait for a call to be made."""
+        self.least_tokens: float = math.inf
+        """Or else so many tokens."""
         self._make = make
         self._calls_per_replica = calls_per_replica
         self._kept_s = kept_s
@@ -84,8 +86,8 @@ class Calls(Generic[I, W]):
     def _count_unheard(self, slot: str, change: int) -> None:
         self._unheard[slot] += change
         first = self.itinerary.first
-        self.least = least_to_call(
-            first.batches[0],
+        self.least, self.least_tokens = least_to_call(
+            first.budgets[0],
             unheard=self._unheard[first.slot],
             replicas=first.stage.replicas,
             calls_per_replica=self._calls_per_replica,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from itertools import compress
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, compress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.itinerary import Leg
 from earlyexit.errors import OfframpError
+from earlyexit.split import Budget
 
 I = TypeVar("I")  # noqa: E741 # an input, as whoever drives the core knows it
 W = TypeVar("W")
@@ -18,23 +19,63 @@ W = TypeVar("W")
 class Flight(Generic[I]):
     """One input until it has its outcome; it keeps what its owner gave, so that it can start again."""
 
-    __slots__ = ("ahead", "arrived_s", "attempt", "deadline_s", "holder", "input", "settled")
+    __slots__ = (
+        "ahead",
+        "ahead_tokens",
+        "arrived_s",
+        "attempt",
+        "deadline_s",
+        "holder",
+        "input",
+        "settled",
+        "tokens",
+    )
 
-    def __init__(self, given: I, arrived_s: float, deadline_s: float, ahead: int) -> None:
+    def __init__(
+        self, given: I, arrived_s: float, deadline_s: float, ahead: int, tokens: int = 1, ahead_tokens: int = 0
+    ) -> None:
         self.input = given
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
+        self.tokens = tokens
+        """Its length, which is what it costs; 1 where inputs have none."""
         self.ahead = ahead
         """Inputs that had no outcome when it arrived."""
+        self.ahead_tokens = ahead_tokens
+        """Of these."""
         self.attempt = 0
         self.settled = False
         self.holder: Call[I, Any] | Pause[I] | None = None
         """What has it; None of one that waits to be sent, and of one that is over."""
 
     @property
+    def since_s(self) -> float:
+        """Since when it waits."""
+        return self.arrived_s
+
+    @property
     def is_waiting(self) -> bool:
         """Whether it waits to be sent."""
         return self.holder is None and not self.settled
+
+
+Tokens = Sequence[int] | None
+"""The lengths of a request's inputs, one each; None where inputs have none."""
+
+
+def flights_of(
+    inputs: Sequence[I], tokens: Tokens, arrived_s: float, deadline_s: float, ahead: int, ahead_tokens: int
+) -> list[Flight[I]]:
+    """A request's inputs."""
+    if len(inputs) == 1:  # as most requests have, and a comprehension costs as much as the flight
+        return [Flight(inputs[0], arrived_s, deadline_s, ahead, 1 if tokens is None else tokens[0], ahead_tokens)]
+    if tokens is None:
+        tokens = (1,) * len(inputs)
+    before = accumulate(tokens, initial=ahead_tokens)
+    return [
+        Flight(each, arrived_s, deadline_s, ahead + k, size, so_far)
+        for k, (each, size, so_far) in enumerate(zip(inputs, tokens, before, strict=False))
+    ]
 
 
 Flights = Sequence[Flight[I]]
@@ -114,28 +155,47 @@ MANY_GONE = 64
 class Line(Generic[I]):
     """Inputs that wait to be sent, in the order in which they go."""
 
-    __slots__ = ("_flights", "length")
+    __slots__ = ("_flights", "length", "tokens")
 
     def __init__(self) -> None:
         self.length = 0
+        self.tokens = 0
+        """Of all who wait."""
         self._flights: deque[Flight[I]] = deque()
         """Those that were settled meanwhile are passed over when their turn comes."""
 
     def join(self, flights: Sequence[Flight[I]]) -> None:
         self._flights.extend(flights)
         self.length += len(flights)
+        self.tokens += flights[0].tokens if len(flights) == 1 else sum([flight.tokens for flight in flights])
 
     def return_to_front(self, flights: Sequence[Flight[I]]) -> None:
         """Wait before all others, in this order."""
         self._flights.extendleft(reversed(flights))
         self.length += len(flights)
+        self.tokens += sum([flight.tokens for flight in flights])
 
-    def leave(self, batch: int) -> list[Flight[I]]:
-        """The next ones, at most `batch`."""
-        flights, number = self._flights, min(batch, self.length)
-        are_gone = self.length < len(flights)
-        self.length -= number
-        if not are_gone:
+    def __iter__(self) -> Iterator[Flight[I]]:
+        """Those who wait, the next one first."""
+        return (flight for flight in self._flights if not flight.settled)
+
+    def leave(self, budget: Budget) -> list[Flight[I]]:
+        """The next ones, as many as a batch holds: at least one, if anybody waits."""
+        leaving = self._first(budget.inputs) if budget.tokens is None else self._first_within(budget)
+        self.length -= len(leaving)
+        self.tokens -= sum([flight.tokens for flight in leaving])
+        return leaving
+
+    def clear(self) -> list[Flight[I]]:
+        """Everybody, who waits no more."""
+        waiting = list(self)
+        self.length = self.tokens = 0
+        self._flights.clear()
+        return waiting
+
+    def _first(self, most: int) -> list[Flight[I]]:
+        flights, number = self._flights, min(most, self.length)
+        if self.length == len(flights):  # nobody was settled here
             return [flights.popleft() for _ in range(number)]
         leaving: list[Flight[I]] = []
         while len(leaving) < number:
@@ -144,15 +204,24 @@ class Line(Generic[I]):
                 leaving.append(flight)
         return leaving
 
-    def clear(self) -> list[Flight[I]]:
-        """Everybody, who waits no more."""
-        waiting = self.leave(self.length)
-        self._flights.clear()
-        return waiting
+    def _first_within(self, budget: Budget) -> list[Flight[I]]:
+        flights, number = self._flights, self.length
+        leaving: list[Flight[I]] = []
+        tokens = 0
+        while len(leaving) < number:
+            flight = flights[0]
+            if not flight.settled:
+                if not budget.room_for(len(leaving), tokens, flight.tokens):
+                    break
+                leaving.append(flight)
+                tokens += flight.tokens
+            flights.popleft()
+        return leaving
 
-    def forget(self, number: int) -> None:
-        """So many that wait here were settled just now."""
-        self.length -= number
+    def forget(self, gone: Sequence[Flight[I]]) -> None:
+        """These, who waited here, were settled just now."""
+        self.length -= len(gone)
+        self.tokens -= sum([flight.tokens for flight in gone])
         flights = self._flights
         while flights and flights[0].settled:
             flights.popleft()

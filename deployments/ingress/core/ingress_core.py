@@ -26,6 +26,7 @@ from deployments.ingress.core.flights import (
     Pause,
     Retried,
     SendCall,
+    Tokens,
     W,
     picked,
 )
@@ -115,7 +116,7 @@ class IngressCore(Generic[I, W]):
     @property
     def is_due(self) -> bool:
         """Whether a call would be made now."""
-        return self._line.length >= self._calls.least
+        return self._line.length >= self._calls.least or self._line.tokens >= self._calls.least_tokens
 
     # Plans
 
@@ -141,7 +142,8 @@ class IngressCore(Generic[I, W]):
     def check(self, num_inputs: int, deadline_s: float, now_s: float, *, num_coming: int = 0) -> None:
         """Refuse a request before work is spent on it: raises AdmissionError or StageUnavailableError.
 
-        `num_coming`: inputs that were let in before and are still to be submitted.
+        `num_coming`: inputs that were let in before and are still to be submitted. How long inputs are shows later:
+        where that counts, `submit` looks again.
         """
         if self.suspended is not None:
             self.refuse(self._no_plan(), num_inputs)
@@ -151,23 +153,21 @@ class IngressCore(Generic[I, W]):
         """Count the inputs of a request that is never submitted; raises the error."""
         self._outcomes.refuse(error, num_inputs)
 
-    def submit(self, inputs: Sequence[I], *, arrived_s: float, deadline_s: float, now_s: float) -> list[Flight[I]]:
+    def submit(
+        self, inputs: Sequence[I], *, tokens: Tokens = None, arrived_s: float, deadline_s: float, now_s: float
+    ) -> list[Flight[I]]:
         """Take a request's inputs, all or none.
 
         `arrived_s`: since when its owner waits. Raises OverloadedError when too many have no outcome already,
-        StageUnavailableError where there is no plan, InputError for a request that could never fit.
+        StageUnavailableError where there is no plan, InputError for a request that could never fit, AdmissionError
+        where the plan counts tokens and so many cannot be in time.
         """
         outcomes, number = self._outcomes, len(inputs)
-        unanswered = outcomes.num_unanswered
         if self.suspended is not None:
             outcomes.refuse(self._no_plan(), number)
-        if unanswered + number > self._rules.max_queued:
+        if outcomes.num_unanswered + number > self._rules.max_queued:
             outcomes.refuse_overload(number, self._rules.max_queued, now_s)
-        if number == 1:  # as most requests are, and a comprehension costs as much as the flight
-            flights = [Flight(inputs[0], arrived_s, deadline_s, unanswered)]
-        else:
-            flights = [Flight(each, arrived_s, deadline_s, unanswered + k) for k, each in enumerate(inputs)]
-        outcomes.arrive(number)
+        flights = outcomes.take(inputs, tokens, arrived_s, deadline_s, now_s)
         self._line.join(flights)
         if deadline_s < math.inf:
             self._agenda.deadlines.add(deadline_s, flights)
@@ -186,8 +186,8 @@ class IngressCore(Generic[I, W]):
         actions: Actions = []
         leg, book, share = self.itinerary.first, self._probes, self._rules.probe_share
         unseen: Watch | None = "stay" if self.itinerary.stays else None
-        while self._line.length >= self._calls.least:
-            flights = self._line.leave(leg.batches[0])
+        while self.is_due:
+            flights = self._line.leave(leg.budgets[0])
             watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
             actions.append(SendCall(call, 0, None))
@@ -341,8 +341,8 @@ class IngressCore(Generic[I, W]):
 
     def _drop(self, flights: Flights[I], reason: str, error: OfframpError | None, now_s: float) -> Actions:
         """Inputs get no answer, wherever they are."""
-        num_waiting = sum([flight.is_waiting for flight in flights])
+        waiting = [flight for flight in flights if flight.is_waiting]
         actions = self._outcomes.drop(flights, reason, error, now_s)
-        if num_waiting:
-            self._line.forget(num_waiting)
+        if waiting:
+            self._line.forget(waiting)
         return actions

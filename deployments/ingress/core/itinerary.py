@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from deployments.ingress.core.routing import weight_of
 from deployments.messages import Assignment
 from earlyexit.errors import PlanError
+from earlyexit.split import Budget
 from optimizer.placement import PlacedPlan
 from optimizer.plan import Stage
 
@@ -17,6 +19,13 @@ W = TypeVar("W")
 
 SMOOTHING = 0.1
 """Weight of the newest call in what a stage is expected to take."""
+
+
+class Sized(Protocol):
+    """An input, as far as it fills a batch."""
+
+    @property
+    def tokens(self) -> int: ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -29,8 +38,8 @@ class Leg(Generic[W]):
     assignment: Assignment
     """Made once per plan: every call to the stage carries it."""
     transport: W
-    batches: tuple[int, ...]
-    """Of the splits, by the stage's blocks."""
+    budgets: tuple[Budget, ...]
+    """Of the splits' batches, by the stage's blocks."""
     expected_s: float
     """What a call takes until its inputs are answered or go on; 0 while nothing is known."""
 
@@ -42,9 +51,11 @@ class Leg(Generic[W]):
     def num_blocks(self) -> int:
         return self.stage.end - self.stage.first
 
-    def batch_at(self, block: int) -> int:
-        """The batch of the split that runs a block."""
-        return self.batches[block - self.stage.splits[0].first]
+    def weigh(self, block: int, inputs: Sequence[Sized]) -> tuple[int, int]:
+        """What inputs that wait for a block weigh, as one piece, and what a full batch there does; see `weight_of`."""
+        budget = self.budgets[block - self.stage.splits[0].first]
+        tokens = 0 if budget.tokens is None else sum([each.tokens for each in inputs])
+        return weight_of(budget, len(inputs), tokens)
 
     def learn(self, took_s: float) -> None:
         """Take note of a part of a call's reply, in which inputs were answered or go on."""
@@ -105,7 +116,7 @@ def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: Itinerary[W
             stage=stage,
             assignment=Assignment.of(plan, stage),
             transport=transports[slot],
-            batches=tuple(split.batch for split in stage.splits for _ in range(split.first, split.end)),
+            budgets=tuple(split.budget for split in stage.splits for _ in range(split.first, split.end)),
             expected_s=sum(block_s[stage.first : stage.end]),
         )
         for index, (slot, stage) in enumerate(zip(placed.slots, plan.stages, strict=True))

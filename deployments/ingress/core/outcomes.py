@@ -14,7 +14,18 @@ from typing import Any, NoReturn
 import numpy as np
 
 from deployments.ingress.core.admission import Admission
-from deployments.ingress.core.flights import Actions, Answered, Call, Dropped, Flight, Flights, picked
+from deployments.ingress.core.flights import (
+    Actions,
+    Answered,
+    Call,
+    Dropped,
+    Flight,
+    Flights,
+    I,
+    Tokens,
+    flights_of,
+    picked,
+)
 from deployments.ingress.core.itinerary import Itinerary
 from deployments.ingress.core.probes import ProbeBook
 from deployments.ingress.core.rules import Rules
@@ -58,8 +69,11 @@ class IngressCounts:
         self._slo_s = math.inf if slo_s is None else slo_s
         self.arrived = 0
         self.answered = 0
+        self.answered_tokens = 0
+        """Of the answered."""
         self.exits: Counter[int] = Counter()
         self.drops: Counter[str] = Counter()
+        self._taken = self._taken_tokens = 0
         self._in_slo = 0
         self._latencies: Counter[int] = Counter()
         self._uncounted_s = array("d")
@@ -77,12 +91,24 @@ class IngressCounts:
 
     def totals(self) -> dict[str, Any]:
         """All of them, by the names that an `IngressReport` has for them."""
-        plain = {"arrived": self.arrived, "answered": self.answered, "in_slo": self.in_slo}
+        plain = {name: getattr(self, name) for name in ("arrived", "answered", "answered_tokens", "in_slo")}
         return plain | {"exits": dict(self.exits), "drops": dict(self.drops), "latencies": dict(self.latencies)}
 
-    def answer(self, exit_block: int, latencies_s: Sequence[float], *, by_present_plan: bool) -> None:
-        """Count answers that were given together."""
+    @property
+    def tokens_per_input(self) -> float | None:
+        """Of those that were taken so far; None before the first."""
+        return self._taken_tokens / self._taken if self._taken else None
+
+    def take(self, num_inputs: int, num_tokens: int) -> None:
+        """Count inputs that arrived and were not refused."""
+        self.arrived += num_inputs
+        self._taken += num_inputs
+        self._taken_tokens += num_tokens
+
+    def answer(self, exit_block: int, latencies_s: Sequence[float], num_tokens: int, *, by_present_plan: bool) -> None:
+        """Count answers that were given together, and the tokens of their inputs."""
         self.answered += len(latencies_s)
+        self.answered_tokens += num_tokens
         self._uncounted_s.extend(latencies_s)
         if len(self._uncounted_s) > MOST_UNCOUNTED:
             self._count()
@@ -137,6 +163,8 @@ class Outcomes:
 
     def __init__(self, rules: Rules, plan: Plan, probes: ProbeBook | None) -> None:
         self.num_unanswered = 0
+        self.unanswered_tokens = 0
+        """Of these."""
         self.counts = IngressCounts(rules.slo_s)
         self._admission: Admission | None = None
         if rules.slo_s is not None and rules.admits:
@@ -148,17 +176,43 @@ class Outcomes:
         """Another plan is in force."""
         self.counts.begin_plan()
         if self._admission is not None:
-            self._admission.follow(plan)
+            self._admission.follow(plan, self.counts.tokens_per_input)
 
     def admit(self, num_inputs: int, left_s: float, now_s: float, *, num_coming: int) -> None:
-        """Refuse what cannot be answered in the seconds that are left: raises AdmissionError."""
+        """Refuse what cannot be answered in the seconds that are left: raises AdmissionError.
+
+        Where tokens count, nothing is shorter than one: whoever is refused now would be when its length is known.
+        """
         if self._admission is None:
             return
-        unanswered = self.num_unanswered + num_coming
-        late_s = self._admission.late_s(num_inputs, left_s, unanswered=unanswered, now_s=now_s)
+        if self._admission.counts_tokens:
+            coming = num_coming * (self.counts.tokens_per_input or 1.0)
+            late_s = self._admission.late_s(num_inputs, left_s, unanswered=self.unanswered_tokens + coming, now_s=now_s)
+        else:
+            unanswered = self.num_unanswered + num_coming
+            late_s = self._admission.late_s(num_inputs, left_s, unanswered=unanswered, now_s=now_s)
         if late_s > 0:
-            message = f"no answer is to be had within {left_s:.3g} s now, but {late_s:.3g} s later"
-            self.refuse(AdmissionError(message, retry_after_s=late_s), num_inputs)
+            self._refuse_late(num_inputs, left_s, late_s)
+
+    def take(
+        self, inputs: Sequence[I], tokens: Tokens, arrived_s: float, deadline_s: float, now_s: float
+    ) -> list[Flight[I]]:
+        """A request's inputs; where tokens count, and these are too many to be in time: raises AdmissionError."""
+        num_inputs, num_tokens = len(inputs), len(inputs) if tokens is None else sum(tokens)
+        if self._admission is not None and self._admission.counts_tokens:
+            left_s = deadline_s - now_s
+            late_s = self._admission.late_s(num_tokens, left_s, unanswered=self.unanswered_tokens, now_s=now_s)
+            if late_s > 0:
+                self._refuse_late(num_inputs, left_s, late_s)
+        flights = flights_of(inputs, tokens, arrived_s, deadline_s, self.num_unanswered, self.unanswered_tokens)
+        self.counts.take(num_inputs, num_tokens)
+        self.num_unanswered += num_inputs
+        self.unanswered_tokens += num_tokens
+        return flights
+
+    def _refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
+        message = f"no answer is to be had within {left_s:.3g} s now, but {late_s:.3g} s later"
+        self.refuse(AdmissionError(message, retry_after_s=late_s), num_inputs)
 
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
         """Count inputs that arrived and are not taken; raises the error."""
@@ -178,10 +232,6 @@ class Outcomes:
         message = f"{self.num_unanswered} inputs wait for their answers here, at most {most} are taken"
         self.refuse(OverloadedError(message, retry_after_s=self._rate.seconds_for(self.num_unanswered)), num_inputs)
 
-    def arrive(self, num_inputs: int) -> None:
-        self.counts.arrived += num_inputs
-        self.num_unanswered += num_inputs
-
     def answer(
         self,
         call: Call[Any, Any],
@@ -200,13 +250,13 @@ class Outcomes:
             return []
         for flight in fresh:
             flight.settled = True
-        self.num_unanswered -= len(fresh)
+        num_tokens = self._leave(fresh)
         self._rate.record(len(fresh), now_s)
         latencies_s = [now_s - flight.arrived_s for flight in fresh]
-        self.counts.answer(block, latencies_s, by_present_plan=call.epoch == itinerary.epoch)
+        self.counts.answer(block, latencies_s, num_tokens, by_present_plan=call.epoch == itinerary.epoch)
         if self._admission is not None and block >= itinerary.last_split:
             for flight, latency_s in zip(fresh, latencies_s, strict=True):
-                self._admission.answered(latency_s, flight.ahead, now_s)
+                self._admission.answered(latency_s, *self._admission.cost_of(flight), now_s)
         return [Answered(fresh, block, answers, latencies_s)]
 
     def fail(self, flights: Flights[Any], error: OfframpError, now_s: float) -> Actions:
@@ -222,13 +272,20 @@ class Outcomes:
             self._learn_lateness(fresh, now_s)
         for flight in fresh:
             flight.settled = True
-        self.num_unanswered -= len(fresh)
+        self._leave(fresh)
         self.counts.drops[reason] += len(fresh)
         return [Dropped(fresh, reason, error)]
+
+    def _leave(self, flights: Flights[Any]) -> int:
+        """Inputs have their outcome; how many tokens they have."""
+        num_tokens = sum([flight.tokens for flight in flights])
+        self.num_unanswered -= len(flights)
+        self.unanswered_tokens -= num_tokens
+        return num_tokens
 
     def _learn_lateness(self, flights: Iterable[Flight[Any]], now_s: float) -> None:
         """What was dropped for its deadline would have taken longer still: left out, only the quick would be known."""
         if self._admission is not None:
             for flight in flights:
                 until_s = now_s if math.isinf(flight.deadline_s) else max(now_s, flight.deadline_s)
-                self._admission.given_up(until_s - flight.arrived_s, flight.ahead, now_s)
+                self._admission.given_up(until_s - flight.arrived_s, *self._admission.cost_of(flight), now_s)

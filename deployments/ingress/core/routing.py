@@ -6,22 +6,43 @@ import math
 from bisect import insort
 from collections.abc import Sequence
 
+from earlyexit.split import Budget
+
 Rank = tuple[bool, int, int, int]
+PARTS = 32
+"""Of a batch that tokens bound, as which loads are counted: replicas are told apart as finely as those with batches of
+so many inputs are, and as quickly."""
+MOST_BATCHES = 4
+"""That a piece counts as at most: one input may be a hundred batches long, and nobody has more work ahead than it."""
 
 
-def least_to_call(batch: int, *, unheard: int, replicas: int, calls_per_replica: int) -> float:
-    """How many inputs must wait at the ingress for a call to the first stage to be made; infinite where none is.
+def least_to_call(budget: Budget, *, unheard: int, replicas: int, calls_per_replica: int) -> tuple[float, float]:
+    """How many inputs, or else tokens, must wait at the ingress for a call to the first stage to be made.
 
-    `unheard`: calls to it that nothing has come back from. A call that some replica can start now takes whatever
-    waits; one that will queue behind it must be full.
+    Infinite where none is. `unheard`: calls to it that nothing has come back from. A call that some replica can start
+    now takes whatever waits; one that will queue behind it must be full.
     """
     if unheard < replicas:
-        return 1
-    return batch if unheard < calls_per_replica * replicas else math.inf
+        return 1, math.inf
+    if unheard < calls_per_replica * replicas:
+        return budget.inputs, math.inf if budget.tokens is None else budget.tokens
+    return math.inf, math.inf
+
+
+def weight_of(budget: Budget, num_inputs: int, num_tokens: int) -> tuple[int, int]:
+    """What a piece weighs, and a full batch: inputs or, where tokens bound a batch, parts of it.
+
+    Of those the piece fills as many of the budget's inputs as of its tokens, whichever are more.
+    """
+    if budget.tokens is None:
+        return num_inputs, budget.inputs
+    batch = min(PARTS, budget.tokens)
+    by_inputs, by_tokens = -(-num_inputs * batch // budget.inputs), -(-num_tokens * batch // budget.tokens)
+    return min(max(by_inputs, by_tokens), MOST_BATCHES * batch), batch
 
 
 def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0) -> list[int]:
-    """Replica indices, best first, for a piece of `weight` inputs, given the inputs that each already holds.
+    """Replica indices, best first, for a piece of `weight`, given the weight that each already holds (`weight_of`).
 
     An idle replica first: it starts at once, whatever it gets. Then the one with the fewest whole batches ahead whose
     open batch has room, the fullest first; so batches fill one after the other instead of all a little. Where devices
@@ -36,7 +57,7 @@ def fill_first(loads: Sequence[int], weight: int, batch: int, phase: float = 0.0
 
 
 def rank(load: int, weight: int, batch: int) -> Rank:
-    """The smaller, the better is a replica that holds `load` inputs."""
+    """The smaller, the better is a replica that holds so much."""
     whole, started = divmod(load, batch)
     fits = started + weight <= batch
     return (load > 0, whole if fits else whole + 1, -started if fits else 0, load)
@@ -81,7 +102,7 @@ class FillFirst:
             self._find_first()
 
     def load(self, index: int, weight: int) -> None:
-        """Put `weight` inputs on a replica; a negative weight takes them off. Unknown ones are ignored."""
+        """Put a piece on a replica; a negative weight takes it off. Unknown ones are ignored."""
         before = self._load_of[index] if index < len(self._load_of) else None
         if before is None:
             return
@@ -95,7 +116,7 @@ class FillFirst:
         self._holding[after] |= bit
 
     def take(self, weight: int, batch: int) -> int:
-        """Put `weight` inputs on the replica that `fill_first` puts first, which is given; there must be one."""
+        """Put a piece on the replica that `fill_first` puts first, which is given; there must be one."""
         index = self.choose(weight, batch)
         self.load(index, weight)
         return index

@@ -127,7 +127,11 @@ class Dispatcher:
         ]
         with self._counting_refusals(len(inputs)):
             flights = self.core.submit(
-                queries, arrived_s=now_s if arrived_s is None else arrived_s, deadline_s=deadline_s, now_s=now_s
+                queries,
+                tokens=[encoded.length for _, encoded in inputs],
+                arrived_s=now_s if arrived_s is None else arrived_s,
+                deadline_s=deadline_s,
+                now_s=now_s,
             )
         self._serial += len(inputs)
         self._plan_turn()
@@ -228,11 +232,10 @@ class Dispatcher:
     async def _carry(self, call: LiveCall, stage_call: StageCall) -> None:
         """Have a stage run a call; what it leaves unsettled, because it or the way to it failed, starts again."""
         flights = dict(zip(stage_call.piece.sample_ids, call.flights, strict=True))
-        batch, avoided = call.leg.batch_at(stage_call.piece.next_block), self.core.itinerary.avoided
+        weight, batch = call.leg.weigh(stage_call.piece.next_block, call.flights)
+        avoided, take = self.core.itinerary.avoided, partial(self._take, call, flights)
         try:
-            await call.leg.transport.call(
-                stage_call, batch=batch, avoided=avoided, take=partial(self._take, call, flights)
-            )
+            await call.leg.transport.call(stage_call, weight=weight, batch=batch, avoided=avoided, take=take)
         except Exception as error:
             left = call.inside()
             logger.warning("%s failed under %d inputs of %s: %r", call.leg.slot, len(left), _requests_of(left), error)

@@ -20,11 +20,11 @@ class Transport(Protocol):
     """One stage, as its callers see it."""
 
     async def call(
-        self, call: StageCall, *, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
     ) -> None:
         """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
 
-        `batch`: what a replica makes of calls; `avoided`: replicas to leave out while there are others. Returns when
+        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `avoided`: replicas to leave out while there are others. Returns when
         all inputs are settled. Raises whatever happens on the way; inputs that no part has settled by then may be sent
         again.
         """
@@ -37,7 +37,7 @@ class _Replica:
 
     link: ReplicaLink
     load: int = 0
-    """Inputs of this ingress's calls that it has."""
+    """Weight of this ingress's calls that it has."""
     position: int = -1
     """Among those that are offered; -1 where it is not."""
 
@@ -69,14 +69,13 @@ class LinkTransport:
         board.follow(tell)
 
     async def call(
-        self, call: StageCall, *, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
     ) -> None:
         if avoided != self._avoided:
             self._avoided = avoided
             self._offer()
         while not self._offered:
             await self._some_offered.wait()
-        weight = len(call.remaining_s)
         replica = self._offered[self._router.take(weight, batch)]
         replica.load += weight
         try:

@@ -67,7 +67,7 @@ def test_how_late_it_would_be_goes_by_the_slo() -> None:
 def test_of_many_ingresses_each_may_have_one_input_inside_however_late_it_is() -> None:
     admission = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=100)
     for second in range(30):
-        admission.answered(1.2, 60, float(second))
+        admission.answered(1.2, 60, 1, float(second))
     assert admission.limit == 1.0
 
 
@@ -85,52 +85,52 @@ def test_an_idle_service_begins_whatever_comes_however_bad_its_name() -> None:
 def test_a_service_of_which_nothing_is_known_begins_everything_until_one_is_late(rate_per_s: float | None) -> None:
     admission = Admission(plan(rate_per_s=rate_per_s), slo_s=1.0, num_ingresses=1)
     assert late(admission, 10_000) == 0.0
-    admission.answered(0.3, 5_000, 0.1)
+    admission.answered(0.3, 5_000, 1, 0.1)
     assert late(admission, 10_000) == 0.0
-    admission.answered(1.3, 300, 0.2)
+    admission.answered(1.3, 300, 1, 0.2)
     assert admission.limit == pytest.approx(300 * (1 - FALL))
 
 
 def test_a_late_input_lowers_the_limit_and_many_in_time_raise_it_again() -> None:
     admission = known()
-    admission.answered(0.95, 60, 0.1)
+    admission.answered(0.95, 60, 1, 0.1)
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
     for _ in range(100):
-        admission.answered(0.85, 60, 0.2)
+        admission.answered(0.85, 60, 1, 0.2)
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL) * (1 + RISE) ** 100)
 
 
 def test_those_late_together_lower_it_once_by_a_bounded_share() -> None:
     admission = known()
     for _ in range(50):
-        admission.answered(1.2, 60, 0.1)
+        admission.answered(1.2, 60, 1, 0.1)
     assert admission.limit == pytest.approx(BEGIN * (1 - DEEPEST_FALL))
     for _ in range(50):
-        admission.answered(1.2, 60, 1.1)  # an SLO later
+        admission.answered(1.2, 60, 1, 1.1)  # an SLO later
     assert admission.limit == pytest.approx(BEGIN * (1 - DEEPEST_FALL) ** 2)
 
 
 def test_an_input_with_little_ahead_says_nothing_of_the_limit() -> None:
     admission = known()
     for _ in range(200):
-        admission.answered(0.2, 10, 0.1)
-    admission.answered(1.2, 10, 0.1)
+        admission.answered(0.2, 10, 1, 0.1)
+    admission.answered(1.2, 10, 1, 0.1)
     assert admission.limit == BEGIN
 
 
 def test_unless_too_many_of_them_are_late() -> None:
     admission = known()
     for _ in range(90):
-        admission.answered(0.2, 10, 0.1)
-    admission.answered(1.2, 10, 0.1)
+        admission.answered(0.2, 10, 1, 0.1)
+    admission.answered(1.2, 10, 1, 0.1)
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
 
 
 def test_one_given_up_at_the_slo_was_late_and_one_with_a_sooner_deadline_says_nothing() -> None:
     admission = known()
-    admission.given_up(0.4, 60, 0.1)
+    admission.given_up(0.4, 60, 1, 0.1)
     assert admission.limit == BEGIN
-    admission.given_up(1.0, 60, 0.1)
+    admission.given_up(1.0, 60, 1, 0.1)
     assert admission.limit == pytest.approx(BEGIN * (1 - FALL))
 
 
@@ -145,14 +145,14 @@ def test_one_given_up_at_the_slo_was_late_and_one_with_a_sooner_deadline_says_no
 def test_inputs_refused_while_the_slowest_had_time_to_spare_let_the_limit_leap(slowest_s: float, times: float) -> None:
     admission = known()
     assert late(admission, BEGIN) > 0.0
-    admission.answered(slowest_s, 60, 0.5)
+    admission.answered(slowest_s, 60, 1, 0.5)
     late(admission, 1, at_s=4.0)
     assert admission.limit == pytest.approx(BEGIN * (1 + RISE) * times)
 
 
 def test_nothing_leaps_where_nothing_was_refused() -> None:
     admission = known()
-    admission.answered(0.3, 60, 0.5)
+    admission.answered(0.3, 60, 1, 0.5)
     late(admission, 1, at_s=4.0)
     assert admission.limit == pytest.approx(BEGIN * (1 + RISE))
 
@@ -160,7 +160,7 @@ def test_nothing_leaps_where_nothing_was_refused() -> None:
 def test_another_plan_begins_as_far_from_what_it_says_as_the_last_one_was() -> None:
     admission = known()
     for _ in range(50):
-        admission.answered(1.2, 60, 0.1)
+        admission.answered(1.2, 60, 1, 0.1)
     admission.follow(plan(rate_per_s=200.0))
     assert admission.limit == pytest.approx(2 * BEGIN * (1 - DEEPEST_FALL))
     admission.follow(plan())
@@ -171,7 +171,7 @@ def test_but_within_bounds_since_it_may_have_nothing_in_common_with_it() -> None
     admission = known()
     for second in range(30):
         for _ in range(50):
-            admission.answered(1.2, 60, float(second))
+            admission.answered(1.2, 60, 1, float(second))
     assert admission.limit == pytest.approx(1.0, abs=0.2)
     admission.follow(plan(rate_per_s=1000.0))
     assert admission.limit == pytest.approx(10 * BEGIN * PLANNED_SHARE[0])
@@ -181,7 +181,7 @@ def test_where_stages_wait_for_full_batches_there_may_be_one_for_every_replica_h
     admission = Admission(plan("deferred", rate_per_s=100.0), slo_s=1.0, num_ingresses=2)
     for second in range(30):
         for _ in range(50):
-            admission.answered(1.2, 60, float(second))
+            admission.answered(1.2, 60, 1, float(second))
     assert admission.limit == pytest.approx((2 * 8 + 8) / 2)
     admission.follow(plan("deferred", rate_per_s=1.0))
     assert admission.limit == pytest.approx((2 * 8 + 8) / 2)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.ingress.core.routing import FillFirst, fill_first, least_to_call
+from deployments.ingress.core.routing import MOST_BATCHES, PARTS, FillFirst, fill_first, least_to_call, weight_of
+from earlyexit.split import Budget
 
 BATCH = 16
 
@@ -43,8 +44,13 @@ def test_pieces_fill_one_batch_after_the_other_once_nobody_is_idle() -> None:
 
 
 def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue() -> None:
-    least = [least_to_call(BATCH, unheard=unheard, replicas=3, calls_per_replica=2) for unheard in range(8)]
-    assert least == [1, 1, 1, BATCH, BATCH, BATCH, math.inf, math.inf]
+    def least(budget: Budget) -> list[tuple[float, float]]:
+        return [least_to_call(budget, unheard=unheard, replicas=3, calls_per_replica=2) for unheard in range(8)]
+
+    any_one, none = (1, math.inf), (math.inf, math.inf)
+    full, full_of_tokens = (BATCH, math.inf), (BATCH, 512)
+    assert least(Budget(inputs=BATCH)) == [any_one] * 3 + [full] * 3 + [none] * 2
+    assert least(Budget(inputs=BATCH, tokens=512)) == [any_one] * 3 + [full_of_tokens] * 3 + [none] * 2
 
 
 Step = tuple[str, int, int, int]

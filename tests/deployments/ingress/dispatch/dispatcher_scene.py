@@ -44,6 +44,7 @@ class StageCallLog:
     """A call to a stage, whose reply the test gives part by part."""
 
     call: StageCall
+    weight: int
     batch: int
     avoided: frozenset[str] = frozenset()
     _parts: asyncio.Queue[Chunk | Exception | None] = field(default_factory=asyncio.Queue)
@@ -117,9 +118,9 @@ class ManualStage:
         self.called = asyncio.Event()
 
     async def call(
-        self, call: StageCall, *, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
+        self, call: StageCall, *, weight: int, batch: int, avoided: frozenset[str], take: Callable[[Chunk], None]
     ) -> None:
-        log = StageCallLog(call, batch, avoided)
+        log = StageCallLog(call, weight, batch, avoided)
         self.calls.append(log)
         self.called.set()
         await log.reply(take)

@@ -25,7 +25,13 @@ class Call:
     def __init__(self, transport: LinkTransport, sample_ids: str, avoided: Sequence[str]) -> None:
         self.parts: list[Chunk] = []
         self.task = asyncio.create_task(
-            transport.call(call_of(sample_ids), batch=BATCH, avoided=frozenset(avoided), take=self.parts.append)
+            transport.call(
+                call_of(sample_ids),
+                weight=len(sample_ids),
+                batch=BATCH,
+                avoided=frozenset(avoided),
+                take=self.parts.append,
+            )
         )
 
     @property
