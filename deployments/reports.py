@@ -27,8 +27,12 @@ class IngressReport:
     """Wall clock."""
     unanswered: int
     """Inputs that wait here or are under way, now."""
+    unanswered_tokens: int = 0
+    """Of these."""
     waiting: int
     """Of these, the inputs that no stage has been sent yet."""
+    oldest_s: dict[int, float] = field(default_factory=dict)
+    """How long the first of these have waited, by the longest that inputs of their class are, in tokens."""
     arrived: int
     """Inputs of well-formed requests, refused ones too."""
     answered: int

@@ -219,7 +219,7 @@ class Ingress(RpcMethods):
 
     async def peek(self) -> IngressReport:
         """The same without what was seen, which is kept here: whoever only looks takes nothing from the controller."""
-        return self._core.peek(time.time())
+        return self._core.peek(self._clock.now_s(), time.time())
 
     def watch(self) -> Viewer:
         return self._feed.join()

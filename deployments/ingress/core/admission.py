@@ -39,8 +39,8 @@ done about it is seen no sooner."""
 RISE = 0.00025
 """Share of the limit that an input in time adds: at rest one late input makes up for FALL / RISE in time."""
 MOST_RISE = 0.03
-"""Of such an input that it adds at most. As many as the limit are answered within an SLO, so this is a share of it per SLO: where
-thousands are, the first late one is seen long after the limit was passed."""
+"""Inputs of its cost that it adds at most. As many as the limit are answered within an SLO, so this is a share of it
+per SLO: where thousands are, the first late one is seen long after the limit was passed."""
 LEAP = 2.0
 """What a limit is multiplied by at most, once a window, if inputs were refused while the slowest had time to spare."""
 SPARE = 0.8

@@ -147,6 +147,19 @@ class Pause(Generic[I]):
         """Those that somebody still waits for."""
         return [flight for flight in self.flights if not flight.settled]
 
+    def end(self) -> list[Flight[I]]:
+        """Those that begin another attempt."""
+        again = self.unsettled()
+        for flight in again:
+            flight.attempt += 1
+            flight.holder = None
+        return again
+
+
+def length_class(tokens: int) -> int:
+    """Inputs whose waits are told together: the power of two that is the longest of them."""
+    return 1 << max(0, tokens - 1).bit_length()
+
 
 MANY_GONE = 64
 """So many in a line are not worth being looked for."""
@@ -178,6 +191,14 @@ class Line(Generic[I]):
     def __iter__(self) -> Iterator[Flight[I]]:
         """Those who wait, the next one first."""
         return (flight for flight in self._flights if not flight.settled)
+
+    def oldest_s(self, now_s: float) -> dict[int, float]:
+        """How long those who have waited longest have, by length class."""
+        since_s: dict[int, float] = {}
+        for flight in self:
+            length = length_class(flight.tokens)
+            since_s[length] = min(since_s.get(length, now_s), flight.since_s)
+        return {length: now_s - first_s for length, first_s in sorted(since_s.items())}
 
     def leave(self, budget: Budget) -> list[Flight[I]]:
         """The next ones, as many as a batch holds: at least one, if anybody waits."""

@@ -99,6 +99,10 @@ class IngressCore(Generic[I, W]):
     def num_waiting(self) -> int:
         return self._line.length
 
+    def oldest_s(self, now_s: float) -> dict[int, float]:
+        """How long who has waited longest to be sent has, by `length_class`."""
+        return self._line.oldest_s(now_s)
+
     @property
     def counts(self) -> IngressCounts:
         return self._outcomes.counts
@@ -280,9 +284,9 @@ class IngressCore(Generic[I, W]):
     def report(self, now_s: float, wall_s: float) -> IngressReport:
         """Everything so far, and what was seen of inputs. `now_s` and `wall_s`: this moment, on both clocks."""
         probes = None if self._probes is None else self._probes.hand_over(wall_s - now_s)
-        return replace(self.peek(wall_s), probes=probes)
+        return replace(self.peek(now_s, wall_s), probes=probes)
 
-    def peek(self, wall_s: float) -> IngressReport:
+    def peek(self, now_s: float, wall_s: float) -> IngressReport:
         """Everything so far but what was seen, which stays here."""
         return IngressReport(
             name=self.name,
@@ -291,7 +295,9 @@ class IngressCore(Generic[I, W]):
             oldest_epoch=self.oldest_epoch,
             at_s=wall_s,
             unanswered=self.num_unanswered,
+            unanswered_tokens=self._outcomes.unanswered_tokens,
             waiting=self.num_waiting,
+            oldest_s=self.oldest_s(now_s),
             **self.counts.totals(),
         )
 
@@ -329,11 +335,7 @@ class IngressCore(Generic[I, W]):
         return [HungUp(call), *self.fail(call, inside, now_s)]
 
     def _send_again(self, pause: Pause[I]) -> Actions:
-        again = pause.unsettled()
-        for flight in again:
-            flight.attempt += 1
-            flight.holder = None
-        self._line.return_to_front(again)
+        self._line.return_to_front(again := pause.end())
         return [Retried(pause.slot, len(again))]
 
     def _no_plan(self) -> StageUnavailableError:

@@ -24,9 +24,9 @@ class Transport(Protocol):
     ) -> None:
         """Have a batch run by some replica; `take` gets the parts of its reply as they are ready.
 
-        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `avoided`: replicas to leave out while there are others. Returns when
-        all inputs are settled. Raises whatever happens on the way; inputs that no part has settled by then may be sent
-        again.
+        `weight`: the call's; `batch`: that of what a replica makes of calls (`weight_of`); `avoided`: replicas to leave
+        out while there are others. Returns when all inputs are settled. Raises whatever happens on the way; inputs that
+        no part has settled by then may be sent again.
         """
         ...
 

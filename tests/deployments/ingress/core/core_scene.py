@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
@@ -28,13 +28,15 @@ def plan(
     cut: int = 2,
     slots: tuple[str, ...] = SLOTS,
     dispatch: Dispatch = "work-conserving",
+    tokens: int | None = None,
+    predicted: Mapping[str, float] | None = None,
 ) -> PlacedPlan:
-    """Four blocks in two stages."""
+    """Four blocks in two stages; `tokens`: a batch's of both."""
     stages = (
-        Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=cut, batch=BATCH),)),
-        Stage(device="cpu", replicas=1, splits=(Split(first=cut, end=4, batch=BATCH),)),
+        Stage(device="cpu", replicas=replicas, splits=(Split(first=0, end=cut, batch=BATCH, tokens=tokens),)),
+        Stage(device="cpu", replicas=1, splits=(Split(first=cut, end=4, batch=BATCH, tokens=tokens),)),
     )
-    return PlacedPlan(plan=Plan(stages=stages, epoch=epoch, dispatch=dispatch), slots=slots)
+    return PlacedPlan(plan=Plan(stages=stages, epoch=epoch, dispatch=dispatch, predicted=predicted or {}), slots=slots)
 
 
 class CoreScene:
@@ -50,8 +52,11 @@ class CoreScene:
         ways = dict.fromkeys(ALL_SLOTS)
         self.core: IngressCore[str, None] = IngressCore("i", placed or plan(), ways, given, random.Random(0))
 
-    def submit(self, letters: str, *, deadline_s: float = 10.0) -> None:
-        made = self.core.submit(letters, arrived_s=self.now_s, deadline_s=deadline_s, now_s=self.now_s)
+    def submit(self, letters: str, *lengths: int, deadline_s: float = 10.0) -> None:
+        """A request; `lengths`: its inputs', none where they have none."""
+        made = self.core.submit(
+            letters, tokens=lengths or None, arrived_s=self.now_s, deadline_s=deadline_s, now_s=self.now_s
+        )
         self.flights |= {flight.input: flight for flight in made}
         self.do(())
 

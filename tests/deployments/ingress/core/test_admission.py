@@ -21,10 +21,13 @@ BEGIN = 100 * (1 - BURST)
 """The limit at first."""
 
 
-def plan(dispatch: Dispatch = "work-conserving", **predicted: float | None) -> Plan:
-    """Two replicas with batches of 8, then one with batches of 4 and of 8."""
+def plan(dispatch: Dispatch = "work-conserving", *, length: int | None = None, **predicted: float | None) -> Plan:
+    """Two replicas with batches of 8, then one with batches of 4 and of 8; `length`: the tokens of an input."""
     ends = ((1, 8), (2, 4), (3, 8))
-    splits = [Split(first=end - 1, end=end, batch=batch) for end, batch in ends]
+    splits = [
+        Split(first=end - 1, end=end, batch=batch, tokens=None if length is None else batch * length)
+        for end, batch in ends
+    ]
     stages = (
         Stage(device="V100", replicas=2, splits=(splits[0],)),
         Stage(device="V100", replicas=1, splits=tuple(splits[1:])),

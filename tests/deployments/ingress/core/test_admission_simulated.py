@@ -127,7 +127,7 @@ class Service:
             return True
         self._unanswered -= 1
         self.outcomes.append((each.arrived_s, "missed"))
-        self.admission.given_up(SLO_S, each.ahead, self.now_s)
+        self.admission.given_up(SLO_S, each.ahead, 1, self.now_s)
         return False
 
     def _heard(self, call: list[Input]) -> None:
@@ -151,7 +151,7 @@ class Service:
         self._unanswered -= 1
         self.outcomes.append((each.arrived_s, "in time" if latency_s <= SLO_S else "missed"))
         if deep:
-            self.admission.answered(latency_s, each.ahead, self.now_s)
+            self.admission.answered(latency_s, each.ahead, 1, self.now_s)
 
 
 def balanced(*, known_as: float = 1.0) -> Service:

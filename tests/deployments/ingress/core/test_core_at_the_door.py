@@ -117,7 +117,7 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back(seed: int) -> N
         scene.until(scene.now_s + rng.uniform(0, 0.5))
     assert scene.outcomes.keys() == set(submitted)
     scene.until(scene.now_s + 10 + HANG_S)
-    report = scene.core.peek(0.0)
+    report = scene.core.peek(0.0, 0.0)
     assert (report.waiting, report.unanswered, report.oldest_epoch) == (0, 0, report.epoch)
     assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
     assert not any(call.num_inside for call in scene.calls)

@@ -96,7 +96,7 @@ def test_an_answered_probe_goes_on_to_the_end_and_its_caller_has_the_early_answe
     assert (seen.scores_NR[0].tolist(), seen.losses_NR[0].tolist()) == ([0.25, 0.5], [1, 1])
     assert seen.active_NR.tolist() == [[True, True]] * 2
     assert scene.core.report(3.0, 1003.0).probes is None  # handed over once
-    assert scene.core.peek(0.0).probes is None
+    assert scene.core.peek(0.0, 0.0).probes is None
 
 
 def test_what_is_said_of_inputs_that_stay_makes_no_room_for_the_next_call_until_they_leave() -> None:

@@ -187,7 +187,7 @@ def test_every_input_has_exactly_one_outcome_whatever_comes_back_and_however_pla
     assert book.holds(scene.flights["!"])
     scene.answer(len(scene.calls) - 1, "!")
     submitted += "!"
-    report = scene.core.peek(0.0)
+    report = scene.core.peek(0.0, 0.0)
     assert (report.waiting, report.unanswered, report.oldest_epoch) == (0, 0, report.epoch)
     assert report.arrived == report.answered + sum(report.drops.values()) == len(submitted)
     assert not any(call.num_inside for call in scene.calls)

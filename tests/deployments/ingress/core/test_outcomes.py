@@ -28,25 +28,25 @@ def test_a_bucket_holds_what_lies_between_its_ends() -> None:
 def test_answers_within_the_slo_are_counted(slo_s: float | None, in_slo: int) -> None:
     counts = IngressCounts(slo_s)
     for latency_s in (0.1, 0.5, 0.51):
-        counts.answer(3, [latency_s], by_present_plan=True)
+        counts.answer(3, [latency_s], 1, by_present_plan=True)
     assert (counts.answered, counts.in_slo, counts.exits) == (3, in_slo, {3: 3})
 
 
 def test_exits_are_those_of_the_present_plan() -> None:
     counts = IngressCounts(None)
-    counts.answer(1, [0.1], by_present_plan=True)
+    counts.answer(1, [0.1], 1, by_present_plan=True)
     counts.begin_plan()
-    counts.answer(1, [0.1], by_present_plan=False)
-    counts.answer(2, [0.1], by_present_plan=True)
+    counts.answer(1, [0.1], 1, by_present_plan=False)
+    counts.answer(2, [0.1], 1, by_present_plan=True)
     assert (counts.exits, counts.answered) == ({2: 1}, 3)
 
 
 def test_latencies_are_counted_up_to_every_end_and_never_as_less_than_they_were() -> None:
     counts = IngressCounts(None)
     for latency_s in (0.004, 0.04, 0.04, 0.0999, 400.0):  # 0.0999 s is in a bucket that ends above 0.1 s
-        counts.answer(1, [latency_s], by_present_plan=True)
+        counts.answer(1, [latency_s], 1, by_present_plan=True)
     assert latencies_within(counts.latencies, (0.01, 0.05, 0.1, 0.2, math.inf)) == [1, 3, 3, 4, 5]
-    counts.answer(1, [0.04, 0.03], by_present_plan=True)  # the first in a bucket that was read, both below one end
+    counts.answer(1, [0.04, 0.03], 2, by_present_plan=True)  # the first in a bucket that was read, both below one end
     assert latencies_within(counts.latencies, (0.01, 0.05, 0.1, 0.2, math.inf)) == [1, 5, 5, 6, 7]
 
 

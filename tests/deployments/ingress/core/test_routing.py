@@ -53,6 +53,54 @@ def test_new_inputs_are_sent_where_a_replica_can_start_or_a_full_batch_can_queue
     assert least(Budget(inputs=BATCH, tokens=512)) == [any_one] * 3 + [full_of_tokens] * 3 + [none] * 2
 
 
+@pytest.mark.parametrize(
+    ("num_inputs", "num_tokens", "weight"),
+    [
+        pytest.param(1, 16, 1, id="no-piece-weighs-nothing"),
+        pytest.param(3, 256, PARTS // 2, id="as-much-as-its-tokens-fill"),
+        pytest.param(12, 60, 12, id="or-its-inputs-if-that-is-more"),
+        pytest.param(5, 17 * 16, 17, id="what-begins-a-part-has-all-of-it"),
+        pytest.param(1, 600, 38, id="one-larger-input-is-more-than-a-batch"),
+        pytest.param(1, 100_000, MOST_BATCHES * PARTS, id="but-never-many-of-them"),
+    ],
+)
+def test_where_tokens_bound_batches_a_piece_weighs_the_parts_of_a_batch_that_it_fills(
+    num_inputs: int, num_tokens: int, weight: int
+) -> None:
+    assert weight_of(Budget(inputs=32, tokens=512), num_inputs, num_tokens) == (weight, PARTS)
+
+
+def test_else_it_weighs_its_inputs_however_long() -> None:
+    assert weight_of(Budget(inputs=24), 5, 10_000) == (5, 24)
+    assert weight_of(Budget(inputs=24, tokens=7), 5, 5) == (5, 7)  # no part is smaller than a token
+
+
+@given(
+    loads=st.lists(st.integers(0, 40), min_size=1, max_size=9),
+    weight=st.integers(1, 20),
+    length=st.integers(1, 500),
+    batch=st.sampled_from([1, 2, 4, 8, 16, 32]),
+)
+def test_where_all_inputs_are_as_long_tokens_rank_replicas_as_inputs_do(
+    loads: list[int], weight: int, length: int, batch: int
+) -> None:
+    budget = Budget(inputs=batch, tokens=batch * length)
+    parts = [weight_of(budget, 1, length)[0] * load for load in loads]
+    weighed = weight_of(budget, min(weight, batch), min(weight, batch) * length)
+    assert fill_first(parts, *weighed) == fill_first(loads, min(weight, batch), batch)
+
+
+def test_choosing_by_tokens_keeps_no_more_orders_and_loads_than_a_few_batches_have_parts() -> None:
+    router, budget = FillFirst(), Budget(inputs=64, tokens=4096)
+    for index in range(4):
+        router.add(index)
+    for length in (*range(1, 4096, 7), 10**6):
+        weight, batch = weight_of(budget, 1, length)
+        router.load(router.take(weight, batch), -weight)
+    assert len(router._orders) <= PARTS + 1
+    assert len(router._holding) <= 2 * MOST_BATCHES * PARTS
+
+
 Step = tuple[str, int, int, int]
 """What is done, to which replica, with which weight, at which batch."""
 STEPS = st.tuples(

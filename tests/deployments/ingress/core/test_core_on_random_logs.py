@@ -1,0 +1,84 @@
+"""Where tokens bound no batch everything is as it was before they were counted, whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from earlyexit.errors import OfframpError
+from tests.deployments.ingress.core.core_scene import CoreScene, plan
+
+KINDS = ["submit"] * 4 + ["answer"] * 5 + ["go on", "lose", "fail", "give up", "plan"]
+LENGTHS = 1, 7, 300
+
+
+class RandomLog:
+    """Requests, answers, losses and plan changes as they happen to come."""
+
+    def __init__(self, seed: int, *, with_lengths: bool) -> None:
+        self.scene = CoreScene(plan(replicas=2), max_queued=40, slo_s=2.0)
+        self._rng, self._lengths = random.Random(seed), random.Random(seed + 1)
+        self._with_lengths = with_lengths
+        self._epoch = 1
+        self._serial = 0
+
+    def run(self) -> list[str]:
+        for _ in range(120):
+            self.scene.until(self.scene.now_s + self._rng.random() / 10)
+            what = self._rng.choice(KINDS)
+            if what == "submit":
+                self._submit()
+            elif what == "plan":
+                self._follow()
+            else:
+                self._reply(what)
+        return self.scene.log
+
+    def _submit(self) -> None:
+        scene, number = self.scene, self._rng.randint(1, 6)
+        letters = "".join(chr(0x4E00 + self._serial + k) for k in range(number))
+        self._serial += number
+        lengths = self._lengths.choices(LENGTHS, k=number) if self._with_lengths else ()
+        try:
+            scene.core.check(number, scene.now_s + 2.0, scene.now_s)
+            scene.submit(letters, *lengths, deadline_s=scene.now_s + 2.0)
+        except OfframpError as refusal:
+            scene.log.append(f"{scene.now_s:g} refused {letters}: {refusal}")
+
+    def _follow(self) -> None:
+        self._epoch += 1
+        cut, replicas, rate_per_s = self._rng.randint(1, 3), self._rng.randint(1, 3), self._rng.randint(5, 30)
+        self.scene.follow(plan(epoch=self._epoch, cut=cut, replicas=replicas, predicted={"rate_per_s": rate_per_s}))
+
+    def _reply(self, what: str) -> None:
+        scene = self.scene
+        of_calls = [at for at, call in enumerate(scene.calls) if call.num_inside]
+        if not of_calls:
+            return
+        at = self._rng.choice(of_calls)
+        inside = "".join(flight.input for flight in scene.calls[at].inside())
+        some = inside[: self._rng.randint(1, len(inside))]
+        replies: dict[str, Callable[[], None]] = {
+            "answer": lambda: scene.answer(at, some),
+            "go on": lambda: scene.go_on(at, some, block=3),
+            "lose": lambda: scene.lose(at, some),
+            "fail": lambda: scene.fail(at),
+            "give up": lambda: scene.give_up(some),
+        }
+        replies[what]()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_where_no_tokens_bound_batches_lengths_change_nothing(seed: int) -> None:
+    assert RandomLog(seed, with_lengths=True).run() == RandomLog(seed, with_lengths=False).run()
+
+
+def test_and_nothing_has_changed_since_inputs_alone_were_counted() -> None:
+    """The sum is that of the core before tokens were known."""
+    told = "\n".join(words for seed in range(50) for words in RandomLog(seed, with_lengths=False).run())
+    assert hashlib.sha256(told.encode()).hexdigest()[:16] == "145a2095ce6e32d8"
