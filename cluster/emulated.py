@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.boundary import HopDtype
-from earlyexit.device import Runner
+from earlyexit.device import Runner, warm_up_length
 from earlyexit.engine import Batch
 from earlyexit.errors import PlanError, UnprocessableInputError
 from earlyexit.member import Member
@@ -20,7 +20,6 @@ from earlyexit.wire import Answer, Lengths, Seen, Value, WirePiece, values_of
 from profiles.records import ExitRecords
 
 IntArray = npt.NDArray[np.int64]
-WARM_UP_LENGTH = 16
 NOWHERE = -1
 """The ramp of an input that none lets leave."""
 
@@ -108,7 +107,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
         return EmulatedPiece(
             sample_ids=tuple(f"{known}#{k}" for k in range(size)),
             next_block=split.first,
-            lengths_B=np.full(size, WARM_UP_LENGTH, dtype=np.int32),
+            lengths_B=np.full(size, warm_up_length(split, size), dtype=np.int32),
         )
 
     def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:

@@ -10,13 +10,14 @@ from cluster.pace import Pace
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """Consecutive blocks that one batch runs now, with so many inputs inside."""
+    """Consecutive blocks that one batch runs now."""
 
     pace: Pace
     first: int
     end: int
     ramps: Collection[int]
-    inside: int
+    inside: float
+    """In inputs as the profile has them."""
     left_s: float
     """Of its seconds, were it alone."""
 
@@ -41,20 +42,20 @@ class Sharing:
         return len(self._steps)
 
     def step(
-        self, lane: int, pace: Pace, first: int, end: int, ramps: Collection[int], *, inside: int, at_s: float
+        self, lane: int, pace: Pace, first: int, end: int, ramps: Collection[int], *, inside: float, at_s: float
     ) -> None:
         """Have a lane's batch begin blocks first to end - 1, with these active ramps, at `at_s`.
 
         Where that is before what is counted already, the batch has done as much since as it does now in that time.
         """
         self.advance(at_s)
-        alone_s = pace.seconds(first, end, inside, ramps)
+        alone_s = pace.seconds_of_any(first, end, inside, ramps)
         step = _Step(pace=pace, first=first, end=end, ramps=ramps, inside=inside, left_s=alone_s)
         self._steps[lane] = step
         if at_s < self.now_s:
             step.left_s = max(0.0, alone_s - (self.now_s - at_s) * self._speed(step))
 
-    def shrink(self, lane: int, inside: int, at_s: float) -> None:
+    def shrink(self, lane: int, inside: float, at_s: float) -> None:
         """A lane's step is over, at `at_s`; so many inputs are still inside, for another."""
         self.advance(at_s)
         self._steps[lane].inside, self._steps[lane].left_s = inside, 0.0
@@ -81,5 +82,5 @@ class Sharing:
         together = sum(each.inside for each in self._steps.values())
         if together == step.inside or not step.left_s:
             return 1.0
-        alone_s = step.pace.seconds(step.first, step.end, step.inside, step.ramps)
+        alone_s = step.pace.seconds_of_any(step.first, step.end, step.inside, step.ramps)
         return alone_s / max(alone_s, step.pace.seconds_of_any(step.first, step.end, together, step.ramps))

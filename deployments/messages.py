@@ -68,6 +68,8 @@ class SplitRun:
     end: int
     batch: int
     """Inputs of the batch."""
+    tokens: int
+    """Theirs together."""
     target: int
     """What its batches are fused to."""
     queue_s: float

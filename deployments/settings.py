@@ -44,6 +44,9 @@ class EmulatedSettings(Settings):
     """One row per block, one value per batch size: real seconds, before `time_scale`."""
     ramp_s: list[list[float]]
     """One row per ramp of the model."""
+    length: int | None = Field(default=None, ge=1)
+    """Tokens of the inputs that were measured: a batch then takes the time of as many of them as hold its tokens. None:
+    inputs cost alike, however long they are."""
     time_scale: float = Field(default=1.0, gt=0)
     """An emulated second takes so many seconds."""
     decisions: Literal["recorded", "computed"] = "recorded"

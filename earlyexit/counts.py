@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from earlyexit.split import AfterAnswer, Split
+from earlyexit.split import AfterAnswer, Budget, Split
 
 V = TypeVar("V")
 
@@ -22,10 +22,11 @@ start with the same block."""
 class SplitCounts:
     """What a hosted split has done since it was first hosted, its probes included."""
 
-    batch: int
+    budget: Budget
     """What its batches are fused to."""
     batches: int = 0
     inputs: int = 0
+    tokens: int = 0
     busy_s: float = 0.0
     """Of the device; seconds that two batches ran side by side count half for each."""
     dropped: int = 0
@@ -33,12 +34,21 @@ class SplitCounts:
     @property
     def capacity(self) -> int:
         """Inputs that full batches would have held."""
-        return self.batches * self.batch
+        return self.batches * self.budget.inputs
 
     @property
     def fill(self) -> float | None:
         """Mean share of the target batch that was filled; None before the first batch."""
         return self.inputs / self.capacity if self.batches else None
+
+    @property
+    def token_fill(self) -> float | None:
+        """Mean share of the token budget that was filled; None without one, and before the first batch.
+
+        Above 1 where many inputs are larger than the budget.
+        """
+        budget = self.budget.tokens
+        return self.tokens / (self.batches * budget) if self.batches and budget is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +61,8 @@ class TimesRun:
     size: int
     """Inputs at the split's first block."""
     batches: int
+    tokens: int
+    """Of all these batches together, at the split's first block; as many as inputs where those have none."""
     seconds: float
     """Of the device: those that a batch ran beside another count half for each of the two."""
     after_answer: AfterAnswer = "stop"
@@ -113,19 +125,19 @@ class BySplit(Generic[V]):
         return kept.value
 
 
-class RunSums(BySplit[dict[tuple[int, bool], tuple[int, float]]]):
-    """Batches and seconds by split, size, and whether another batch ran beside."""
+class RunSums(BySplit[dict[tuple[int, bool], tuple[int, int, float]]]):
+    """Batches, their tokens and seconds by split, size, and whether another batch ran beside."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(dict)
 
-    def add(self, split: Split, size: int, seconds: float, *, shared: bool = False) -> None:
+    def add(self, split: Split, size: int, tokens: int, seconds: float, *, shared: bool = False) -> None:
         """Count a batch."""
         by_size = self.latest if split is self.latest_split else self.of_run(split)
-        batches, before_s = by_size.get((size, shared), (0, 0.0))
-        by_size[size, shared] = (batches + 1, before_s + seconds)
+        batches, before, before_s = by_size.get((size, shared), (0, 0, 0.0))
+        by_size[size, shared] = (batches + 1, before + tokens, before_s + seconds)
 
     def all(self) -> tuple[TimesRun, ...]:
         """Every split and size that ran and is still kept."""
@@ -136,12 +148,13 @@ class RunSums(BySplit[dict[tuple[int, bool], tuple[int, float]]]):
                 ramps=ramps,
                 size=size,
                 batches=batches,
+                tokens=tokens,
                 seconds=seconds,
                 after_answer=after_answer,
                 shared=shared,
             )
             for (first, end, ramps, after_answer), by_size in self.items()
-            for (size, shared), (batches, seconds) in by_size.copy().items()
+            for (size, shared), (batches, tokens, seconds) in by_size.copy().items()
         )
 
 

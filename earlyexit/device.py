@@ -42,8 +42,17 @@ class Runner(Protocol[P]):
         ...
 
     def warm_up_pieces(self, split: Split, size: int) -> P:
-        """Inputs of nothing, for warming."""
+        """Inputs of nothing, for warming; where they have tokens, as many as `warm_up_length` says."""
         ...
+
+
+WARM_UP_TOKENS = 16
+"""Length of the inputs of nothing: that of a short text."""
+
+
+def warm_up_length(split: Split, size: int) -> int:
+    """Tokens of each of `size` inputs of nothing: several fill the split's token budget, where it has one."""
+    return WARM_UP_TOKENS if split.tokens is None or size == 1 else max(1, split.tokens // size)
 
 
 Deliver = Callable[[list[Release[P]]], None]

@@ -34,8 +34,15 @@ class Batch(Generic[P]):
     started_s: float
     probe: bool = False
     """Whether its members, all of them, are probes."""
+    full: bool = False
+    """Whether it waited for nobody else: as many inputs or tokens were there as fit, or they are probes."""
     lane: int = 0
     """1 for a batch that began beside one of lane 0; two that run at once have different lanes."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all members together."""
+        return sum([member.tokens for member in self.members])
 
     @property
     def stays(self) -> bool:
@@ -107,7 +114,7 @@ class BatchEngine(Generic[P]):
 
     @property
     def times_run(self) -> tuple[TimesRun, ...]:
-        """What batches took since the start, by split, hosted or not, and size; without probes, which run more ramps.
+        """What batches took since the start, by split, hosted or not, and inputs; without probes: they run more ramps.
 
         Sums only grow, but those of a split that has not run for long may vanish and begin again at zero.
         """
@@ -192,7 +199,7 @@ class BatchEngine(Generic[P]):
                 return Choice(batch=None, dropped=dropped, wake_s=None)
         for queue in waiting:
             if queue.is_full:
-                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
+                return Choice(batch=self._take(queue, now_s, full=True), dropped=dropped, wake_s=None)
         if self._dispatch == "work-conserving" and len(waiting) == 1:
             return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
         return self._choose_partial(waiting, dropped, now_s)
@@ -212,8 +219,9 @@ class BatchEngine(Generic[P]):
         if not batch.probe:  # it ran more ramps, on more inputs: no measure of the others
             if shared_s:
                 first_s = min(first_s, self.times.soonest_s(batch.split) or first_s)
-            self.times.observe(batch.split, len(batch.members), first_s, total_s)
-            self._run_sums.add(batch.split, len(batch.members), busy_s, shared=shared_s > 0)
+            size, tokens = len(batch.members), batch.tokens
+            self.times.observe(batch.split, size, tokens, first_s, total_s)
+            self._run_sums.add(batch.split, size, tokens, busy_s, shared=shared_s > 0)
         return busy_s
 
     def _queue_on_the_way(self, block: int, fallback: Sequence[Split]) -> Queue[P]:
@@ -267,22 +275,27 @@ class BatchEngine(Generic[P]):
 
     def _latest_start_s(self, queue: Queue[P]) -> float:
         member = queue.members[0]
-        ahead_s = sum(self.times.batch_s(split, split.batch) for split in self._way_of(queue))
-        return member.deadline_s - ahead_s - member.reserve_s
+        return member.deadline_s - sum(self._seconds_on_way_of(queue)) - member.reserve_s
 
     def _knows_way_of(self, queue: Queue[P]) -> bool:
         # Who waits on a guess of no time at all waits until the deadline, is dropped, and teaches nothing: for ever.
-        return all(self.times.batch_s(split, split.batch) for split in self._way_of(queue))
+        return all(self._seconds_on_way_of(queue))
 
-    def _way_of(self, queue: Queue[P]) -> list[Split]:
-        """Its split, and those that its members may still run here."""
-        return [queue.split, *(other for other in self._splits if other.end > queue.split.end)]
+    def _seconds_on_way_of(self, queue: Queue[P]) -> list[float]:
+        """Of a full batch of its split, and of those that its members may still run here."""
+        times = self.times
+        own_s = times.batch_s(queue.split, queue.tokens_when_full(times.mean_tokens(queue.split)))
+        deeper = [split for split in self._splits if split.end > queue.split.end]
+        return [
+            own_s,
+            *(times.batch_s(split, split.budget.tokens_when_full(times.mean_tokens(split))) for split in deeper),
+        ]
 
-    def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
+    def _take(self, queue: Queue[P], now_s: float, *, full: bool = False) -> Batch[P]:
         members = queue.take()
         if self._passing and not queue.members:
             self._let_drained_vanish()
-        return Batch(split=queue.split, members=members, started_s=now_s, probe=queue.probe)
+        return Batch(split=queue.split, members=members, started_s=now_s, probe=queue.probe, full=full)
 
 
 def _rest_of(splits: Sequence[Split], block: int) -> Split | None:

@@ -65,7 +65,7 @@ class Queue(Generic[P]):
 
     def __post_init__(self) -> None:
         self.budget = self.split.budget
-        self.counts = SplitCounts(self.split.batch)
+        self.counts = SplitCounts(self.split.budget)
 
     @property
     def is_full(self) -> bool:
@@ -80,14 +80,20 @@ class Queue(Generic[P]):
         """Whether nobody waits, probes included."""
         return not self.members and (self.probes is None or not self.probes.members)
 
+    def tokens_when_full(self, mean_tokens: float) -> float:
+        """Expected of its next batch, should it fill: who waits counts as he is, others have `mean_tokens`."""
+        return self.budget.tokens_when_full(mean_tokens, len(self.members), self.tokens)
+
     def take(self) -> tuple[Member[P], ...]:
         """The next batch, counted as run from now on."""
         counts, num_next = self.counts, self._num_next()
         members = tuple(self.members[:num_next])
         del self.members[:num_next]
-        self.tokens -= sum([member.tokens for member in members])
+        num_tokens = sum([member.tokens for member in members])
+        self.tokens -= num_tokens
         counts.batches += 1
         counts.inputs += len(members)
+        counts.tokens += num_tokens
         return members
 
     def drop_before(self, earliest_s: float) -> list[Member[P]]:

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from earlyexit.cut import Cut, cut_out
+from earlyexit.device import warm_up_length
 from earlyexit.engine import Batch
 from earlyexit.network import Network, PreparedSegments, SegmentRunner, arbitrary_tensors, from_wire
 from earlyexit.piece import Piece, Tensors, fuse
@@ -19,9 +20,6 @@ from earlyexit.split import Segment, Split
 from earlyexit.wire import WirePiece
 
 logger = logging.getLogger(__name__)
-
-WARM_UP_TOKENS = 16
-"""Length of the inputs of nothing: that of a short text."""
 
 
 class TorchRunner:
@@ -55,7 +53,7 @@ class TorchRunner:
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
         network, policy = self._network, self._regime.policy
-        lengths_B = np.full(size, min(WARM_UP_TOKENS, network.max_length), dtype=np.int32)
+        lengths_B = np.full(size, min(warm_up_length(split, size), network.max_length), dtype=np.int32)
         return Piece(
             sample_ids=policy.warm_up_ids(size),
             next_block=split.first,

@@ -37,6 +37,11 @@ class Budget:
             return True
         return num_inputs < self.inputs and (self.tokens is None or num_tokens + more_tokens <= self.tokens)
 
+    def tokens_when_full(self, mean_tokens: float, num_inputs: int = 0, num_tokens: int = 0) -> float:
+        """Expected of a full batch of which so much is known, where its other inputs have `mean_tokens`."""
+        expected = num_tokens + max(0, self.inputs - num_inputs) * mean_tokens
+        return expected if self.tokens is None else min(expected, self.tokens)
+
     def is_filled(self, num_inputs: int, num_tokens: int) -> bool:
         """Whether what waits makes a full batch."""
         return num_inputs >= self.inputs or (self.tokens is not None and num_tokens >= self.tokens)

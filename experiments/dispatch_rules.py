@@ -36,15 +36,19 @@ class LinearTimes:
     fixed_s: float
     per_input_s: float
 
-    def batch_s(self, split: Split, size: int) -> float:
-        """Seconds of a batch."""
-        return (self.fixed_s + self.per_input_s * size) * (1 if split.first == 0 else 2)
+    def batch_s(self, split: Split, tokens: float) -> float:
+        """Seconds of a batch of inputs without tokens."""
+        return (self.fixed_s + self.per_input_s * tokens) * (1 if split.first == 0 else 2)
+
+    def mean_tokens(self, split: Split) -> float:
+        """Inputs have none."""
+        return 1.0
 
     def soonest_s(self, split: Split) -> float:
         """Seconds of a batch of one."""
         return self.batch_s(split, 1)
 
-    def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
+    def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
         """Nothing new."""
 
 

@@ -110,4 +110,4 @@ class Device:
 
     def _work(self, split: Split, pace: Pace) -> Work:
         leaves_N = self._decisions.leaves_N(split.ramps, split.ramps)[self._rows_N]
-        return Work(split, array("h", leaves_N.astype(np.int16).tobytes()), pace, SplitCounts(split.batch))
+        return Work(split, array("h", leaves_N.astype(np.int16).tobytes()), pace, SplitCounts(split.budget))

@@ -73,7 +73,7 @@ class SimulatedReplica:
         for split in assignment.stage.splits:
             for size in sorted({1, split.batch}):
                 first_s, total_s = self._works.pace.split_s(split, size)
-                self.engine.times.observe(split, size, first_s, total_s)
+                self.engine.times.observe(split, size, size, first_s, total_s)
         self.follow(assignment)
 
     def follow(self, assignment: Assignment) -> None:

@@ -155,4 +155,4 @@ class SimulatedService:
         if leaves is None:
             leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
             leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
-        return Work(split, leaves, pace, self.counts.setdefault(split, SplitCounts(split.batch)))
+        return Work(split, leaves, pace, self.counts.setdefault(split, SplitCounts(split.budget)))

@@ -56,6 +56,7 @@ class Work:
         counts = self._counts
         counts.batches += 1
         counts.inputs += len(batch.members)
+        counts.tokens += batch.tokens
         counts.busy_s += seconds
 
 

@@ -108,7 +108,12 @@ class ReplicaIntake:
 def _longer(before: TimesRun | None, now: TimesRun) -> TimesRun:
     if before is None:
         return now
-    return replace(now, batches=now.batches - before.batches, seconds=now.seconds - before.seconds)
+    return replace(
+        now,
+        batches=now.batches - before.batches,
+        tokens=now.tokens - before.tokens,
+        seconds=now.seconds - before.seconds,
+    )
 
 
 def _key(time: TimesRun) -> Ran:

@@ -15,7 +15,7 @@ from cluster.paced import PacedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.backends import open_segments
 from earlyexit.clock import Clock
-from earlyexit.device import Device, Runner
+from earlyexit.device import WARM_UP_TOKENS, Device, Runner, warm_up_length
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import DataError, PlanError
 from earlyexit.member import Member
@@ -59,6 +59,7 @@ def build_runner(
         card.ramps,
         time_scale=emulated.time_scale,
         slowness=emulated.slow.get(rank, 1.0),
+        length=emulated.length,
         clock=clock,
         sleep=sleep,
     )
@@ -171,12 +172,16 @@ def _run_splits(runner: Runner[Any], splits: Sequence[Split], times: Times, cloc
 def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: Times) -> None:
     for split in splits:
         for size in _sizes(split):
-            first_s, total_s = runner.pace.split_s(split, size)
-            times.observe(split, size, first_s, total_s)
+            tokens = size * warm_up_length(split, size)
+            first_s, total_s = runner.pace.split_s(split, runner.pace.size_of(size, tokens))
+            times.observe(split, size, tokens, first_s, total_s)
 
 
 def _sizes(split: Split) -> list[int]:
-    return sorted({1, split.batch})
+    """One input, and a full batch: where tokens bound it, of as many inputs as are no shorter than a short text."""
+    return sorted(
+        {1, split.batch if split.tokens is None else max(1, min(split.batch, split.tokens // WARM_UP_TOKENS))}
+    )
 
 
 def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:

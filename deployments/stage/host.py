@@ -135,7 +135,9 @@ class StageHost:
                     "batch": split.batch,
                     "batches": counts[split.first].batches,
                     "inputs": counts[split.first].inputs,
+                    "tokens": counts[split.first].tokens,
                     "fill": counts[split.first].fill,
+                    "token_fill": counts[split.first].token_fill,
                     "busy_s": counts[split.first].busy_s,
                     "dropped": counts[split.first].dropped,
                 }

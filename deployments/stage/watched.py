@@ -46,6 +46,7 @@ def _begun(batch: Batch[Any], member: Member[Any]) -> SplitRun:
         first=batch.split.first,
         end=batch.split.end,
         batch=len(batch.members),
+        tokens=batch.tokens,
         target=batch.split.batch,
         queue_s=member.queue_s,
         compute_s=member.compute_s,

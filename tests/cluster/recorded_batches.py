@@ -53,9 +53,13 @@ def batch_of(
     probe: bool = False,
     queued_s: float = 0.0,
     started_s: float = 0.0,
+    tokens: Sequence[int] = (),
 ) -> Batch[EmulatedPiece]:
+    """Full where as many inputs are in it as its split takes; `tokens` left out: 1 each."""
+    singles = piece_of(ids, split.first).singles()
     members = tuple(
-        Member(sample_id=single.sample_ids[0], payload=single, probe=probe, queued_since_s=queued_s)
-        for single in piece_of(ids, split.first).singles()
+        Member(sample_id=single.sample_ids[0], payload=single, tokens=length, probe=probe, queued_since_s=queued_s)
+        for single, length in zip(singles, tokens or [1] * len(singles), strict=True)
     )
-    return Batch(split=split, members=members, started_s=started_s, probe=probe)
+    full = len(members) >= split.batch
+    return Batch(split=split, members=members, started_s=started_s, probe=probe, full=full)

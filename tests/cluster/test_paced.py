@@ -29,7 +29,9 @@ TABLE = LatencyTable(
 class Stage:
     """A paced runner of recorded decisions on a manual clock, whose sleep advances it."""
 
-    def __init__(self, *, table: LatencyTable = TABLE, time_scale: float = 1.0, slowness: float = 1.0) -> None:
+    def __init__(
+        self, *, table: LatencyTable = TABLE, length: int | None = None, time_scale: float = 1.0, slowness: float = 1.0
+    ) -> None:
         self.clock = ManualClock()
         self.runner = PacedRunner(
             recorded(HALF),
@@ -37,6 +39,7 @@ class Stage:
             RAMPS,
             time_scale=time_scale,
             slowness=slowness,
+            length=length,
             clock=self.clock,
             sleep=self.clock.advance,
         )
@@ -144,6 +147,27 @@ def test_a_batch_beyond_the_profile_is_refused() -> None:
         runner.prepare([Split(first=0, end=4, batch=5)])
     with pytest.raises(PlanError, match="the profile knows no batch of 5"):
         list(runner.run(batch_of("abcda", Split(first=0, end=4, batch=5))))
+
+
+def test_where_lengths_count_blocks_take_the_time_of_the_tokens_really_inside() -> None:
+    # The profile is of inputs of 10 tokens. Forty tokens are four of them: 3 + 0.3. Without a's 20 two are left, 20 +
+    # 0.2, without b's 5 one and a half, 150 + 0.15, and without c's 10 half a one, which takes as long as one: 1000.
+    moments = Stage(length=10).moments(batch_of("abcd", tokens=(20, 5, 10, 5)))
+    assert moments == [("a", 3.3), ("b", 23.5), ("c", pytest.approx(173.65)), ("d", pytest.approx(1173.65))]
+
+
+def test_a_larger_batch_than_measured_takes_as_many_times_as_long_as_it_is_larger() -> None:
+    split = Split(first=0, end=2, batch=1)
+    assert Stage(length=10).moments(batch_of("d", split, tokens=(60,))) == [("", pytest.approx(1.5 * 33))]
+
+
+def test_a_token_budget_beyond_the_profile_is_refused() -> None:
+    runner = Stage(length=10).runner
+    runner.prepare([Split(first=0, end=4, batch=64, tokens=40)])
+    with pytest.raises(PlanError, match="knows no batch of 41 tokens: its largest is 4 inputs of 10"):
+        runner.prepare([Split(first=0, end=4, batch=64, tokens=41)])
+    with pytest.raises(PlanError, match="knows no batch of 64"):
+        runner.prepare([Split(first=0, end=4, batch=64)])
 
 
 def test_a_split_takes_its_profiles_time_while_nobody_leaves() -> None:

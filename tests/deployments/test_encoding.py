@@ -68,7 +68,7 @@ CHUNK = Chunk(
     ),
     going_on=GoingOn(piece=FLOAT32, timings=(TIMING, Timing(queue_s=0.0, compute_s=math.inf))),
     lost=(("c", DeadlineError("too late")), ("d", StageUnavailableError("gone", retry_after_s=0.5))),
-    runs=(("a", (SplitRun(first=0, end=2, batch=3, target=4, queue_s=0.25, compute_s=0.5),)), ("é", ())),
+    runs=(("a", (SplitRun(first=0, end=2, batch=3, tokens=3, target=4, queue_s=0.25, compute_s=0.5),)), ("é", ())),
 )
 
 

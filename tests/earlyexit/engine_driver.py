@@ -15,19 +15,22 @@ Engine = BatchEngine[None]
 
 
 class TableTimes:
-    """A split takes what the table says, whatever the size of its batch."""
+    """A split takes what the table says, whatever the size of its batch; inputs have one token."""
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
         self._seconds = seconds
         self.observed: list[tuple[int, int, float, float]] = []
 
-    def batch_s(self, split: Split, size: int) -> float:
+    def batch_s(self, split: Split, tokens: float) -> float:
         return self._seconds[split.first]
+
+    def mean_tokens(self, split: Split) -> float:
+        return 1.0
 
     def soonest_s(self, split: Split) -> float:
         return self._seconds[split.first]
 
-    def observe(self, split: Split, size: int, first_s: float, total_s: float) -> None:
+    def observe(self, split: Split, size: int, tokens: int, first_s: float, total_s: float) -> None:
         self.observed.append((split.first, size, first_s, total_s))
 
 

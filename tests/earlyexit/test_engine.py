@@ -102,7 +102,7 @@ def test_deferred_does_not_wait_where_no_deadline_says_how_long() -> None:
 def test_deferred_does_not_wait_while_it_is_unknown_how_long_its_splits_take(known: list[Split]) -> None:
     times = ObservedTimes()
     for split in known:
-        times.observe(split, 4, 1.0, 1.0)
+        times.observe(split, 4, 4, 1.0, 1.0)
     splits = [Split(first=0, end=2, batch=4), Split(first=2, end=4, batch=4)]
     engine = Engine(splits, times, dispatch="deferred")
     engine.submit(0, [member("a", deadline_s=10.0)], 0.0)
@@ -179,7 +179,7 @@ def test_counts_tell_how_full_and_how_busy_every_split_was() -> None:
     driver.play([Arrival(0, "abc")])
     counts = driver.engine.counts
     assert (counts[0].batches, counts[0].inputs, counts[0].capacity, counts[0].busy_s) == (2, 3, 4, 2.0)
-    assert counts[0].fill == 0.75
+    assert (counts[0].fill, counts[0].tokens, counts[0].token_fill) == (0.75, 3, None)
     assert counts[2].fill == 0.5
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from earlyexit.counts import MOST_SPLITS
 from earlyexit.split import Split
-from earlyexit.times import ObservedTimes
+from earlyexit.times import ObservedTimes, bucket_end
 
 SPLIT = Split(first=0, end=2, batch=8)
 
@@ -13,7 +15,7 @@ def learnt(*observed: tuple[int, float, float]) -> ObservedTimes:
     """From batches of the split: size, seconds until the first answers, seconds in all."""
     times = ObservedTimes()
     for size, first_s, total_s in observed:
-        times.observe(SPLIT, size, first_s, total_s)
+        times.observe(SPLIT, size, size, first_s, total_s)
     return times
 
 
@@ -51,6 +53,66 @@ def test_the_soonest_answer_is_that_of_the_fastest_batch(
     assert learnt(*observed).soonest_s(SPLIT) == pytest.approx(expected_s)
 
 
+def learnt_of_tokens(*observed: tuple[int, int, float]) -> ObservedTimes:
+    """From batches of the split: size, tokens, seconds until the first answers and in all."""
+    times = ObservedTimes()
+    for size, tokens, seconds in observed:
+        times.observe(SPLIT, size, tokens, seconds, seconds)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "expected"),
+    [
+        pytest.param(33, 33, 33, id="without lengths every number has its own"),
+        pytest.param(2, 7, 7, id="few tokens too"),
+        pytest.param(2, 33, 36, id="33 to 36"),
+        pytest.param(2, 36, 36, id="its end"),
+        pytest.param(2, 37, 40, id="the next"),
+        pytest.param(8, 1000, 1024, id="961 to 1024"),
+    ],
+)
+def test_batches_of_about_as_many_tokens_are_learnt_together(size: int, tokens: int, expected: int) -> None:
+    assert bucket_end(size, tokens) == expected
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 64), tokens=st.integers(65, 10**6))
+def test_a_bucket_ends_at_most_an_eighth_above(size: int, tokens: int) -> None:
+    end = bucket_end(size, tokens)
+    assert tokens <= end <= tokens * 9 / 8
+    assert bucket_end(size, end) == end
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected_s"),
+    [
+        pytest.param(20, 1.0, id="smaller: what the next larger took"),
+        pytest.param(34, 1.0, id="in the bucket"),
+        pytest.param(37, 4.0, id="behind it"),
+        pytest.param(128, 4.0, id="two batches of one bucket: 3.5 + 0.2 * (6 - 3.5)"),
+        pytest.param(256, 8.0, id="beyond all seen, proportionally"),
+    ],
+)
+def test_a_batch_takes_what_batches_of_as_many_tokens_took(tokens: int, expected_s: float) -> None:
+    times = learnt_of_tokens((2, 33, 1.0), (9, 125, 3.5), (3, 128, 6.0))
+    assert times.batch_s(SPLIT, tokens) == pytest.approx(expected_s)
+
+
+def test_the_mean_length_is_that_of_the_inputs_that_ran_lately() -> None:
+    assert ObservedTimes().mean_tokens(SPLIT) == 1.0
+    assert learnt_of_tokens((4, 4, 1.0), (1, 1, 1.0)).mean_tokens(SPLIT) == 1.0
+    assert learnt_of_tokens((8, 80, 1.0)).mean_tokens(SPLIT) == 10.0
+    # (80 + 0.2 * (300 - 80)) / (8 + 0.2 * (3 - 8))
+    assert learnt_of_tokens((8, 80, 1.0), (3, 300, 1.0)).mean_tokens(SPLIT) == pytest.approx(124 / 7)
+
+
+def test_a_long_input_alone_does_not_say_that_a_short_one_is_slower_than_it_was() -> None:
+    assert learnt_of_tokens((1, 10, 0.25), (1, 500, 9.0)).soonest_s(SPLIT) == 0.25
+    # 0.25 + 0.2 * (0.5 - 0.25)
+    assert learnt_of_tokens((1, 10, 0.25), (1, 9, 9.0)).soonest_s(SPLIT) == pytest.approx(0.3)
+
+
 def test_splits_are_learnt_apart() -> None:
     times = learnt((1, 0.5, 1.0))
     assert times.batch_s(Split(first=2, end=4, batch=8), 1) == 0.0
@@ -59,7 +121,7 @@ def test_splits_are_learnt_apart() -> None:
 def test_a_split_is_the_same_whoever_names_it_and_whatever_it_is_fused_to() -> None:
     times = ObservedTimes()
     for batch, ramps in ((8, ()), (4, ()), (8, (1,)), (8, ())):
-        times.observe(Split(first=0, end=2, batch=batch, ramps=ramps), 1, 0.5, 1.0 + len(ramps))
+        times.observe(Split(first=0, end=2, batch=batch, ramps=ramps), 1, 1, 0.5, 1.0 + len(ramps))
     assert times.batch_s(Split(first=0, end=2, batch=2), 1) == 1.0
     assert times.batch_s(Split(first=0, end=2, batch=2, ramps=(1,)), 1) == 2.0
 
@@ -68,6 +130,6 @@ def test_the_split_that_has_not_run_for_longest_makes_room_for_a_new_one() -> No
     times = ObservedTimes()
     splits = [Split(first=0, end=end, batch=8) for end in range(1, MOST_SPLITS + 2)]
     for split in [*splits[:-1], splits[0], splits[-1]]:
-        times.observe(split, 8, 0.5, 1.0)
+        times.observe(split, 8, 8, 0.5, 1.0)
     forgotten = [split for split in splits if not times.batch_s(split, 8) and not times.soonest_s(split)]
     assert forgotten == [splits[1]]

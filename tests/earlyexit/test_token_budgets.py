@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from earlyexit.engine import Dispatch
 from earlyexit.split import Split
@@ -104,3 +107,92 @@ def test_survivors_keep_their_tokens(lengths: Sequence[int]) -> None:
     started = [line.partition("[")[2].rstrip("]").split() for line in driver.log if "start 2" in line]
     assert sorted(name for batch in started for name in batch) == list("acdfg")
     assert all(len(batch) == 1 or sum(by_name[name] for name in batch) <= 9 for batch in started)
+
+
+class TokenTimes(TableTimes):
+    """A tenth of a second a token; inputs have five on average."""
+
+    def __init__(self) -> None:
+        super().__init__({0: 0.1})
+
+    def batch_s(self, split: Split, tokens: float) -> float:
+        return 0.1 * tokens
+
+    def mean_tokens(self, split: Split) -> float:
+        return 5.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "start_s"),
+    [
+        pytest.param(None, 10, 17.5, id="10 tokens and three inputs of 5"),
+        pytest.param(None, 100, 8.5, id="100 tokens and three inputs of 5"),
+        pytest.param(20, 10, 18.0, id="20 tokens at most"),
+    ],
+)
+def test_deferred_keeps_time_for_who_waits_and_as_many_as_may_still_come(
+    tokens: int | None, length: int, start_s: float
+) -> None:
+    driver = budget_of(tokens, dispatch="deferred", times=TokenTimes())
+    log = driver.play([Arrival(0, "a", tokens=(length,), deadline_s=20.0)])
+    assert log == [f"{start_s:.3f} start 0:[a]"]
+
+
+def test_deferred_keeps_time_for_full_batches_of_deeper_splits() -> None:
+    splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=8, tokens=30)]
+    driver = Driver(Engine(splits, TokenTimes(), dispatch="deferred"), {0: 1.0, 2: 1.0}, {0: "a"})
+    # 1 and 5 tokens here, 30 there: 3.6 s.
+    assert driver.play([Arrival(0, "a", deadline_s=20.0)]) == ["16.400 start 0:[a]"]
+
+
+def test_batches_are_counted_and_learnt_with_their_tokens() -> None:
+    driver = budget_of(10)
+    driver.play([Arrival(0, "abcde", tokens=(4, 5, 9, 1, 30))])
+    counts = driver.engine.counts[0]
+    assert (counts.batches, counts.inputs, counts.tokens, counts.token_fill) == (3, 5, 49, 49 / 30)
+    runs = {run.size: (run.batches, run.tokens) for run in driver.engine.times_run}
+    assert runs == {1: (1, 30), 2: (2, 19)}
+
+
+def test_a_batch_knows_whether_it_waited_for_nobody() -> None:
+    engine = budget_of(10).engine
+    engine.submit(0, [member("a", tokens=6), member("b", tokens=5), member("C", tokens=2)], 0.0)
+    batches = [chosen(engine) for _ in range(3)]
+    assert [(names(batch.members), batch.tokens, batch.full) for batch in batches] == [
+        ("C", 2, True),
+        ("a", 6, True),
+        ("b", 5, False),
+    ]
+
+
+Play = list[tuple[int, int, float]]
+arriving = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 1), st.sampled_from([1, 4, 8, 20, math.inf])), max_size=25
+)
+
+
+def played(splits: Sequence[Split], arrivals: Play, dispatch: Dispatch, other: Sequence[Split] = ()) -> list[str]:
+    seconds = {0: 0.5, 1: 1.0}
+    driver = Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds, {0: "adgjmpsv"})
+    events: list[Arrival | Switch] = [
+        Arrival(at / 4, chr(97 + k), block=block, deadline_s=at / 4 + slack)
+        for k, (at, block, slack) in enumerate(arrivals)
+    ]
+    switches = [Switch(4.0, tuple(other), dispatch), Switch(7.0, tuple(splits), dispatch)] if other else []
+    return driver.play([*events, *switches])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    batches=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    dispatch=st.sampled_from(["work-conserving", "deferred"]),
+    arrivals=arriving,
+)
+def test_inputs_of_one_token_run_as_without_tokens_whatever_bounds_their_batches(
+    batches: tuple[int, int], dispatch: Dispatch, arrivals: Play
+) -> None:
+    without = [Split(first=k, end=k + 1, batch=batch) for k, batch in enumerate(batches)]
+    by_tokens = [Split(first=k, end=k + 1, batch=50, tokens=batch) for k, batch in enumerate(batches)]
+    expected = played(without, arrivals, dispatch)
+    assert played(by_tokens, arrivals, dispatch) == expected
+    assert played(by_tokens, arrivals, dispatch, other=without) == expected

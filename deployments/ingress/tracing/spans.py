@@ -204,5 +204,6 @@ def _run_attributes(run: SplitRun) -> Mapping[str, int]:
         "offramp.first_block": run.first,
         "offramp.end_block": run.end,
         "offramp.batch": run.batch,
+        "offramp.batch_tokens": run.tokens,
         "offramp.target_batch": run.target,
     }

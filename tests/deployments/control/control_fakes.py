@@ -311,5 +311,5 @@ def one_is_slow(scene: Scene, replicas: int, *, shared: bool = False) -> None:
     for rank in range(replicas):
         seconds = 20 * (0.08 if rank == 2 else 0.04)
         is_shared = shared and rank == 2
-        ran = TimesRun(first=0, end=4, ramps=(), size=4, batches=20, seconds=seconds, shared=is_shared)
+        ran = TimesRun(first=0, end=4, ramps=(), size=4, batches=20, tokens=80, seconds=seconds, shared=is_shared)
         scene.fleet.times[f"split-cpu-0#{rank}"] = (ran,)

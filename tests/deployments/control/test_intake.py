@@ -27,7 +27,7 @@ def replica(*times: tuple[int, float], name: str = "r") -> ReplicaReport:
         epoch=0,
         waiting=0,
         times=tuple(
-            TimesRun(first=0, end=4, ramps=(), size=size, batches=batches, seconds=seconds)
+            TimesRun(first=0, end=4, ramps=(), size=size, batches=batches, tokens=size * batches, seconds=seconds)
             for size, (batches, seconds) in enumerate(times, start=1)
         ),
     )

@@ -182,7 +182,19 @@ def test_warming_an_emulated_device_takes_no_time_and_teaches_the_profiles(folde
     times = warm_up(runner, (split, Split(first=2, end=4, batch=4)), clock=ManualClock())
     assert slept == []
     # One input: 1 s a block, 0.5 s the ramp, ten times stretched; four inputs take 2 s a block.
-    assert (times.soonest_s(split), times.batch_s(split, 1), times.batch_s(split, 4)) == (15.0, 25.0, 45.0)
+    assert (times.soonest_s(split), times.batch_s(split, 1), times.batch_s(split, 4 * 16)) == (15.0, 25.0, 45.0)
+
+
+def test_warming_an_emulated_device_of_token_budgets_teaches_what_the_budgets_take(folder: Path) -> None:
+    profile = settings_of(folder).emulated[V100].model_copy(update={"length": 25})
+    settings = settings_of(folder).model_copy(update={"emulated": {V100: profile}})
+    runner = build_runner(settings, V100, starting_policy(settings), clock=ManualClock())
+    runner.follow(0.4)
+    split = Split(first=0, end=2, batch=64, ramps=(0,), tokens=100)
+    times = warm_up(runner, (split,), clock=ManualClock())
+    # 6 inputs of 16 tokens are 3.84 of the profile's, whose blocks take 1 s for one input and 2 s for four.
+    assert times.batch_s(split, 96) == pytest.approx(10 * (2 * (1 + 2.84 / 3) + 0.5))
+    assert times.mean_tokens(split) == pytest.approx((16 + 0.2 * (96 - 16)) / (1 + 0.2 * 5))
 
 
 class SteppingClock:

@@ -154,7 +154,7 @@ def test_traced_inputs_come_with_their_runs(one: OpenCall, other: OpenCall) -> N
 
 
 def run(first: int, end: int, queue_s: float, compute_s: float) -> SplitRun:
-    return SplitRun(first=first, end=end, batch=3, target=4, queue_s=queue_s, compute_s=compute_s)
+    return SplitRun(first=first, end=end, batch=3, tokens=3, target=4, queue_s=queue_s, compute_s=compute_s)
 
 
 def test_every_batch_has_its_share_of_an_inputs_times() -> None:

@@ -47,6 +47,7 @@ def ran(split: Split, size: int, batches: int, seconds: float = 0.0) -> TimesRun
         ramps=split.ramps,
         size=size,
         batches=batches,
+        tokens=size * batches,
         seconds=seconds,
         after_answer=split.after_answer,
     )

@@ -71,8 +71,8 @@ def test_a_stage_is_half_of_its_hop_what_it_says_itself_and_the_other_half() -> 
 
 def test_splits_of_a_stage_are_apart_with_their_batches() -> None:
     runs = (
-        SplitRun(first=0, end=2, batch=4, target=8, queue_s=1.0, compute_s=2.0),
-        SplitRun(first=2, end=3, batch=3, target=4, queue_s=0.5, compute_s=1.5),
+        SplitRun(first=0, end=2, batch=4, tokens=4, target=8, queue_s=1.0, compute_s=2.0),
+        SplitRun(first=2, end=3, batch=3, tokens=3, target=4, queue_s=0.5, compute_s=1.5),
     )
     told = visit(12.0, 19.0, timing=Timing(queue_s=1.5, compute_s=3.5), runs=runs, exit=2)
     [_, each, _] = request_spans(record(InputRecord(submitted_s=12.0, visits=[told])), 19.0)
@@ -89,6 +89,7 @@ def test_splits_of_a_stage_are_apart_with_their_batches() -> None:
         "offramp.first_block": 2,
         "offramp.end_block": 3,
         "offramp.batch": 3,
+        "offramp.batch_tokens": 3,
         "offramp.target_batch": 4,
     }
 

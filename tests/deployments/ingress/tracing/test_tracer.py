@@ -17,7 +17,7 @@ from earlyexit.signature import Encoded
 from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
-RUN = SplitRun(first=0, end=2, batch=2, target=4, queue_s=0.25, compute_s=0.5)
+RUN = SplitRun(first=0, end=2, batch=2, tokens=2, target=4, queue_s=0.25, compute_s=0.5)
 
 
 @dataclass
