@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from earlyexit.engine import Dispatch
 from earlyexit.errors import OfframpError
+from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.wire import Answer, Seen, WirePiece
 from optimizer.plan import Plan, PolicySpec, Stage
 
@@ -28,11 +29,12 @@ class Assignment:
     stage: Stage
     policy: PolicySpec | None
     dispatch: Dispatch
+    order: OrderSpec = DEFAULT
 
     @classmethod
     def of(cls, plan: Plan, stage: Stage) -> Assignment:
         """What a plan has one of its stages do."""
-        return cls(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch)
+        return cls(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch, order=plan.order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.errors import DeadlineError, ExecutionError, InputError, OfframpError
 from earlyexit.loop import MOST_BATCHES, DeviceLoop
 from earlyexit.member import Member
+from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.release import GoesOn, Inside, Lost, P, Release, Step
 from earlyexit.split import Split
 from earlyexit.wire import WirePiece
@@ -250,13 +251,13 @@ class DeviceThread(Generic[P]):
             self._device.engine.submit(next_block, members, self._clock.now_s(), fallback)
             self._wake.notify()
 
-    def follow(self, splits: Sequence[Split], dispatch: Dispatch, policy: Any) -> None:
-        """Host other splits, and decide by another policy, from the next batch on; see `BatchEngine.follow`.
+    def follow(self, splits: Sequence[Split], dispatch: Dispatch, policy: Any, order: OrderSpec = DEFAULT) -> None:
+        """Host other splits, and decide by another policy and order, from the next batch on; see `BatchEngine.follow`.
 
         The first that let batches overlap bring the second thread, which then stays.
         """
         with self._wake:
-            self._device.engine.follow(splits, dispatch)
+            self._device.engine.follow(splits, dispatch, order)
             self._device.runner.follow(policy)
             if any(split.overlap_below is not None for split in splits):
                 self._add_thread()

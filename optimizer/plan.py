@@ -11,6 +11,7 @@ from typing import Any
 
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
+from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.split import AfterAnswer, Split
 
@@ -112,6 +113,8 @@ class Plan:
     policy: PolicySpec | None = None
     """None where no ramp is active."""
     dispatch: Dispatch = "work-conserving"
+    order: OrderSpec = DEFAULT
+    """Which of the inputs that wait, at ingresses and in replicas, make the next batch."""
     epoch: int = 0
     """Counts plan changes of one service."""
     predicted: Mapping[str, Any] = field(default_factory=dict)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from cluster.devices import find_device
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
+from earlyexit.order import DEFAULT, OrderName, OrderSpec
 from earlyexit.policies import PolicyName
 from earlyexit.source_file import Source, StrictDocument, read_source
 from earlyexit.split import AfterAnswer, Split
@@ -62,6 +63,26 @@ class PolicyDocument(StrictDocument):
     own: str | None = None
 
 
+class OrderDetails(StrictDocument):
+    """An order and its numbers."""
+
+    name: OrderName = "deadline"
+    eta: float | None = None
+    q: float | None = None
+    overdue_s: float | None = None
+
+
+def _name_or_mapping(value: Any) -> str:
+    return "<mapping>" if isinstance(value, Mapping | OrderDetails) else "<name>"
+
+
+# Tags are no words of the format: they are left out where a mistake is told.
+OrderDocument = Annotated[
+    Annotated[OrderName, Tag("<name>")] | Annotated[OrderDetails, Tag("<mapping>")], Discriminator(_name_or_mapping)
+]
+"""`das`, or a mapping with its name and numbers."""
+
+
 class PlanDocument(StrictDocument):
     """A whole plan."""
 
@@ -71,6 +92,7 @@ class PlanDocument(StrictDocument):
     dispatch: Dispatch = "work-conserving"
     after_answer: AfterAnswer = "stop"
     overlap_below: int | None = Field(default=None, ge=1)
+    order: OrderDocument = Field(default_factory=OrderDetails)
     epoch: int = Field(default=0, ge=0)
     predicted: dict[str, Any] = Field(default_factory=dict)
 
@@ -104,6 +126,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "schema_version": 1,
         "dispatch": plan.dispatch,
         **batches_document(plan.stages),
+        **order_document(plan.order),
         "epoch": plan.epoch,
         "policy": None if policy is None else policy_document(policy),
         "stages": stages_document(plan.stages),
@@ -134,6 +157,19 @@ def batches_document(stages: Sequence[Stage]) -> dict[str, Any]:
     after_answer = {} if split.after_answer == "stop" else {"after_answer": split.after_answer}
     overlap = {} if split.overlap_below is None else {"overlap_below": split.overlap_below}
     return {**after_answer, **overlap}
+
+
+def order_document(order: OrderSpec) -> dict[str, Any]:
+    """What files say of an order: nothing of the default, and a name alone where it has no numbers of its own."""
+    if order == DEFAULT:
+        return {}
+    numbers = {name: value for name, value in asdict(order).items() if value is not None}
+    return {"order": order.name if len(numbers) == 1 else numbers}
+
+
+def order_of(document: OrderName | OrderDetails) -> OrderSpec:
+    """What a file says of an order; raises PlanError for numbers that contradict each other."""
+    return OrderSpec(name=document) if isinstance(document, str) else OrderSpec(**document.model_dump())
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -167,11 +203,14 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
         with source.said_at(("stages", len(stages) - 1, "splits", len(document.stages[-1].splits) - 1)):
             raise PlanError(f"the last split ends at block {end}, the model has {shape.num_blocks} blocks")
     policy = None if document.policy is None else _build_policy(document.policy, shape, source)
+    with source.said_at(("order",)):
+        order = order_of(document.order)
     with source.said_at(("policy",)):
         return Plan(
             stages=tuple(stages),
             policy=policy,
             dispatch=document.dispatch,
+            order=order,
             epoch=document.epoch,
             predicted=document.predicted,
         )

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from earlyexit.errors import DataError, PlanError
+from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.source_file import Source, read_source
 from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
 from optimizer.plan import PolicySpec, policy_of_score
+from optimizer.plan_file import order_of
 from optimizer.problem import (
     Link,
     MaximizeRate,
@@ -49,6 +51,8 @@ class ProblemFile:
     """Where survival was taken from them: what plans can be scored on again."""
     thresholds: Mapping[int, float] | None = None
     """Of every ramp of the problem, with the records."""
+    order: OrderSpec = DEFAULT
+    """Of the inputs that wait. The planner does not choose it."""
 
     def policy(self, ramps: tuple[int, ...]) -> PolicySpec | None:
         """The exit policy of the records, for these ramps; None where the file names no records."""
@@ -135,12 +139,14 @@ def _build(source: Source, folder: Path) -> ProblemFile:
             batches = batches_of(document.batches, problem.num_blocks, problem.ramps)
             check_survival(batches, problem.survival_N)
             problem = replace(problem, batches=batches)
+    with source.said_at(("order",)):
+        order = order_of(document.order)
     if recorded is None:
-        return ProblemFile(problem=problem)
+        return ProblemFile(problem=problem, order=order)
     records, thresholds = recorded
     if problem.batches is None:
         problem = with_recorded_batches(problem, records, thresholds)
-    return ProblemFile(problem=problem, records=records, thresholds=thresholds)
+    return ProblemFile(problem=problem, records=records, thresholds=thresholds, order=order)
 
 
 def _blank(document: ProblemDocument) -> PlanProblem:

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from earlyexit.errors import PlanError
 from earlyexit.source_file import Source, StrictDocument, fields_of
-from optimizer.plan_file import RampKey
+from optimizer.plan_file import OrderDetails, OrderDocument, RampKey
 
 MAX_BLOCKS = 10_000
 """Far above any model: what a file asks for is refused before memory is."""
@@ -214,6 +214,8 @@ class ProblemDocument(StrictDocument):
     objective: ObjectiveDocument
     budget: BudgetDocument | None = None
     batches: BatchesDocument | None = None
+    order: OrderDocument = Field(default_factory=OrderDetails)
+    """Of the inputs that wait, in plans that are made of it."""
 
 
 def refuse_unknown_fields(source: Source) -> None:

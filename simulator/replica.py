@@ -79,7 +79,7 @@ class SimulatedReplica:
     def follow(self, assignment: Assignment) -> None:
         """Do as the assignment says from the next batch on, unless it is no newer than what is followed."""
         if assignment.epoch > self.epoch:
-            self.engine.follow(assignment.stage.splits, assignment.dispatch)
+            self.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order)
             self.epoch = assignment.epoch
 
     def submit(self, trip: Trip, block: int) -> None:

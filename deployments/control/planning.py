@@ -268,11 +268,12 @@ class Planning:
 
     def _plan_of(self, found: Proposal) -> Plan:
         """With the policy even where no ramp is active: probes are seen by it."""
-        before = self._keeper.placed.plan  # the planner chooses neither of what is taken over from it
+        before = self._keeper.placed.plan  # the planner chooses nothing of what is taken over from it
         return Plan(
             stages=found.planned.stages,
             policy=self._keeper.policy,
             dispatch=before.dispatch,
+            order=before.order,
             predicted=promised(found.problem, found.figures),
         ).with_overlap(before.overlap_below)
 

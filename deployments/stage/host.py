@@ -71,7 +71,7 @@ class StageHost:
         policy = await asyncio.to_thread(self._make_ready, assignment)
         self._policy = assignment.policy, policy
         if self.epoch == NOTHING:
-            self._thread.follow((), assignment.dispatch, policy)
+            self._thread.follow((), assignment.dispatch, policy, assignment.order)
             times = await asyncio.to_thread(warm_up, self._runner, assignment.stage.splits, clock=self._clock)
             if self.epoch == NOTHING:  # else a call was faster, and its batches have taught the times since
                 self._device.engine.times = times
@@ -85,7 +85,7 @@ class StageHost:
             self._policy = assignment.policy, policy_for(self._settings, self._device_name, assignment.policy)
         if isinstance(self._runner, PacedRunner):
             self._runner.dispatch = assignment.dispatch
-        self._thread.follow(assignment.stage.splits, assignment.dispatch, self._policy[1])
+        self._thread.follow(assignment.stage.splits, assignment.dispatch, self._policy[1], assignment.order)
         self.epoch = assignment.epoch
 
     def submit(self, call: StageCall, opened: OpenCall) -> None:

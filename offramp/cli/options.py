@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 import typer
 
 from earlyexit import backends
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, PlanError
+from earlyexit.order import OrderSpec
 from earlyexit.ramps import pooling
 
 
@@ -52,6 +53,14 @@ def choice(name: str, value: str | None, allowed: tuple[str, ...]) -> Any:
     if value is not None and value not in allowed:
         raise InputError(f"--{name} {value!r}; allowed: {', '.join(allowed)}")
     return value
+
+
+def order_option(text: str | None) -> OrderSpec | None:
+    """What `--order` says; raises InputError."""
+    try:
+        return None if text is None else OrderSpec.parse(text)
+    except PlanError as error:
+        raise InputError(f"--order: {error}") from error
 
 
 def completes(allowed: tuple[str, ...]) -> dict[str, Callable[[str], list[str]]]:
@@ -106,9 +115,19 @@ PARTS = ("train", "val", "test")
 BUILT_IN_PLANS = ("stock", "early-exit", "serial")
 STRATEGY_NAMES = ("best", "stock", "early-exit", "e3", "serial", "apparate", "pame")
 DEVICE_NAMES = ("cpu", "cuda")
+ORDER_NAMES = ("arrival", "deadline", "shortest", "das")
 
 Dtype = Annotated[str, typer.Option(help="float32 or bfloat16.", **completes(DTYPES))]
 Backend = Annotated[str, typer.Option(help="torch or onnx.", **completes(BACKENDS))]
+OrderOf = Annotated[
+    str | None,
+    typer.Option(
+        "--order",
+        help=f"Which of the inputs that wait go first: {', '.join(ORDER_NAMES)} (or das:0.3, with its eta); "
+        "default: as the plan says, else deadline.",
+        **completes(ORDER_NAMES),
+    ),
+]
 ModelFolder = Annotated[Path, typer.Argument(help="Model folder, as `offramp train` writes it.")]
 _DATA = typer.Option(
     "--data",

@@ -14,6 +14,7 @@ from earlyexit.errors import InputError
 from offramp.cli.options import (
     STRATEGY_NAMES,
     AsJson,
+    OrderOf,
     ProblemFilePath,
     choice,
     completes,
@@ -21,6 +22,7 @@ from offramp.cli.options import (
     in_a_folder,
     integers,
     numbers,
+    order_option,
 )
 from offramp.cli.printing import show
 
@@ -47,6 +49,7 @@ def plan(
         float | None,
         typer.Option(callback=from_zero, help="For --out: leave at this entropy, in nats, at every active ramp."),
     ] = None,
+    order: OrderOf = None,
     compared: Annotated[
         bool, typer.Option("--compare/--no-compare", help="Plan the other strategies too, and compare.")
     ] = True,
@@ -63,6 +66,9 @@ def plan(
 
     if threshold is not None and out is None:
         raise InputError("--threshold: only a plan that is written with --out needs one")
+    wanted_order = order_option(order)
+    if wanted_order is not None and out is None:
+        raise InputError("--order: only a plan that is written with --out has one")
     in_a_folder("out", out)
     in_a_folder("plot", plot)
     wanted = choice("strategy", strategy, STRATEGY_NAMES)
@@ -73,6 +79,8 @@ def plan(
     file = read_problem(problem)
     if batch_limit is not None:
         file = replace(file, problem=with_batch_limit(file.problem, batch_limit))
+    if wanted_order is not None:
+        file = replace(file, order=wanted_order)
     found = answer(file, wanted, solve, compared=None if compared else ())
     if isinstance(found, NoPlanAnswer):
         _print(found, as_json=as_json)

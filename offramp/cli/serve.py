@@ -18,10 +18,12 @@ from offramp.cli.options import (
     DTYPES,
     FRONTS,
     HOP_DTYPES,
+    OrderOf,
     above_zero,
     choice,
     completes,
     optional_http_address,
+    order_option,
 )
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ def serve(
     batch: Batch = None,
     replicas: Replicas = None,
     device: PlanDevice = None,
+    order: OrderOf = None,
     port: Port = None,
     host: Host = None,
     front: Front = None,
@@ -120,7 +123,9 @@ def serve(
         return
     from offramp.service.application import application_settings, resolve_plan
 
-    chosen = resolve_plan(plan or "serial", model, batch=batch, replicas=replicas, device=device)
+    chosen = resolve_plan(
+        plan or "serial", model, batch=batch, replicas=replicas, device=device, order=order_option(order)
+    )
     kind = {
         "dtype": choice("dtype", dtype, DTYPES),
         "hop_dtype": choice("hop-dtype", hop_dtype, HOP_DTYPES),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from earlyexit.errors import InputError
-from offramp.cli.options import STRATEGY_NAMES, AsJson, ProblemFilePath, Seed, choice, completes
+from offramp.cli.options import STRATEGY_NAMES, AsJson, OrderOf, ProblemFilePath, Seed, choice, completes, order_option
 from offramp.cli.plan import NO_PLAN
 from offramp.cli.printing import make_table, milliseconds, show
 
@@ -68,6 +68,7 @@ def simulate(
     inputs_per_request: Annotated[int, typer.Option(min=1)] = 1,
     ingresses: Annotated[int, typer.Option(min=1, max=MOST_INGRESSES)] = 1,
     overlap_below: OverlapBelow = None,
+    order: OrderOf = None,
     admission: Admission = True,
     seed: Seed = 0,
     as_json: AsJson = False,
@@ -93,6 +94,7 @@ def simulate(
         inputs_per_request=inputs_per_request,
         num_ingresses=ingresses,
         overlap_below=overlap_below,
+        order=order_option(order),
         admission=admission,
         seed=seed,
     )

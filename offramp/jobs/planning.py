@@ -130,6 +130,7 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
     return Plan(
         stages=planned.stages,
         policy=_policy(file, ramps, threshold) if ramps else None,
+        order=file.order,
         predicted=promised(file.problem, planned.figures),
     )
 

@@ -51,7 +51,7 @@ def planner_plan(
         return found
     predicted = promised(file.problem, found.planned.figures)
     stages, policy = found.planned.stages, file.policy(ramps_of(found.planned.stages))
-    plan = Plan(stages=stages, policy=policy or STAND_IN, predicted=predicted)
+    plan = Plan(stages=stages, policy=policy or STAND_IN, order=file.order, predicted=predicted)
     return PlayedPlan(plan=plan, policy=policy, words=f"the planner's, {strategy}")
 
 

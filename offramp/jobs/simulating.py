@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from earlyexit.errors import InputError
+from earlyexit.order import OrderSpec
 from offramp.jobs.planning import NoPlanAnswer
 from offramp.jobs.provenance import provenance
 from offramp.jobs.simulated_inputs import Inputs, Thresholds, exit_inputs
@@ -51,6 +52,8 @@ class SimulateJob:
     num_ingresses: int = 1
     overlap_below: int | None = None
     """None: as the plan says."""
+    order: OrderSpec | None = None
+    """None: as the plan says, or the problem whose plan the planner makes."""
     admission: bool = True
     seed: int = 0
 
@@ -96,6 +99,8 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
         return played
     if job.overlap_below is not None:
         played = replace(played, plan=played.plan.with_overlap(job.overlap_below))
+    if job.order is not None:
+        played = replace(played, plan=replace(played.plan, order=job.order))
     with said_of(played):
         predicted = evaluate(file.problem, played.plan.stages)
     inputs = exit_inputs(file, played, job.records, job.thresholds, np.random.default_rng([job.seed, 1]))

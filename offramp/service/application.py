@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from optimizer.plan_file import ModelShape, read_plan
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from earlyexit.order import OrderSpec
     from offramp.service.shape import ApplicationDocument
     from optimizer.plan import Plan
 
@@ -70,12 +72,24 @@ def _route_prefix(model: Path, version: str) -> str:
 
 
 def resolve_plan(
-    plan: str, model: Path, *, batch: int | None = None, replicas: int | None = None, device: str | None = None
+    plan: str,
+    model: Path,
+    *,
+    batch: int | None = None,
+    replicas: int | None = None,
+    device: str | None = None,
+    order: OrderSpec | None = None,
 ) -> Plan:
     """A built-in plan, from the model's calibration, or the plan of a file; None stands for the built-in's default.
 
-    Raises ModelFolderError, PlanError, or InputError for numbers that a file's plan has of its own.
+    An `order` takes the place of the plan's own. Raises ModelFolderError, PlanError, or InputError for numbers that a
+    file's plan has of its own.
     """
+    found = _named_plan(plan, model, batch=batch, replicas=replicas, device=device)
+    return found if order is None else replace(found, order=order)
+
+
+def _named_plan(plan: str, model: Path, *, batch: int | None, replicas: int | None, device: str | None) -> Plan:
     if plan in BUILT_IN:
         return _built_in(plan, model, batch=batch or BATCH, replicas=replicas or REPLICAS, device=device or DEVICE)
     card = read_card(model)

@@ -15,7 +15,7 @@ from offramp.service.parts import ServiceParts
 from optimizer.batches_file import with_recorded_batches
 from optimizer.evaluate import Evaluation, promised
 from optimizer.plan import Plan
-from optimizer.plan_file import ModelShape, read_plan
+from optimizer.plan_file import ModelShape, order_of, read_plan
 from optimizer.problem import Link, MinimizeCost, Objective, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile, objective_of
 from optimizer.what_if import with_batch_limit
@@ -71,10 +71,19 @@ def first_plan(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
     """The plan to begin with: the file's, or one that leaves an accelerator to each of its idle slots.
 
     Serve starts no deployment without a replica; the controller takes idle ones away, and plans with all accelerators.
+    Its order of inputs is the one that every later plan takes over.
     """
     planner = parts.document.planner
-    if planner.plan is not None:
-        return _given_plan(parts, parts.base / planner.plan)
+    given = None if planner.plan is None else _given_plan(parts, parts.base / planner.plan)
+    plan = given or _uncrowded(parts, problem, solve)
+    if planner.order is None:
+        return plan
+    with parts.source.said_at(("planner", "order")):
+        return replace(plan, order=order_of(planner.order))
+
+
+def _uncrowded(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
+    planner = parts.document.planner
     plan = _solved(parts, problem, solve)
     for _ in range(CROWDED_TRIES if planner.control else 0):
         crowded = _crowded(parts, plan)

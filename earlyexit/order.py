@@ -1,0 +1,267 @@
+"""Which of the inputs that wait make the next batch. Pure.
+
+Used wherever inputs wait for one: in an engine's queues, and at an ingress. The orders are those of TCB (ICPP'22,
+section 6.2.4): first come first served, earliest deadline first, shortest first, and its own DAS (`earlyexit/das.py`).
+TCB maximises the *utility* of what runs before its deadline, 1 / length each (section 5.1). Where everything that waits
+can run in time they are worth the same.
+
+Short inputs that keep coming would have a long one wait for ever, so an input that has waited for `overdue_s` is
+*overdue*, and the oldest such is the first of the next batch. So nobody waits longer than that and then, for each who
+was overdue before, a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final, Literal, Protocol, TypeVar, get_args
+
+from earlyexit.das import SAME, Room, das, number_that_fits
+from earlyexit.errors import PlanError
+from earlyexit.split import Budget
+
+OrderName = Literal["arrival", "deadline", "shortest", "das"]
+
+OVERDUE_S: Final = 1.0
+"""When inputs are overdue, unless a plan says otherwise: later than the deadlines of most services, which then bound
+every wait, and early enough for those without."""
+
+_deadline_of = attrgetter("deadline_s")
+_since_of = attrgetter("since_s")
+_tokens_of = attrgetter("tokens")
+
+
+class Waiting(Protocol):
+    """An input that waits."""
+
+    @property
+    def tokens(self) -> int:
+        """Its length; one without any counts as of 1."""
+        ...
+
+    @property
+    def deadline_s(self) -> float:
+        """Until when it is of use; infinite where it always is."""
+        ...
+
+    @property
+    def since_s(self) -> float:
+        """When it began to wait here or, at an ingress, arrived."""
+        ...
+
+
+X = TypeVar("X", bound=Waiting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSpec:
+    """Which order, and its numbers; refuses numbers that it does not take, and those it cannot work with."""
+
+    name: OrderName = "deadline"
+    eta: float | None = None
+    """Of `das`: the share of a batch chosen for utility alone. None: what `q` leaves of 1, or a half."""
+    q: float | None = None
+    """Of `das`: an input may go for its deadline if its utility is at least this share of the mean of those; always
+    1 - eta (section 5.2), which None means."""
+    overdue_s: float | None = None
+    """Seconds of waiting after which an input goes first, of all orders but `arrival`; None: `OVERDUE_S`."""
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(OrderName):
+            raise PlanError(f"there is no order {self.name!r}; orders are {', '.join(get_args(OrderName))}")
+        for called, share in (("eta", self.eta), ("q", self.q)):
+            if share is None:
+                continue
+            if self.name != "das":
+                raise PlanError(f"the order {self.name!r} takes no {called}; only 'das' does")
+            if not 0 < share < 1:
+                raise PlanError(f"{called} must be between 0 and 1, not {share}")
+        if self.eta is not None and self.q is not None and not math.isclose(self.eta + self.q, 1, rel_tol=SAME):
+            raise PlanError(f"eta and q must sum to 1, not to {self.eta + self.q:g} as {self.eta} and {self.q} do")
+        if self.overdue_s is not None:
+            if self.name == "arrival":
+                raise PlanError("the order 'arrival' takes no overdue_s: the oldest goes first in any case")
+            if not self.overdue_s >= 0:
+                raise PlanError(f"overdue_s must be a number of seconds, at least 0, not {self.overdue_s}")
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """Eta and q of `das`."""
+        eta = 0.5 if self.q is None else 1 - self.q
+        eta = eta if self.eta is None else self.eta
+        return eta, 1 - eta if self.q is None else self.q
+
+    def build(self) -> Order:
+        """The order itself."""
+        return _ORDERS[self.name](self)
+
+    @classmethod
+    def parse(cls, text: str) -> OrderSpec:
+        """An order in one word, `das:0.3` for `das` with another eta; raises PlanError."""
+        name, colon, number = text.partition(":")
+        try:
+            eta = float(number) if colon else None
+        except ValueError:
+            raise PlanError(f"an order is a name, or das:eta with a number, not {text!r}") from None
+        return cls(name=name, eta=eta)  # type: ignore[arg-type] # it looks at the name itself
+
+
+DEFAULT: Final = OrderSpec()
+
+
+class Order(ABC):
+    """Chooses batches. It keeps nothing: the same who wait make the same batch."""
+
+    __slots__ = ("overdue_s", "spec")
+
+    def __init__(self, spec: OrderSpec = DEFAULT) -> None:
+        self.spec = spec
+        self.overdue_s = OVERDUE_S if spec.overdue_s is None else spec.overdue_s
+
+    @abstractmethod
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        """Positions of the next batch in `waiting`, which is sorted by deadline.
+
+        At least one where anybody waits. They are within the budget, unless it is one input that alone is larger.
+        """
+
+    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
+        """Whether the next batch is just as many from the front as fit, `number_in_front`; somebody must wait."""
+        return False
+
+
+class ByDeadline(Order):
+    """Earliest deadline first; in their order of arrival where deadlines are equal.
+
+    What has a deadline waits no longer than that. Of what has none, the oldest goes first once it is overdue: new
+    inputs with deadlines would else go before it for ever.
+    """
+
+    __slots__ = ()
+
+    def takes_front(self, waiting: Sequence[Waiting], now_s: float) -> bool:
+        # Where all have a deadline, or none has, there is nothing to look for.
+        if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
+            return True
+        return now_s - waiting[self._oldest_without(waiting)].since_s < self.overdue_s
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        order: Sequence[int] = range(len(waiting))
+        if waiting and not self.takes_front(waiting, now_s):
+            order = _led_by(self._oldest_without(waiting), order)
+        return _first_ones(order, _lengths(waiting), budget)
+
+    def _oldest_without(self, waiting: Sequence[Waiting]) -> int:
+        """Of those without a deadline, who stand last, in their order of arrival."""
+        return bisect_left(waiting, math.inf, key=_deadline_of)
+
+
+class ByArrival(Order):
+    """First come, first served."""
+
+    __slots__ = ()
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        since_s = list(map(_since_of, waiting))
+        return _first_ones(sorted(range(len(waiting)), key=since_s.__getitem__), _lengths(waiting), budget)
+
+
+class Shortest(Order):
+    """Shortest first; of equally long ones, the earliest deadline."""
+
+    __slots__ = ()
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        lengths, live = _lengths(waiting), _in_time(waiting, now_s)
+        overdue = _overdue_in(waiting, live, now_s - self.overdue_s)
+        order = sorted(live, key=lengths.__getitem__)
+        return _first_ones(order if overdue is None else _led_by(overdue, order), lengths, budget)
+
+
+class DeadlineAware(Order):
+    """TCB's DAS (section 5.2, algorithm 1), on batches of one row whose length is the token budget."""
+
+    __slots__ = ("_eta", "_q")
+
+    def __init__(self, spec: OrderSpec = DEFAULT) -> None:
+        super().__init__(spec)
+        self._eta, self._q = spec.shares
+
+    def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
+        live = _in_time(waiting, now_s)
+        overdue = _overdue_in(waiting, live, now_s - self.overdue_s)
+        lead = () if overdue is None else (overdue,)
+        return das(_lengths(waiting), live, budget, rows=1, eta=self._eta, q=self._q, lead=lead)[0]
+
+
+def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
+    """How many from the front make a batch: as many as fit, one where anybody waits."""
+    number = min(len(waiting), budget.inputs)
+    if budget.tokens is None:
+        return number
+    tokens = 0
+    for position in range(number):
+        tokens += waiting[position].tokens
+        if tokens > budget.tokens:
+            return max(position, 1)
+    return number
+
+
+def take_from(waiting: list[X], order: Order, budget: Budget, now_s: float) -> list[X]:
+    """Take the next batch out of a list that is sorted by deadline."""
+    if order.takes_front(waiting, now_s):
+        number = number_in_front(waiting, budget)
+        batch = waiting[:number]
+        del waiting[:number]
+        return batch
+    picked = order.pick(waiting, budget, now_s)
+    batch = [waiting[position] for position in picked]
+    for position in sorted(picked, reverse=True):
+        del waiting[position]
+    return batch
+
+
+def _first_ones(order: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[int]:
+    """The first of an order, up to who does not fit; one at least, where there is one."""
+    return list(order[: max(number_that_fits(order, lengths, Room(budget)), 1)])
+
+
+def _lengths(waiting: Sequence[Waiting]) -> list[int]:
+    lengths = list(map(_tokens_of, waiting))
+    if lengths and min(lengths) < 1:  # an input without tokens has a utility like any other
+        return [max(1, length) for length in lengths]
+    return lengths
+
+
+def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
+    """Who is not past the deadline: others are not in N_t (section 5.2). Everybody, where nobody is in time.
+
+    They are to be dropped by whoever asks; until they are, a batch of them is better than none, for ever.
+    """
+    late = bisect_left(waiting, now_s, key=_deadline_of)
+    return range(late if late < len(waiting) else 0, len(waiting))
+
+
+def _overdue_in(waiting: Sequence[Waiting], live: range, since_s: float) -> int | None:
+    """The oldest, if it has waited since then or longer; equally old ones in their order."""
+    if not live or since_s == -math.inf:
+        return None
+    since = list(map(_since_of, waiting))
+    oldest = min(live, key=since.__getitem__)
+    return oldest if since[oldest] <= since_s else None
+
+
+def _led_by(first: int, order: Sequence[int]) -> list[int]:
+    return [first, *[position for position in order if position != first]]
+
+
+_ORDERS: Final[dict[OrderName, type[Order]]] = {
+    "arrival": ByArrival,
+    "deadline": ByDeadline,
+    "shortest": Shortest,
+    "das": DeadlineAware,
+}
