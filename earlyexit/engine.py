@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, Literal
 from earlyexit.counts import RunSums, SplitCounts, TimesRun
 from earlyexit.errors import PlanError
 from earlyexit.member import Member, P, Queue, by_deadline
+from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.split import Split
 from earlyexit.times import Times
 
@@ -75,7 +76,8 @@ class BatchEngine(Generic[P]):
     - *deferred* (E3 section 4): it waits for a full batch until the most urgent member would miss its deadline; not
       while nothing is known of how long its splits take.
 
-    A batch is closed only when the device asks, so members that arrive while it computes still fit. Probes have queues
+    Who of a queue is in the batch is the order's to say. A batch is closed only when the device asks, so members that
+    arrive while it computes still fit. Probes have queues
     of their own; being few, they count as full as soon as one waits.
     """
 
@@ -83,6 +85,7 @@ class BatchEngine(Generic[P]):
         "_deepest_first",
         "_dispatch",
         "_hosted",
+        "_order",
         "_passing",
         "_run_sums",
         "_serial",
@@ -91,7 +94,14 @@ class BatchEngine(Generic[P]):
         "times",
     )
 
-    def __init__(self, splits: Sequence[Split], times: Times, *, dispatch: Dispatch = "work-conserving") -> None:
+    def __init__(
+        self,
+        splits: Sequence[Split],
+        times: Times,
+        *,
+        dispatch: Dispatch = "work-conserving",
+        order: OrderSpec = DEFAULT,
+    ) -> None:
         self.times = times
         self._serial = 0
         self._trust = 1.0
@@ -100,7 +110,7 @@ class BatchEngine(Generic[P]):
         # are empty.
         self._hosted: dict[int, Queue[P]] = {}
         self._passing: dict[Split, Queue[P]] = {}
-        self.follow(splits, dispatch)
+        self.follow(splits, dispatch, order)
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -138,8 +148,8 @@ class BatchEngine(Generic[P]):
                 return True
         return False
 
-    def follow(self, splits: Sequence[Split], dispatch: Dispatch) -> None:
-        """Host other splits from now on; everyone who waits keeps waiting.
+    def follow(self, splits: Sequence[Split], dispatch: Dispatch, order: OrderSpec = DEFAULT) -> None:
+        """Host other splits, and choose by another order, from now on; everyone who waits keeps waiting.
 
         Members queued for block k move to the new split that starts there. Where none does, their old split runs them.
         """
@@ -147,6 +157,7 @@ class BatchEngine(Generic[P]):
         unchanged = {queue.split: queue for queue in self._hosted.values()}
         self._splits = tuple(splits)
         self._dispatch = dispatch
+        self._order = order.build()
         self._hosted = {split.first: unchanged.get(split) or Queue(split) for split in splits}
         self._passing = {}
         for queue in before:
@@ -292,7 +303,7 @@ class BatchEngine(Generic[P]):
         ]
 
     def _take(self, queue: Queue[P], now_s: float, *, full: bool = False) -> Batch[P]:
-        members = queue.take()
+        members = queue.take(self._order, now_s)
         if self._passing and not queue.members:
             self._let_drained_vanish()
         return Batch(split=queue.split, members=members, started_s=now_s, probe=queue.probe, full=full)

@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Generic, TypeVar
 
 from earlyexit.counts import SplitCounts
+from earlyexit.order import Order, take_from
 from earlyexit.split import Budget, Split
 
 P = TypeVar("P")
@@ -41,6 +42,11 @@ class Member(Generic[P]):
     compute_s: float = 0.0
     """Time spent running here so far."""
 
+    @property
+    def since_s(self) -> float:
+        """When it began to wait for its split; orders call that so."""
+        return self.queued_since_s
+
 
 by_deadline = attrgetter("deadline_s")
 _by_order = attrgetter("deadline_s", "queued_serial")
@@ -54,7 +60,7 @@ class Queue(Generic[P]):
     probe: bool = False
     counts: SplitCounts = field(init=False)
     # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all come in this
-    # order, so that a sorted list is faster than a heap.
+    # order, so that a sorted list is faster than a heap. Whoever the order has go first is found in it.
     members: list[Member[P]] = field(default_factory=list)
     tokens: int = 0
     """Of all members together."""
@@ -84,11 +90,10 @@ class Queue(Generic[P]):
         """Expected of its next batch, should it fill: who waits counts as he is, others have `mean_tokens`."""
         return self.budget.tokens_when_full(mean_tokens, len(self.members), self.tokens)
 
-    def take(self) -> tuple[Member[P], ...]:
-        """The next batch, counted as run from now on."""
-        counts, num_next = self.counts, self._num_next()
-        members = tuple(self.members[:num_next])
-        del self.members[:num_next]
+    def take(self, order: Order, now_s: float) -> tuple[Member[P], ...]:
+        """The next batch, counted as run from now on; somebody must wait."""
+        counts = self.counts
+        members = tuple(take_from(self.members, order, self.budget, now_s))
         num_tokens = sum([member.tokens for member in members])
         self.tokens -= num_tokens
         counts.batches += 1
@@ -119,14 +124,3 @@ class Queue(Generic[P]):
     def _wait(self, members: list[Member[P]]) -> None:
         self.members = members
         self.tokens = sum(member.tokens for member in members)
-
-    def _num_next(self) -> int:
-        """How many of its first members the next batch takes: as many as its budget holds."""
-        if self.budget.tokens is None:
-            return self.budget.inputs
-        num_tokens = 0
-        for num_inputs, member in enumerate(self.members):
-            if not self.budget.room_for(num_inputs, num_tokens, member.tokens):
-                return num_inputs
-            num_tokens += member.tokens
-        return len(self.members)

@@ -200,15 +200,14 @@ class DeadlineAware(Order):
 
 def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
     """How many from the front make a batch: as many as fit, one where anybody waits."""
-    number = min(len(waiting), budget.inputs)
     if budget.tokens is None:
-        return number
-    tokens = 0
-    for position in range(number):
-        tokens += waiting[position].tokens
-        if tokens > budget.tokens:
-            return max(position, 1)
-    return number
+        return min(len(waiting), budget.inputs)
+    num_tokens = 0
+    for num_inputs, each in enumerate(waiting):
+        if not budget.room_for(num_inputs, num_tokens, each.tokens):
+            return num_inputs
+        num_tokens += each.tokens
+    return len(waiting)
 
 
 def take_from(waiting: list[X], order: Order, budget: Budget, now_s: float) -> list[X]:
