@@ -20,6 +20,7 @@ from earlyexit.errors import (
     OfframpError,
     StageUnavailableError,
 )
+from earlyexit.order import OrderSpec
 from earlyexit.split import Split
 from earlyexit.wire import Answer, Numbers, Seen, WirePiece
 from optimizer.plan import PolicySpec, Stage
@@ -102,6 +103,7 @@ CALLS = {
     "probe": replace(CALL, probe=True),
     "traced": replace(CALL, traced=(1,)),
     "deferred": replace(CALL, assignment=replace(ASSIGNMENT, dispatch="deferred")),
+    "another order": replace(CALL, assignment=replace(ASSIGNMENT, order=OrderSpec(name="das", eta=0.25))),
 }
 POLICIES = {
     "one threshold": PolicySpec(thresholds=0.4),

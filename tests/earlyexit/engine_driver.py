@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from earlyexit.clock import ManualClock
 from earlyexit.engine import Batch, BatchEngine, Dispatch
 from earlyexit.member import Member
+from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.split import Split
 
 Engine = BatchEngine[None]
@@ -56,6 +57,7 @@ class Switch:
     at_s: float
     splits: tuple[Split, ...]
     dispatch: Dispatch = "work-conserving"
+    order: OrderSpec = DEFAULT
 
 
 Event = Arrival | Switch
@@ -107,7 +109,7 @@ class Driver:
             event = self.events.pop(0)
             self.clock.advance(event.at_s - self.clock.now_s())
             if isinstance(event, Switch):
-                self.engine.follow(event.splits, event.dispatch)
+                self.engine.follow(event.splits, event.dispatch, event.order)
             else:
                 self.engine.submit(event.block, _members(event), event.at_s, event.fallback)
         self.clock.advance(until_s - self.clock.now_s())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from earlyexit.errors import PlanError
+from earlyexit.order import OrderSpec
 from earlyexit.split import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import (
@@ -109,6 +111,22 @@ def test_only_a_plan_whose_inputs_stay_says_so() -> None:
     assert plan_document(PLAN.with_after_answer("stay")) == {**plan_document(PLAN), "after_answer": "stay"}
 
 
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (OrderSpec(name="shortest"), "shortest"),
+        (OrderSpec(name="das", eta=0.3), {"name": "das", "eta": 0.3}),
+        (OrderSpec(overdue_s=5.0), {"name": "deadline", "overdue_s": 5.0}),
+    ],
+)
+def test_only_an_order_of_its_own_is_said(order: OrderSpec, said: object, tmp_path: Path) -> None:
+    assert "order" not in plan_document(PLAN)
+    plan = replace(PLAN, order=order)
+    assert plan_document(plan) == {**plan_document(PLAN), "order": said}
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml") == plan
+
+
 def changed(old: str, new: str) -> str:
     assert GOOD.count(old) == 1
     return GOOD.replace(old, new)
@@ -135,6 +153,12 @@ MISTAKES = (
     ("dispatch: deferred", "dispatch: eager", "2: dispatch: Input should be 'work-conserving' or 'deferred'"),
     ("dispatch: deferred", "after_answer: leave", "2: after_answer: Input should be 'stop' or 'stay'"),
     ("dispatch: deferred", "overlap_below: 0", "2: overlap_below: Input should be greater than or equal to 1"),
+    ("dispatch: deferred", "order: longest", "2: order: Input should be 'arrival', 'deadline', 'shortest' or 'das'"),
+    ("dispatch: deferred", "order: {name: das, eta: 1.5}", "2: eta must be between 0 and 1, not 1.5"),
+    ("dispatch: deferred", "order: {name: das, eta: 0.5, q: 0.25}", "2: eta and q must sum to 1, not to 0.75"),
+    ("dispatch: deferred", "order: {name: arrival, eta: 0.5}", "2: the order 'arrival' takes no eta"),
+    ("dispatch: deferred", "order: {name: das, etta: 0.5}", "2: order.etta: "),
+    ("dispatch: deferred", "order: [das]", "2: order: "),
     ("name: confidence", "name: patience", "4: exit policy 'patience' takes patience, not thresholds"),
     ("first: 4", 'first: "4"', "16: stages.1.splits.0.first: "),
     ("1: 0.9", "1: high", "6: policy.thresholds.1: "),
