@@ -81,7 +81,7 @@ class ControlLoop:
             coverage=settings.coverage,
             since_s=clock.now_s(),
         )
-        self.tuning = Tuning(make_tuner or tuner_of(settings, problem), self._complain)
+        self.tuning = Tuning(make_tuner or tuner_of(settings, problem), self._complain, problem)
         self.watch = Watch(fleet, history, self.knowledge, clock, self._complain, self.tuning)
         meanwhile = self._meanwhile if self.tuning.is_on else None
         change = ChangeOver(fleet, clock, sleep, self.watch.ingress_reports, settings.starts_at_once, meanwhile)

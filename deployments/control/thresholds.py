@@ -79,6 +79,7 @@ class Thresholds:
             self._tuning.pause()
         elif standing.followed is not None and keeper.goes_by_ours(standing.followed.plan):
             self._tuning.follow(self._planning.thresholds, standing.followed_s)
+            self._tuning.serve(standing.followed.plan.stages[0])
 
     async def _go_by(self, said: Tuned, reason: str, epoch: int, seen: Look) -> None:
         keeper, standing = self._keeper, self._keeper.standing

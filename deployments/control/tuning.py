@@ -13,6 +13,7 @@ from optimizer.live.tuning.rows import lets_nobody_leave
 from optimizer.live.tuning.tuners import make_tuner
 from optimizer.pame.on_batches import Batching
 from optimizer.pame.times import seconds_of
+from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
 from optimizer.risk import Guarantee
 from profiles.stream import Observations, StreamShape
@@ -24,13 +25,17 @@ MakeTuner = Callable[[StreamShape], Tuner]
 class Tuning:
     """The tuner of one service, made when the first observations tell what they are of."""
 
-    def __init__(self, make: MakeTuner | None, complain: Callable[[str], None]) -> None:
+    def __init__(self, make: MakeTuner | None, complain: Callable[[str], None], problem: PlanProblem) -> None:
         """`make`: None where thresholds stay as they are. `complain` is told of observations that it cannot use."""
         self._make = make
         self._complain = complain
+        self._problem = problem
         self._tuner: Tuner | None = None
         self._shape: StreamShape | None = None
         self._followed: tuple[Mapping[int, float], float] | None = None
+        self._entry: tuple[str, int] | None = None
+        self._batching: Batching | None = None
+        """That inputs enter the model in; None before anything is served."""
         self._since_s = 0.0
         """What arrived before was answered by nobody knows what."""
         self.said: Tuned | None = None
@@ -69,6 +74,8 @@ class Tuning:
             if self._tuner is None:
                 self._shape, self._tuner = seen.shape, self._make(seen.shape)
                 self._tuner.follow(*self._followed)
+                if self._batching is not None:
+                    self._tuner.serve(self._batching)
             said = self._tuner.observe(seen.take(seen.times_s_N.argsort(kind="stable")))
             if said is not None:
                 self.said = said if self.alarm is None or said.why == "alarm" else _as_urgent(self.alarm, said)
@@ -84,6 +91,14 @@ class Tuning:
         self._followed = thresholds, since_s
         if self._tuner is not None:
             self._tuner.follow(thresholds, since_s)
+
+    def serve(self, first: Stage) -> None:
+        """The first stage of the plan that is followed: batches of its first split are what exits shrink."""
+        entry = first.device, first.splits[0].batch
+        if entry != self._entry:
+            self._entry, self._batching = entry, batching_of(self._problem, *entry)
+            if self._tuner is not None:
+                self._tuner.serve(self._batching)
 
     def pause(self) -> None:
         """Look at nothing until told what to follow; what was said before is void by then."""
@@ -109,10 +124,18 @@ def tuner_of(settings: ControlSettings, problem: PlanProblem) -> MakeTuner | Non
     guarantee = Guarantee(budget=settings.accuracy_budget, confidence=settings.accuracy_confidence)
     # Of a device that is there: what is measured of others may be of nothing that serves. Savings are told as shares of
     # the model's time, which differ little between devices; its largest batch is what devices run when it matters.
-    table = problem.latency[device_names(problem)[0]]
+    # Batches are the plan's as soon as there is one: see `Tuning.serve`.
+    device = device_names(problem)[0]
+    table = problem.latency[device]
     times = ExitTimes.of(table, problem.ramps, table.batches[-1])
-    batching = Batching(seconds=seconds_of(table, problem.ramps), size=table.batches[-1])
+    batching = batching_of(problem, device, table.batches[-1])
     name = settings.tuning
     return lambda shape: make_tuner(
         name, Question(score=shape.score, guarantee=guarantee, times=times, batching=batching)
     )
+
+
+def batching_of(problem: PlanProblem, device: str, size: int) -> Batching:
+    """Batches of a split on a device, of whose seconds nothing is known beyond the largest that was measured."""
+    table = problem.latency[device]
+    return Batching(seconds=seconds_of(table, problem.ramps), size=min(size, table.batches[-1]))

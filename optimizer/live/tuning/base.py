@@ -58,7 +58,7 @@ class Question:
     times: ExitTimes
     """For what is saved by leaving early."""
     batching: Batching | None = None
-    """For tuners that look at how long batches take."""
+    """For tuners that look at how long batches take; of those to begin with."""
 
 
 class Tuner(ABC):
@@ -81,6 +81,9 @@ class Tuner(ABC):
 
         Only these ramps are tuned, and only inputs of which all of them were seen tell anything.
         """
+
+    def serve(self, batching: Batching) -> None:  # noqa: B027 - most tuners look at inputs, not at batches
+        """Inputs enter the model in batches of this size, on this device, from now on."""
 
     @abstractmethod
     def observe(self, seen: Observations) -> Tuned | None:

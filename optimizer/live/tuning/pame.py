@@ -26,6 +26,7 @@ from earlyexit.errors import PlanError
 from optimizer.live.exit_mover import TAIL, Place, best_place
 from optimizer.live.tuning.base import Question, Tuned, Tuner, TunerState, Why, check_followed
 from optimizer.live.tuning.rows import lets_nobody_leave, never, outcome_of, records_of, whole_N
+from optimizer.pame.on_batches import Batching
 from optimizer.pame.precision import normalised
 from optimizer.pame.thresholds import next_step
 from profiles.outcome import ExitOutcome
@@ -52,7 +53,7 @@ class PameTuner(Tuner):
         if question.batching is None:
             raise PlanError("tuner 'pame' looks at batches: it needs their seconds by the number of inputs")
         self._batching = question.batching
-        self._size = window * question.batching.size
+        self._window = window
         self._most_calm = calm
         self._precision = 1 - question.guarantee.budget
         self._thresholds: Mapping[int, float] | None = None
@@ -67,6 +68,11 @@ class PameTuner(Tuner):
         self._thresholds = dict(thresholds)
         self._since_s = since_s
         self._rows, self._calm = [], []
+
+    def serve(self, batching: Batching) -> None:
+        """See `Tuner`: what waits to be judged is judged in such batches."""
+        self._batching = batching
+        self._calm = []  # windows of another length
 
     def observe(self, seen: Observations) -> Tuned | None:
         """See `Tuner`."""
@@ -102,6 +108,11 @@ class PameTuner(Tuner):
             next_test=self._size,
             safe=lets_nobody_leave(self.question.score, check_followed(self._thresholds)),
         )
+
+    @property
+    def _size(self) -> int:
+        """Inputs of a window."""
+        return self._window * self._batching.size
 
     @property
     def _waiting(self) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from deployments.control.description import describe
-from optimizer.plan import Plan, PolicySpec
+from earlyexit.split import Split
+from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
 from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, begun, halves, planned, whole
 from tests.deployments.control.told_tuner import (
@@ -205,3 +206,14 @@ async def test_it_says_by_which_thresholds_answers_leave(tmp_path: Path) -> None
     described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
     assert described["tuning"]["thresholds"] == {str(ramp): SAFE[ramp] for ramp in RAMPS}
     assert (described["tuning"]["safe"], described["tuning"]["alarms"]) == (True, 1)
+
+
+async def test_the_tuner_judges_batches_of_the_plan_that_is_followed(tmp_path: Path) -> None:
+    scene, tuner = await tuned(tmp_path)
+    tuner.says(SAFE, "alarm")
+    await scene.ticks(1, EASY)
+    assert tuner.served == [4]
+    for batch in (2, 9):  # 4 is the largest that was measured
+        stages = (Stage(device="cpu", replicas=4, splits=(Split(first=0, end=4, batch=batch),)),)
+        await scene.loop.apply(plan_document(Plan(stages=stages)), hold=True)
+    assert tuner.served == [4, 2, 4]

@@ -39,14 +39,14 @@ async def test_a_tuner_made_after_a_restart_tunes_all_ramps_from_its_first_look_
     scene.history.close()
     scene.make_tuner = lambda shape: make_tuner(name, QUESTION)
     scene.start()
-    await scene.ticks(3, (360, 240))
+    await scene.ticks(3, (362, 241))
     assert scene.said("error") == []
     assert set(thresholds_of(scene)) == set(RAMPS)
     state = scene.loop.tuning.state
     assert state is not None
     assert (state.safe, state.rows > 0) == (False, True)
-    # Thresholds to begin with passed a test of many inputs; PAME judges every 50 batches of 8.
-    assert state.next_test == {"guarantee": 3939 + 100, "apparate": None, "pame": 50 * 8}[name]
+    # Thresholds to begin with passed a test of many inputs; PAME judges every 50 batches of the plan's 4.
+    assert state.next_test == {"guarantee": 3939 + 100, "apparate": None, "pame": 50 * 4}[name]
     scene.history.close()
     scene.start()
     await scene.ticks(2, EASY)

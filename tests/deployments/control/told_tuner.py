@@ -37,11 +37,16 @@ class ToldTuner(Tuner):
     def __init__(self) -> None:
         super().__init__(QUESTION)
         self.followed: list[Mapping[int, float]] = []
+        self.served: list[int] = []
+        """Inputs of a batch."""
         self.observed = 0
         self.next: Tuned | None = None
 
     def follow(self, thresholds: Mapping[int, float], since_s: float) -> None:
         self.followed.append(dict(thresholds))
+
+    def serve(self, batching: Batching) -> None:
+        self.served.append(batching.size)
 
     def observe(self, seen: Observations) -> Tuned | None:
         assert (np.diff(seen.times_s_N) >= 0).all()

@@ -125,6 +125,26 @@ def test_an_exit_that_the_plan_has_off_is_not_told_again() -> None:
     assert made.observe(off) is None
 
 
+def test_inputs_are_judged_in_the_batches_that_the_plan_has_now() -> None:
+    made = tuner()
+    made.serve(replace(BATCHING, size=1))
+    # One by one, who moves on takes 2.0 + 0.5 + 4.0 in the place of 6.0 for the whole model.
+    half = batches(hard=1).take(np.arange(50, 100))
+    assert made.state.next_test == 50
+    found = made.observe(half)
+    assert found is not None
+    assert found.words.startswith("4.0% of the batches were slower than without exits")
+
+
+def test_what_waits_is_judged_in_new_batches_too() -> None:
+    made = tuner()
+    made.serve(replace(BATCHING, size=1))
+    assert made.observe(batches(hard=1).take(np.arange(51, 100))) is None
+    made.serve(BATCHING)
+    assert made.observe(batches(hard=0, first_s=100.0).take(np.arange(0, 50))) is None
+    assert (made.state.rows, made.state.next_test) == (99, 100)
+
+
 def test_a_tuner_without_the_seconds_of_batches_is_refused() -> None:
     with pytest.raises(PlanError, match="it needs their seconds by the number of inputs"):
         make_tuner("pame", question())
