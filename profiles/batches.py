@@ -2,14 +2,14 @@
 
 The cost model knows the mean share that moves on. What a batch takes depends on how many of *its* inputs do, and a
 promise about slow batches depends on the worst of them. So recorded inputs are kept in their order of arrival, with
-which ramps are sure of each and what those answers cost, and are cut into batches of any size: PAME's batching pattern
-matrix (section 6.3.2), for any set of active ramps.
+which ramps are sure of each and what those answers cost. Cut into batches they hold, for any set of active ramps and
+batch by batch, what PAME's batching pattern matrix (section 6.3.2) counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -74,15 +74,6 @@ class RecordedBatches:
         """Recorded inputs."""
         return len(self.sure_NR)
 
-    @property
-    def num_batches(self) -> int:
-        """K: whole batches."""
-        return len(self) // self.size
-
-    def of_size(self, size: int) -> RecordedBatches:
-        """The same inputs, cut into batches of another size; raises DataError where they make none."""
-        return self if size == self.size else replace(self, size=size)
-
     def exits_N(self, active: Sequence[int]) -> IntArray:
         """The block that each input leaves after when exactly these ramps are active.
 
@@ -93,29 +84,6 @@ class RecordedBatches:
             return np.full(len(self), self.num_blocks - 1, dtype=np.int64)
         sure_NA = self.sure_NR[:, columns]
         return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], self.num_blocks - 1).astype(np.int64)
-
-    def losses_N(self, active: Sequence[int]) -> FloatArray:
-        """What each input's answer costs when exactly these ramps are active; nothing at the model's end."""
-        columns = self._columns(active)
-        if not columns:
-            return np.zeros(len(self))
-        sure_NA, losses_NA = self.sure_NR[:, columns], self.losses_NR[:, columns]
-        return np.asarray(losses_NA[np.arange(len(self)), sure_NA.argmax(1)])  # of nobody sure it is a 0 that is taken
-
-    def remaining(self, active: Sequence[int]) -> IntArray:
-        """How many of every batch are inside after each active ramp, those in ascending order, (K, A)."""
-        return inside_after(self.exits_N(active), sorted(active), self.size)
-
-    def pattern(self, active: Sequence[int], interval: int = 1) -> IntArray:
-        """The batching pattern matrix C[i, j], (A, size // interval + 1).
-
-        In how many batches at least j and fewer than j + 1 intervals of inputs are inside after the i-th active ramp.
-        """
-        return histograms(self.remaining(active), self.size, interval)
-
-    def counts(self, some_N: BoolArray) -> IntArray:
-        """How many of every batch are among some inputs (K)."""
-        return batch_counts(some_N, self.size)
 
     def _columns(self, active: Sequence[int]) -> list[int]:
         unknown = sorted(set(active) - set(self.ramps))
@@ -134,12 +102,3 @@ def inside_after(exits_N: IntArray, ramps: Sequence[int], size: int) -> IntArray
     """How many of every whole batch are inside after each ramp (K, A), if inputs leave after these blocks."""
     columns = [batch_counts(exits_N > ramp, size) for ramp in ramps]
     return np.stack(columns, axis=1) if columns else np.zeros((len(exits_N) // size, 0), dtype=np.int64)
-
-
-def histograms(counts_KA: IntArray, size: int, interval: int) -> IntArray:
-    """Of every column (A) how many counts from 0 to `size` lie in each interval; the last ends at `size`."""
-    if not 1 <= interval <= size:
-        raise DataError(f"an interval of batch sizes is 1 to {size}, not {interval}")
-    num_bins = size // interval + 1
-    rows = [np.bincount(counts_K // interval, minlength=num_bins) for counts_K in counts_KA.T]
-    return np.array(rows, dtype=np.int64).reshape(counts_KA.shape[1], num_bins)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from earlyexit.split import Split
+from experiments.pame_cases import KINDS, Kind, v100
 from experiments.pame_models import records_file, telling_absent
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
 from experiments.saturated import Device, Saturated
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
-from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 from simulator.decisions import ByRamp, IntArray, nested
@@ -33,9 +33,6 @@ MOST_LATE = 0.02
 NUM_INPUTS: Mapping[Effort, int] = {"full": 40_000, "quick": 4_000}
 CIFAR10 = records_file("cifar10")
 """Of a jointly trained ResNet-32, where there is one."""
-EXIT_SHARES = {"resnet50": 0.089, "bert-base": (20.03 / 16.75 - 1) / 11}
-"""What one exit takes of the whole model's time: of classification 8.9 % (figure 17); of BERT's eleven, which take it
-from 16.75 to 20.03 ms, one (section 3.2)."""
 PAPER: Mapping[str, Any] = {"exits": 1.289, "overlapping": 1.313, "late": {4: 0.02, 6: 0.03, 8: 0.12}}
 """Times stock's throughput, without and with parallel batches; late shares by threshold, at 4 no more than that."""
 SEED = 0
@@ -142,21 +139,10 @@ def surest(records: ExitRecords) -> ByRamp:
     return ByRamp(ramps=records.ramps, sure_NR=sure_NR)
 
 
-def table_of(model: str, length: int, num_blocks: int, num_ramps: int) -> LatencyTable:
-    """A published V100's, shared evenly among so many blocks."""
-    table = published_profile(model, "V100").tables[length]
-    whole_s_B = table.block_s_NB.sum(0)
-    return LatencyTable(
-        batches=table.batches,
-        block_s_NB=np.tile(whole_s_B / num_blocks, (num_blocks, 1)),
-        ramp_s_EB=np.tile(whole_s_B * EXIT_SHARES[model], (num_ramps, 1)),
-    )
-
-
-def case_of(words: str, records: ExitRecords, model: str, length: int, effort: Effort) -> Case:
+def case_of(words: str, records: ExitRecords, kind: Kind, effort: Effort) -> Case:
     """Recorded inputs in random order, again and again."""
     rows_N = np.random.default_rng(SEED).integers(len(records), size=NUM_INPUTS[effort])
-    table = table_of(model, length, records.num_blocks, len(records.ramps))
+    table = v100(kind, records.num_blocks, len(records.ramps))
     return Case(words=words, table=table, decisions=surest(records), rows_N=rows_N)
 
 
@@ -167,13 +153,13 @@ def cases(effort: Effort) -> list[Case]:
         ramps, survival_N = (4, 9), (*(1.0,) * 5, *(0.5,) * 5, *(0.3,) * 6)
         decisions = nested(survival_N, ramps, rng, num_rows=2_000)
         rows_N = rng.integers(2_000, size=NUM_INPUTS[effort])
-        made_up = Case(words="made up", table=table_of("resnet50", 224, 16, 2), decisions=decisions, rows_N=rows_N)
+        made_up = Case(words="made up", table=v100(KINDS["cifar10"], 16, 2), decisions=decisions, rows_N=rows_N)
         return [made_up]
     found = []
     if CIFAR10.is_file():
         records = ExitRecords.load(CIFAR10)
-        found.append(case_of("CIFAR-10, ResNet-32 at ResNet-50's times", records, "resnet50", 224, effort))
-    return [*found, case_of("SST-2, BERT-base", bert12_sst2("confidence"), "bert-base", 128, effort)]
+        found.append(case_of("CIFAR-10, ResNet-32 at ResNet-50's times", records, KINDS["cifar10"], effort))
+    return [*found, case_of("SST-2, BERT-base", bert12_sst2("confidence"), KINDS["sst2"], effort)]
 
 
 def compare(case: Case, batch: int) -> tuple[list[Comparison], Table, list[Row], int]:

@@ -14,7 +14,7 @@ from earlyexit.errors import PlanError
 from optimizer.pame.checks import Checks, Configured, configured
 from optimizer.pame.precision import Precision
 from optimizer.pame.times import ROUNDING, Seconds, TimeMatrix, time_matrix
-from profiles.batches import IntArray, batch_counts, histograms
+from profiles.batches import IntArray, batch_counts
 from profiles.scores import BoolArray
 
 
@@ -69,8 +69,6 @@ class Step:
     """One step: all candidates, and the one that was taken."""
 
     matrix: TimeMatrix
-    pattern_EJ: IntArray
-    """C[i, j], as wide as the matrix."""
     candidates: tuple[Candidate, ...]
     chosen: Candidate | None
     """None in the last step of a search that ran out of candidates that help."""
@@ -162,12 +160,10 @@ def _step(seconds: Seconds, checks: Checks, state: _State, options: SearchOption
     interval = min(options.interval, state.size)
     matrix = time_matrix(seconds, state.first, ramps, state.size, interval)
     candidates = tuple(_candidate(checks, state, matrix, row, options) for row in range(len(ramps)))
-    left_KE = np.stack([each.left_K for each in candidates], axis=1) if candidates else np.zeros((1, 0), dtype=np.int64)
     is_first = not state.before
     helping = [each for each in candidates if _helps(each, matrix, options, is_first=is_first)]
     return Step(
         matrix=matrix,
-        pattern_EJ=histograms(np.minimum(left_KE, state.size), state.size, interval),
         candidates=candidates,
         chosen=min(helping, key=lambda each: each.mean_s if is_first else each.tail_s, default=None),
     )

@@ -51,11 +51,6 @@ class TimeMatrix:
     """The whole batch to the end without an exit: the time that must not be exceeded, t_0^n in the first step."""
 
     @property
-    def to_exit_s_E(self) -> FloatArray:
-        """t[i, 0]: until the answers of exit i."""
-        return np.asarray(self.seconds_EJ[:, 0])
-
-    @property
     def allowed_E(self) -> list[int]:
         """Per candidate the most intervals that may move on: up to there no time is above `whole_s`; -1: none may."""
         fits_EJ = self.seconds_EJ <= self.whole_s * (1 + ROUNDING)

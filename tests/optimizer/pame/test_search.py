@@ -97,7 +97,7 @@ def test_the_exit_of_the_least_mean_is_taken_though_another_lets_more_leave() ->
     # After block 0 two of four leave: 6 s for them, 10 s for the rest, 8 s. After block 1 all four: 10 s.
     step = search([[1, 1], [1, 1], [0, 1], [0, 1]]).steps[0]
     assert [each.mean_s for each in step.candidates] == [8, 10]
-    assert step.pattern_EJ.tolist() == [[0, 0, 1, 0, 0], [1, 0, 0, 0, 0]]
+    assert [each.left_K.tolist() for each in step.candidates] == [[2], [0]]
     assert step.chosen is not None
     assert (step.chosen.ramp, step.chosen.allowed, step.chosen.slower) == (0, 3, 0)
 
