@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,16 +26,22 @@ class Echo:
 
 
 @asynccontextmanager
-async def channel_to_a_server() -> AsyncIterator[Any]:
+async def a_server() -> AsyncIterator[int]:
+    """Its port."""
     server = grpc.aio.server()
     add_inference_service(Echo(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield channel
+        yield port
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def channel_to_a_server() -> AsyncIterator[Any]:
+    async with a_server() as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
 
 
 async def ask(channel: Any, name: str, **options: Any) -> tuple[bytes, dict[str, str]]:
@@ -102,8 +109,35 @@ async def test_large_answers_are_compressed_for_whoever_asks_for_it(
     assert context.told == told
 
 
-async def test_a_compressed_answer_arrives_with_its_trailing_metadata() -> None:
-    async with channel_to_a_server() as channel:
-        call = channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"much", metadata=(("accept-encoding", "gzip"),))
+@asynccontextmanager
+async def counted(port: int) -> AsyncIterator[tuple[int, list[int]]]:
+    """A port in front of a server, and how many bytes come back from there, part by part."""
+    sent: list[int] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counts: list[int]) -> None:
+        while part := await reader.read(1 << 16):
+            counts.append(len(part))
+            writer.write(part)
+            await writer.drain()
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, to_server, []), pump(from_server, writer, sent))
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as front:
+        yield front.sockets[0].getsockname()[1], sent
+
+
+@pytest.mark.parametrize("asked", ["gzip", "identity"])
+async def test_a_large_answer_takes_few_bytes_where_it_is_asked_for_compressed(asked: str) -> None:
+    async with (
+        a_server() as port,
+        counted(port) as (front, sent),
+        grpc.aio.insecure_channel(f"127.0.0.1:{front}") as to,
+    ):
+        call = to.unary_unary(f"/{SERVICE}/ModelInfer")(b"much", metadata=(("accept-encoding", asked),))
         assert await call == b"ModelInfer much" * LONG
         assert dict(await call.trailing_metadata())["told"] == "none"
+    plain = len(b"ModelInfer much") * LONG
+    assert sum(sent) < plain / 50 if asked == "gzip" else plain <= sum(sent) < 1.05 * plain
