@@ -26,7 +26,10 @@ INTERRUPTED = 130
 MOST_INGRESSES = 1000
 
 Arrivals = Annotated[
-    str, typer.Option(help="poisson:9000, uniform:, gamma:9000,cv=2, mmpp:1000,peak=5000,..., or trace:FILE.")
+    str,
+    typer.Option(
+        help="poisson:9000, uniform:, gamma:9000,cv=2, mmpp:1000,peak=5000,..., trace:FILE, counts:FILE or times:FILE."
+    ),
 ]
 PlanFile = Annotated[
     Path | None, typer.Option(help="Plan file, or what `offramp plan --json` printed; default: the planner's.")

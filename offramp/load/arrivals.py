@@ -1,4 +1,8 @@
-"""When requests arrive, said in one line: `poisson:9000`, `mmpp:1000,peak=5000,calm_s=10,burst_s=1`, `trace:FILE`."""
+"""When requests arrive, said in one line: `poisson:9000`, `mmpp:1000,peak=5000,calm_s=10,burst_s=1`, `trace:FILE`.
+
+A trace's numbers may be requests per second or the time of each request: `trace:` goes by the content and notes which
+reading was taken, `counts:` and `times:` say it.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +17,21 @@ import numpy as np
 from earlyexit.errors import DataError, InputError
 from offramp.load.processes import FloatArray, Gamma, Modulated, Poisson, Process, Uniform
 from offramp.load.replay import CountReplay, StampReplay
-from offramp.load.traces import GAP_S, CountTrace, StampTrace, gaps, in_gaps, read_trace
+from offramp.load.traces import GAP_S, CountTrace, Reading, StampTrace, gaps, in_gaps, read_trace
 
 __all__ = ["ALLOWED", "Arrivals", "FloatArray", "parse_arrivals"]
 
 ALLOWED = (
     "poisson:RATE, uniform:RATE, gamma:RATE,cv=CV, mmpp:MEAN,peak=RATE,calm_s=S,burst_s=S, "
-    "trace:FILE[,rate=RATE][,from=SECOND][,gaps=cut|keep]"
+    "trace:FILE[,rate=RATE][,from=SECOND][,gaps=cut|keep]; in the place of trace, counts:FILE (requests per second) or "
+    "times:FILE[,unit=s|ms] (of each request) say how its numbers are read"
 )
 LARGEST = 1e12
 """Of any number in a spec: beyond it rates and seconds lose their digits to rounding."""
 DATES_S = 1e8
 """Seconds beyond three years are dates since 1970: nobody waits from 0 until they come."""
+UNITS = {"s": 1.0, "ms": 1e-3}
+"""Of times, in seconds."""
 CV_RANGE = (0.01, 100.0)
 """Below, gaps are equal; above, all arrivals of a draw come at one instant."""
 
@@ -52,7 +59,8 @@ class Arrivals:
 def parse_arrivals(spec: str) -> Arrivals:
     """Arrivals in words; `ALLOWED` lists the forms, numbers are requests per second and seconds.
 
-    `rate` scales a trace so that the window drawn has this mean rate; `from` is the second of the file to begin at,
+    `rate` gives the window drawn of a trace this mean rate: counts are multiplied, so that bursts stay as long; times
+    are moved together or apart, so that bursts get shorter or longer. `from` is the second of the file to begin at,
     gaps counted. Runs of at least 60 s without a request in counts per second are cut out, unless `gaps=keep`, and the
     rest is moved together. A trace is read here; raises InputError for wrong words and DataError for a wrong file.
     """
@@ -159,23 +167,46 @@ def _mmpp(words: _Words) -> _Built:
 
 
 def _trace(words: _Words) -> _Built:
+    return _read(words, None)
+
+
+def _read(words: _Words, reading: Reading | None) -> _Built:
+    """With a note of how the file was read."""
     if not words.head:
         raise InputError(f"arrivals {words.spec!r}: the file is missing; allowed: {ALLOWED}")
-    trace = read_trace(Path(words.head))
+    trace = read_trace(Path(words.head), reading)
     if isinstance(trace, StampTrace):
-        return _stamps(words, trace)
-    return _counts(words, trace)
+        process, notes = _stamps(words, trace)
+        taken = f"the times of {len(trace.arrivals_s_N):,} requests"
+    else:
+        process, notes = _counts(words, trace)
+        taken = f"{len(trace.counts_B):,} counts, requests per {'second' if trace.bin_s == 1 else 'minute'}"
+        if reading is None and trace.bin_s == 1:
+            taken += " (times: reads them as the time of each request)"
+    return process, (f"{words.head}: read as {taken}", *notes)
+
+
+def _counted(words: _Words) -> _Built:
+    return _read(words, "counts")
+
+
+def _timed(words: _Words) -> _Built:
+    unit = words.options.get("unit", "s")
+    if unit not in UNITS:
+        raise InputError(f"arrivals {words.spec!r}: unit={unit!r}; allowed: {', '.join(UNITS)}")
+    return _read(words, "times")
 
 
 def _stamps(words: _Words, trace: StampTrace) -> _Built:
     if "gaps" in words.options:
         raise InputError(f"arrivals {words.spec!r}: gaps= is for counts per second; {words.head} has single requests")
-    first_s, last_s = float(trace.arrivals_s_N[0]), float(trace.arrivals_s_N[-1])
+    arrivals_s_N = trace.arrivals_s_N * UNITS[words.options.get("unit", "s")]
+    first_s, last_s = float(arrivals_s_N[0]), float(arrivals_s_N[-1])
     if "from" not in words.options and first_s > DATES_S:
         raise DataError(f"{words.head}: the first request is at second {first_s:.15g}; say from={first_s:.15g}")
     if words.start_s() > last_s:
         raise _beyond(words, last_s)
-    replay = StampReplay(arrivals_s_N=trace.arrivals_s_N, start_s=words.start_s(), rate_per_s=words.rate_option())
+    replay = StampReplay(arrivals_s_N=arrivals_s_N, start_s=words.start_s(), rate_per_s=words.rate_option())
     return replay, (_round_again(replay.period_s),)
 
 
@@ -219,4 +250,6 @@ _KINDS: Mapping[str, tuple[Callable[[_Words], _Built], tuple[str, ...]]] = {
     "gamma": (_gamma, ("cv",)),
     "mmpp": (_mmpp, ("peak", "calm_s", "burst_s")),
     "trace": (_trace, ("rate", "from", "gaps")),
+    "counts": (_counted, ("rate", "from", "gaps")),
+    "times": (_timed, ("rate", "from", "unit")),
 }

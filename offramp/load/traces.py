@@ -7,7 +7,8 @@ What a file is follows from its content, and so does gzip:
     TIMESTAMP,...                     a request a row (Azure LLM inference 2023, both files)
     0.25                              a request a line: its second
 
-Whole numbers alone are always counts; seconds need a point in one of them (`3.0`).
+Whole numbers alone are taken for counts, unless the caller says that they are times; numbers one a line, with a point
+in one of them (`3.0`), for times, unless the caller says otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +36,9 @@ GAP_S = 60
 """So many seconds in a row without a request, where a hundred are usual, are a gap in the trace."""
 GZIP = b"\x1f\x8b"
 COLUMNS = "TIMESTAMP (Azure LLM) or minute_1, minute_2, ... (Azure Functions)"
+FORMS = f"counts per second, the seconds of requests, one a line, and tables with the columns {COLUMNS}"
+Reading = Literal["counts", "times"]
+"""Of numbers that could be both: requests per second, or the second of each request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,8 +65,20 @@ class StampTrace:
             raise DataError("a trace of seconds needs finite ones from 0 on, ascending, at least two of them different")
 
 
-def read_trace(path: Path) -> CountTrace | StampTrace:
-    """Read a file of any of the formats above; raises DataError that names file and line for anything else."""
+def read_trace(path: Path, reading: Reading | None = None) -> CountTrace | StampTrace:
+    """Read a file of any of the formats above; raises DataError that names file and line for anything else.
+
+    `reading`: what is asked for, else the content decides; raises DataError too for a table of the other kind.
+    """
+    trace = _read(path, reading)
+    if reading == "counts" and isinstance(trace, StampTrace):
+        raise DataError(f"{path}: seconds of single requests; counts per second or minute are needed")
+    if reading == "times" and isinstance(trace, CountTrace):
+        raise DataError(f"{path}: counts per minute; the seconds of single requests are needed")
+    return trace
+
+
+def _read(path: Path, reading: Reading | None) -> CountTrace | StampTrace:
     lines = _text(path).splitlines()
     header = next((line for line in lines if line.strip()), None)
     if header is None:
@@ -71,14 +88,13 @@ def read_trace(path: Path) -> CountTrace | StampTrace:
         return _seconds(_stamps(path, lines, columns))
     if len(columns) > 1:
         return _per_minute(path, lines, columns)
-    return _numbers(path, lines)
+    return _numbers(path, lines, reading)
 
 
 def read_counts(path: Path) -> CountTrace:
     """Read a file of counts; raises DataError for one of seconds too."""
-    trace = read_trace(path)
-    if isinstance(trace, StampTrace):
-        raise DataError(f"{path}: seconds of single requests; counts per second or minute are needed")
+    trace = read_trace(path, "counts")
+    assert isinstance(trace, CountTrace)
     return trace
 
 
@@ -103,6 +119,8 @@ def _text(path: Path) -> str:
         return (gzip.decompress(data) if data.startswith(GZIP) else data).decode("utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: is a folder, not a file") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise DataError(f"{path}:{line}: not UTF-8") from error
@@ -132,15 +150,16 @@ def _error(path: Path, words: Sequence[str], lines_N: IntArray, index: int, why:
     return DataError(f"{path}:{lines_N[index]}: {words[index]!r} {why}{place}")
 
 
-def _numbers(path: Path, lines: Sequence[str]) -> CountTrace | StampTrace:
-    """Counts where a line holds several, or all are whole numbers; else seconds."""
+def _numbers(path: Path, lines: Sequence[str], reading: Reading | None) -> CountTrace | StampTrace:
+    """As they are to be read; else counts where a line holds several, or all are whole numbers, and seconds else."""
     rows = [line.split() for line in lines]
     words = [word for row in rows for word in row]
     lines_N = np.repeat(np.arange(1, len(rows) + 1), [len(row) for row in rows])
     values = _Values(path=path, words=words, lines_N=lines_N, values_N=_floats(path, words, lines_N))
-    if len(words) == sum(map(bool, rows)) and not set().union(*words) <= set("+-0123456789"):
-        return _seconds(values)
-    return _per_second(values)
+    if reading is None:
+        alone = len(words) == sum(map(bool, rows))
+        reading = "times" if alone and not set().union(*words) <= set("+-0123456789") else "counts"
+    return _seconds(values) if reading == "times" else _per_second(values)
 
 
 def _floats(path: Path, words: Sequence[str], lines_N: IntArray) -> FloatArray:
@@ -148,8 +167,7 @@ def _floats(path: Path, words: Sequence[str], lines_N: IntArray) -> FloatArray:
         return np.array(words, dtype=np.float64)
     except ValueError:
         index = next(index for index, word in enumerate(words) if not _is_number(word))
-        allowed = f"counts per second, seconds of requests, one a line, and tables with the columns {COLUMNS}"
-        raise _error(path, words, lines_N, index, f"is no number; allowed are {allowed}") from None
+        raise _error(path, words, lines_N, index, f"is no number; allowed are {FORMS}") from None
 
 
 def _is_number(word: str) -> bool:
@@ -188,7 +206,7 @@ def _per_minute(path: Path, lines: Sequence[str], columns: Sequence[str]) -> Cou
     """The functions' counts, added."""
     minutes = [index for index, name in enumerate(columns) if re.fullmatch(r"(minute_)?\d+", name)]
     if not minutes or all(name.isdigit() for name in columns):  # a row of numbers names nothing
-        raise DataError(f"{path}: columns {', '.join(columns[:5])}; known tables have {COLUMNS}")
+        raise DataError(f"{path}: columns {', '.join(columns[:5])}; allowed are {FORMS}")
     sums_M = np.zeros(len(minutes))
     for line, row in _rows(path, lines, len(columns)):
         words, lines_M = [row[index] for index in minutes], np.full(len(minutes), line)

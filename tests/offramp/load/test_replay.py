@@ -58,6 +58,8 @@ def test_gaps_are_cut_out_and_said_and_from_counts_them(tmp_path: Path) -> None:
     assert (found.process.counts_B.tolist(), found.process.start_s) == ([1, 2, 3, 4, 0, 5], 4.5)
     assert found.words == spec + ",from=64.5"
     assert found.notes == (
+        f"{tmp_path / 'trace'}: read as 136 counts, requests per second "
+        "(times: reads them as the time of each request)",
         "cut out: 2 gaps of 60 s or more without a request, 130 s of 136 in all",
         "the trace is 6 s long; where more is drawn it goes round again",
     )
@@ -69,6 +71,28 @@ def test_gaps_are_cut_out_and_said_and_from_counts_them(tmp_path: Path) -> None:
     assert (len(kept.counts_B), kept.start_s) == (136, 30.5)
     with pytest.raises(InputError, match="from=66 is in a gap that ends the trace"):
         parse_arrivals(spec + ",from=66")
+
+
+def test_whole_numbers_are_counts_or_times_as_the_caller_says_and_it_is_noted(tmp_path: Path) -> None:
+    spec = trace(tmp_path, "0\n1000\n3000\n").removeprefix("trace:")
+    counted, timed = parse_arrivals(f"counts:{spec}"), parse_arrivals(f"times:{spec},unit=ms")
+    assert isinstance(counted.process, CountReplay)
+    assert counted.notes[0] == f"{spec}: read as 3 counts, requests per second"
+    assert timed.notes[0] == f"{spec}: read as the times of 3 requests"
+    assert draw(f"times:{spec},unit=ms", 3.0).tolist() == [0.0, 1.0]
+    assert draw(f"times:{spec}", 3000.0).tolist() == [0.0, 1000.0]
+    with pytest.raises(InputError, match="unit='m'; allowed: s, ms"):
+        parse_arrivals(f"times:{spec},unit=m")
+    with pytest.raises(InputError, match="no such key 'unit'"):
+        parse_arrivals(f"trace:{spec},unit=ms")
+
+
+def test_a_rate_multiplies_counts_and_moves_times_closer_together(tmp_path: Path) -> None:
+    spec = trace(tmp_path, "0\n1000\n0\n1000").removeprefix("trace:")
+    of_counts = per_second(draw(f"counts:{spec},rate=250", 4.0), 4)
+    assert (of_counts[0], of_counts[2]) == (0, 0)  # bursts stay where they were, and as long
+    spec = trace(tmp_path, "0\n1\n3\n6").removeprefix("trace:")
+    assert draw(f"times:{spec},rate=1", 4.0).tolist() == [0.0, 0.5, 1.5, 3.0]  # the round of 8 s in 4 s
 
 
 def test_recorded_seconds_are_drawn_as_they_were_and_go_round_a_mean_gap_later(tmp_path: Path) -> None:
@@ -165,7 +189,7 @@ def test_the_twitter_trace_is_scaled_without_its_gaps() -> None:
     if folder is None or not (folder / name).is_file():
         pytest.skip(f"{name} is not in OFFRAMP_DATA")
     found = parse_arrivals(f"trace:{folder / name},rate=1000,from=1436400")
-    assert found.notes[0].startswith("cut out: 22 gaps of 60 s or more")
+    assert found.notes[1].startswith("cut out: 22 gaps of 60 s or more")
     counts = per_second(found.draw(3600.0, np.random.default_rng(0)), 3600)
     assert np.mean(counts) == pytest.approx(1000, abs=3 * 0.53)  # 3.6 million arrivals
     assert max(counts) == pytest.approx(350 / 59.9 * 1000, rel=0.05)

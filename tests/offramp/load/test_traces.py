@@ -48,6 +48,22 @@ def test_one_number_with_a_point_makes_them_all_seconds(tmp_path: Path) -> None:
     assert seconds(tmp_path, "0.25\n1\n1\n\n3e0\n") == [0.25, 1.0, 1.0, 3.0]
 
 
+def test_the_caller_may_say_what_whole_numbers_are(tmp_path: Path) -> None:
+    path = write(tmp_path, "0\n3\n12\n")
+    timed, counted = read_trace(path, "times"), read_trace(path, "counts")
+    assert isinstance(timed, StampTrace)
+    assert isinstance(counted, CountTrace)
+    assert timed.arrivals_s_N.tolist() == counted.counts_B.tolist() == [0.0, 3.0, 12.0]
+
+
+def test_tables_are_what_they_are_whatever_the_caller_says(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="counts per minute; the seconds of single requests are needed"):
+        read_trace(write(tmp_path, FUNCTIONS + "f,a,60,0\n"), "times")
+    rows = "2024-05-10 00:00:00\n2024-05-10 00:00:01"
+    with pytest.raises(DataError, match="seconds of single requests; counts per second or minute are needed"):
+        read_trace(write(tmp_path, "TIMESTAMP\n" + rows), "counts")
+
+
 def test_functions_are_added_by_the_minute(tmp_path: Path) -> None:
     assert counts(tmp_path, FUNCTIONS + "f,a,60,0\n\ng,a,1,2\n") == ([61.0, 2.0], 60.0)
     assert counts(tmp_path, "HashFunction,1,2\nf,60,0\n") == ([60.0, 0.0], 60.0)  # the columns as first published
@@ -83,14 +99,22 @@ def test_sixty_zeros_are_a_gap_and_fifty_nine_are_quiet() -> None:
         pytest.param("3\n4 -1", "trace:2: '-1' is negative", id="negative count"),
         pytest.param("3\n\n4 1.5", "trace:3: '1.5' is no whole number of requests", id="half a request"),
         pytest.param("3 4 nan", "trace:1: 'nan' is no whole number of requests (value 3 of the file)", id="nan count"),
-        pytest.param("3\nmany", "trace:2: 'many' is no number; allowed are counts per second, seconds", id="word"),
+        pytest.param("3\nmany", "trace:2: 'many' is no number; allowed are counts per second, the seconds", id="word"),
         pytest.param("0.5\n-0.1", "trace:2: '-0.1' is no second; finite ones, 0 or above", id="negative second"),
         pytest.param("0.5\nnan", "trace:2: 'nan' is no second", id="nan second"),
         pytest.param("0.5\n\ninf", "trace:3: 'inf' is no second", id="infinite second"),
         pytest.param("0.5\n2.5\n2.4", "trace:3: '2.4' is before the line above it", id="unsorted"),
         pytest.param("0.5\n0.5", "trace: 2 requests at one instant have no rate", id="one instant"),
-        pytest.param("a,b\n1,2", "trace: columns a, b; known tables have TIMESTAMP", id="columns"),
-        pytest.param("1,2\n3,4", "trace: columns 1, 2; known tables have", id="rows of numbers"),
+        pytest.param(
+            "a,b\n1,2",
+            "trace: columns a, b; allowed are counts per second, the seconds of requests, one a line, and",
+            id="columns",
+        ),
+        pytest.param(
+            "1,2\n3,4",
+            "trace: columns 1, 2; allowed are counts per second, the seconds of requests, one a line",
+            id="rows of numbers",
+        ),
         pytest.param(FUNCTIONS, "trace: no requests", id="no function"),
         pytest.param(FUNCTIONS + "f,a,1,2\nf,a,1", "trace:3: 3 cells under 4 columns", id="short row"),
         pytest.param(FUNCTIONS + "f,a,1,-2", "trace:2: '-2' is no count", id="negative minute"),
@@ -119,7 +143,7 @@ def test_a_file_that_is_no_trace_is_refused_by_file_and_line(tmp_path: Path, tex
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="gone: no such file"):
         read_trace(tmp_path / "gone")
-    with pytest.raises(DataError, match="Is a directory"):
+    with pytest.raises(DataError, match="is a folder, not a file"):
         read_trace(tmp_path)
     damaged = tmp_path / "damaged"
     damaged.write_bytes(gzip.compress(b"1 2 3")[:-4])
@@ -131,7 +155,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_seconds_are_no_counts(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="counts per second or minute are needed"):
+    with pytest.raises(DataError, match=r"'0\.5' is no whole number of requests"):
         read_counts(write(tmp_path, "0.5\n1.5"))
 
 
