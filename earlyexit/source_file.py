@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from earlyexit.errors import InputError
+from earlyexit.yaml_aliases import check_aliases
 
 Document = TypeVar("Document", bound="StrictDocument")
 MOST_MISTAKES = 50
@@ -85,7 +86,8 @@ class LineNumbers:
             lines: dict[tuple[str, ...], int] = {}
             root = _compose(self._text)
             if root is not None:
-                self._walk(root, (), (), lines)
+                check_aliases(root)
+                self._walk(root, (), lines)
             self._lines = lines
         for length in range(len(path), -1, -1):
             line = self._lines.get(tuple(map(str, path[:length])))
@@ -93,15 +95,7 @@ class LineNumbers:
                 return line
         return 1
 
-    def _walk(
-        self,
-        node: yaml.Node,
-        path: tuple[str, ...],
-        above: tuple[yaml.Node, ...],
-        lines: dict[tuple[str, ...], int],
-    ) -> None:
-        if any(node is each for each in above):
-            raise yaml.MarkedYAMLError(problem="an alias stands inside what it names", problem_mark=node.start_mark)
+    def _walk(self, node: yaml.Node, path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
         lines[path] = node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
             _refuse_twice(node)
@@ -112,7 +106,7 @@ class LineNumbers:
         else:
             return
         for name, value in inside:
-            self._walk(value, (*path, name), (*above, node), lines)
+            self._walk(value, (*path, name), lines)
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -235,7 +229,7 @@ def _line_of_second(lines: LineNumbers) -> str:
 def _read_yaml(text: str, path: Path, raises: type[InputError]) -> Source:
     lines = LineNumbers(text)
     try:
-        lines.of(())  # an alias inside what it names would not end when loaded
+        lines.of(())  # an alias inside what it names would not end when loaded, and aliases of aliases fill memory
         document = yaml.load(text, Loader=_Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

@@ -85,6 +85,10 @@ class RecordedBatches:
         sure_NA = self.sure_NR[:, columns]
         return np.where(sure_NA.any(1), np.array(ramps)[sure_NA.argmax(1)], self.num_blocks - 1).astype(np.int64)
 
+    def remaining(self, active: Sequence[int]) -> IntArray:
+        """How many of every batch are inside after each active ramp, those in ascending order, (K, A)."""
+        return inside_after(self.exits_N(active), sorted(active), self.size)
+
     def _columns(self, active: Sequence[int]) -> list[int]:
         unknown = sorted(set(active) - set(self.ramps))
         if unknown:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from earlyexit.errors import DataError
-from profiles.batches import RecordedBatches, inside_after
+from profiles.batches import RecordedBatches
 from profiles.records import ExitRecords
 
 SURE = [[1, 1], [0, 1], [0, 0], [1, 0], [0, 1], [0, 0], [1, 1]]
@@ -21,22 +21,17 @@ def batches(size: int = 3, sure: list[list[int]] = SURE) -> RecordedBatches:
     return RecordedBatches(num_blocks=4, ramps=(0, 2), sure_NR=sure_NR, losses_NR=losses_NR, size=size)
 
 
-def remaining(of: RecordedBatches, active: tuple[int, ...]) -> list[list[int]]:
-    """How many of every batch are inside after each active ramp."""
-    return inside_after(of.exits_N(active), active, of.size).tolist()
-
-
 def test_every_batch_counts_who_is_left_after_each_active_ramp() -> None:
-    both = remaining(batches(), (0, 2))
+    both = batches().remaining((0, 2)).tolist()
     assert both == [[2, 1], [2, 1]]  # the seventh input is in no whole batch
 
 
 def test_an_inactive_ramp_lets_nobody_out() -> None:
-    assert remaining(batches(), (2,)) == [
+    assert batches().remaining((2,)).tolist() == [
         [1],
         [2],
     ]  # the fourth goes on: nested shares let it leave
-    assert remaining(batches(), ()) == [[], []]
+    assert batches().remaining(()).tolist() == [[], []]
 
 
 def test_an_input_leaves_at_the_first_active_ramp_that_is_sure() -> None:
@@ -57,15 +52,15 @@ def records(times: list[float] | None = None) -> ExitRecords:
 
 def test_records_become_batches_in_the_order_of_arrival() -> None:
     as_kept = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 1)
-    assert remaining(as_kept, (0, 1)) == [[0, 0], [1, 0], [1, 1]]
+    assert as_kept.remaining((0, 1)).tolist() == [[0, 0], [1, 0], [1, 1]]
     assert as_kept.losses_NR.tolist() == [[1, 0], [0, 1], [0, 0]]  # a ramp that is not sure costs nothing
     backwards = RecordedBatches.of_records(records([3.0, 2.0, 1.0]), {0: 0.5, 1: 0.5}, 1)
-    assert remaining(backwards, (0,)) == [[1], [1], [0]]
+    assert backwards.remaining((0,)).tolist() == [[1], [1], [0]]
 
 
 def test_records_become_batches_of_some_ramps() -> None:
     one = RecordedBatches.of_records(records(), {0: 0.5, 1: 0.5}, 3, (1,))
-    assert (one.ramps, remaining(one, (1,))) == ((1,), [[1]])
+    assert (one.ramps, one.remaining((1,)).tolist()) == ((1,), [[1]])
     assert RecordedBatches.of_records(records(), {1: 0.5}, 3).ramps == (1,)
 
 
