@@ -18,10 +18,10 @@ def written(folder: Path, text: str) -> Path:
 
 def repeated(levels: int, begin: str, each: str) -> str:
     """Each level names the one before nine times; 9 to the power of the levels values altogether."""
-    lines = [f"a0: &a0 {begin}"]
-    for level in range(1, levels):
-        lines.append(f"a{level}: &a{level} {each.format(', '.join([f'*a{level - 1}'] * 9))}")
-    return "\n".join(lines)
+    names = [", ".join([f"*a{level}"] * 9) for level in range(levels - 1)]
+    return "\n".join(
+        [f"a0: &a0 {begin}", *(f"a{level}: &a{level} {each.format(nine)}" for level, nine in enumerate(names, start=1))]
+    )
 
 
 @pytest.mark.parametrize(
