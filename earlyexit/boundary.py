@@ -16,6 +16,8 @@ DType = Literal["float", "int32", "uint8"]
 HopDtype = Literal["same", "float16"]
 """In what `float` tensors travel between processes: in the model's own type, or in half precision."""
 BYTES: dict[DType, int] = {"float": 4, "int32": 4, "uint8": 1}
+FloatName = Literal["float32", "bfloat16"]
+"""What networks compute in."""
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 """Of a number, by the type that a model is loaded in."""
 HALF_BYTES = 2

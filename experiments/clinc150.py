@@ -17,8 +17,8 @@ from earlyexit.dataset import read_labelled
 from experiments.data import RUNS, require_data
 from experiments.models import finished
 from offramp.jobs.calibration import CalibrateJob, outcome_figures
+from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import resolve_backbone
 from optimizer.risk import Guarantee
 from profiles.scores import Score
 

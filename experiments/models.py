@@ -9,10 +9,11 @@ from earlyexit.dataset import LabelledRows
 from earlyexit.store import save_model
 from earlyexit.tasks.label import LabelTask
 from offramp.jobs.calibration import CalibrateJob, calibrate
+from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.progress import progress_bars
 from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import resolve_backbone, train
+from offramp.jobs.training import train
 from optimizer.calibration_file import CalibrationCard
 from profiles.outcome import ExitOutcome
 
@@ -53,4 +54,4 @@ def finished(
         with progress_bars() as progress:
             train(job, learn, folder, progress=progress)
     card, _ = calibrate(folder, validate, calibration)
-    return card, record_exits(folder, unseen, card.policy).outcome(card.thresholds)
+    return card, record_exits(folder, unseen, card.policy, dtype=calibration.dtype).outcome(card.thresholds)

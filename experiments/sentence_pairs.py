@@ -32,8 +32,8 @@ from experiments.data import RUNS, require_data
 from experiments.models import finished
 from offramp.client.client import Client
 from offramp.jobs.calibration import CalibrateJob
+from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import resolve_backbone
 from optimizer.plan import PolicySpec, serial_plan
 from optimizer.risk import Guarantee
 

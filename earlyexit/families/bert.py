@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,17 +60,21 @@ class Bert(Family):
         classifies = hasattr(hf_model, "classifier")
         encoder = getattr(hf_model, self.name) if classifies else hf_model
         weights: dict[str, Tensor] = encoder.state_dict()
-        backbone = EncoderBackbone(self.encoder_config(hf_model.config, pairs=pairs))
-        copy_embeddings(backbone, weights, token_type=self.has_token_types)
-        copy_blocks(backbone, weights, self.block_prefix, self.block_names)
+        backbone = self.build(asdict(self.encoder_config(hf_model.config, pairs=pairs)))
+        self.copy_weights(backbone, weights)
         if not classifies:
             return Pretrained(backbone=backbone, head=None, label_names=None)
         head = final_head(self.head_style, *self.head_layers(hf_model))
         return Pretrained(backbone=backbone, head=head, label_names=label_names(hf_model.config))
 
+    def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
+        """Fill the backbone with those of the bare `transformers` encoder, by their names there."""
+        copy_embeddings(backbone, weights, token_type=self.has_token_types)
+        copy_blocks(backbone, weights, self.block_prefix, self.block_names)
+
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
         """Sizes of a `transformers` configuration; `pairs` as in `from_transformers`."""
-        return _sizes(
+        return sizes_of(
             hf_config, token_types=hf_config.type_vocab_size if pairs and hf_config.type_vocab_size > 1 else 0
         )
 
@@ -83,7 +89,7 @@ class Roberta(Bert):
     name = "roberta"
 
     def encoder_config(self, hf_config: Any, *, pairs: bool) -> EncoderConfig:
-        return _sizes(hf_config, position_offset=hf_config.pad_token_id + 1)
+        return sizes_of(hf_config, position_offset=hf_config.pad_token_id + 1)
 
     def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
         return hf_model.classifier.dense, hf_model.classifier.out_proj
@@ -117,7 +123,8 @@ class DistilBert(Bert):
         return hf_model.pre_classifier, hf_model.classifier
 
 
-def _sizes(hf_config: Any, *, position_offset: int = 0, token_types: int = 0) -> EncoderConfig:
+def sizes_of(hf_config: Any, *, position_offset: int = 0, token_types: int = 0) -> EncoderConfig:
+    """Of a `transformers` configuration that names them as BERT's does."""
     return EncoderConfig(
         vocab_size=hf_config.vocab_size,
         hidden_size=hf_config.hidden_size,

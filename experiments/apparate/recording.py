@@ -18,10 +18,11 @@ import numpy as np
 
 from experiments.apparate import images, texts
 from experiments.data import RUNS, require_data
+from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.progress import progress_bars
 from offramp.jobs.provenance import provenance
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import resolve_backbone, train
+from offramp.jobs.training import train
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from earlyexit.split import Split
 from earlyexit.store import read_card
 from experiments.demo.texts import LabelledText, divide, generate, write_csv
 from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
+from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.progress import progress_bars
 from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import resolve_backbone, train
+from offramp.jobs.training import train
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan, Stage
 from optimizer.plan_file import write_plan

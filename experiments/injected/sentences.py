@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from earlyexit.dataset import LabelledRows
 from experiments.data import RUNS, require_data
-from offramp.jobs.training import resolve_backbone
+from offramp.jobs.packaged import resolve_backbone
 
 TEXTS = "ag_news/test.csv"
 SUBJECTS = ("World", "Sports", "Business", "Sci/Tech")

@@ -13,10 +13,12 @@ import typer
 
 from earlyexit.errors import InputError
 from offramp.cli.options import (
+    DTYPES,
     PARTS,
     SCORES,
     AsJson,
     Classes,
+    Dtype,
     Joints,
     LabelColumn,
     OptionalDataFile,
@@ -74,6 +76,7 @@ def calibrate(
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
     test_part: Annotated[str | None, typer.Option(help="Which part of the test data.", **completes(PARTS))] = None,
+    dtype: Dtype = "float32",
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -90,8 +93,7 @@ def calibrate(
         if model is not None or data is not None or test is not None:
             raise InputError("--records stands for itself: no model, --data or --test goes with it")
         job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(records))
-        card, report = _calibrate_records(records, scale, out, job)
-        return _print_calibration(card, report, as_json=as_json)
+        return _print_calibration(*_calibrate_records(records, scale, out, job), as_json=as_json)
     if model is None or data is None:
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
     if scale is not None or out is not None:
@@ -99,9 +101,9 @@ def calibrate(
     columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     read = partial(_read_rows, columns=columns, joints=joints, classes=classes)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
-    job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(data))
-    card, report = _calibrate_model(model, read(data, part=part), held_out, job)
-    return _print_calibration(card, report, as_json=as_json)
+    computed_in = choice("dtype", dtype, DTYPES)
+    job = CalibrateJob(policy=score, guarantee=guarantee, dtype=computed_in, seed=seed, source=str(data))
+    return _print_calibration(*_calibrate_model(model, read(data, part=part), held_out, job), as_json=as_json)
 
 
 def _read_rows(path: Path, columns: Mapping[str, Any], **options: Any) -> LabelledRows:
@@ -129,6 +131,7 @@ def _calibrate_model(
                 held_out,
                 card.policy,
                 confidences=card.confidences,
+                dtype=job.dtype,
                 progress=lambda what, done, total: progress(f"test {what}", done, total),
             )
             report["test"] = outcome_figures(found.outcome(card.thresholds), find_task(read_card(model).task))

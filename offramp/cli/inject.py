@@ -79,7 +79,7 @@ def inject(
     """Give a model that nobody prepared ramps: cut it, and train them on it as it is."""
     from earlyexit.checkpoint import RampOptions
     from offramp.jobs.inject_job import InjectJob
-    from offramp.jobs.training import resolve_backbone
+    from offramp.jobs.packaged import resolve_backbone
 
     job = InjectJob(
         backbone=model,

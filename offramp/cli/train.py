@@ -9,11 +9,13 @@ import typer
 
 from earlyexit.errors import InputError
 from offramp.cli.options import (
+    DTYPES,
     HEAD_STYLES,
     POOLINGS,
     RAMP_STYLES,
     Classes,
     DataFile,
+    Dtype,
     Joints,
     LabelColumn,
     PairColumn,
@@ -30,16 +32,18 @@ if TYPE_CHECKING:
     from earlyexit.checkpoint import RampOptions
     from earlyexit.dataset import LabelledRows
     from earlyexit.model import EarlyExitModel
+    from earlyexit.training.augmentation import Augmentation
 
 Backbone = Annotated[
     str,
     typer.Option(
-        help="Checkpoint folder or hub name, 'minilm' (packaged), state dict (.th, .pt, .pth), configuration of an "
-        "untrained network (.json), or your own module:function."
+        help="Checkpoint folder or hub name, 'minilm' or 'mpnet' (packaged), state dict (.th, .pt, .pth), "
+        "configuration of an untrained network (.json), or your own module:function."
     ),
 ]
 Tokenizer = Annotated[
-    str | None, typer.Option(help="Checkpoint folder, hub name, minilm or tokenizer.json; default: the backbone's.")
+    str | None,
+    typer.Option(help="Checkpoint folder, hub name, minilm, mpnet or tokenizer.json; default: the backbone's."),
 ]
 Codec = Annotated[str | None, typer.Option(help="Your own, module:function; default: as the network and the data say.")]
 TaskName = Annotated[
@@ -114,12 +118,12 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Inputs of one step.")] = None,
     learning_rate: Annotated[float | None, typer.Option(callback=above_zero)] = None,
+    dtype: Dtype = "float32",
     hold_out: HoldOut = None,
     seed: Seed = 0,
 ) -> None:
     """Train a model's ramps (on a frozen backbone, or --joint with it)."""
     from earlyexit.dataset import read_labelled
-    from earlyexit.training.augmentation import Augmentation
     from offramp.jobs import training
     from offramp.jobs.progress import progress_bars
     from offramp.jobs.train_job import TrainJob
@@ -127,26 +131,39 @@ def train(
     columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     rows = read_labelled(data, part=part, joints=joints, classes=classes, **columns)
     job = TrainJob(
-        backbone=training.resolve_backbone(backbone),
-        tokenizer=None if tokenizer is None else training.resolve_backbone(tokenizer),
+        backbone=_place(backbone),
+        tokenizer=tokenizer and _place(tokenizer),
         name=name or out.resolve().name,
         codec=codec,
         task=task,
         ramps=_ramp_options(ramp_style, head_style, pooling, ramps),
         joint=joint,
         imitate=imitate,
-        augmentation=Augmentation() if augment else None,
+        augmentation=_augmentation(augment),
         patience=patience,
         max_length=max_length,
         epochs=epochs,
         batch=batch,
         learning_rate=learning_rate,
+        dtype=choice("dtype", dtype, DTYPES),
         seed=seed,
         source=str(data),
     )
     rows = rows if hold_out is None else _hold_out(rows, hold_out, seed, out)
     with progress_bars() as progress:
         _print_trained(training.train(job, rows, out, progress=progress), len(rows), out)
+
+
+def _place(name: str) -> str:
+    from offramp.jobs.packaged import resolve_backbone
+
+    return resolve_backbone(name)
+
+
+def _augmentation(asked: bool) -> Augmentation | None:
+    from earlyexit.training.augmentation import Augmentation
+
+    return Augmentation() if asked else None
 
 
 def _ramp_options(style: str, head: str | None, pooling: str, blocks: str | None) -> RampOptions:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
@@ -22,7 +23,6 @@ from profiles.scores import Score
 
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
-    from earlyexit.signature import Encoded
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.train import Progress
 
@@ -39,6 +39,8 @@ class CalibrateJob:
     guarantee: Guarantee = field(default_factory=Guarantee)
     design_share: float = 0.25
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
+    dtype: FloatName = "float32"
+    """In which the model computes what thresholds are found by."""
     seed: int = 0
     source: str = ""
 
@@ -61,6 +63,8 @@ def calibrate(
 
     Raises DataError where the inputs are too few for the guarantee.
     """
+    import torch
+
     from earlyexit.store import load_model, save_model
     from earlyexit.train import no_progress
     from offramp.jobs.provenance import provenance
@@ -71,9 +75,13 @@ def calibrate(
     labels = data.targets(model.task, codec)
     encoded = data.encode(codec)
     design, tested = divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
-    facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share)
+    computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
+    facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in)
     policy = _policy(model.task, job.policy)
-    outputs = _scaled(model, encoded, labels, design, progress or no_progress)
+    computing = load_model(folder, dtype=getattr(torch, job.dtype)) if computed_in else model
+    computing.temperatures_E.fill_(1.0)
+    parts = batches_of_outputs(computing, encoded, progress or no_progress)
+    outputs = _scaled(model, parts, labels, design)
     if policy == "share":
         records = records_of_chosen_shares(
             outputs, model.task, labels, design=design, budget=job.guarantee.budget, provenance=facts
@@ -89,16 +97,14 @@ def calibrate(
     return card, records
 
 
-def _scaled(
-    model: EarlyExitModel, encoded: Sequence[Encoded], labels: ValueArray, design: IntArray, progress: Progress
-) -> Iterable[Outputs]:
-    """The model's outputs, temperatures fitted on the design part; where outputs are large they stay 1."""
+def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
+    """Outputs at temperature 1, by temperatures fitted on the design part; where outputs are large they stay 1."""
     import torch
 
     model.temperatures_E.fill_(1.0)
     if model.task.large:
-        return batches_of_outputs(model, encoded, progress)
-    ((rows, raw),) = batches_of_outputs(model, encoded, progress)
+        return parts
+    ((rows, raw),) = parts
     design_B = torch.from_numpy(design)
     for block, raw_NC in raw.items():
         model.temperatures_E[block] = model.task.fit_temperature(raw_NC[design_B], labels[design])

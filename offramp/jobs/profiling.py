@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from cluster.devices import find_device
 from earlyexit.backends import BACKENDS, BackendName, open_segments
+from earlyexit.boundary import FloatName
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError
 from profiles.latency import LatencyProfile
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
     from earlyexit.train import Progress
 
-Dtype = Literal["float32", "bfloat16"]
 CPU_FACTS = Path("/proc/cpuinfo")
 USUAL_LENGTHS = (16, 32, 64)
 THREADS_PER_CPU = 4
@@ -37,7 +37,7 @@ class ProfileJob:
     device: str = "cpu"
     """One of the names in `cluster.devices`; which CUDA device answers to it is the machine's matter."""
     backend: BackendName = "torch"
-    dtype: Dtype = "float32"
+    dtype: FloatName = "float32"
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     lengths: tuple[int, ...] | None = None
     """Tokens per input, special tokens included; None for the usual ones, or 1 where inputs have no tokens."""
@@ -49,7 +49,7 @@ class ProfileJob:
 
     def __post_init__(self) -> None:
         find_device(self.device)
-        for name, value, allowed in (("backend", self.backend, BACKENDS), ("dtype", self.dtype, get_args(Dtype))):
+        for name, value, allowed in (("backend", self.backend, BACKENDS), ("dtype", self.dtype, get_args(FloatName))):
             if value not in allowed:
                 raise InputError(f"{name} {value!r}; allowed: {', '.join(allowed)}")
         for name, values in (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.policies import make_policy
 from optimizer.confidences import LEVELS, ShareArray, choose_confidences
@@ -43,13 +44,16 @@ def record_exits(
     ids: Sequence[str] | None = None,
     *,
     confidences: Confidences | None = None,
+    dtype: FloatName = "float32",
     progress: Progress | None = None,
 ) -> ExitRecords:
     """Exit records of labelled rows under a calibrated model, for evaluation; `confidences` are those of shares."""
+    import torch
+
     from earlyexit.store import load_model
     from earlyexit.train import no_progress
 
-    model = load_model(folder)
+    model = load_model(folder, dtype=getattr(torch, dtype))
     codec = find_codec(model.info.codec, folder)
     truth_N = data.targets(model.task, codec)
     parts = batches_of_outputs(model, data.encode(codec), progress or no_progress)

