@@ -1,0 +1,74 @@
+"""Layouts of batches, and what they cost, by hand and against every possible cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from earlyexit.errors import DataError
+from experiments.tcb.cost import Cost, Work, fit, published_v100
+from experiments.tcb.schemes import Scheme, first_fit_decreasing, grouped, layout
+
+COST = Cost(fixed_s=5.0, token_s=1.0, cell_s=0.1)
+LENGTHS = [2, 4, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "work"),
+    [
+        ("padded", Work(16, 64)),
+        ("packed", Work(10, 64)),
+        ("slots", Work(10, 48)),  # 4 | 3, 1 | 2
+        ("rows", Work(16, 128)),  # two rows of 8: 4, 3, 1 | 2
+        ("slotted rows", Work(16, 64)),  # with two slots of 4 each
+    ],
+)
+def test_a_layout_by_hand(scheme: Scheme, work: Work) -> None:
+    (run,) = layout(scheme, LENGTHS, COST, row=8)
+    assert run == ((0, 1, 2, 3), work)
+
+
+def test_inputs_longer_than_their_row_are_refused() -> None:
+    with pytest.raises(DataError, match="an input of 4 tokens fits into no row of 3"):
+        layout("rows", LENGTHS, COST, row=3)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=7), st.sampled_from([0.0, 1.0, 20.0]))
+def test_groups_take_least_of_all_cuts_of_the_sorted_inputs(lengths: list[int], fixed_s: float) -> None:
+    cost = Cost(fixed_s=fixed_s, token_s=1.0, cell_s=0.1)
+    runs = grouped(lengths, cost)
+    assert sorted(position for run in runs for position in run.positions) == list(range(len(lengths)))
+    ordered, cuts = sorted(lengths), product([False, True], repeat=len(lengths) - 1)
+    took_s = [
+        sum(
+            fixed_s + (end - first) * (ordered[end - 1] + 0.1 * ordered[end - 1] ** 2)
+            for first, end in pairwise([0, *(at for at, cut in enumerate(each, start=1) if cut), len(ordered)])
+        )
+        for each in cuts
+    ]
+    assert sum(cost.seconds(run.work) for run in runs) == pytest.approx(min(took_s))
+
+
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=12))
+def test_bins_hold_everything_in_no_more_than_one_for_each(lengths: list[int]) -> None:
+    bins = first_fit_decreasing(lengths, 10)
+    assert sum(lengths) / 10 <= bins <= len(lengths)
+
+
+def test_a_cost_is_found_again_from_what_it_gives() -> None:
+    works = [Work(1, 1), Work(10, 100), Work(40, 400), Work(64, 4096)]
+    found = fit({work: COST.seconds(work) for work in works})
+    assert (found.fixed_s, found.token_s, found.cell_s) == pytest.approx((5.0, 1.0, 0.1))
+    assert found.worst == pytest.approx(0.0, abs=1e-9)
+
+
+def test_two_runs_do_not_tell_a_cost() -> None:
+    with pytest.raises(DataError, match="three runs"):
+        fit({Work(1, 1): 1.0, Work(2, 2): 2.0})
+
+
+def test_the_published_v100_is_told_by_tokens_and_cells_to_a_fifth() -> None:
+    assert published_v100().worst < 0.2
