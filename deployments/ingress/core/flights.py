@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, compress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from deployments.ingress.core.entries import Watch
 from deployments.ingress.core.itinerary import Leg
 from earlyexit.errors import OfframpError
-from earlyexit.split import Budget
 
 I = TypeVar("I")  # noqa: E741 # an input, as whoever drives the core knows it
 W = TypeVar("W")
@@ -154,100 +152,6 @@ class Pause(Generic[I]):
             flight.attempt += 1
             flight.holder = None
         return again
-
-
-def length_class(tokens: int) -> int:
-    """Inputs whose waits are told together: the power of two that is the longest of them."""
-    return 1 << max(0, tokens - 1).bit_length()
-
-
-MANY_GONE = 64
-"""So many in a line are not worth being looked for."""
-
-
-class Line(Generic[I]):
-    """Inputs that wait to be sent, in the order in which they go."""
-
-    __slots__ = ("_flights", "length", "tokens")
-
-    def __init__(self) -> None:
-        self.length = 0
-        self.tokens = 0
-        """Of all who wait."""
-        self._flights: deque[Flight[I]] = deque()
-        """Those that were settled meanwhile are passed over when their turn comes."""
-
-    def join(self, flights: Sequence[Flight[I]]) -> None:
-        self._flights.extend(flights)
-        self.length += len(flights)
-        self.tokens += flights[0].tokens if len(flights) == 1 else sum([flight.tokens for flight in flights])
-
-    def return_to_front(self, flights: Sequence[Flight[I]]) -> None:
-        """Wait before all others, in this order."""
-        self._flights.extendleft(reversed(flights))
-        self.length += len(flights)
-        self.tokens += sum([flight.tokens for flight in flights])
-
-    def __iter__(self) -> Iterator[Flight[I]]:
-        """Those who wait, the next one first."""
-        return (flight for flight in self._flights if not flight.settled)
-
-    def oldest_s(self, now_s: float) -> dict[int, float]:
-        """How long those who have waited longest have, by length class."""
-        since_s: dict[int, float] = {}
-        for flight in self:
-            length = length_class(flight.tokens)
-            since_s[length] = min(since_s.get(length, now_s), flight.since_s)
-        return {length: now_s - first_s for length, first_s in sorted(since_s.items())}
-
-    def leave(self, budget: Budget) -> list[Flight[I]]:
-        """The next ones, as many as a batch holds: at least one, if anybody waits."""
-        leaving = self._first(budget.inputs) if budget.tokens is None else self._first_within(budget)
-        self.length -= len(leaving)
-        self.tokens -= sum([flight.tokens for flight in leaving])
-        return leaving
-
-    def clear(self) -> list[Flight[I]]:
-        """Everybody, who waits no more."""
-        waiting = list(self)
-        self.length = self.tokens = 0
-        self._flights.clear()
-        return waiting
-
-    def _first(self, most: int) -> list[Flight[I]]:
-        flights, number = self._flights, min(most, self.length)
-        if self.length == len(flights):  # nobody was settled here
-            return [flights.popleft() for _ in range(number)]
-        leaving: list[Flight[I]] = []
-        while len(leaving) < number:
-            flight = flights.popleft()
-            if not flight.settled:
-                leaving.append(flight)
-        return leaving
-
-    def _first_within(self, budget: Budget) -> list[Flight[I]]:
-        flights, number = self._flights, self.length
-        leaving: list[Flight[I]] = []
-        tokens = 0
-        while len(leaving) < number:
-            flight = flights[0]
-            if not flight.settled:
-                if not budget.room_for(len(leaving), tokens, flight.tokens):
-                    break
-                leaving.append(flight)
-                tokens += flight.tokens
-            flights.popleft()
-        return leaving
-
-    def forget(self, gone: Sequence[Flight[I]]) -> None:
-        """These, who waited here, were settled just now."""
-        self.length -= len(gone)
-        self.tokens -= sum([flight.tokens for flight in gone])
-        flights = self._flights
-        while flights and flights[0].settled:
-            flights.popleft()
-        if len(flights) > 2 * self.length + MANY_GONE:
-            self._flights = deque(flight for flight in flights if not flight.settled)
 
 
 # What the core wants done. Made by the hundred thousand in a simulation, hence tuples.

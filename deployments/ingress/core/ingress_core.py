@@ -22,7 +22,6 @@ from deployments.ingress.core.flights import (
     Flights,
     HungUp,
     I,
-    Line,
     Pause,
     Retried,
     SendCall,
@@ -31,6 +30,7 @@ from deployments.ingress.core.flights import (
     picked,
 )
 from deployments.ingress.core.itinerary import Itinerary, lay_out
+from deployments.ingress.core.line import Line
 from deployments.ingress.core.outcomes import IngressCounts, Outcomes
 from deployments.ingress.core.probes import book_of
 from deployments.ingress.core.rules import Rules
@@ -191,7 +191,7 @@ class IngressCore(Generic[I, W]):
         leg, book, share = self.itinerary.first, self._probes, self._rules.probe_share
         unseen: Watch | None = "stay" if self.itinerary.stays else None
         while self.is_due:
-            flights = self._line.leave(leg.budgets[0])
+            flights = self._line.leave(leg.budgets[0], self.itinerary.order, now_s)
             watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
             actions.append(SendCall(call, 0, None))
@@ -335,7 +335,7 @@ class IngressCore(Generic[I, W]):
         return [HungUp(call), *self.fail(call, inside, now_s)]
 
     def _send_again(self, pause: Pause[I]) -> Actions:
-        self._line.return_to_front(again := pause.end())
+        self._line.rejoin(again := pause.end())
         return [Retried(pause.slot, len(again))]
 
     def _no_plan(self) -> StageUnavailableError:

@@ -68,6 +68,7 @@ class Itinerary(Generic[W]):
     def __init__(self, placed: PlacedPlan, legs: tuple[Leg[W], ...]) -> None:
         self.placed = placed
         self.legs = legs
+        self.order = placed.plan.order.build()
         self.avoided = placed.avoided_ids
         self.ramps = frozenset(placed.plan.ramps)
         self.stays = placed.plan.after_answer == "stay"
