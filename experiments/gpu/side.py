@@ -30,6 +30,12 @@ class Log:
     """On the device's clock, of each answer."""
     sizes: list[int] = field(default_factory=list)
     """Members of every batch."""
+    firsts: list[int] = field(default_factory=list)
+    """The first block of its split, by batch."""
+    tokens: list[int] = field(default_factory=list)
+    """Theirs, by batch."""
+    seconds: list[float] = field(default_factory=list)
+    """Of the device, by batch."""
 
     @property
     def mean_batch(self) -> float:
@@ -95,6 +101,9 @@ class Side:
 
     def _count(self, batch: Batch[Piece], seconds: float) -> None:
         self.log.sizes.append(len(batch.members))
+        self.log.firsts.append(batch.split.first)
+        self.log.tokens.append(batch.tokens)
+        self.log.seconds.append(seconds)
 
     def _check(self, members: Sequence[Member[Piece]]) -> None:
         assert sorted(answer.sample_id for answer in self.log.answers) == sorted(each.sample_id for each in members)
@@ -107,7 +116,10 @@ class Side:
 
 def members_of(piece: Piece) -> list[Member[Piece]]:
     """A piece's inputs, each by itself, as a queue takes them."""
-    return [Member(sample_id=single.sample_ids[0], payload=single) for single in piece.singles()]
+    return [
+        Member(sample_id=single.sample_ids[0], payload=single, tokens=int(single.lengths_B[0]))
+        for single in piece.singles()
+    ]
 
 
 def poisson_arrivals(number: int, rate_per_s: float, rng: np.random.Generator) -> FloatArray:

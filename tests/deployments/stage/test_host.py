@@ -81,13 +81,19 @@ class Replica:
         return Assignment(epoch=epoch, stage=stage, policy=policy, dispatch=dispatch)
 
     async def call(
-        self, ids: Sequence[str], assignment: Assignment, *, next_block: int = 0, probe: bool = False
+        self,
+        ids: Sequence[str],
+        assignment: Assignment,
+        *,
+        next_block: int = 0,
+        probe: bool = False,
+        lengths: Sequence[int] = (),
     ) -> list[Chunk]:
-        """The reply's parts."""
+        """The reply's parts; `lengths` left out: 1 each."""
         wire = WirePiece(
             sample_ids=tuple(ids),
             next_block=next_block,
-            lengths_B=np.ones(len(ids), dtype=np.int32),
+            lengths_B=np.array(lengths or [1] * len(ids), dtype=np.int32),
             tensors=(),
             state_BS=None,
         )
@@ -152,6 +158,18 @@ async def test_inputs_stop_or_stay_as_the_plan_of_the_moment_says(replica: Repli
     assert await replica.told("abcd", replica.assignment(2, *staying)) == ("ab", "cd")
     chunks = await replica.call("c", replica.assignment(2, *staying), next_block=2)
     assert [[answer.exit for answer, _ in chunk.early] for chunk in chunks] == [[2], []]
+
+
+async def test_a_replica_turns_from_a_plan_with_token_budgets_to_one_without_and_back(replica: Replica) -> None:
+    bounded = replace(FIRST, tokens=8)
+    counted = []
+    for epoch, split in enumerate([bounded, FIRST, bounded], start=1):
+        chunks = await replica.call("abcd", replica.assignment(epoch, split, LAST), lengths=(4, 4, 4, 9))
+        assert sorted(answer.sample_id for chunk in chunks for answer, _ in chunk.answers) == list("abcd")
+        first = replica.host.stats()["splits"][0]
+        counted.append((first["batches"], first["tokens"], first["token_fill"]))
+    # 4 + 4, then 4, then 9 alone; or all at once.
+    assert counted == [(3, 21, 21 / 24), (1, 21, None), (3, 21, 21 / 24)]
 
 
 async def test_thresholds_come_with_the_plan(replica: Replica) -> None:
