@@ -19,16 +19,18 @@ that is computed there, which is u(k) where answered inputs stop, and 1 where th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from earlyexit.errors import PlanError
 from earlyexit.split import Split
+from optimizer.batch_seconds import computed_shares, expected_batches, step_seconds
+from optimizer.fits import check_fits
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
-from profiles.table import LatencyTable
+from optimizer.tokens import in_token_batches, in_tokens
+from profiles.lengths import Lengths
 
 # Rates and latencies that agree to this are equal: planner and evaluator sum in different orders.
 TOLERANCE = 1e-9
@@ -67,12 +69,12 @@ class ExpectedSplit:
     unanswered_s: float
     """Its part of the mean answer time: what an input without an answer waits and runs here, over all inputs."""
     batch_at_block: tuple[float, ...]
-    """Expected batch at each of its blocks."""
+    """Expected batch at each of its blocks: tokens where its split has a budget of them, else inputs."""
 
     @property
     def fill(self) -> float:
         """Mean expected batch over its blocks, as a share of its batch size."""
-        return sum(self.batch_at_block) / len(self.batch_at_block) / self.split.batch
+        return sum(self.batch_at_block) / len(self.batch_at_block) / (self.split.tokens or self.split.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +132,22 @@ def evaluate(
     """Score a plan; raises PlanError where it names what the problem lacks.
 
     `reach` replaces the nested survival, for example by that of joint exit records; `recorded` the seconds of the mean
-    batch by those of recorded ones.
+    batch by those of recorded ones. Where inputs have lengths, shares are of tokens (`optimizer.tokens`): of what
+    reaches a block, and of what counts in the mean answer time.
     """
-    _check_fits(problem, stages)
+    check_fits(problem, stages)
+    if problem.lengths is not None:
+        figures = _evaluated(in_tokens(problem), in_token_batches(problem, stages), reach, recorded)
+        return _of_inputs(figures, stages, problem.lengths)
+    return _evaluated(problem, stages, reach, recorded)
+
+
+def _evaluated(
+    problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, recorded: Steps | None
+) -> Evaluation:
     ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
     unanswered_N = (reach or nested_reach(problem))(ramps)
-    share_N = _computed(stages[0].splits[0], unanswered_N)
+    share_N = computed_shares(stages[0].splits[0], unanswered_N)
     steps = [
         [
             (recorded and recorded(stage, split)) or _of_the_mean_batch(problem, stage, split, share_N, unanswered_N)
@@ -168,21 +180,32 @@ def evaluate(
     )
 
 
-def step_seconds(
-    table: LatencyTable, ramps: Sequence[int], split: Split, share_N: Sequence[float], size: int | None = None
-) -> list[tuple[float, float]]:
-    """What one batch of `size` inputs, by default a full one, takes in every block, and in its ramp where it is active.
+def _of_inputs(figures: Evaluation, stages: Sequence[Stage], lengths: Lengths) -> Evaluation:
+    """Figures of tokens as those of inputs, by the mean length; latencies and prices are the same."""
+    mean, splits = lengths.mean, [split for stage in stages for split in stage.splits]
+    return replace(
+        figures,
+        rate_per_s=figures.rate_per_s / mean,
+        served_per_s=figures.served_per_s / mean,
+        splits=tuple(
+            replace(each, split=split, batch_at_block=_counted(each.batch_at_block, split, lengths))
+            for each, split in zip(figures.splits, splits, strict=True)
+        ),
+        stages=tuple(
+            replace(
+                each,
+                work_s=each.work_s * mean,
+                rate_per_s=each.rate_per_s / mean,
+                hop_rate_per_s=each.hop_rate_per_s / mean,
+            )
+            for each in figures.stages
+        ),
+    )
 
-    `ramps` are all of the model.
-    """
-    steps = []
-    batches = _batches(split, share_N, split.batch if size is None else size)
-    for block, batch in zip(range(split.first, split.end), batches, strict=True):
-        block_s, ramp_s = float(np.interp(batch, table.batches, table.block_s_NB[block])), 0.0
-        if block in split.ramps:
-            ramp_s = float(np.interp(batch, table.batches, table.ramp_s_EB[ramps.index(block)]))
-        steps.append((block_s, ramp_s))
-    return steps
+
+def _counted(tokens_at_block: tuple[float, ...], split: Split, lengths: Lengths) -> tuple[float, ...]:
+    """A batch as its split counts it."""
+    return tokens_at_block if split.tokens is not None else tuple(each / lengths.mean for each in tokens_at_block)
 
 
 def _of_the_mean_batch(
@@ -193,17 +216,6 @@ def _of_the_mean_batch(
         StepSeconds(block_s, ramp_s, unanswered_N[block] * (block_s + ramp_s))
         for block, (block_s, ramp_s) in enumerate(steps, start=split.first)
     ]
-
-
-def split_seconds(
-    table: LatencyTable, ramps: Sequence[int], split: Split, unanswered_N: Sequence[float], size: int | None = None
-) -> float:
-    """E3's T: the sum of its steps."""
-    seconds = 0.0
-    for block_s, ramp_s in step_seconds(table, ramps, split, _computed(split, unanswered_N), size):
-        seconds += block_s
-        seconds += ramp_s
-    return seconds
 
 
 def sought(problem: PlanProblem, figures: Evaluation) -> float:
@@ -228,6 +240,8 @@ def promised(problem: PlanProblem, figures: Evaluation) -> dict[str, float]:
     }
     if isinstance(problem.objective, MinimizeLatency):
         promises |= {"mean_latency_s": figures.mean_latency_s, "ramp_overhead": figures.ramp_overhead}
+    if problem.lengths is not None:
+        promises["tokens_per_input"] = problem.lengths.mean
     return promises
 
 
@@ -250,30 +264,6 @@ def violations(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluatio
             f"ramps take {figures.ramp_overhead:.3%} of the blocks' time, {problem.ramp_budget:.3%} are allowed"
         )
     return found
-
-
-def _check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
-    splits = [split for stage in stages for split in stage.splits]
-    if len({split.after_answer for split in splits}) > 1:
-        raise PlanError("the splits of a plan all stop after an answer, or all stay")
-    bounds = [0, *(split.end for split in splits)]
-    if [split.first for split in splits] != bounds[:-1] or bounds[-1] != problem.num_blocks:
-        raise PlanError(f"the splits must run blocks 0 to {problem.num_blocks - 1} without gap or overlap")
-    for stage in stages:
-        if stage.device not in problem.devices:
-            raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")
-        measured = problem.latency[stage.device].batches
-        for split in stage.splits:
-            if split.batch not in measured:
-                raise PlanError(f"batch {split.batch} is not measured on {stage.device}; measured are {list(measured)}")
-            unknown = sorted(set(split.ramps) - set(problem.ramps))
-            if unknown:
-                raise PlanError(f"the model has no ramps {unknown}; its ramps are {list(problem.ramps)}")
-
-
-def _computed(split: Split, unanswered_N: Sequence[float]) -> Sequence[float]:
-    """Per block, the share of inputs that runs it: all where they stay."""
-    return [1.0] * len(unanswered_N) if split.stays else unanswered_N
 
 
 def _total(steps: Sequence[StepSeconds]) -> float:
@@ -307,14 +297,8 @@ def _expected(
         wait_s=wait_s,
         # Batches fill evenly, so an input waits half of the time on average; nobody waits where nobody comes.
         unanswered_s=steps_s + (unanswered * wait_s / 2 if unanswered else 0.0),
-        batch_at_block=tuple(_batches(split, share_N, split.batch)),
+        batch_at_block=tuple(expected_batches(split, share_N, split.batch)),
     )
-
-
-def _batches(split: Split, share_N: Sequence[float], size: int) -> list[float]:
-    """Expected batch at each block; a split that nothing reaches is counted as full."""
-    enters = share_N[split.first]
-    return [size * (share_N[block] / enters if enters else 1.0) for block in range(split.first, split.end)]
 
 
 def _stage_figures(

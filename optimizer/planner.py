@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
-from optimizer.evaluate import merit, sought
+from optimizer.evaluate import evaluate, merit, sought
 from optimizer.exact.solve import solve_exactly
 from optimizer.pame.solve import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
 from optimizer.scale.solve import solve_at_scale
 from optimizer.soonest.solve import solve_soonest
 from optimizer.space import SPACES, Space
+from optimizer.tokens import in_tokens, with_budgets
 
 Planner = Callable[[PlanProblem, Space], Decision | None]
 """None where it cannot tell."""
@@ -34,7 +35,10 @@ def solve(
 
     Raises PlanError where no plan is found and none is ruled out.
     """
-    space = _sensible(problem, space if isinstance(space, Space) else SPACES[space])
+    space = space if isinstance(space, Space) else SPACES[space]
+    if problem.lengths is not None:
+        return _of_inputs(problem, solve(in_tokens(problem), space, planners))
+    space = _sensible(problem, space)
     best: Decision | None = None
     usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])
     for planner in usual if planners is None else planners:
@@ -44,6 +48,24 @@ def solve(
             break
     assert best is not None, "the last planner always tells"
     return best
+
+
+def _of_inputs(problem: PlanProblem, decision: Decision) -> Decision:
+    """What was found for tokens, for inputs of the problem's lengths."""
+    lengths = problem.lengths
+    assert lengths is not None
+    if isinstance(decision, NoPlan):
+        rate_per_s = decision.highest_rate_per_s
+        return replace(decision, highest_rate_per_s=None if rate_per_s is None else rate_per_s / lengths.mean)
+    stages = with_budgets(problem, decision.stages)
+    is_rate = isinstance(problem.objective, MaximizeRate)
+    return replace(
+        decision,
+        stages=stages,
+        figures=evaluate(problem, stages),
+        bound=decision.bound / lengths.mean if is_rate else decision.bound,
+        candidates=tuple(with_budgets(problem, each) for each in decision.candidates),
+    )
 
 
 def _sensible(problem: PlanProblem, space: Space) -> Space:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from earlyexit.errors import PlanError
 from profiles.batches import RecordedBatches
+from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 
 # An SLO that any plan keeps.
@@ -122,6 +123,11 @@ class PlanProblem:
     """What all replicas together may cost; None: any price."""
     batches: RecordedBatches | None = None
     """How many of a batch move on, as a distribution, where it is known: `survival_N` is its mean. None: only that."""
+    lengths: Lengths | None = None
+    """Of the service's inputs: then plans have token budgets (`optimizer.tokens`). None: every input is of the length
+    that latencies are of, and batches are counted in inputs."""
+    stayers_length_N: tuple[float, ...] | None = None
+    """Per block, the mean length of inputs that reach it, all ramps active, over that of all inputs; None: alike."""
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
@@ -136,6 +142,7 @@ class PlanProblem:
         if self.budget_usd_per_hour is not None:
             _check_number("budget usd_per_hour", self.budget_usd_per_hour)
         self._check_batches()
+        self._check_lengths()
 
     def _check_ramps(self) -> None:
         if list(self.ramps) != sorted(set(self.ramps)):
@@ -176,6 +183,21 @@ class PlanProblem:
                 f"batches are of {known.num_blocks} blocks and ramps {list(known.ramps)}; "
                 f"the problem has {self.num_blocks} blocks and ramps {list(self.ramps)}"
             )
+
+    def _check_lengths(self) -> None:
+        if self.lengths is None:
+            return
+        unknown = [device for device in self.devices if self.latency[device].length is None]
+        if unknown:
+            raise PlanError(
+                f"latency of {unknown[0]}: its length is not known, so nothing says what inputs of other lengths take; "
+                "lengths need a latency with a length"
+            )
+        if self.batches is not None:
+            raise PlanError("batches are counted in inputs, of whatever length; leave one of batches and lengths out")
+        longer = self.stayers_length_N
+        if longer is not None and (len(longer) != self.num_blocks or not all(0 <= each < math.inf for each in longer)):
+            raise PlanError(f"stayers_length needs {self.num_blocks} numbers, one per block, none below 0")
 
     @property
     def asked_per_s(self) -> float | None:

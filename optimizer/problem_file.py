@@ -13,6 +13,7 @@ from earlyexit.errors import DataError, PlanError
 from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.source_file import Source, read_source
 from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
+from optimizer.lengths_file import lengths_document, lengths_of, stayers_length_N
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
 from optimizer.problem import (
@@ -35,6 +36,7 @@ from optimizer.problem_shape import (
     refuse_unknown_fields,
 )
 from optimizer.survival_file import recorded_survival
+from optimizer.tokens import in_tokens
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
@@ -96,6 +98,12 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
         document["budget"] = {"usd_per_hour": problem.budget_usd_per_hour}
     if problem.batches is not None:
         document["batches"] = recorded_document(problem.batches)
+    if problem.lengths is not None:
+        document["lengths"] = lengths_document(problem.lengths)
+        for device, table in problem.latency.items():
+            document["latency"][device] |= {"length": table.length}
+    if problem.stayers_length_N is not None:
+        document["stayers_length"] = list(problem.stayers_length_N)
     return document
 
 
@@ -141,12 +149,30 @@ def _build(source: Source, folder: Path) -> ProblemFile:
             problem = replace(problem, batches=batches)
     with source.said_at(("order",)):
         order = order_of(document.order)
+    problem = _with_lengths(problem, document, recorded, source, folder)
     if recorded is None:
         return ProblemFile(problem=problem, order=order)
     records, thresholds = recorded
-    if problem.batches is None:
+    if problem.batches is None and problem.lengths is None:
         problem = with_recorded_batches(problem, records, thresholds)
     return ProblemFile(problem=problem, records=records, thresholds=thresholds, order=order)
+
+
+def _with_lengths(
+    problem: PlanProblem, document: ProblemDocument, recorded: Recorded | None, source: Source, folder: Path
+) -> PlanProblem:
+    """The problem with the lengths of its inputs, where the file gives any."""
+    if document.lengths is None:
+        return problem
+    lengths, stayers = lengths_of(document.lengths, source, folder), document.stayers_length
+    with source.said_at(("lengths",) if stayers is None else ("stayers_length",)):
+        if stayers is not None:
+            longer_N: tuple[float, ...] | None = tuple(stayers)
+        else:
+            longer_N = None if recorded is None else stayers_length_N(*recorded)
+        problem = replace(problem, lengths=lengths, stayers_length_N=longer_N)
+        in_tokens(problem)  # whether batches that hold such inputs were measured
+        return problem
 
 
 def _blank(document: ProblemDocument) -> PlanProblem:
@@ -261,7 +287,7 @@ def _written_out(device: str, entry: TableDocument, problem: PlanProblem, source
                     )
     with source.said_at(("latency", device, "batch")):
         try:
-            return LatencyTable.of_rows(entry.batch, entry.block_s, entry.ramp_s)
+            return replace(LatencyTable.of_rows(entry.batch, entry.block_s, entry.ramp_s), length=entry.length)
         except DataError as error:
             raise PlanError(f"latency.{device}.batch: {error}") from error
 

@@ -29,6 +29,8 @@ class TableDocument(StrictDocument):
     """One row per block, one value per batch size."""
     ramp_s: list[list[Seconds]]
     """One row per ramp."""
+    length: int | None = Field(default=None, ge=1)
+    """Tokens of every input; needed where the problem has lengths."""
 
 
 class PublishedDocument(StrictDocument):
@@ -184,6 +186,27 @@ BytesDocument = Annotated[
 ]
 
 
+def _lengths_kind(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "<file>"
+    return "<list>" if isinstance(value, list) else _number_or_mapping(value)
+
+
+LengthsDocument = Annotated[
+    Annotated[float, Tag("<one>")]
+    | Annotated[list[float], Tag("<list>")]
+    | Annotated[dict[RampKey, float], Tag("<mapping>")]
+    | Annotated[str, Tag("<file>")],
+    Discriminator(
+        _lengths_kind,
+        custom_error_type="form",
+        custom_error_message="Input should be a mean, a list of lengths, a mapping from length to share, or a file of "
+        "lengths or of exit records that know them",
+    ),
+]
+"""How many tokens inputs have."""
+
+
 PARTS: dict[str, type[StrictDocument]] = {
     "survival": RecordsDocument,
     "link": LinkDocument,
@@ -216,6 +239,10 @@ class ProblemDocument(StrictDocument):
     batches: BatchesDocument | None = None
     order: OrderDocument = Field(default_factory=OrderDetails)
     """Of the inputs that wait, in plans that are made of it."""
+    lengths: LengthsDocument | None = None
+    """None: every input is as long as those of the latencies, and batches are counted in inputs."""
+    stayers_length: list[float] | None = None
+    """Per block, the mean length of inputs that reach it over that of all; None: the records', or alike."""
 
 
 def refuse_unknown_fields(source: Source) -> None:

@@ -44,14 +44,20 @@ class Rescoring:
         return None if self.chosen_index is None else self.candidates[self.chosen_index]
 
 
-def joint_reach(records: ExitRecords, thresholds: Mapping[int, float]) -> Reach:
-    """From the active ramps to the share of recorded inputs that reach every block, with these thresholds."""
+def joint_reach(records: ExitRecords, thresholds: Mapping[int, float], *, by_tokens: bool = False) -> Reach:
+    """From the active ramps to the share of recorded inputs that reach every block, with these thresholds.
+
+    `by_tokens`: of their tokens, where the records know them.
+    """
 
     def reach(active: Sequence[int]) -> Sequence[float]:
         missing = sorted(set(active) - set(thresholds))
         if missing:
             raise PlanError(f"active ramps {missing} have no threshold; there are thresholds for {sorted(thresholds)}")
-        return records.outcome({ramp: thresholds[ramp] for ramp in active}).survival
+        outcome = records.outcome({ramp: thresholds[ramp] for ramp in active})
+        if by_tokens and records.tokens_N is not None:
+            return outcome.survival_by(records.tokens_N)
+        return outcome.survival
 
     return reach
 

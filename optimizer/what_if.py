@@ -82,4 +82,4 @@ def _with_count(problem: PlanProblem, device: str, count: int) -> PlanProblem:
 def _limited(table: LatencyTable, limit: float) -> LatencyTable:
     kept = tuple(batch for batch in table.batches if batch <= limit)
     columns = slice(len(kept))  # batches ascend
-    return LatencyTable(batches=kept, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])
+    return replace(table, batches=kept, block_s_NB=table.block_s_NB[:, columns], ramp_s_EB=table.ramp_s_EB[:, columns])

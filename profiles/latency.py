@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -71,7 +71,7 @@ class LatencyProfile:
         Between two lengths only the batch sizes that both have are known. Raises DataError outside the measured ones.
         """
         if length in self.tables:
-            return self.tables[length]
+            return replace(self.tables[length], length=length)
         below, above = self.lengths[0], self.lengths[-1]
         if not below < length < above:
             raise DataError(
@@ -80,7 +80,7 @@ class LatencyProfile:
             )
         below = max(each for each in self.lengths if each < length)
         above = min(each for each in self.lengths if each > length)
-        return _between(self.tables[below], self.tables[above], (length - below) / (above - below))
+        return _between(self.tables[below], self.tables[above], (length - below) / (above - below), length)
 
     def check_fits(self, model: str | None, num_blocks: int, ramps: tuple[int, ...]) -> None:
         """Raise DataError when this profile is of another model; a model without a name is told by its shape."""
@@ -161,7 +161,7 @@ def _table(source: Source, index: int, num_blocks: int, num_ramps: int, document
         return LatencyTable.of_rows(document.batch, document.block_s, document.ramp_s)
 
 
-def _between(below: LatencyTable, above: LatencyTable, share: float) -> LatencyTable:
+def _between(below: LatencyTable, above: LatencyTable, share: float, length: int) -> LatencyTable:
     """The way from one table to the other, 0 to 1, at the batch sizes that both have."""
     batches = tuple(batch for batch in below.batches if batch in above.batches)
     if not batches:
@@ -173,6 +173,7 @@ def _between(below: LatencyTable, above: LatencyTable, share: float) -> LatencyT
         batches=batches,
         block_s_NB=(1 - share) * below.block_s_NB[:, low] + share * above.block_s_NB[:, high],
         ramp_s_EB=(1 - share) * below.ramp_s_EB[:, low] + share * above.ramp_s_EB[:, high],
+        length=length,
     )
 
 

@@ -161,15 +161,18 @@ class LiveSplits:
         self._rng = rng
         self._segments = segments
         self._policy = ConfidencePolicy(NEVER)
-        self._pieces: dict[tuple[int, int, int], Piece] = {}
+        self._pieces: dict[tuple[int, tuple[int, ...]], Piece] = {}
 
     def prepare(self, timed: TimedSplit) -> Callable[[], None]:
+        return self.prepare_mixed(timed.split, (timed.length,) * timed.split.batch)
+
+    def prepare_mixed(self, split: Split, lengths: tuple[int, ...]) -> Callable[[], None]:
+        """The same of a batch of inputs of these lengths, as many as the split's batch."""
         from earlyexit.cut import cut_out
         from earlyexit.piece import fuse
 
-        split = timed.split
         cut = cut_out(self._network, split.first, split.end, split.ramps, self._policy, self._segments)
-        singles = self._piece(timed).singles()
+        singles = self._piece(split.first, lengths).singles()
 
         def run() -> None:
             for _ in cut.run(fuse(singles)):
@@ -178,15 +181,15 @@ class LiveSplits:
 
         return run
 
-    def _piece(self, timed: TimedSplit) -> Piece:
-        """Kept, so that all splits of a batch size and length that begin at one block run the same inputs."""
+    def _piece(self, first: int, lengths: tuple[int, ...]) -> Piece:
+        """Kept, so that all splits of the same lengths that begin at one block run the same inputs."""
         from earlyexit.network import arbitrary_tensors
         from earlyexit.piece import Piece
 
-        network, batch, first = self._network, timed.split.batch, timed.split.first
-        key = (batch, timed.length, first)
+        network, batch = self._network, len(lengths)
+        key = (first, lengths)
         if key not in self._pieces:
-            lengths_B = np.full(batch, timed.length, dtype=np.int32)
+            lengths_B = np.array(lengths, dtype=np.int32)
             self._pieces[key] = Piece(
                 sample_ids=tuple(map(str, range(batch))),
                 next_block=first,

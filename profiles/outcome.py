@@ -60,6 +60,11 @@ class ExitOutcome:
         """Per block, the share of inputs that reach it."""
         return tuple(float((self.exits_N >= block).mean()) for block in range(self.num_blocks))
 
+    def survival_by(self, weights_N: IntArray) -> tuple[float, ...]:
+        """Per block, the share that inputs which reach it have of all weights, such as tokens."""
+        total = float(weights_N.sum())
+        return tuple(float(weights_N[self.exits_N >= block].sum()) / total for block in range(self.num_blocks))
+
     @property
     def exit_counts(self) -> dict[int, int]:
         """Inputs per exit, only exits that were taken."""

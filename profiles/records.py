@@ -55,6 +55,8 @@ class ExitRecords:
     """Against the truth, where it is known."""
     times_s_N: FloatArray | None = None
     """When each input arrived, on the recorder's clock; None for records without an order."""
+    tokens_N: IntArray | None = None
+    """How long each input is; None where that is not known, or inputs have no tokens."""
     confidences: Mapping[int, float] | None = None
     """Of shares, per ramp: above which a principal value was counted."""
     tallies_NE: ValueArray | None = None
@@ -80,6 +82,8 @@ class ExitRecords:
             self.times_s_N.shape != (num_inputs,) or not np.isfinite(self.times_s_N).all()
         ):
             raise DataError(f"exit records of {num_inputs} inputs need as many arrival times, all finite")
+        if self.tokens_N is not None and (self.tokens_N.shape != (num_inputs,) or (self.tokens_N < 1).any()):
+            raise DataError(f"exit records of {num_inputs} inputs need as many tokens, each at least 1")
         check_ramps(self.ramps, self.num_blocks)
         if self.confidences is not None and set(self.confidences) != set(self.ramps):
             raise DataError(f"exit records of ramps {list(self.ramps)} need a confidence for each, if for any")
@@ -104,6 +108,7 @@ class ExitRecords:
         zero_one: bool = True,
         keep_answers: bool = True,
         times_s_N: FloatArray | None = None,
+        tokens_N: IntArray | None = None,
         confidences: Mapping[int, float] | None = None,
         tallies_NE: ValueArray | None = None,
         provenance: Mapping[str, Any] | None = None,
@@ -125,6 +130,7 @@ class ExitRecords:
             answers_NE=answers_NE if keep_answers else None,
             true_losses_NE=None if truth_N is None else _against(truth_N, answers_NE, loss),
             times_s_N=times_s_N,
+            tokens_N=tokens_N,
             confidences=confidences,
             tallies_NE=tallies_NE,
             provenance=provenance,
@@ -231,6 +237,7 @@ class ExitRecords:
             "true_losses": self.true_losses_NE,
             "tallies": self.tallies_NE,
             "times_s": self.times_s_N,
+            "tokens": self.tokens_N,
         }
         write_npz(path, header, arrays)
 
@@ -245,6 +252,7 @@ class ExitRecords:
             "sample_ids": tuple(map(str, np.atleast_1d(arrays["sample_ids"]))),
             "scores_NR": arrays["scores"].astype(np.float32),  # as policies compare
             "times_s_N": arrays.get("times_s"),
+            "tokens_N": arrays.get("tokens"),
             "confidences": header.confidences,
             "tallies_NE": arrays.get("tallies"),
             "provenance": header.provenance,
@@ -265,13 +273,13 @@ class ExitRecords:
 
 
 PER_INPUT = tuple(field.name for field in fields(ExitRecords) if field.name.endswith(("_NR", "_NE", "_N")))
-_SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f"}
+_SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f", "tokens": "iu"}
 KINDS = {
     2: {**_SHARED, "losses": "f", "answers": "iufbU", "true_losses": "f", "tallies": "iu"},
     1: {**_SHARED, "labels": "iu", "final_labels": "iu", "true_labels": "iu"},
 }
 """By schema, the arrays of a file and what numpy calls their kinds: text, fractions, whole numbers."""
-OPTIONAL = ("answers", "true_losses", "true_labels", "tallies", "times_s")
+OPTIONAL = ("answers", "true_losses", "true_labels", "tallies", "times_s", "tokens")
 
 
 class RecordsHeader(StrictDocument):

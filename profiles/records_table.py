@@ -14,11 +14,13 @@ import numpy.typing as npt
 from earlyexit.errors import DataError
 from earlyexit.tasks.label import differ
 from earlyexit.tasks.regression import RegressionTask
+from profiles.lengths import MOST_TOKENS
 from profiles.records import ExitRecords, Loss, ValueArray
 from profiles.scores import SCORES, FloatArray, Score
 
 INPUT, EXIT = "sample_id", "exit"
 ANSWER, TRUTH = "prediction", "label"
+TOKENS = "tokens"
 LOSS, TRUE_LOSS = "loss", "true_loss"
 SURE: tuple[Score, ...] = ("entropy", "confidence")
 """Columns of scores. Shares are of values above a confidence of each ramp, for which a table has no place."""
@@ -105,6 +107,7 @@ def _of_table(path: Path, scale: float | None) -> ExitRecords:
         "ramps": grid.exits[:-1],
         "sample_ids": grid.sample_ids,
         "scores_NR": scores_NE[:, :-1].astype(np.float32),
+        "tokens_N": _tokens(grid) if TOKENS in columns else None,
     }
     if ANSWER not in columns:
         return _of_losses(grid, columns, shared, scale)
@@ -201,6 +204,16 @@ def _laid_out(path: Path, rows: Sequence[_Row]) -> _Grid:
         exits=exits,
         rows_NE=[[seen[block] for block in exits] for seen in by_sample.values()],
     )
+
+
+def _tokens(grid: _Grid) -> npt.NDArray[np.int64]:
+    tokens = grid.of_inputs(TOKENS)
+    for rows, cell in zip(grid.rows_NE, tokens, strict=True):
+        if not (cell.isascii() and cell.isdigit() and 1 <= int(cell) <= MOST_TOKENS):
+            raise DataError(
+                f"{grid.path}:{rows[0].line}: {TOKENS}: a whole number from 1 to {MOST_TOKENS} is needed, not {cell!r}"
+            )
+    return np.array(tokens, dtype=np.int64)
 
 
 def _labels(grid: _Grid, truth: bool) -> tuple[ValueArray, ValueArray | None, dict[str, Any]]:

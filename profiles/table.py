@@ -1,4 +1,11 @@
-"""Seconds per block and ramp over batch sizes, on one accelerator at one input length: what a planner reads."""
+"""Seconds per block and ramp over batch sizes, on one accelerator at one input length: what a planner reads.
+
+Where inputs have several lengths, a batch of so many tokens takes what as many inputs of the table's length take as
+hold these tokens; between measured sizes, linearly. Exact for all that costs the same per token. What it leaves out:
+attention costs squares of lengths, so that at equal tokens a batch of shorter inputs is quicker than the table says,
+and one of longer inputs slower; and what is paid per input, such as pooling, is paid per input of the table's length.
+How much that is, on real lengths: `experiments.token_times`.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +30,8 @@ class LatencyTable:
     block_s_NB: FloatArray
     ramp_s_EB: FloatArray
     """One row per ramp of the model, active or not, in the order of the model's ramps."""
+    length: int | None = None
+    """Tokens of every input it was measured with; None where that is not known."""
 
     @classmethod
     def of_rows(cls, batches: Sequence[int], block_s: Rows, ramp_s: Rows) -> LatencyTable:
@@ -35,6 +44,8 @@ class LatencyTable:
     def __post_init__(self) -> None:
         if not self.batches or list(self.batches) != sorted(set(self.batches)) or self.batches[0] < 1:
             raise DataError(f"batch sizes must ascend from at least 1, not {list(self.batches)}")
+        if self.length is not None and self.length < 1:
+            raise DataError(f"the length of a table is at least 1 token, not {self.length}")
         for name, seconds in (("block_s", self.block_s_NB), ("ramp_s", self.ramp_s_EB)):
             if seconds.ndim != 2 or seconds.shape[1] != len(self.batches):
                 raise DataError(f"{name} needs {len(self.batches)} values a row, one per batch size")

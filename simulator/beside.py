@@ -39,6 +39,7 @@ class Course:
     at: int
     """The block that comes next."""
     inside: int
+    """Inputs, or where lengths count, tokens."""
     first_s: float | None = None
 
 
@@ -61,7 +62,7 @@ def course_of(batch: Batch[Flight[int]], works: Works, all_ramps: Collection[int
         leaving=last,
         going_on=going_on,
         at=split.first,
-        inside=len(batch.members),
+        inside=work.size_of(batch.members),
     )
 
 
@@ -100,7 +101,7 @@ class SideBySide:
             course.at,
             end,
             course.ramps,
-            inside=course.inside,
+            inside=course.pace.size_of(course.inside, course.inside),
             at_s=self._events.time_s,
         )
         course.at = end
@@ -128,7 +129,7 @@ class SideBySide:
         if course.first_s is None:
             course.first_s = elapsed_s
         exited = course.exits.popleft()
-        course.inside = course.inside if course.batch.stays else course.inside - len(exited[1])
+        course.inside = course.inside if course.batch.stays else course.inside - course.work.size_of(exited[1])
         self._go_on(course)
         self._on_exit(course.batch, exited)
         return None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, HungUp, SendCall
 from deployments.ingress.core.ingress_core import HANG_S, IngressCore
@@ -57,6 +60,7 @@ class SimulatedIngress:
         self._ledger = ledger
         self._events = events
         self._slo_s = scenario.slo_s
+        self._tokens_C = tokens_in_turn(scenario)
         self._per_request = scenario.inputs_per_request
         self._entry_s, self._answer_s = scenario.entry_s, scenario.answer_s
         self._admits = scenario.admission and not math.isinf(scenario.slo_s)
@@ -71,7 +75,8 @@ class SimulatedIngress:
         try:
             if self._admits:
                 core.check(self._per_request, deadline_s, now_s)
-            core.submit(numbers, arrived_s=now_s, deadline_s=deadline_s, now_s=now_s)
+            tokens = None if self._tokens_C is None else self._tokens_of(numbers)
+            core.submit(numbers, tokens=tokens, arrived_s=now_s, deadline_s=deadline_s, now_s=now_s)
         except OfframpError as refusal:
             self._drop(numbers, refusal.kind)
             return
@@ -135,6 +140,11 @@ class SimulatedIngress:
             replica.submit(trip, block)
         return True
 
+    def _tokens_of(self, numbers: Sequence[int]) -> list[int]:
+        tokens_C = self._tokens_C
+        assert tokens_C is not None
+        return [tokens_C[number % len(tokens_C)] for number in numbers]
+
     def _do(self, actions: Iterable[Action]) -> None:
         """Carry actions out, and whatever they lead to at once; inside of that, leave them to whoever does."""
         todo, core = self._todo, self.core
@@ -185,7 +195,7 @@ class SimulatedIngress:
         if members is None:
             probe = trip.probe
             members = [
-                Member(sample_id="", payload=flight, deadline_s=flight.deadline_s, probe=probe)
+                Member(sample_id="", payload=flight, tokens=flight.tokens, deadline_s=flight.deadline_s, probe=probe)
                 for flight in trip.flights
             ]
         trip.begin(self, members)
@@ -244,6 +254,13 @@ class SimulatedIngress:
         if trip.replica is None:
             trip.leg.transport.withdraw(trip)
             self.restart(trip)
+
+
+def tokens_in_turn(scenario: Scenario) -> array[int] | None:
+    """Tokens of inputs in the order in which they come; shorter than the inputs, it goes round."""
+    if scenario.lengths_R is None:
+        return None
+    return array("i", scenario.lengths_R[scenario.rows_N].astype(np.int32).tobytes())
 
 
 def _rules(scenario: Scenario, probing: Probing | None) -> Rules:

@@ -49,6 +49,26 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LengthUse:
+    """What inputs of several lengths made of a split's batches."""
+
+    budget: int | None
+    """Tokens of a full batch; None: inputs alone bound it."""
+    tokens: int
+    """Of all batches."""
+    fill: float | None
+    """Mean share of the budget that was filled; None without one."""
+    p50_s: float
+    """Of batches' seconds."""
+    p99_s: float
+
+    @property
+    def spread(self) -> float:
+        """How many times as long as the middle batch the longest in a hundred took."""
+        return self.p99_s / self.p50_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SplitUse:
     """What the batches of one split were, in the whole simulation."""
 
@@ -61,6 +81,8 @@ class SplitUse:
     fill: float
     """Mean share of the target batch that was filled."""
     busy_s: float
+    lengths: LengthUse | None = None
+    """Where inputs have lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +138,13 @@ class Figures:
         return sum(slot.replica_s * slot.utilisation for slot in self.slots) / held_s if held_s else 0.0
 
     def document(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data, of lengths only where there are any."""
+        document = asdict(self)
+        for split, use in zip(document["splits"], self.splits, strict=True):
+            lengths = split.pop("lengths")
+            if use.lengths is not None:
+                split["lengths"] = lengths | {"spread": use.lengths.spread}
+        return document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

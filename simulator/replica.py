@@ -71,9 +71,9 @@ class SimulatedReplica:
     def prepare(self, assignment: Assignment) -> None:
         """Learn what the profile says of its splits, as a replica that warms up does, and follow it."""
         for split in assignment.stage.splits:
-            for size in sorted({1, split.batch}):
-                first_s, total_s = self._works.pace.split_s(split, size)
-                self.engine.times.observe(split, size, size, first_s, total_s)
+            for size, tokens in self._works.known(split):
+                first_s, total_s = self._works.pace.split_s(split, self._works.pace.size_of(size, tokens))
+                self.engine.times.observe(split, size, tokens, first_s, total_s)
         self.follow(assignment)
 
     def follow(self, assignment: Assignment) -> None:
@@ -143,15 +143,15 @@ class SimulatedReplica:
         split, started_s = batch.split, batch.started_s
         work = self._works.of(split)
         exits, going_on = work.part(batch.members)
-        inside, at, took_s, first_s = len(batch.members), 0, 0.0, None
+        inside, at, took_s, first_s = work.size_of(batch.members), 0, 0.0, None
         last = exits.pop() if exits and (not going_on or exits[-1][0] + 1 == split.end) else None
         for ramp, leaving in exits:
-            end, until_s = ramp + 1 - split.first, work.until_s[inside - 1]
+            end, until_s = ramp + 1 - split.first, work.until_s(inside)
             took_s += until_s[end] - until_s[at]
             first_s = took_s if first_s is None else first_s
             self._events.at(started_s + took_s, ENDS, self._release, (ramp, leaving))
-            at, inside = end, inside - len(leaving)
-        end, until_s = (split.end if last is None else last[0] + 1) - split.first, work.until_s[inside - 1]
+            at, inside = end, inside - work.size_of(leaving)
+        end, until_s = (split.end if last is None else last[0] + 1) - split.first, work.until_s(inside)
         took_s += until_s[end] - until_s[at]
         self._events.at(started_s + took_s, ENDS, self._end, (batch, work, first_s, took_s, last, going_on))
 
@@ -159,12 +159,13 @@ class SimulatedReplica:
         """Nobody leaves: those whom an active ramp lets out are answered there. Of probes every ramp looks."""
         split, started_s, first_s = batch.split, batch.started_s, None
         ramps = self._problem.ramps if batch.probe else split.ramps
-        work, size = self._works.of(split), len(batch.members)
+        work = self._works.of(split)
+        size = work.size_of(batch.members)
         for ramp, leaving in work.part(batch.members)[0]:
-            took_s = self._works.pace.seconds(split.first, ramp + 1, size, ramps)
+            took_s = work.seconds(ramp, size, ramps)
             first_s = took_s if first_s is None else first_s
             self._events.at(started_s + took_s, ENDS, self._answer_early, (ramp, leaving))
-        took_s = self._works.pace.seconds(split.first, split.end, size, ramps)
+        took_s = work.seconds(split.end - 1, size, ramps)
         ended = (batch, work, first_s, took_s, None, list(batch.members))
         self._events.at(started_s + took_s, ENDS, self._end, ended)
 
@@ -213,7 +214,7 @@ class SimulatedReplica:
         elif not self._loop.go_on(block, members, self._events.time_s):
             # A replica sends one batch's survivors at a time, and computes meanwhile (E3 section 3.2.2).
             begins_s = max(self._events.time_s, self._sends_until_s)
-            self._sends_until_s = begins_s + _hop_s(self._problem, block, len(members))
+            self._sends_until_s = begins_s + _hop_s(self._problem, block, self._works.inputs_of(members))
             self._events.at(self._sends_until_s, ENDS, self._sent, (block, members))
 
     def _sent(self, sent: tuple[int, list[Input]]) -> None:
@@ -223,7 +224,7 @@ class SimulatedReplica:
                 trip.ingress.go_on(trip, mine, block)
 
 
-def _hop_s(problem: PlanProblem, block: int, num_inputs: int) -> float:
+def _hop_s(problem: PlanProblem, block: int, num_inputs: float) -> float:
     """E3's T_x: sending the survivors that wait for a block (section 3.2.1)."""
     link = problem.link
     return link.delay_s + num_inputs * (problem.bytes_per_sample_N[block - 1] / link.bandwidth_bytes_per_s)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError, PlanError
+from earlyexit.split import Split
 from optimizer.plan import Plan
 from optimizer.problem import PlanProblem
 from simulator.decisions import Decisions, IntArray
@@ -26,6 +27,9 @@ class Scenario:
     decisions: Decisions
     rows_N: IntArray
     """What the inputs are, in turn: rows of the decisions. Shorter than the inputs, it goes round."""
+    lengths_R: IntArray | None = None
+    """Tokens of every row of the decisions: a batch takes what the profile says of its tokens, at its own length. None:
+    inputs cost alike."""
     arrivals_s: FloatArray
     """Of requests, ascending, from 0 on."""
     duration_s: float
@@ -76,16 +80,32 @@ class Scenario:
         for stage in plan.stages:
             if stage.device not in problem.latency:
                 raise PlanError(f"no latency of {stage.device!r}; the problem has that of {sorted(problem.latency)}")
-            largest = problem.latency[stage.device].batches[-1]
             for split in stage.splits:
-                if split.batch > largest:
-                    raise PlanError(f"{stage.device} was measured up to batches of {largest}, not {split.batch}")
+                self._check_batch(stage.device, split)
         for device, count in _used(plan).items():
             supply = problem.devices.get(device)
             if supply is None or supply.count < count:
                 raise PlanError(f"the plan needs {count} {device}, the problem has {supply.count if supply else 0}")
 
+    def _check_batch(self, device: str, split: Split) -> None:
+        table, tokens = self.problem.latency[device], split.tokens
+        largest = table.batches[-1]
+        if tokens is None:
+            if split.batch > largest:
+                raise PlanError(f"{device} was measured up to batches of {largest}, not {split.batch}")
+            return
+        if self.lengths_R is None:
+            raise PlanError(f"the plan has batches of {tokens} tokens, and inputs have no lengths")
+        if table.length is not None and tokens > largest * table.length:
+            raise PlanError(f"{device} was measured up to batches of {largest * table.length} tokens, not {tokens}")
+
     def _check_inputs(self) -> None:
+        if self.lengths_R is not None:
+            unknown = [stage.device for stage in self.plan.stages if self.problem.latency[stage.device].length is None]
+            if unknown:
+                raise DataError(f"the latency of {unknown[0]} does not say its length, so lengths tell nothing")
+            if len(self.lengths_R) != self.decisions.num_rows or self.lengths_R.min(initial=1) < 1:
+                raise DataError(f"lengths need {self.decisions.num_rows} numbers, one per row, each at least 1")
         if not len(self.rows_N):
             raise DataError("at least one input is needed")
         if self.rows_N.min() < 0 or self.rows_N.max() >= self.decisions.num_rows:

@@ -14,6 +14,7 @@ from earlyexit.errors import PlanError
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
+from optimizer.tokens import bytes_length
 from simulator.decisions import Decisions, IntArray, Probing
 from simulator.events import Events
 from simulator.ingress import SimulatedIngress
@@ -54,6 +55,8 @@ class SimulatedService:
         self.placed = placed
         self.counts: dict[Split, SplitCounts] = {}
         """What was run, by split."""
+        self.took_s: dict[Split, array[float]] = {}
+        """Of every batch, where inputs have lengths."""
         self.cycle = len(scenario.rows_N)
         """Inputs whose numbers are that far apart are the same."""
         self._per_request = scenario.inputs_per_request
@@ -146,8 +149,10 @@ class SimulatedService:
         works = self._works.get((device, slowness))
         if works is None:
             problem = self.scenario.problem
-            pace = Pace(problem.latency[device], problem.ramps, slowness)
-            works = self._works[device, slowness] = Works(pace, self._work)
+            table, by_tokens = problem.latency[device], self.scenario.lengths_R is not None
+            pace = Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
+            hop_length = bytes_length(problem) if by_tokens else None
+            works = self._works[device, slowness] = Works(pace, self._work, hop_length)
         return works
 
     def _work(self, split: Split, pace: Pace) -> Work:
@@ -155,4 +160,6 @@ class SimulatedService:
         if leaves is None:
             leaves_N = self._decisions.leaves_N(split.ramps, self.placed.plan.ramps)[self._rows_N]
             leaves = self._leaves[split.ramps] = array("h", leaves_N.astype(np.int16).tobytes())
-        return Work(split, leaves, pace, self.counts.setdefault(split, SplitCounts(split.budget)))
+        counts = self.counts.setdefault(split, SplitCounts(split.budget))
+        took_s = None if pace.length is None else self.took_s.setdefault(split, array("d"))
+        return Work(split, leaves, pace, counts, took_s)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 
+from earlyexit.counts import SplitCounts
+from earlyexit.split import Split
 from optimizer.placement import initial_placement
 from simulator.events import Events
-from simulator.outcome import NOT_DROPPED, UNANSWERED, Outcome, SlotUse, SplitUse
+from simulator.outcome import NOT_DROPPED, UNANSWERED, LengthUse, Outcome, SlotUse, SplitUse
 from simulator.scenario import Scenario
 from simulator.service import SimulatedService
 
@@ -94,10 +97,18 @@ def _split_figures(service: SimulatedService) -> tuple[SplitUse, ...]:
             inputs=counts.inputs,
             fill=counts.inputs / counts.capacity,
             busy_s=counts.busy_s,
+            lengths=_length_use(split, counts, service.took_s.get(split)),
         )
         for split, counts in ordered
         if counts.batches  # none, where replicas died or the simulation was interrupted before one ended
     )
+
+
+def _length_use(split: Split, counts: SplitCounts, took_s: array[float] | None) -> LengthUse | None:
+    if not took_s:
+        return None
+    p50_s, p99_s = np.percentile(np.frombuffer(took_s), (50, 99)).tolist()
+    return LengthUse(budget=split.tokens, tokens=counts.tokens, fill=counts.token_fill, p50_s=p50_s, p99_s=p99_s)
 
 
 def _slot_figures(service: SimulatedService, name: str, ended_s: float) -> SlotUse:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cluster.pace import Pace
 from deployments.ingress.core.flights import Flight
@@ -20,19 +20,43 @@ Exit = tuple[int, list[Input]]
 class Work:
     """Of one split."""
 
-    __slots__ = ("_counts", "_leaves", "split", "until_s")
+    __slots__ = ("_counts", "_leaves", "_pace", "_took_s", "_until_s", "size_of", "split")
 
-    def __init__(self, split: Split, leaves: array[int], pace: Pace, counts: SplitCounts) -> None:
-        """`leaves`: by an input's number modulo their number, the ramp at which it leaves, or NOWHERE."""
+    def __init__(
+        self,
+        split: Split,
+        leaves: array[int],
+        pace: Pace,
+        counts: SplitCounts,
+        took_s: array[float] | None = None,
+    ) -> None:
+        """`leaves`: by an input's number modulo their number, the ramp at which it leaves, or NOWHERE.
+
+        `took_s`: gets the seconds of every batch.
+        """
         self.split = split
-        blocks = range(split.first, split.end + 1)
-        self.until_s = [
-            [pace.seconds(split.first, block, size, split.ramps) for block in blocks]
-            for size in range(1, split.batch + 1)
-        ]
-        """By batch size less 1 and by number of blocks, while nobody leaves."""
+        self.size_of: Callable[[Sequence[Input]], int] = len if pace.length is None else tokens_of
+        """What members cost together: inputs, or where lengths count, tokens."""
+        self._pace = pace
+        self._until_s: dict[int, list[float]] = {}
         self._leaves = leaves
         self._counts = counts
+        self._took_s = took_s
+
+    def until_s(self, size: int) -> list[float]:
+        """Seconds by number of blocks, while members of such a size are inside and nobody leaves."""
+        until_s = self._until_s.get(size)
+        if until_s is None:
+            split, inputs = self.split, self._pace.size_of(size, size)
+            blocks = range(split.first, split.end + 1)
+            until_s = [self._pace.seconds_of_any(split.first, block, inputs, split.ramps) for block in blocks]
+            self._until_s[size] = until_s
+        return until_s
+
+    def seconds(self, block: int, size: int, ramps: Collection[int]) -> float:
+        """From the split's begin until after a block, with members of such a size inside and these ramps evaluated."""
+        inputs = self._pace.size_of(size, size)
+        return self._pace.seconds_of_any(self.split.first, block + 1, inputs, ramps)
 
     def part(self, members: Sequence[Input]) -> tuple[list[Exit], list[Input]]:
         """Who leaves at which of the split's ramps, in their order, and who goes on to its end."""
@@ -58,15 +82,24 @@ class Work:
         counts.inputs += len(batch.members)
         counts.tokens += batch.tokens
         counts.busy_s += seconds
+        if self._took_s is not None:
+            self._took_s.append(seconds)
+
+
+def tokens_of(members: Sequence[Input]) -> int:
+    """Of all together."""
+    return sum([member.tokens for member in members])
 
 
 class Works:
     """Of all splits, for replicas of one pace."""
 
-    __slots__ = ("_make", "_of", "pace")
+    __slots__ = ("_hop_length", "_make", "_of", "pace")
 
-    def __init__(self, pace: Pace, make: Callable[[Split, Pace], Work]) -> None:
+    def __init__(self, pace: Pace, make: Callable[[Split, Pace], Work], hop_length: int | None = None) -> None:
+        """`hop_length`: tokens of the input that `bytes_per_sample_N` is of; None: inputs cost alike."""
         self.pace = pace
+        self._hop_length = hop_length
         self._make = make
         self._of: dict[int, Work] = {}
 
@@ -77,6 +110,18 @@ class Works:
         if work is None or work.split is not split:
             work = self._of[id(split)] = self._make(split, self.pace)
         return work
+
+    def inputs_of(self, members: Sequence[Input]) -> float:
+        """As many inputs of the length that hidden states are told of, as hold what these hold."""
+        return len(members) if self._hop_length is None else tokens_of(members) / self._hop_length
+
+    def known(self, split: Split) -> list[tuple[int, int]]:
+        """Inputs and tokens of the batches that a replica has run when it is ready: the least, and a full one."""
+        length, budget = self.pace.length, split.tokens
+        if length is None:
+            return [(size, size) for size in sorted({1, split.batch})]
+        full = split.batch if budget is None else max(1, min(split.batch, budget // length))
+        return [(size, size * length) for size in sorted({1, full})]
 
     def forget(self) -> None:
         """Other ramps are active, so inputs leave elsewhere."""

@@ -9,7 +9,8 @@ from deployments.control.intake import Interval, ReplicaIntake, total
 from deployments.control.knowledge import Outlook
 from deployments.reports import ReplicaReport
 from earlyexit.split import Split
-from optimizer.evaluate import Reach, nested_reach, split_seconds
+from optimizer.batch_seconds import split_seconds
+from optimizer.evaluate import Reach, nested_reach
 from optimizer.live.reaction import expected_shares, rate_deviation, survival_deviation
 from optimizer.live.stragglers import ReplicaTimes, Run, Straggler, find
 from optimizer.live.trial import Delivered

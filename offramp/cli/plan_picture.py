@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from earlyexit.errors import InputError
+from earlyexit.split import Split
 from optimizer.decision import Planned
 from optimizer.evaluate import Evaluation
 from optimizer.plan import Stage
@@ -74,9 +75,11 @@ def stage_label(index: int, stage: Stage) -> str:
 
 def batches_without_fusing(figures: Evaluation) -> list[float]:
     """Expected batch at every block where the first batch just shrinks (E3 section 2.3), with the same active ramps."""
-    entry = figures.splits[0].split.batch
+    entry = _counted(figures.splits[0].split)
     return [
-        entry * each.reached_by * batch / each.split.batch for each in figures.splits for batch in each.batch_at_block
+        entry * each.reached_by * batch / _counted(each.split)
+        for each in figures.splits
+        for batch in each.batch_at_block
     ]
 
 
@@ -88,13 +91,18 @@ def _draw_devices(axes: Axes, planned: Planned) -> None:
             left, width = split.first - 0.42, split.end - split.first - 0.16
             axes.barh(index, width, left=left, height=0.55, color=FUSED, zorder=2)
             middle = (split.first + split.end - 1) / 2
-            axes.text(middle, index, str(split.batch), color="white", ha="center", va="center", zorder=3)
+            axes.text(middle, index, str(_counted(split)), color="white", ha="center", va="center", zorder=3)
             for ramp in split.ramps:
                 axes.axvline(ramp + 0.5, color=RAMP, linewidth=0.8, linestyle="--", zorder=1)
     labels = [stage_label(index, stage).replace(": ", ":\n") for index, stage in enumerate(planned.stages)]
     axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_title("Splits, with their batch sizes; active ramps dashed", fontsize=10)
+
+
+def _counted(split: Split) -> int:
+    """A split's batch as it is bounded: by tokens where it has a budget of them, else by inputs."""
+    return split.tokens or split.batch
 
 
 def _draw_batches(axes: Axes, planned: Planned) -> None:
@@ -105,7 +113,7 @@ def _draw_batches(axes: Axes, planned: Planned) -> None:
     blocks = range(len(fused))
     axes.bar(blocks, fused, width=0.7, color=FUSED, label="with fusing")
     axes.plot(
-        blocks, without, color=SHRINKING, marker="o", label=f"one batch of {figures.splits[0].split.batch} shrinks"
+        blocks, without, color=SHRINKING, marker="o", label=f"one batch of {_counted(figures.splits[0].split)} shrinks"
     )
     axes.set(xlabel="block", ylabel="expected batch", xticks=list(blocks), ylim=(0, 1.25 * max(fused)))
     axes.legend(loc="upper right", ncols=2, fontsize=9)

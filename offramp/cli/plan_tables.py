@@ -95,7 +95,7 @@ def _stages(answer: PlanAnswer) -> Table:
         table.add_row(
             f"{each.stage_index}: {stage.replicas} x {stage.device}" if own else "",
             f"{split.first}-{split.end - 1}",
-            str(split.batch),
+            str(split.batch) if split.tokens is None else f"{split.tokens} tokens",
             _ranges(split.ramps) or "-",
             milliseconds(each.seconds),
             milliseconds(each.wait_s),

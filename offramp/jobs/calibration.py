@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
-from offramp.jobs.recording import Outputs, batches_of_outputs, join_records, records_of_chosen_shares
+from offramp.jobs.recording import Outputs, batches_of_outputs, join_records, records_of_chosen_shares, tokens_of
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee
@@ -88,6 +88,7 @@ def calibrate(
         )
     else:
         records = join_records(outputs, policy, model.task, labels, provenance=facts)
+    records = replace(records, tokens_N=tokens_of(model, encoded))
     card = _card(
         records, learn_then_test(records.subset(design), records.subset(tested), job.guarantee), job, facts, model.task
     )

@@ -155,7 +155,8 @@ def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
     from optimizer.rescore import joint_reach, rescore
 
     if file.records is not None and file.thresholds is not None:
-        return rescore(file.problem, planned, joint_reach(file.records, file.thresholds))
+        reach = joint_reach(file.records, file.thresholds, by_tokens=file.problem.lengths is not None)
+        return rescore(file.problem, planned, reach)
     batches = file.problem.batches
     return None if batches is None else rescore(file.problem, planned, reach_of(batches))
 

@@ -56,9 +56,16 @@ def record_exits(
     model = load_model(folder, dtype=getattr(torch, dtype))
     codec = find_codec(model.info.codec, folder)
     truth_N = data.targets(model.task, codec)
-    parts = batches_of_outputs(model, data.encode(codec), progress or no_progress)
+    encoded = data.encode(codec)
+    parts = batches_of_outputs(model, encoded, progress or no_progress)
     records = join_records(parts, policy, model.task, truth_N, confidences=confidences)
+    records = replace(records, tokens_N=tokens_of(model, encoded))
     return records if ids is None else replace(records, sample_ids=tuple(ids))
+
+
+def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray | None:
+    """How long each input is; None where the model's inputs have no tokens."""
+    return None if model.max_length == 1 else np.array([each.length for each in encoded], dtype=np.int64)
 
 
 def batches_of_outputs(model: EarlyExitModel, encoded: Sequence[Encoded], progress: Progress) -> Iterable[Outputs]:

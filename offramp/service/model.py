@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -190,27 +190,26 @@ def _written_out(entry: TableDocument, card: ModelCard) -> LatencyTable:
         batches=tuple(entry.batch),
         block_s_NB=np.array(entry.block_s, dtype=np.float64).reshape(card.num_blocks, width),
         ramp_s_EB=np.array(entry.ramp_s, dtype=np.float64).reshape(len(card.ramps), width),
+        length=entry.length,
     )
 
 
 def with_rows(table: LatencyTable, ramps: tuple[int, ...], wanted: tuple[int, ...]) -> LatencyTable:
     """The table with only the rows of some ramps; `ramps` are those it has."""
     rows = [ramps.index(ramp) for ramp in wanted]
-    return LatencyTable(
-        batches=table.batches, block_s_NB=table.block_s_NB, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)]
-    )
+    return replace(table, ramp_s_EB=table.ramp_s_EB[np.array(rows, dtype=np.int64)])
 
 
 def slowed(table: LatencyTable, times: float) -> LatencyTable:
     """The table of something that takes so many times as long."""
-    return LatencyTable(batches=table.batches, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
+    return replace(table, block_s_NB=table.block_s_NB * times, ramp_s_EB=table.ramp_s_EB * times)
 
 
 def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, ...]:
     """Per block, what one input carries to the next stage when a stage ends there."""
     if document.bytes_per_sample is not None:
         return (document.bytes_per_sample,) * card.num_blocks
-    lengths = [entry.length for entry in document.latency.values() if not isinstance(entry, TableDocument)]
+    lengths = [entry.length for entry in document.latency.values() if entry.length is not None]
     length = max(lengths, default=card.max_length)
     float_bytes = hop_float_bytes(document.dtype, document.hop_dtype)
     return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))

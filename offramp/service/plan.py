@@ -14,10 +14,12 @@ from offramp.service.model import bytes_per_sample, slowed, with_rows
 from offramp.service.parts import ServiceParts
 from optimizer.batches_file import with_recorded_batches
 from optimizer.evaluate import Evaluation, promised
+from optimizer.lengths_file import lengths_of, stayers_length_N
 from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, order_of, read_plan
 from optimizer.problem import Link, MinimizeCost, Objective, PlanProblem, Slo, Supply
 from optimizer.problem_file import ProblemFile, objective_of
+from optimizer.tokens import in_tokens
 from optimizer.what_if import with_batch_limit
 
 CROWDED_TRIES = 3
@@ -43,11 +45,34 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
             objective=objective,
             budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
         )
+    problem = _with_lengths(problem, parts)
     if document.planner.strategy == "pame":
         problem = with_recorded_batches(problem, parts.exits.records, thresholds)
     limit = document.planner.batch_limit
     with parts.source.said_at(("planner", "batch_limit")):
         return problem if limit is None else with_batch_limit(problem, limit)
+
+
+def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
+    """The problem with the lengths of the file, where it has any; raises InputError for those of no input."""
+    document, card, exits = parts.document, parts.card, parts.exits
+    if document.lengths is None:
+        return problem
+    with parts.source.said_at(("planner", "strategy")):
+        if document.planner.strategy == "pame":
+            raise InputError("strategy pame plans by recorded batches, counted in inputs; leave lengths out")
+    with parts.source.said_at(("lengths",)):
+        if not card.has_tokens:
+            raise InputError("lengths: the model's inputs have no tokens; leave lengths out")
+    lengths = lengths_of(document.lengths, parts.source, parts.base)
+    with parts.source.said_at(("lengths",)):
+        longest = lengths.mean if lengths.longest is None else lengths.longest
+        if longest > card.max_length:
+            raise InputError(f"lengths: an input of {longest:g} tokens; the model takes at most {card.max_length}")
+        longer_N = stayers_length_N(exits.records, exits.thresholds)
+        problem = replace(problem, lengths=lengths, stayers_length_N=longer_N)
+        in_tokens(problem)  # whether batches that hold such inputs were measured
+    return problem
 
 
 def _objective(parts: ServiceParts) -> Objective:

@@ -16,6 +16,7 @@ from optimizer.plan_file import OrderDocument
 from optimizer.problem_shape import (
     BudgetDocument,
     LatencyDocument,
+    LengthsDocument,
     ObjectiveDocument,
     SloDocument,
     ThresholdsDocument,
@@ -147,3 +148,5 @@ class ServiceDocument(ApplicationDocument):
     cluster: str | InventoryDocument
     """Inline, or a file relative to the service file's folder."""
     planner: PlannerDocument = Field(default_factory=PlannerDocument)
+    lengths: LengthsDocument | None = None
+    """Tokens of inputs, before any were seen: then plans have token budgets. None: batches are counted in inputs."""

@@ -11,7 +11,8 @@ import pytest
 
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
-from optimizer.evaluate import Evaluation, evaluate, nested_reach, promised, split_seconds, violations
+from optimizer.batch_seconds import split_seconds
+from optimizer.evaluate import Evaluation, evaluate, nested_reach, promised, violations
 from optimizer.plan import Stage
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable

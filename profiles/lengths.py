@@ -1,0 +1,163 @@
+"""How long a service's inputs are, in tokens, and how full batches of a token budget get by that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import DataError
+
+MOST_TOKENS = 1_000_000
+"""Of one input: far above any model, so that a slip is found before it costs memory."""
+MANY = 32
+"""Times the longest input: larger batches leave the same at their end as those do."""
+STEPS = 64
+"""After which the first inputs of batches, one after the other, are what they always are."""
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Of a workload's inputs; refuses lengths that no input has.
+
+    Of a mean alone it is not known how batches fill: their budgets are then taken as full.
+    """
+
+    mean: float
+    """Tokens per input."""
+    shares: tuple[tuple[int, float], ...] | None = None
+    """Every length that occurs, ascending, with the share of inputs that have it; None: only the mean is known."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean <= MOST_TOKENS:
+            raise DataError(f"a mean length is from 1 to {MOST_TOKENS} tokens, not {self.mean:g}")
+
+    @classmethod
+    def of(cls, tokens: Iterable[float]) -> Lengths:
+        """Of inputs, each with its tokens; raises DataError for none, and for lengths that no input has."""
+        given = np.array(list(tokens), dtype=np.float64)
+        if not len(given):
+            raise DataError("lengths of no input; at least one is needed")
+        for position, each in enumerate(given.tolist(), start=1):
+            check_length(each, f"the {position}. length")
+        values, counts = np.unique(given.astype(np.int64), return_counts=True)
+        return cls.weighted(dict(zip(values.tolist(), (counts / len(given)).tolist(), strict=True)))
+
+    @classmethod
+    def weighted(cls, weights: Mapping[int, float]) -> Lengths:
+        """Of lengths and how often each occurs, in any unit; raises DataError for what no input has."""
+        total = sum(weights.values())
+        if not (weights and math.isfinite(total) and min(weights.values()) > 0):
+            raise DataError("each length needs a share above 0, and there must be at least one")
+        total = 1.0 if math.isclose(total, 1.0, abs_tol=1e-9) else total
+        shares = tuple((check_length(tokens, "a length"), weight / total) for tokens, weight in sorted(weights.items()))
+        return cls(mean=sum(length * share for length, share in shares), shares=shares)
+
+    @property
+    def shortest(self) -> int:
+        """The fewest tokens an input has; 1 where only the mean is known."""
+        return self.shares[0][0] if self.shares is not None else 1
+
+    @property
+    def longest(self) -> int | None:
+        """The most; None where only the mean is known."""
+        return self.shares[-1][0] if self.shares is not None else None
+
+    @property
+    def token_length(self) -> float:
+        """The mean length that a token sees, its own input's: where attention costs squares, this counts."""
+        if self.shares is None:
+            return self.mean
+        return sum(share * length**2 for length, share in self.shares) / self.mean
+
+    def filled(self, budget: int) -> float:
+        """Mean tokens of a batch that takes inputs in turn while the budget has room; one larger input runs alone.
+
+        Exact for lengths drawn independently. What does not fit begins the next batch, so that long inputs begin more
+        batches than short ones: first inputs are a Markov chain, and further ones a renewal process.
+        """
+        if self.shares is None:
+            return float(budget)
+        if self.shares[0][0] == self.shares[-1][0]:
+            return float(max(self.shares[0][0], budget // self.shares[0][0] * self.shares[0][0]))
+        most = MANY * self.shares[-1][0]
+        if budget > most:
+            return budget - (most - self.filled(most))
+        return _filled(self, budget)
+
+
+def check_length(tokens: float, name: str) -> int:
+    """A length as a whole number; raises DataError, naming it, for what is none."""
+    if not (math.isfinite(tokens) and 1 <= tokens <= MOST_TOKENS and tokens == int(tokens)):
+        raise DataError(f"{name} is {tokens:g}; an input has a whole number of tokens, from 1 to {MOST_TOKENS}")
+    return int(tokens)
+
+
+def read_lengths(path: Path) -> npt.NDArray[np.int64]:
+    """Tokens of inputs, in order, one a line; raises DataError naming file, line, what is wrong and what is allowed."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise DataError(f"{path}: cannot be read: {reason}") from error
+    found = [_length_at(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not found:
+        raise DataError(f"{path}:1: holds no lengths; needed: the tokens of an input on each line")
+    return np.array(found, dtype=np.int64)
+
+
+def _length_at(path: Path, number: int, line: str) -> int:
+    try:
+        return check_length(float(line), "a length")
+    except ValueError as error:
+        raise DataError(f"{path}:{number}: {line.strip()!r} is no length; needed: tokens of an input") from error
+    except DataError as error:
+        raise DataError(f"{path}:{number}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _filled(lengths: Lengths, budget: int) -> float:
+    assert lengths.shares is not None
+    length_L = np.array([length for length, _ in lengths.shares])
+    share_L = np.array([share for _, share in lengths.shares])
+    begun_T = _renewals(lengths)
+    first_L, beyond_T = share_L, _beyond(length_L, share_L, budget)
+    room_L = budget - length_L
+    ever_T = np.concatenate([[0.0], begun_T.cumsum()])  # by tokens plus one: how many first inputs add up to at most
+    # After a first input of one length (rows), the length of the input that does not fit any more (columns).
+    chance_LL = share_L * (
+        ever_T[np.maximum(room_L + 1, 0)][:, None] - ever_T[np.maximum(room_L[:, None] - length_L + 1, 0)]
+    )
+    chance_LL[room_L < 0] = share_L
+    for _ in range(STEPS):
+        first_L = first_L @ chance_LL
+    sums_T = np.arange(len(begun_T)) * begun_T
+    added_L = [float(sums_T[: room + 1] @ beyond_T[: room + 1][::-1]) if room >= 0 else 0.0 for room in room_L.tolist()]
+    return float(first_L @ (length_L + np.array(added_L)) / first_L.sum())
+
+
+@lru_cache(maxsize=8)
+def _renewals(lengths: Lengths) -> FloatArray:
+    """Per sum of tokens, the chance that some first inputs add up to it."""
+    assert lengths.shares is not None
+    length_L = np.array([length for length, _ in lengths.shares])
+    share_L = np.array([share for _, share in lengths.shares])
+    longest = int(length_L[-1])
+    begun_T = np.zeros(longest + MANY * longest + 1)  # with as many zeros before, so that no place is below 0
+    begun_T[longest] = 1.0
+    for tokens in range(longest + 1, len(begun_T)):
+        begun_T[tokens] = begun_T[tokens - length_L] @ share_L
+    return begun_T[longest:]
+
+
+def _beyond(length_L: npt.NDArray[np.int64], share_L: FloatArray, budget: int) -> FloatArray:
+    """Per number of tokens, from 0 to the budget, the share of inputs that have more."""
+    share_T = np.zeros(budget + 1)
+    share_T[length_L[length_L <= budget]] = share_L[length_L <= budget]
+    return 1.0 - share_T.cumsum()

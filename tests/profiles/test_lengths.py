@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from profiles.lengths import Lengths, read_lengths
+
+
+def mean_filled(lengths_N: list[int], budget: int) -> float:
+    """Of batches filled one after the other."""
+    batches, held = [], 0
+    for tokens in lengths_N:
+        if held and held + tokens > budget:
+            batches.append(held)
+            held = 0
+        held += tokens
+    return float(np.mean(batches))
+
+
+def test_lengths_know_their_mean_their_ends_and_what_a_token_sees() -> None:
+    lengths = Lengths.of([2, 2, 8])
+    assert lengths.mean == pytest.approx(4.0)
+    assert (lengths.shortest, lengths.longest) == (2, 8)
+    assert lengths.token_length == pytest.approx((4 + 4 + 64) / 12)
+    assert lengths == Lengths.weighted({8: 1, 2: 2})
+
+
+def test_a_mean_alone_fills_its_budgets() -> None:
+    lengths = Lengths(mean=7.5)
+    assert (lengths.filled(100), lengths.shortest, lengths.longest, lengths.token_length) == (100.0, 1, None, 7.5)
+
+
+def test_inputs_of_one_length_leave_what_no_further_one_fits_into() -> None:
+    lengths = Lengths.of([30])
+    assert [lengths.filled(budget) for budget in (10, 30, 89, 90)] == [30.0, 30.0, 60.0, 90.0]
+
+
+def test_two_lengths_fill_a_budget_as_counted_by_hand() -> None:
+    # Of 1 and 2 in equal parts, budget 2. After a first 1: another fits (2) or not, and a 2 begins the next; after a
+    # first 2: anything.
+    filled = Lengths.weighted({1: 0.5, 2: 0.5}).filled(2)
+    first = np.linalg.matrix_power(np.array([[0.25, 0.75], [0.5, 0.5]]), 50)[0]
+    assert filled == pytest.approx(first @ [0.5 * 2 + 0.5 * 1, 2.0])
+
+
+@pytest.mark.parametrize("budget", [5, 40, 100, 250, 1000])
+def test_batches_are_filled_as_batches_of_drawn_lengths_are(budget: int) -> None:
+    rng = np.random.default_rng(4)
+    kinds = np.concatenate([rng.integers(3, 20, 40), rng.integers(60, 120, 10)])
+    expected = Lengths.of(kinds.tolist()).filled(budget)
+    assert expected == pytest.approx(mean_filled(rng.choice(kinds, 60_000).tolist(), budget), rel=0.01)
+
+
+def test_far_larger_budgets_leave_as_much_at_their_end() -> None:
+    lengths = Lengths.weighted({3: 0.5, 5: 0.5})
+    assert 10_000 - lengths.filled(10_000) == pytest.approx(160 - lengths.filled(160))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        ([], "lengths of no input"),
+        ([3, 0], "the 2. length is 0;"),
+        ([float("nan")], "the 1. length is nan"),
+        ([2.5], "the 1. length is 2.5"),
+        ([float("inf")], "is inf"),
+        ([-4], "is -4"),
+        ([2_000_000], "from 1 to 1000000"),
+    ],
+)
+def test_what_no_input_has_is_refused(tokens: list[float], said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        Lengths.of(tokens)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5, float("nan"), float("inf"), -3.0])
+def test_a_mean_that_no_inputs_have_is_refused(mean: float) -> None:
+    with pytest.raises(DataError, match="a mean length is from 1 to"):
+        Lengths(mean=mean)
+
+
+@pytest.mark.parametrize("weights", [{}, {3: 0.0}, {3: -1.0, 4: 2.0}, {3: float("nan")}])
+def test_shares_of_lengths_are_above_0(weights: dict[int, float]) -> None:
+    with pytest.raises(DataError, match="share above 0"):
+        Lengths.weighted(weights)
+
+
+def test_lengths_are_read_one_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("12\n\n7\n30\n", encoding="utf-8")
+    assert read_lengths(path).tolist() == [12, 7, 30]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("12\nmany\n", ":2: 'many' is no length"),
+        ("12\n0\n", ":2: a length is 0; an input has a whole number of tokens"),
+        ("nan\n", ":1: a length is nan"),
+        ("\n", ":1: holds no lengths"),
+        ("", ":1: holds no lengths"),
+    ],
+)
+def test_a_file_of_lengths_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_lengths(path)
+    assert str(caught.value).startswith(f"{path}{said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.txt: cannot be read"):
+        read_lengths(tmp_path / "none.txt")

@@ -1,0 +1,146 @@
+"""Inputs that cost what their tokens cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError, PlanError
+from earlyexit.split import Split
+from optimizer.plan import Plan, Stage
+from optimizer.problem import PlanProblem
+from simulator.goodput import poisson_arrivals
+from simulator.outcome import Outcome
+from simulator.scenario import Scenario
+from simulator.simulate import simulate
+from tests.simulator.tiny_cases import AT_0, AT_1, TO_END, plan, problem, scenario, split, stage
+
+LENGTH = 8
+ROWS = (AT_0, TO_END, AT_1, TO_END)
+
+
+def measured(length: int | None = LENGTH) -> PlanProblem:
+    """The tiny problem, of inputs of 8 tokens."""
+    tiny = problem()
+    return replace(tiny, latency={"cpu": replace(tiny.latency["cpu"], length=length)})
+
+
+def with_lengths(served_by: Plan, arrivals_s: Sequence[float], lengths: Sequence[int], **options: Any) -> Scenario:
+    """The four rows of the tiny decisions have these tokens."""
+    return scenario(
+        served_by, arrivals_s, **{"problem": measured(), "rows": (3,), **options}, lengths_R=np.array(lengths)
+    )
+
+
+def budgets(*stages: Stage, **predicted: float) -> Plan:
+    """The plan with a token budget of as many inputs of 8 tokens as its batches have."""
+    return plan(*(replace(each, splits=tuple(_budget(every) for every in each.splits)) for each in stages), **predicted)
+
+
+def _budget(each: Split) -> Split:
+    return replace(each, tokens=LENGTH * each.batch)
+
+
+STAGES = (stage(2, split(0, 2, ramps=(0, 1))), stage(2, split(2, 3), split(3, 4)))
+
+
+def events(outcome: Outcome) -> tuple[bytes, bytes, bytes, list[tuple[int, int, float]], float]:
+    batches = [(each.batches, each.inputs, each.busy_s) for each in outcome.splits]
+    return (
+        outcome.latency_s_N.tobytes(),
+        outcome.exit_N.tobytes(),
+        outcome.drop_N.tobytes(),
+        batches,
+        outcome.ended_s,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"slo_s": 30.0, "admission": True}, {"slo_s": 30.0, "num_ingresses": 3}])
+@pytest.mark.parametrize("rate_per_s", [0.5, 2.0, 4.0])
+def test_inputs_of_the_profiles_length_are_served_event_for_event_as_without_lengths(
+    options: dict[str, Any], rate_per_s: float
+) -> None:
+    arrivals_s = poisson_arrivals(rate_per_s, 300.0, 5).tolist()
+    predicted = {"rate_per_s": 2.0, "latency_s": 8.0}
+    without = scenario(plan(*STAGES, **predicted), arrivals_s, ROWS, duration_s=300.0, **options)
+    by_inputs = with_lengths(
+        plan(*STAGES, **predicted), arrivals_s, [LENGTH] * 4, rows=ROWS, duration_s=300.0, **options
+    )
+    by_tokens = with_lengths(
+        budgets(*STAGES, **predicted, tokens_per_input=LENGTH),
+        arrivals_s,
+        [LENGTH] * 4,
+        rows=ROWS,
+        duration_s=300.0,
+        **options,
+    )
+    assert events(simulate(without)) == events(simulate(by_inputs))
+    assert events(simulate(without)) == events(simulate(by_tokens))
+
+
+def test_a_batch_takes_what_its_tokens_take() -> None:
+    # Four blocks; 8 tokens take 1 s a block, 16 take 1.25 s, so 12 take 1.125 s. Shorter than 8 is no quicker.
+    alone = plan(stage(1, split(0, 4)))
+    took_s = [
+        simulate(with_lengths(alone, [0.0], [8, 8, 8, tokens])).latency_s_N.tolist() for tokens in (8, 12, 16, 4, 64)
+    ]
+    assert took_s == [[4.0], [4.5], [5.0], [4.0], [14.0]]  # 64 tokens: twice what the largest batch takes
+
+
+def test_a_full_batch_is_one_of_tokens() -> None:
+    # Of ten that wait while the first runs, 32 tokens go together, and the next 32.
+    served = budgets(stage(1, split(0, 4)))
+    wide = replace(served, stages=(stage(1, replace(split(0, 4, 32), tokens=32)),))
+    outcome = simulate(with_lengths(wide, [0.0] + [0.5] * 10, [8, 8, 8, 6]))
+    assert outcome.splits[0].batches == 3
+    assert outcome.splits[0].lengths is not None
+    assert outcome.splits[0].lengths.tokens == 66
+    assert outcome.splits[0].lengths.fill == pytest.approx(66 / 96)
+
+
+def test_those_who_stay_inside_cost_their_own_tokens() -> None:
+    # Two of 8 and 24 tokens: the block before the exit takes 1.75 s; then the long one, three times the profile's, 1.5 s.
+    served = plan(stage(1, split(0, 4, ramps=(0,))))
+    arrivals_s = [0.0, 0.0]
+    outcome = simulate(with_lengths(served, arrivals_s, [8, 8, 8, 24], rows=(AT_0, TO_END), slo_s=100.0))
+    (short_s, long_s) = outcome.latency_s_N.tolist()
+    first, second = outcome.splits[0].batches, outcome.splits[0].inputs
+    assert (first, second) == (2, 2)  # the first call leaves at once, with one input
+    assert (short_s, long_s) == (1.0, 7.0)
+
+
+def test_a_hop_carries_tokens() -> None:
+    # An input of 8 tokens takes 0.5 s to the next stage, so one of 24 takes 1.5 s, and 1.5 s a block.
+    served = plan(stage(1, split(0, 2)), stage(1, split(2, 4)))
+    (took_s,) = simulate(with_lengths(served, [0.0], [8, 8, 8, 24])).latency_s_N.tolist()
+    assert took_s == 4 * 1.5 + 1.5
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [([8, 8], "lengths need 4 numbers, one per row"), ([8, 8, 8, 0], "each at least 1")],
+)
+def test_lengths_that_no_input_has_are_refused(lengths: list[int], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        with_lengths(plan(stage(1, split(0, 4))), [0.0], lengths)
+
+
+def test_lengths_need_latencies_of_a_known_length() -> None:
+    with pytest.raises(DataError, match="the latency of cpu does not say its length"):
+        with_lengths(plan(stage(1, split(0, 4))), [0.0], [8] * 4, problem=measured(None))
+
+
+def test_token_budgets_need_lengths_and_a_measured_batch() -> None:
+    served = budgets(stage(1, split(0, 4)))
+    with pytest.raises(PlanError, match="the plan has batches of 32 tokens, and inputs have no lengths"):
+        scenario(served, [0.0], problem=measured())
+    wide = plan(stage(1, replace(split(0, 4), tokens=33)))
+    with pytest.raises(PlanError, match="measured up to batches of 32 tokens, not 33"):
+        with_lengths(wide, [0.0], [8] * 4)
