@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from offramp.jobs.simulating import Simulated, SimulateJob
-    from simulator.outcome import Figures
+    from simulator.outcome import Figures, SplitUse
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C: 128 and the signal's number, as shells have it."""
@@ -52,6 +52,13 @@ Thresholds = Annotated[
         "default: the plan's policy."
     ),
 ]
+GivenLengths = Annotated[
+    str | None,
+    typer.Option(
+        help="Tokens of inputs: a file, one a line or exit records, or a normal distribution, mean,variance,low,high; "
+        "default: the problem's."
+    ),
+]
 OverlapBelow = Annotated[
     int | None,
     typer.Option(min=1, help="Run a device's next batch beside one of fewer inputs; default: as the plan says."),
@@ -68,6 +75,7 @@ def simulate(
     warm_up: Annotated[float, typer.Option(help="Seconds of them, from the start, that are not counted.")] = 1.0,
     records: Records = None,
     thresholds: Thresholds = None,
+    lengths: GivenLengths = None,
     inputs_per_request: Annotated[int, typer.Option(min=1)] = 1,
     ingresses: Annotated[int, typer.Option(min=1, max=MOST_INGRESSES)] = 1,
     overlap_below: OverlapBelow = None,
@@ -94,6 +102,7 @@ def simulate(
         warm_up_s=warm_up,
         records=records,
         thresholds=None if thresholds is None else thresholds_option(thresholds),
+        lengths=lengths,
         inputs_per_request=inputs_per_request,
         num_ingresses=ingresses,
         overlap_below=overlap_below,
@@ -139,7 +148,7 @@ def _print(simulated: Simulated, *, as_json: bool) -> None:
 
 def simulate_tables(simulated: Simulated) -> list[Table]:
     """The plan's splits, what it does and was to do, and where inputs left."""
-    return [_splits(simulated), _figures(simulated), _exits(simulated)]
+    return [_splits(simulated), *_lengths(simulated), _figures(simulated), _exits(simulated)]
 
 
 def _splits(simulated: Simulated) -> Table:
@@ -157,15 +166,42 @@ def _splits(simulated: Simulated) -> Table:
             key = (split.first, split.end)
             did = ("0", "-", "-")
             if key in ran:
-                did = (f"{ran[key].batches}", f"{ran[key].fill:.0%}", milliseconds(ran[key].busy_s / ran[key].batches))
+                use = ran[key]
+                did = (f"{use.batches}", f"{_fill(use):.0%}", milliseconds(use.busy_s / use.batches))
             table.add_row(
                 *(own if split is stage.splits[0] else ("", "")),
                 f"{split.first}-{split.end - 1}",
-                str(split.batch),
+                str(split.batch) if split.tokens is None else f"{split.tokens} tokens",
                 *did,
                 milliseconds(planned[key].seconds),
             )
     return table
+
+
+def _fill(use: SplitUse) -> float:
+    """Of the budget of tokens, where there is one."""
+    by_tokens = None if use.lengths is None else use.lengths.fill
+    return use.fill if by_tokens is None else by_tokens
+
+
+def _lengths(simulated: Simulated) -> list[Table]:
+    """What inputs of several lengths made of batches; nothing where they cost alike."""
+    uses = [use for use in simulated.figures.splits if use.lengths is not None]
+    if not uses:
+        return []
+    table = make_table("blocks", "inputs a batch", "tokens a batch", "T p50 ms", "T p99 ms", "p99/p50", title="Batches")
+    for use in uses:
+        lengths = use.lengths
+        assert lengths is not None
+        table.add_row(
+            f"{use.first}-{use.end - 1}",
+            f"{use.inputs / use.batches:.1f}",
+            f"{lengths.tokens / use.batches:.0f}" + ("" if lengths.budget is None else f" of {lengths.budget}"),
+            milliseconds(lengths.p50_s),
+            milliseconds(lengths.p99_s),
+            f"{lengths.spread:.2f}",
+        )
+    return [table]
 
 
 def _figures(simulated: Simulated) -> Table:

@@ -35,6 +35,10 @@ class Inputs:
     words: str
     document: Mapping[str, Any]
     """The words as plain data."""
+    tokens_R: IntArray | None = None
+    """Tokens per row of the decisions, where they were recorded."""
+    lengths_R: IntArray | None = None
+    """The same of what is simulated; None: inputs cost alike."""
 
 
 def exit_inputs(
@@ -58,6 +62,7 @@ def exit_inputs(
         rows_N=rng.integers(len(records), size=NUM_ROWS),
         words=f"{len(records)} recorded ones of {name}, drawn at random; {rule}",
         document={"from": "records", "records": name, "recorded": len(records), "policy": rule},
+        tokens_R=records.tokens_N,
     )
 
 

@@ -14,6 +14,7 @@ from earlyexit.order import OrderSpec
 from offramp.jobs.planning import NoPlanAnswer
 from offramp.jobs.provenance import provenance
 from offramp.jobs.simulated_inputs import Inputs, Thresholds, exit_inputs
+from offramp.jobs.simulated_lengths import given_lengths, lengthened, with_lengths
 from offramp.jobs.simulated_plan import PlayedPlan, plan_of_file, planner_plan, said_of
 from offramp.load.arrivals import FloatArray, parse_arrivals
 from offramp.load.processes import MOST_ARRIVALS
@@ -50,6 +51,8 @@ class SimulateJob:
     thresholds: Thresholds | None = None
     inputs_per_request: int = 1
     num_ingresses: int = 1
+    lengths: str | None = None
+    """A file of lengths, or `mean,variance,low,high`; None: the problem's, if it has any."""
     overlap_below: int | None = None
     """None: as the plan says."""
     order: OrderSpec | None = None
@@ -92,7 +95,8 @@ class Simulated:
 
 def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
     """Read, plan and draw what a job names; raises InputError for what is wrong with it."""
-    file = read_problem(job.problem)
+    given = None if job.lengths is None else given_lengths(job.lengths, job.seed)
+    file = with_lengths(read_problem(job.problem), given)
     arrivals = parse_arrivals(job.arrivals)
     played = planner_plan(file, job.strategy, solve) if job.plan is None else plan_of_file(job.plan, file.problem)
     if isinstance(played, NoPlanAnswer):
@@ -103,7 +107,8 @@ def prepare(job: SimulateJob) -> Simulation | NoPlanAnswer:
         played = replace(played, plan=replace(played.plan, order=job.order))
     with said_of(played):
         predicted = evaluate(file.problem, played.plan.stages)
-    inputs = exit_inputs(file, played, job.records, job.thresholds, np.random.default_rng([job.seed, 1]))
+    drawn = exit_inputs(file, played, job.records, job.thresholds, np.random.default_rng([job.seed, 1]))
+    inputs = lengthened(drawn, file, given, job.seed)
     with said_of(played):
         scenario = _without_arrivals(job, file.problem, played, inputs)
     arrivals_s = arrivals.draw(job.duration_s, np.random.default_rng(job.seed))  # as `offramp bench` draws them
@@ -210,6 +215,7 @@ def _without_arrivals(job: SimulateJob, problem: PlanProblem, played: PlayedPlan
         plan=played.plan,
         decisions=inputs.decisions,
         rows_N=inputs.rows_N,
+        lengths_R=inputs.lengths_R,
         arrivals_s=np.empty(0),
         duration_s=job.duration_s,
         warm_up_s=job.warm_up_s,

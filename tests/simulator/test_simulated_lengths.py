@@ -38,7 +38,8 @@ def with_lengths(served_by: Plan, arrivals_s: Sequence[float], lengths: Sequence
 
 def budgets(*stages: Stage, **predicted: float) -> Plan:
     """The plan with a token budget of as many inputs of 8 tokens as its batches have."""
-    return plan(*(replace(each, splits=tuple(_budget(every) for every in each.splits)) for each in stages), **predicted)
+    counted = (replace(each, splits=tuple(_budget(every) for every in each.splits)) for each in stages)
+    return replace(plan(*counted), predicted=predicted)
 
 
 def _budget(each: Split) -> Split:
@@ -65,19 +66,12 @@ def test_inputs_of_the_profiles_length_are_served_event_for_event_as_without_len
     options: dict[str, Any], rate_per_s: float
 ) -> None:
     arrivals_s = poisson_arrivals(rate_per_s, 300.0, 5).tolist()
-    predicted = {"rate_per_s": 2.0, "latency_s": 8.0}
-    without = scenario(plan(*STAGES, **predicted), arrivals_s, ROWS, duration_s=300.0, **options)
-    by_inputs = with_lengths(
-        plan(*STAGES, **predicted), arrivals_s, [LENGTH] * 4, rows=ROWS, duration_s=300.0, **options
-    )
-    by_tokens = with_lengths(
-        budgets(*STAGES, **predicted, tokens_per_input=LENGTH),
-        arrivals_s,
-        [LENGTH] * 4,
-        rows=ROWS,
-        duration_s=300.0,
-        **options,
-    )
+    plain = plan(*STAGES, rate_per_s=2.0, latency_s=8.0)
+    budgeted = budgets(*STAGES, rate_per_s=2.0, latency_s=8.0, tokens_per_input=LENGTH)
+    given = {"duration_s": 300.0, **options}
+    without = scenario(plain, arrivals_s, ROWS, **given)
+    by_inputs = with_lengths(plain, arrivals_s, [LENGTH] * 4, rows=ROWS, **given)
+    by_tokens = with_lengths(budgeted, arrivals_s, [LENGTH] * 4, rows=ROWS, **given)
     assert events(simulate(without)) == events(simulate(by_inputs))
     assert events(simulate(without)) == events(simulate(by_tokens))
 
@@ -103,13 +97,12 @@ def test_a_full_batch_is_one_of_tokens() -> None:
 
 
 def test_those_who_stay_inside_cost_their_own_tokens() -> None:
-    # Two of 8 and 24 tokens: the block before the exit takes 1.75 s; then the long one, three times the profile's, 1.5 s.
+    # The call with the short one leaves at once. The long one, of three times as many tokens, takes 1.5 s a block.
     served = plan(stage(1, split(0, 4, ramps=(0,))))
     arrivals_s = [0.0, 0.0]
     outcome = simulate(with_lengths(served, arrivals_s, [8, 8, 8, 24], rows=(AT_0, TO_END), slo_s=100.0))
     (short_s, long_s) = outcome.latency_s_N.tolist()
-    first, second = outcome.splits[0].batches, outcome.splits[0].inputs
-    assert (first, second) == (2, 2)  # the first call leaves at once, with one input
+    assert (outcome.splits[0].batches, outcome.splits[0].inputs) == (2, 2)
     assert (short_s, long_s) == (1.0, 7.0)
 
 
