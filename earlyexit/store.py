@@ -98,8 +98,8 @@ class ModelCard(BaseModel):
 
     @property
     def has_tokens(self) -> bool:
-        """Whether inputs have lengths."""
-        return self.max_length > 1
+        """Whether inputs have lengths: a codec says the longest, or the network takes a row for every token."""
+        return self.max_length > 1 or any(each.per_token for each in self.inputs or ())
 
     @property
     def label_names(self) -> tuple[str, ...]:

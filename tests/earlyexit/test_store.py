@@ -74,6 +74,16 @@ def test_the_card_says_what_the_model_is(folder: Path) -> None:
     assert (card.num_blocks, card.ramps, card.max_length) == (4, (0, 1, 2), 32)
 
 
+def test_inputs_have_tokens_where_the_codec_or_the_network_says_so(folder: Path) -> None:
+    found = {}
+    for max_length in (32, 1):
+        for per_token in (True, False):
+            inputs = [{"name": "token_ids", "shape": [], "dtype": "int32", "per_token": per_token}]
+            change_card(folder, codec={"name": "text", "max_length": max_length}, inputs=inputs)
+            found[max_length, per_token] = read_card(folder).has_tokens
+    assert found == {(32, True): True, (32, False): True, (1, True): True, (1, False): False}
+
+
 def test_the_card_says_what_the_network_takes_and_may_leave_it_out(folder: Path) -> None:
     token_ids = TensorCard(name="token_ids", shape=(), dtype="int32", per_token=True, below=100)
     assert read_card(folder).inputs == (token_ids,)
