@@ -78,7 +78,9 @@ def test_inputs_have_tokens_where_the_codec_or_the_network_says_so(folder: Path)
     found = {}
     for max_length in (32, 1):
         for per_token in (True, False):
-            inputs = [{"name": "token_ids", "shape": [], "dtype": "int32", "per_token": per_token}]
+            inputs: list[dict[str, Any]] = [
+                {"name": "token_ids", "shape": [], "dtype": "int32", "per_token": per_token}
+            ]
             change_card(folder, codec={"name": "text", "max_length": max_length}, inputs=inputs)
             found[max_length, per_token] = read_card(folder).has_tokens
     assert found == {(32, True): True, (32, False): True, (1, True): True, (1, False): False}
