@@ -143,7 +143,7 @@ class Ingress(RpcMethods):
         metrics = FlowMetrics()
         while True:
             await asyncio.sleep(TELL_S)
-            metrics.tell(self._core)
+            metrics.tell(self._peek())
 
     async def _pull(self) -> None:
         document = None if self._controller is None else await self._controller.current()
@@ -219,6 +219,9 @@ class Ingress(RpcMethods):
 
     async def peek(self) -> IngressReport:
         """The same without what was seen, which is kept here: whoever only looks takes nothing from the controller."""
+        return self._peek()
+
+    def _peek(self) -> IngressReport:
         return self._core.peek(self._clock.now_s(), time.time())
 
     def watch(self) -> Viewer:

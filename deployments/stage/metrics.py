@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter as Tally
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ class _Ran(NamedTuple):
     split: int
     size: int
     target: int
+    tokens: int
+    token_target: int | None
+    """None where tokens do not bound the batch."""
     probe: bool
     seconds: float
 
@@ -41,6 +45,10 @@ class StageMetrics:
         self._fill = histogram(
             "offramp_batch_fill", "Share of the target batch that was filled", SHARES, *names, "split"
         )
+        self._token_fill = histogram(
+            "offramp_batch_token_fill", "Share of the token budget that was filled", SHARES, *names, "split"
+        )
+        self._tokens = Counter("offramp_batch_tokens", "Tokens of the inputs of batches", tags(*names, "split"))
         self._size = histogram("offramp_batch_size", "Inputs per batch", SIZES, *names, "split")
         self._busy_s = Counter("offramp_busy_seconds", "Time the device ran batches", tags(*names, "split"))
         self._waiting = Gauge("offramp_stage_waiting", "Inputs queued in a stage's replica", tags(*names))
@@ -62,7 +70,8 @@ class StageMetrics:
     def batch_finished(self, batch: Batch[Any], seconds: float) -> None:
         """Count a batch, and the seconds that it had the device; on the device's thread, as soon as it has run."""
         split = batch.split
-        self._ran.append(_Ran(split.first, len(batch.members), split.batch, batch.probe, seconds))
+        size, tokens = len(batch.members), sum([member.tokens for member in batch.members])
+        self._ran.append(_Ran(split.first, size, split.batch, tokens, split.tokens, batch.probe, seconds))
 
     async def keep_telling(self, num_waiting: Callable[[], int]) -> None:
         """Tell Ray once a second, for ever."""
@@ -81,13 +90,19 @@ class StageMetrics:
 
     def _tell_batches(self) -> None:
         busy_s: defaultdict[int, float] = defaultdict(float)
+        tokens: Tally[int] = Tally()
         while self._ran:
             ran = self._ran.popleft()
             busy_s[ran.split] += ran.seconds
+            tokens[ran.split] += ran.tokens
             if not ran.probe:  # probes do not wait to fill a batch
                 where = {**self._where, "split": str(ran.split)}
                 self._fill.observe(ran.size / ran.target, where)
                 self._size.observe(ran.size, where)
+                if ran.token_target is not None:
+                    self._token_fill.observe(ran.tokens / ran.token_target, where)
         for split, seconds in busy_s.items():
             if seconds > 0:  # a counter refuses zero
                 self._busy_s.inc(seconds, {**self._where, "split": str(split)})
+        for split, number in tokens.items():
+            self._tokens.inc(number, {**self._where, "split": str(split)})

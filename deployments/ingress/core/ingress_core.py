@@ -99,10 +99,6 @@ class IngressCore(Generic[I, W]):
     def num_waiting(self) -> int:
         return self._line.length
 
-    def oldest_s(self, now_s: float) -> dict[int, float]:
-        """How long who has waited longest to be sent has, by `length_class`."""
-        return self._line.oldest_s(now_s)
-
     @property
     def counts(self) -> IngressCounts:
         return self._outcomes.counts
@@ -297,7 +293,7 @@ class IngressCore(Generic[I, W]):
             unanswered=self.num_unanswered,
             unanswered_tokens=self._outcomes.unanswered_tokens,
             waiting=self.num_waiting,
-            oldest_s=self.oldest_s(now_s),
+            oldest_s=self._line.oldest_s(now_s),
             **self.counts.totals(),
         )
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any
 
 from ray.serve.metrics import Counter, Gauge
 
-from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.outcomes import LATENCY_ENDS_S, latencies_within
 from deployments.metrics import tags
+from deployments.reports import IngressReport
 
 
 class FlowMetrics:
@@ -26,16 +25,28 @@ class FlowMetrics:
         self._latencies = Counter("offramp_latency_seconds_bucket", "Answers by latency, at most `le`", tags("le"))
         self._waiting = Gauge("offramp_waiting", "Inputs that no stage has been sent yet")
         self._unanswered = Gauge("offramp_unanswered", "Inputs that wait or are under way")
+        self._answered_tokens = Counter("offramp_answered_tokens", "Tokens of answered inputs")
+        self._unanswered_tokens = Gauge("offramp_unanswered_tokens", "Tokens of inputs that wait or are under way")
+        self._oldest_s = Gauge(
+            "offramp_oldest_wait_seconds", "Longest wait of inputs that no stage has been sent yet", tags("tokens")
+        )
+        self._lengths: set[int] = set()
+        """Of which some waited."""
         self._told: defaultdict[tuple[Counter, str], int] = defaultdict(int)
 
-    def tell(self, core: IngressCore[Any, Any]) -> None:
+    def tell(self, report: IngressReport) -> None:
         """Tell Ray what has come since the last time."""
-        self._grow(self._inputs, core.counts.arrived)
-        self._grow(self._in_slo, core.counts.in_slo)
-        for end_s, total in zip(LATENCY_ENDS_S, latencies_within(core.counts.latencies, LATENCY_ENDS_S), strict=True):
+        self._grow(self._inputs, report.arrived)
+        self._grow(self._in_slo, report.in_slo)
+        for end_s, total in zip(LATENCY_ENDS_S, latencies_within(report.latencies, LATENCY_ENDS_S), strict=True):
             self._grow(self._latencies, total, le=_le(end_s))
-        self._waiting.set(core.num_waiting)
-        self._unanswered.set(core.num_unanswered)
+        self._grow(self._answered_tokens, report.answered_tokens)
+        self._waiting.set(report.waiting)
+        self._unanswered.set(report.unanswered)
+        self._unanswered_tokens.set(report.unanswered_tokens)
+        self._lengths |= report.oldest_s.keys()
+        for length in self._lengths:
+            self._oldest_s.set(report.oldest_s.get(length, 0.0), {"tokens": str(length)})
 
     def _grow(self, counter: Counter, total: int, **labels: str) -> None:
         key = counter, "".join(labels.values())

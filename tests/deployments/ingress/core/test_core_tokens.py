@@ -165,4 +165,4 @@ def test_how_long_the_oldest_have_waited_is_told_by_length() -> None:
         scene.now_s = float(second)
         scene.submit("bcdef"[second], length, deadline_s=20.0)
     scene.give_up("b")
-    assert scene.core.oldest_s(10.0) == {1: 6.0, 4: 9.0, 128: 8.0}
+    assert scene.core.peek(10.0, 0.0).oldest_s == {1: 6.0, 4: 9.0, 128: 8.0}
