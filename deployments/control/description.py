@@ -122,14 +122,14 @@ def _within(agreement: float | None, budget: float | None) -> bool | None:
 
 
 def _fill(loop: ControlLoop, replicas: Sequence[ReplicaReport]) -> list[dict[str, Any]]:
-    """Per split of the plan, inputs per batch over its batch size, since the last planning."""
+    """Per split of the plan, inputs per batch over its batch size, tokens over its budget, since the last planning."""
     rows = []
     for slot, stage in loop.keeper.placed.stage_of.items():
         times = [each for report in replicas if report.slot == slot for each in loop.watch.replicas.since_mark(report)]
         for split in stage.splits:
             mine = [each for each in times if (each.first, each.end) == (split.first, split.end)]
             batches = sum(each.batches for each in mine)
-            inputs = sum(each.batches * each.size for each in mine)
+            inputs, tokens = sum(each.batches * each.size for each in mine), sum(each.tokens for each in mine)
             rows.append(
                 {
                     "slot": slot,
@@ -138,6 +138,8 @@ def _fill(loop: ControlLoop, replicas: Sequence[ReplicaReport]) -> list[dict[str
                     "batch": split.batch,
                     "batches": batches,
                     "fill": inputs / batches / split.batch if batches else None,
+                    "tokens": split.tokens,
+                    "token_fill": tokens / batches / split.tokens if batches and split.tokens else None,
                 }
             )
     return rows

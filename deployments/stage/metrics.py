@@ -70,7 +70,7 @@ class StageMetrics:
     def batch_finished(self, batch: Batch[Any], seconds: float) -> None:
         """Count a batch, and the seconds that it had the device; on the device's thread, as soon as it has run."""
         split = batch.split
-        size, tokens = len(batch.members), sum([member.tokens for member in batch.members])
+        size, tokens = len(batch.members), batch.tokens
         self._ran.append(_Ran(split.first, size, split.batch, tokens, split.tokens, batch.probe, seconds))
 
     async def keep_telling(self, num_waiting: Callable[[], int]) -> None:

@@ -94,15 +94,19 @@ def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran
 
 def _split(now: Snapshot, slot: str, split: Split, ran: Ran, seconds: float) -> dict[str, Any]:
     times = _times(now, slot, split, ran)
-    size = _size(times)
+    size, batches = _size(times), sum(each.batches for each in times)
+    size_tokens = sum(each.tokens for each in times) / batches if batches else None
     return {
         "first": split.first,
         "end": split.end,
         "batch": split.batch,
+        "tokens": split.tokens,
         "ramps": list(split.ramps),
         "size": size,
+        "size_tokens": size_tokens,
         "fill": None if size is None else size / split.batch,
-        "batches_per_s": sum(each.batches for each in times) / seconds if seconds else None,
+        "token_fill": None if size_tokens is None or split.tokens is None else size_tokens / split.tokens,
+        "batches_per_s": batches / seconds if seconds else None,
     }
 
 

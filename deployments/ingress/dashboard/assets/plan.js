@@ -27,13 +27,21 @@ function tuningWords(tuning) {
 export function planTable(plan) {
   const rows = plan.stages.flatMap((stage, index) => stage.splits.map((split) => [
     `stage ${index}, ${blocks(split.first, split.end)}`, device(stage), `${stage.running} of ${stage.wanted}`,
-    split.ramps.join(", ") || "none", count(split.batch), decimal(split.size), percent(split.fill), decimal(split.batches_per_s),
+    split.ramps.join(", ") || "none", budgetWords(split), meanWords(split), percent(fillOf(split)), decimal(split.batches_per_s),
   ]));
   const heads = ["Split", "Accelerator", "Replicas", "Ramps", "Batch", "Mean batch", "Fill", "Batches per s"];
   return [scroll("Splits of the plan, last 60 s", heads, rows), scroll("Replicas", ["Replica", "Stage", "Busy", "Queue", "Node", "Process"],
     plan.stages.flatMap((stage, index) => stage.replicas.map((one) =>
       [short(one.name) + (one.rests ? " (rests)" : ""), count(index), percent(one.busy, 0), count(one.waiting), short(one.node), one.pid])))];
 }
+
+// Where tokens bound a split's batches they are what fills them; an input larger than the budget fills more than one.
+const countsTokens = (split) => typeof split.tokens === "number";
+const fillOf = (split) => (countsTokens(split) ? split.token_fill : split.fill);
+const budgetWords = (split) => (countsTokens(split) ? `${count(split.batch)}, ${count(split.tokens)} tokens` : count(split.batch));
+const meanWords = (split) =>
+  (countsTokens(split) ? `${decimal(split.size)}, ${rounded(split.size_tokens)} tokens` : decimal(split.size));
+const rounded = (number) => count(number === null ? null : Math.round(number));
 
 const short = (name) => name.slice(-8);
 
@@ -62,10 +70,14 @@ function splitBox(split) {
   return h("div", { class: "split", style: { "flex-grow": String(cells.length) } },
     h("div", { class: "blocks", role: "img", "aria-label": splitWords(split) },
       cells.map((block) => h("span", { class: split.ramps.includes(block) ? "block ramp" : "block" }, block))),
-    h("div", { class: "fill", "aria-hidden": "true" }, h("i", { style: { width: `${100 * Math.min(1, split.fill ?? 0)}%` } })),
+    h("div", { class: "fill", "aria-hidden": "true" }, h("i", { style: { width: `${100 * Math.min(1, fillOf(split) ?? 0)}%` } })),
     h("div", { class: "batch" }, h("b", {}, decimal(split.size)), ` of ${split.batch}`,
-      h("span", { class: "quiet" }, split.fill === null ? "" : ` ${percent(split.fill, 0)}`)));
+      !countsTokens(split) && percentOf(split)),
+    countsTokens(split) && h("div", { class: "batch tokens" }, h("b", {}, rounded(split.size_tokens)), ` of ${count(split.tokens)} tokens`,
+      percentOf(split)));
 }
+
+const percentOf = (split) => h("span", { class: "quiet" }, fillOf(split) === null ? "" : ` ${percent(fillOf(split), 0)}`);
 
 function splitWords(split) {
   const ramps = split.ramps.length ? `active ramps after ${split.ramps.join(", ")}` : "no active ramp";

@@ -40,14 +40,14 @@ def ingress(name: str = "a", *, answered: int = 0, epoch: int = 0, **fields: Any
     return IngressReport(name=name, answered=answered, epoch=epoch, **counts | fields)
 
 
-def ran(split: Split, size: int, batches: int, seconds: float = 0.0) -> TimesRun:
+def ran(split: Split, size: int, batches: int, seconds: float = 0.0, *, length: int = 1) -> TimesRun:
     return TimesRun(
         first=split.first,
         end=split.end,
         ramps=split.ramps,
         size=size,
         batches=batches,
-        tokens=size * batches,
+        tokens=size * batches * length,
         seconds=seconds,
         after_answer=split.after_answer,
     )

@@ -75,6 +75,8 @@ class FakeService(FakeBackend):
     name: str = "a"
     agreement: float | None = None
     card: ModelCard = CARD
+    length: int = 1
+    """Tokens of an input."""
     num_looks: int = 0
 
     def __post_init__(self) -> None:
@@ -130,7 +132,7 @@ class FakeService(FakeBackend):
                 f"{slot}#{index}abcdefg",
                 slot,
                 *(
-                    ran(split, int(split.batch * 0.85), int(9 * self.seconds), 0.3 * self.seconds)
+                    ran(split, int(split.batch * 0.85), int(9 * self.seconds), 0.3 * self.seconds, length=self.length)
                     for split in stage.splits
                 ),
                 waiting=0 if self.idle else index,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.ingress.dashboard.plan_state import MOST_REPLICAS, blocks_state, plan_state
@@ -45,12 +47,27 @@ def test_where_inputs_stay_batches_do_not_shrink_and_other_splits_runs_are_not_t
 
 def test_splits_have_the_mean_batch_that_ran_on_all_replicas() -> None:
     first, rest = plan_state(FACTS, looks())["stages"]
+    by_inputs = {"tokens": None, "token_fill": None}
     assert first["splits"] == [
         {"first": 0, "end": 2, "batch": 8, "ramps": [0, 1], "size": 7.0, "fill": 7 / 8, "batches_per_s": 2.0}
+        | {"size_tokens": 7.0, **by_inputs}
     ]
     assert rest["splits"] == [
         {"first": 2, "end": 4, "batch": 4, "ramps": [], "size": 3.0, "fill": 3 / 4, "batches_per_s": 1.0}
+        | {"size_tokens": 3.0, **by_inputs}
     ]
+
+
+def test_where_tokens_bound_batches_they_say_how_full_they_were() -> None:
+    split = replace(FIRST, tokens=320)
+    plan = replace(placed().plan, stages=(replace(placed().plan.stages[0], splits=(split,)), placed().plan.stages[1]))
+    now = [replica("r", CPU, ran(split, 8, 1, length=20), ran(split, 2, 3, length=100))]
+    both = [
+        snapshot(at_s, ingress(), placed=initial_placement(plan), replicas=now if at_s else ()) for at_s in (0.0, 2.0)
+    ]
+    [shown] = plan_state(FACTS, both)["stages"][0]["splits"]
+    assert (shown["batch"], shown["size"], shown["tokens"], shown["size_tokens"]) == (8, 3.5, 320, 190.0)
+    assert (shown["fill"], shown["token_fill"]) == (3.5 / 8, 190 / 320)
 
 
 def test_stages_say_where_they_run_and_what_is_missing() -> None:

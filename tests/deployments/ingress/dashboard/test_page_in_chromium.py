@@ -6,12 +6,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from earlyexit.tasks.class_maps import colours
+from optimizer.placement import PlacedPlan, initial_placement
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
 from tests.deployments.ingress.dashboard.fake_service import FakeService, served
@@ -126,6 +127,31 @@ def test_axe_finds_nothing_serious(browser: Browser, scheme: str, width: int) ->
         page.wait_for_updates(2)
         assert page.findings() == []
         assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_where_tokens_bound_batches_the_bar_and_the_words_are_of_tokens(browser: Browser, width: int) -> None:
+    with looked_at(browser, FakeService(placed=by_tokens(), length=300), width=width) as page:
+        page.wait_for_updates(2)
+        assert page.text("#plan .stage:first-child .split:first-child .batch:not(.tokens)") == "6.0 of 8"
+        assert page.text("#plan .stage:first-child .split:first-child .batch.tokens") == "1,800 of 2,400 tokens 75 %"
+        assert (
+            page.page.locator("#plan .stage:first-child .split:first-child .fill i").first.get_attribute("style")
+            == "width: 75%;"
+        )
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= width
+        for box in page.page.locator("#plan .batch.tokens").all():
+            assert box.evaluate("each => each.scrollWidth <= each.clientWidth"), "the words stay inside their split"
+        assert page.findings() == []
+
+
+def by_tokens() -> PlacedPlan:
+    """The fake service's plan, each of whose batches holds 2,400 tokens."""
+    plan = FakeService().placed.plan
+    stages = tuple(
+        replace(stage, splits=tuple(replace(split, tokens=2400) for split in stage.splits)) for stage in plan.stages
+    )
+    return initial_placement(replace(plan, stages=stages))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
