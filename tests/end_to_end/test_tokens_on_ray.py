@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -111,7 +111,7 @@ async def test_inputs_of_all_lengths_are_answered_rightly_through_deaths_and_cha
     assert all(row["tokens"] == TOKENS for row in described["fill"])
 
 
-def check_fill(stages: list[list[Mapping[str, Any]]]) -> None:
+def check_fill(stages: list[list[dict[str, Any]]]) -> None:
     """Batches hold up to ten tokens, or one input of up to eleven."""
     for [replica] in stages:
         for split in replica["splits"]:

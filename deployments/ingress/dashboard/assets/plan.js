@@ -71,7 +71,7 @@ function splitBox(split) {
     h("div", { class: "blocks", role: "img", "aria-label": splitWords(split) },
       cells.map((block) => h("span", { class: split.ramps.includes(block) ? "block ramp" : "block" }, block))),
     h("div", { class: "fill", "aria-hidden": "true" }, h("i", { style: { width: `${100 * Math.min(1, fillOf(split) ?? 0)}%` } })),
-    h("div", { class: "batch" }, h("b", {}, decimal(split.size)), ` of ${split.batch}`,
+    h("div", { class: "batch" }, h("b", {}, decimal(split.size)), countsTokens(split) ? " inputs" : ` of ${split.batch}`,
       !countsTokens(split) && percentOf(split)),
     countsTokens(split) && h("div", { class: "batch tokens" }, h("b", {}, rounded(split.size_tokens)), ` of ${count(split.tokens)} tokens`,
       percentOf(split)));

@@ -133,7 +133,7 @@ def test_axe_finds_nothing_serious(browser: Browser, scheme: str, width: int) ->
 def test_where_tokens_bound_batches_the_bar_and_the_words_are_of_tokens(browser: Browser, width: int) -> None:
     with looked_at(browser, FakeService(placed=by_tokens(), length=300), width=width) as page:
         page.wait_for_updates(2)
-        assert page.text("#plan .stage:first-child .split:first-child .batch:not(.tokens)") == "6.0 of 8"
+        assert page.text("#plan .stage:first-child .split:first-child .batch:not(.tokens)") == "6.0 inputs"
         assert page.text("#plan .stage:first-child .split:first-child .batch.tokens") == "1,800 of 2,400 tokens 75 %"
         assert (
             page.page.locator("#plan .stage:first-child .split:first-child .fill i").first.get_attribute("style")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import string
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,6 +38,22 @@ async def test_a_call_says_what_it_carries() -> None:
     assert (call.call.remaining_s, call.call.assignment.epoch, call.call.probe) == ((6.0, 6.0), 7, False)
     assert (call.call.assignment.stage, call.avoided) == (PLAN.stages[0], frozenset())
     assert call.batch == BATCH
+
+
+async def test_where_tokens_bound_batches_a_call_holds_and_weighs_what_its_inputs_tokens_fill() -> None:
+    first, *others = PLAN.stages
+    stages = (replace(first, splits=tuple(replace(split, tokens=8) for split in first.splits)), *others)
+    scene = Scene(plan=replace(PLAN, stages=stages), calls_per_replica=9)
+    scene.submit("abcdef")  # of two tokens each
+    scene.submit("g", encoded=Encoded(11, (np.zeros(11, dtype=np.int32),)))
+    await turns()
+    first_calls = scene.stages[0].calls
+    assert [call.names for call in first_calls] == ["abcd", "ef", "g"]
+    assert [(call.weight, call.batch) for call in first_calls] == [(8, 8), (4, 8), (11, 8)]
+    first_calls[2].answer("g")
+    await turns()
+    assert scene.answered == "g"
+    assert scene.report(0.0).answered_tokens == 11
 
 
 async def test_inputs_that_make_no_piece_get_an_error_and_everything_else_goes_on() -> None:
