@@ -22,7 +22,7 @@ VOCABULARY = 30522
 LABELS = ("negative", "positive")
 
 
-def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int) -> Path:
+def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int, max_length: int = 128) -> Path:
     """One head, a ramp after every block but the last, two labels."""
     sizes = {
         "vocab_size": VOCABULARY,
@@ -30,7 +30,7 @@ def tiny_model(folder: Path, *, name: str, num_blocks: int, hidden_size: int) ->
         "num_blocks": num_blocks,
         "num_heads": 1,
         "intermediate_size": hidden_size,
-        "max_length": 128,
+        "max_length": max_length,
     }
     save_model(random_model(sizes, name=name, task=LabelTask(LABELS)), folder)
     copy_tokenizer(resolve_backbone("minilm"), folder)

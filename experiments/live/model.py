@@ -29,18 +29,18 @@ UNSURE = 0.65
 """Entropy in nats of a ramp that does not know; two classes reach 0.693."""
 
 
-def ensure_model(folder: Path = FOLDER) -> ExitRecords:
+def ensure_model(folder: Path = FOLDER, *, max_length: int = 128) -> ExitRecords:
     """The records of the folder, which is made first where it is missing."""
     if (folder / RECORDS_FILE).is_file() and (folder / CALIBRATION_FILE).is_file():
         return ExitRecords.load(folder / RECORDS_FILE)
-    return make_model(folder)
+    return make_model(folder, max_length=max_length)
 
 
-def make_model(folder: Path) -> ExitRecords:
+def make_model(folder: Path, *, max_length: int = 128) -> ExitRecords:
     """Write model, tokenizer, records and card; gives the records."""
     from experiments.models import tiny_model  # torch, which a process that only loads a service need not import
 
-    tiny_model(folder, name="emulated", num_blocks=NUM_BLOCKS, hidden_size=8)
+    tiny_model(folder, name="emulated", num_blocks=NUM_BLOCKS, hidden_size=8, max_length=max_length)
     records = recorded() or made_up(survival_of_problem(), num_inputs=NUM_MADE_UP, rng=np.random.default_rng(0))
     records.save(folder / RECORDS_FILE)
     (folder / CALIBRATION_FILE).write_text(card(records).model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One study per figure or table of E3's, Apparate's and PAME's evaluations: claims, what we get, why they differ."""
+"""One study per figure or table of the papers' evaluations: claims, what we get, why they differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from experiments.studies.study import Study
 
 FIGURES: tuple[str, ...] = tuple(
-    path.stem for of in ("fig", "apparate_", "pame_") for path in sorted(Path(__file__).parent.glob(f"{of}*.py"))
+    path.stem
+    for of in ("fig", "apparate_", "pame_", "tcb_")
+    for path in sorted(Path(__file__).parent.glob(f"{of}*.py"))
 )
 """Modules of this folder in the order of the papers, E3's first; a new study is a module and a Markdown file here."""
 

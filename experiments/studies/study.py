@@ -23,7 +23,7 @@ accelerators replaced by known times. Real: measured on the machine that the rep
 LONGEST_CLAIM = 120
 """Characters of a claim that a table can hold."""
 
-SYSTEMS = ("Apparate", "PAME")
+SYSTEMS = ("Apparate", "PAME", "TCB")
 """Whose figures' modules begin with the name; those of E3 have none."""
 
 Series = Mapping[str, Sequence[float | None]]
@@ -156,7 +156,7 @@ class About:
     @property
     def figure(self) -> str:
         """Of the paper, from the name: "7", "table 2"."""
-        found = re.match(r"(?:apparate_|pame_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
+        found = re.match(r"(?:apparate_|pame_|tcb_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
         if found is None:
             return self.name
         return found[2] if found[1] == "fig" else f"table {found[2]}"
