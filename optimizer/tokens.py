@@ -76,6 +76,11 @@ def in_token_batches(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Sta
     )
 
 
+def most_tokens(table: LatencyTable) -> int:
+    """Of the largest batch that was measured."""
+    return table.batches[-1] * (table.length or 1)
+
+
 def mean_tokens(split: Split, lengths: Lengths) -> float:
     """What a full batch of a split holds on average, by its inputs or by its tokens, whichever bounds it."""
     by_inputs = split.batch * lengths.mean
@@ -99,12 +104,12 @@ def _budgets(device: str, table: LatencyTable, lengths: Lengths) -> dict[int, in
     budgets: dict[int, int] = {}
     for batch in table.batches:
         filled = round(lengths.filled(batch * length))
-        if max(budgets, default=0) < filled <= table.batches[-1] * length:
+        if max(budgets, default=0) < filled <= most_tokens(table):
             budgets[filled] = batch * length
     if not budgets:
         raise PlanError(
             f"latency of {device}: inputs have {lengths.mean:.4g} tokens, and measured are batches of at most "
-            f"{table.batches[-1] * length} together"
+            f"{most_tokens(table)} together"
         )
     return budgets
 
@@ -116,7 +121,7 @@ def _with_budget(split: Split, table: LatencyTable, lengths: Lengths) -> Split:
 
 def _of_tokens(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
     table = problem.latency[device]
-    most, held = table.batches[-1] * (table.length or 1), mean_tokens(split, lengths)
+    most, held = most_tokens(table), mean_tokens(split, lengths)
     if held > most:
         raise PlanError(f"a batch of {held:.6g} tokens is not measured on {device}; measured are at most {most}")
     return replace(split, batch=max(1, round(held)), tokens=None)

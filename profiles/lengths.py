@@ -59,6 +59,16 @@ class Lengths:
         shares = tuple((check_length(tokens, "a length"), weight / total) for tokens, weight in sorted(weights.items()))
         return cls(mean=sum(length * share for length, share in shares), shares=shares)
 
+    def stretched(self, mean: float, *, most: int) -> Lengths:
+        """Lengths of another mean, of the same kind: each as many times as long, in whole tokens, `most` at most."""
+        if self.shares is None:
+            return Lengths(mean=min(mean, float(most)))
+        weights: dict[int, float] = {}
+        for length, share in self.shares:
+            longer = min(most, max(1, round(length * mean / self.mean)))
+            weights[longer] = weights.get(longer, 0.0) + share
+        return Lengths.weighted(weights)
+
     @property
     def shortest(self) -> int:
         """The fewest tokens an input has; 1 where only the mean is known."""

@@ -25,6 +25,8 @@ class Interval:
     at_s: float
     arrived: int = 0
     answered: int = 0
+    answered_tokens: int = 0
+    """Of the answered; as many as these where inputs have no tokens."""
     in_slo: int = 0
     exits: Mapping[int, int] = field(default_factory=dict)
     drops: Mapping[str, int] = field(default_factory=dict)
@@ -45,6 +47,7 @@ def total(intervals: Sequence[Interval]) -> Interval | None:
         at_s=max(each.at_s for each in intervals),
         arrived=sum(each.arrived for each in intervals),
         answered=sum(each.answered for each in intervals),
+        answered_tokens=sum(each.answered_tokens for each in intervals),
         in_slo=sum(each.in_slo for each in intervals),
         exits=_sum(each.exits for each in intervals),
         drops=_sum(each.drops for each in intervals),
@@ -128,6 +131,7 @@ def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_
         at_s=at_s,
         arrived=now.arrived - (before.arrived if before else 0),
         answered=now.answered - (before.answered if before else 0),
+        answered_tokens=now.answered_tokens - (before.answered_tokens if before else 0),
         in_slo=now.in_slo - (before.in_slo if before else 0),
         exits=_less(now.exits, before.exits if before is not None and same_epoch else {}),
         drops=_less(now.drops, before.drops if before else {}),

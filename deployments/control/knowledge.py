@@ -12,6 +12,8 @@ import numpy.typing as npt
 from deployments.control.intake import Interval, total
 from earlyexit.errors import DataError
 from optimizer.problem import MaximizeRate, PlanProblem
+from optimizer.tokens import most_tokens
+from profiles.lengths import Lengths
 from profiles.records import ExitRecords
 from profiles.sampled import SampledStream
 from profiles.stream import Observations, StreamShape
@@ -28,6 +30,9 @@ keeps part of its weight: of 30 probes a share of 1/2 is known to 0.09 (one stan
 calibration of another stream tells it."""
 RECENT_WINDOWS = 2
 """Whose probes plans are scored on again: more would mix in what the stream no longer is."""
+LEAST_MEASURED = 300
+"""Answers by which lengths of inputs are known better than from before: their mean, of lengths that spread as far as
+their mean, to 6 % (one standard deviation)."""
 LEAST_COVERED = 0.5
 """Share of a window that must have been counted for its rate to be known."""
 
@@ -159,7 +164,12 @@ class Knowledge:
             device: replace(supply, count=min(supply.count, counts.get(device, 0)))
             for device, supply in self.problem.devices.items()
         }
-        problem = replace(self.problem, survival_N=outlook.survival.next_survival, devices=devices)
+        problem = replace(
+            self.problem,
+            survival_N=outlook.survival.next_survival,
+            devices=devices,
+            lengths=self.lengths(outlook.at_s),
+        )
         named_per_s = problem.asked_per_s
         if named_per_s is None:
             return (problem,)
@@ -171,6 +181,21 @@ class Knowledge:
             rates += [named_per_s] if named_per_s > rates[0] else []
         asked = [problem.with_rate(rate) for rate in rates if rate > 0]
         return (*asked, replace(problem, objective=MaximizeRate()))
+
+    def lengths(self, now_s: float) -> Lengths | None:
+        """Of the stream's inputs: those of the problem, stretched to the mean of what was answered lately.
+
+        None where the problem has none: then nothing counts tokens. Long inputs that are refused or late more often
+        than short ones count too little.
+        """
+        known = self.problem.lengths
+        if known is None:
+            return None
+        recent = total(self.counts(max(self.changed_s, now_s - RECENT_WINDOWS * self.period_s)))
+        if recent is None or recent.answered < LEAST_MEASURED:
+            return known
+        most = min(most_tokens(self.problem.latency[device]) for device in self.problem.devices)
+        return known.stretched(recent.answered_tokens / recent.answered, most=most)
 
     def _check_shape(self, shape: StreamShape) -> None:
         missing = sorted(set(self.problem.ramps) - set(shape.ramps))

@@ -98,10 +98,10 @@ def stragglers(
     """Replicas slower than their peers; `problem` is the one that the plan in force was weighed on."""
     share_N = nested_reach(problem)(plan.ramps)
 
-    def expected(device: str, split: Split, size: int) -> float:
+    def expected(device: str, split: Split, size: float) -> float:
         return split_seconds(problem.latency[device], problem.ramps, split, share_N, size)
 
-    times = [_times(report, intake, problem.ramps) for report in reports if report.device in problem.latency]
+    times = [_times(report, intake, problem) for report in reports if report.device in problem.latency]
     return find(times, expected, ratio, resting=frozenset(resting))
 
 
@@ -127,21 +127,23 @@ def used(occupied: Mapping[str, int], devices: Mapping[str, str]) -> dict[str, i
     return taken
 
 
-def _times(report: ReplicaReport, intake: ReplicaIntake, ramps: Sequence[int]) -> ReplicaTimes:
-    """Ramps that the problem does not have take no time by it: probes run every ramp of the model.
+def _times(report: ReplicaReport, intake: ReplicaIntake, problem: PlanProblem) -> ReplicaTimes:
+    """Where inputs have lengths, a batch counts as so many of the profile's inputs as hold its tokens.
 
+    Ramps that the problem does not have take no time by it: probes run every ramp of the model.
     A batch that another ran beside took longer for it, which is not the replica's fault: it is left out.
     """
+    length = None if problem.lengths is None else problem.latency[report.device].length
     runs = tuple(
         Run(
             split=Split(
                 first=each.first,
                 end=each.end,
                 batch=each.size,
-                ramps=tuple(ramp for ramp in each.ramps if ramp in ramps),
+                ramps=tuple(ramp for ramp in each.ramps if ramp in problem.ramps),
                 after_answer=each.after_answer,
             ),
-            size=each.size,
+            size=each.size if length is None else each.tokens / each.batches / length,
             batches=each.batches,
             seconds=each.seconds,
         )

@@ -89,4 +89,6 @@ def _numbers(text: str) -> list[float]:
         raise InputError(f"--lengths {text!r}; a file, or {FORM} is needed") from error
     if len(numbers) != len(FORM.split(",")) or not all(np.isfinite(numbers)):
         raise InputError(f"--lengths {text!r}; a file, or {FORM}, four finite numbers, is needed")
+    if any(number != round(number) for number in numbers[2:]):
+        raise InputError(f"--lengths {text!r}; low and high are whole numbers of tokens")
     return numbers

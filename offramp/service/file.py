@@ -72,7 +72,11 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
         parts.base,
         slots=plan_slots(parts, plan),
         node_labels={name: dict(each.labels) for name, each in parts.inventory.devices.items() if each.labels},
-        emulated={name: _emulated(parts, table) for name, table in parts.tables.items() if find_device(name).emulated},
+        emulated={
+            name: _emulated(parts, table, by_tokens=problem.lengths is not None)
+            for name, table in parts.tables.items()
+            if find_device(name).emulated
+        },
         control=_control(parts, problem) if controlled else None,
         probe_share=document.planner.probe_share if controlled else 0.0,
         slo_s=document.slo.latency_s * parts.inventory.time_scale,
@@ -80,11 +84,12 @@ def _settings(parts: ServiceParts, problem: PlanProblem, plan: Plan) -> ServeSet
     )
 
 
-def _emulated(parts: ServiceParts, table: LatencyTable) -> EmulatedSettings:
+def _emulated(parts: ServiceParts, table: LatencyTable, *, by_tokens: bool) -> EmulatedSettings:
     return EmulatedSettings(
         batch=list(table.batches),
         block_s=table.block_s_NB.tolist(),
         ramp_s=table.ramp_s_EB.tolist(),
+        length=table.length if by_tokens else None,
         time_scale=parts.inventory.time_scale,
         decisions=parts.document.model.decisions,
     )

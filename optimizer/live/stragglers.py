@@ -18,17 +18,18 @@ MOST_SHARE = 1 / 3
 """Of an accelerator type; where more are slow, it is not they that stand out."""
 ROUNDING = 1e-9
 
-ExpectedSeconds = Callable[[str, Split, int], float]
+ExpectedSeconds = Callable[[str, Split, float], float]
 """From accelerator type, split and batch size to the seconds that one batch should take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Batches of one split and one size."""
+    """Batches of one split and one size, or of one size on average."""
 
     split: Split
     """Its batch size is of no importance here."""
-    size: int
+    size: float
+    """Inputs, as the profile has them."""
     batches: int
     seconds: float
 

@@ -117,3 +117,10 @@ def test_a_file_of_lengths_is_refused_with_its_line(tmp_path: Path, text: str, s
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.txt: cannot be read"):
         read_lengths(tmp_path / "none.txt")
+
+
+def test_stretched_lengths_are_of_another_mean_and_no_longer_than_they_may_be() -> None:
+    lengths = Lengths.of([10, 10, 40])
+    assert lengths.stretched(40.0, most=512) == Lengths.of([20, 20, 80])
+    assert lengths.stretched(40.0, most=50) == Lengths.of([20, 20, 50])
+    assert Lengths(mean=3.0).stretched(9.5, most=512) == Lengths(mean=9.5)

@@ -11,6 +11,7 @@ from earlyexit.errors import DataError
 from earlyexit.split import Split
 from optimizer.plan import Plan, Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from profiles.lengths import Lengths
 from profiles.stream import Observations, StreamShape, empty
 from tests.deployments.control.control_fakes import POLICY, RAMPS, START_S, halves, probes, problem
 
@@ -234,3 +235,37 @@ def test_one_window_cannot_say_how_rates_change_so_no_less_than_the_named_rate_i
     knowledge = known(cheap(10.0))
     knowledge.add_counts(counted(50 * 120, START_S, START_S + PERIOD_S))
     assert rates_asked(knowledge, START_S + PERIOD_S) == [pytest.approx(50.0), None]
+
+
+# Lengths
+
+
+def with_lengths() -> PlanProblem:
+    tiny = problem()
+    return replace(tiny, latency={"cpu": replace(tiny.latency["cpu"], length=32)}, lengths=Lengths.of([10, 10, 40]))
+
+
+def answered(num: int, tokens: int, at_s: float) -> Interval:
+    return Interval(since_s=at_s - 10.0, at_s=at_s, arrived=num, answered=num, answered_tokens=tokens)
+
+
+def test_lengths_are_those_of_the_problem_until_enough_inputs_were_answered() -> None:
+    knowledge = known(with_lengths())
+    knowledge.add_counts(answered(200, 8000, START_S + 10.0))
+    assert knowledge.lengths(START_S + 20.0) == Lengths.of([10, 10, 40])
+    knowledge.add_counts(answered(200, 8000, START_S + 20.0))
+    assert knowledge.lengths(START_S + 20.0) == Lengths.of([20, 20, 80])
+
+
+def test_questions_are_of_the_lengths_that_are_answered_now() -> None:
+    knowledge = known(with_lengths())
+    knowledge.add_counts(answered(400, 16000, START_S + 10.0))
+    outlook = knowledge.outlook(START_S + 20.0)
+    (question,) = knowledge.questions(outlook, {"cpu": 4})
+    assert question.lengths == Lengths.of([20, 20, 80])
+
+
+def test_a_problem_without_lengths_stays_one() -> None:
+    knowledge = known()
+    knowledge.add_counts(answered(400, 16000, START_S + 10.0))
+    assert knowledge.lengths(START_S + 20.0) is None

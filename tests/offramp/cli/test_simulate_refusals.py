@@ -35,6 +35,14 @@ def refused(captured: Captured, problem: Path, *options: object, arrivals: str =
         ("uniform:9", ("--thresholds", "0=1,0=2"), "--thresholds '0=1,0=2': a ramp is named twice"),
         ("uniform:9", ("--thresholds", "0.4"), "--thresholds: only exit records need them"),
         ("uniform:9", ("--records", "gone.npz"), "gone.npz does not hold exit records"),
+        ("uniform:9", ("--lengths", "gone.txt"), "--lengths gone.txt: gone.txt: cannot be read"),
+        ("uniform:9", ("--lengths", "20,x,3,100"), "--lengths '20,x,3,100'; a file, or mean,variance,low,high"),
+        ("uniform:9", ("--lengths", "20,4"), "--lengths '20,4'; a file, or mean,variance,low,high, four"),
+        ("uniform:9", ("--lengths", "nan,4,3,100"), "--lengths 'nan,4,3,100'; a file, or mean,variance,low,high, four"),
+        ("uniform:9", ("--lengths", "20,4,3.5,100"), "--lengths '20,4,3.5,100'; low and high are whole numbers"),
+        ("uniform:9", ("--lengths", "20,-4,3,100"), "--lengths 20,-4,3,100: the variance of lengths must be"),
+        ("uniform:9", ("--lengths", "20,4,0,100"), "--lengths 20,4,0,100: lengths must lie between 1 and more"),
+        ("uniform:9", ("--lengths", "20,4,3,100"), "--lengths: latency of"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_in_a_line(

@@ -12,6 +12,7 @@ from optimizer.plan import PolicySpec
 from optimizer.plan_file import read_plan
 from optimizer.problem import MinimizeCost, MinimizeLatency, PlanProblem
 from profiles.catalogue import published_profile
+from profiles.lengths import Lengths
 from tests.offramp.service.service_files import TABLE, Files, emulated
 from tests.offramp.service.service_folders import write_model, write_records, write_shares
 
@@ -254,3 +255,20 @@ def test_who_may_use_it_is_said_in_the_file(files: Files) -> None:
     assert access is not None
     assert access.keys_file == str(files.folder / "keys")
     assert (access.rate_per_s, access.rate_of, access.cors_origins) == (5.0, "requests", ("https://a.org",))
+
+
+def test_lengths_give_the_plan_budgets_of_tokens_and_the_controller_their_mean(files: Files) -> None:
+    parts = emulated(latency={"emulated:V100": TABLE | {"length": 4}})
+    settings = files.read(**parts, lengths=[2, 4]).settings
+    budgets = {split.tokens for stage in settings.plan.stages for split in stage.splits}
+    assert budgets <= {4, 8}
+    assert settings.plan.predicted["tokens_per_input"] == 3.0
+    assert settings.control is not None
+    assert settings.control.problem.lengths == Lengths.of([2, 4])
+    assert settings.emulated["emulated:V100"].length == 4
+
+
+def test_without_lengths_inputs_cost_alike(files: Files) -> None:
+    settings = files.read(**emulated(latency={"emulated:V100": TABLE | {"length": 4}})).settings
+    assert {split.tokens for stage in settings.plan.stages for split in stage.splits} == {None}
+    assert settings.emulated["emulated:V100"].length is None

@@ -201,3 +201,29 @@ def test_thresholds_of_the_calibration_are_not_held_against_records_of_another_s
     write_records(files.folder / "entropies.npz")
     _, words = files.refused(accuracy={"policy": "entropy", "records": "entropies.npz"})
     assert words.startswith("the calibration's thresholds are of share, ")
+
+
+MEASURED = {"model": MODEL | {"latency": {"cpu": TABLE | {"length": 4}}}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "below", "words"),
+    [
+        ({"lengths": [2, 0]}, 2, "lengths: the 1. length is 0; an input has a whole number of tokens"),
+        ({"lengths": []}, 0, "lengths: lengths of no input"),
+        ({"lengths": 0.5}, 0, "lengths: a mean length is from 1 to"),
+        ({"lengths": "gone.txt"}, 0, "gone.txt: cannot be read"),
+        ({"lengths": [2, 5000]}, 1, "lengths: an input of 5000 tokens; the model takes at most"),
+        ({"lengths": 3, "model": MODEL}, 0, "latency of cpu: its length is not known"),
+    ],
+)
+def test_lengths_that_no_input_has_are_refused(files: Files, parts: dict[str, Any], below: int, words: str) -> None:
+    line, said = files.refused(**MEASURED | parts)
+    assert words in said
+    assert line == files.line_of("lengths:") + below
+
+
+def test_lengths_and_recorded_batches_exclude_each_other(files: Files) -> None:
+    line, said = files.refused(**MEASURED, lengths=3, planner={"strategy": "pame", "control": False})
+    assert said == "strategy pame plans by recorded batches, counted in inputs; leave lengths out"
+    assert line == files.line_of("strategy")

@@ -12,7 +12,7 @@ from optimizer.live.stragglers import LEAST_BATCHES, MOST_SHARE, ReplicaTimes, R
 SPLIT = Split(first=0, end=1, batch=4)
 
 
-def one_second(device: str, split: Split, size: int) -> float:
+def one_second(device: str, split: Split, size: float) -> float:
     return 1.0
 
 
@@ -92,7 +92,7 @@ def test_of_few_batches_nothing_is_said() -> None:
 
 
 def test_peers_may_have_run_other_batches() -> None:
-    def by_size(device: str, split: Split, size: int) -> float:
+    def by_size(device: str, split: Split, size: float) -> float:
         return size / 4
 
     small = Run(split=SPLIT, size=2, batches=20, seconds=20 * 0.5)
