@@ -1,0 +1,203 @@
+"""What plans of token budgets promise, against what they do in the simulator; and against batches of inputs.
+
+    python -m experiments.token_plans [--seconds 6]
+
+One V100 by BERT's published latencies at 128 tokens, three splits with exits, at several kinds of lengths: AG News and
+IMDB mixed, and TCB's (section 6.2.1). The planner's rate beside what the plan answers when more arrives than it can do,
+without an SLO. Then, at nine tenths of that rate, the same plan with batches of as many inputs as its budgets hold on
+average: seconds of batches, and who is in time. Writes runs/token-plans.json. Minutes: about 2.
+"""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentParser
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from earlyexit.split import Split
+from experiments.data import RUNS
+from experiments.kit import keep, show
+from experiments.token_times import text_lengths
+from optimizer.decision import Planned
+from optimizer.evaluate import promised
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.planner import solve
+from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from profiles.catalogue import published_profile
+from profiles.lengths import Lengths
+from simulator.decisions import IntArray, nested
+from simulator.goodput import poisson_arrivals
+from simulator.lengths import truncated_normal
+from simulator.outcome import Outcome
+from simulator.scenario import Scenario
+from simulator.simulate import simulate
+
+LENGTH, NUM = 128, 20_000
+SURVIVAL = (1, 1, 1, 0.9, 0.85, 0.8, 0.7, 0.65, 0.6, 0.55, 0.5, 0.5)
+SLO_S = 0.2
+OVERLOAD, LOAD = 1.3, 0.9
+POLICY = PolicySpec(name="entropy", thresholds=0.4)
+"""The simulator does not read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One kind of lengths."""
+
+    kind: str
+    mean: float
+    predicted_per_s: float
+    simulated_per_s: float
+    spread_tokens: float
+    spread_inputs: float
+    in_time_tokens: float
+    in_time_inputs: float
+    token_fill: float
+
+    @property
+    def error(self) -> float:
+        """Above 0 where the planner promises too much."""
+        return self.predicted_per_s / self.simulated_per_s - 1
+
+
+def kinds(seed: int) -> dict[str, IntArray]:
+    """Lengths by where they come from."""
+    rng = np.random.default_rng(seed)
+    news, films = text_lengths()
+    mixed = np.where(rng.random(NUM) < 0.8, rng.choice(news, NUM), rng.choice(films, NUM))
+    normal = {
+        f"normal, mean 20, variance {variance}": truncated_normal(
+            NUM, mean=20, variance=variance, low=3, high=100, seed=seed
+        )
+        for variance in (20, 100, 400)
+    }
+    return {"AG News and IMDB, 4 to 1": mixed, **normal, "all of 128": np.full(NUM, LENGTH)}
+
+
+def problem(lengths: Lengths) -> PlanProblem:
+    """One V100; the rate is sought."""
+    profile = published_profile("bert-base", "V100")
+    return PlanProblem(
+        num_blocks=profile.num_blocks,
+        ramps=profile.ramps,
+        survival_N=SURVIVAL,
+        latency={"V100": profile.at(LENGTH)},
+        devices={"V100": Supply(count=1)},
+        link=Link(bandwidth_bytes_per_s=1.25e9),
+        bytes_per_sample_N=(0.0,) * profile.num_blocks,
+        slo=Slo(latency_s=SLO_S),
+        objective=MaximizeRate(),
+        lengths=lengths,
+    )
+
+
+def by_inputs(stages: tuple[Stage, ...], lengths: Lengths) -> tuple[Stage, ...]:
+    """Batches of as many inputs as the budgets hold on average."""
+
+    def changed(split: Split) -> Split:
+        assert split.tokens is not None
+        return replace(split, tokens=None, batch=max(1, round(lengths.filled(split.tokens) / lengths.mean)))
+
+    return tuple(replace(stage, splits=tuple(map(changed, stage.splits))) for stage in stages)
+
+
+def answered_per_s(outcome: Outcome, since_s: float) -> float:
+    """By when answers were given, while requests arrived."""
+    given_s = outcome.arrived_s_R + outcome.latency_s_N
+    return float(((given_s >= since_s) & (given_s < outcome.duration_s)).sum() / (outcome.duration_s - since_s))
+
+
+def judged(kind: str, lengths_N: IntArray, seconds: float, seed: int) -> Row:
+    """Plan, overload, and compare at a load that the plan can bear."""
+    lengths = Lengths.of(lengths_N.tolist())
+    asked = problem(lengths)
+    planned = solve(asked)
+    assert isinstance(planned, Planned), "an SLO of 200 ms has plans"
+    rate, predicted = planned.figures.rate_per_s, promised(asked, planned.figures)
+
+    def played(stages: tuple[Stage, ...], load: float, slo_s: float) -> Outcome:
+        return simulate(
+            Scenario(
+                problem=asked,
+                plan=Plan(stages=stages, policy=POLICY, predicted=predicted),
+                decisions=nested(SURVIVAL, asked.ramps, np.random.default_rng(seed), num_rows=NUM),
+                rows_N=np.arange(NUM),
+                lengths_R=lengths_N,
+                arrivals_s=poisson_arrivals(load * rate, seconds, seed),
+                duration_s=seconds,
+                warm_up_s=seconds / 4,
+                slo_s=slo_s,
+                admission=False,
+            )
+        )
+
+    most = played(planned.stages, OVERLOAD, math.inf)
+    tokens = played(planned.stages, LOAD, SLO_S)
+    inputs = played(by_inputs(planned.stages, lengths), LOAD, SLO_S)
+    budget = most.splits[0].lengths
+    assert budget is not None
+    assert budget.fill is not None
+    return Row(
+        kind=kind,
+        mean=lengths.mean,
+        predicted_per_s=rate,
+        simulated_per_s=answered_per_s(most, seconds / 4),
+        spread_tokens=_spread(tokens),
+        spread_inputs=_spread(inputs),
+        in_time_tokens=tokens.figures().in_slo_share,
+        in_time_inputs=inputs.figures().in_slo_share,
+        token_fill=budget.fill,
+    )
+
+
+def _spread(outcome: Outcome) -> float:
+    """p99 over p50 of batches' seconds, of the first split."""
+    lengths = outcome.splits[0].lengths
+    assert lengths is not None
+    return lengths.spread
+
+
+def main() -> None:
+    """Simulate, print and write."""
+    parser = ArgumentParser(prog="python -m experiments.token_plans", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rows = [judged(kind, each, options.seconds, options.seed) for kind, each in kinds(options.seed).items()]
+    show(
+        f"One V100, BERT by its latencies at {LENGTH} tokens, {options.seconds:g} s",
+        (
+            "lengths",
+            "mean",
+            "planned /s",
+            "simulated /s",
+            "error",
+            "token fill",
+            "p99/p50 tokens",
+            "inputs",
+            "in time",
+            "inputs",
+        ),
+        [
+            (
+                row.kind,
+                f"{row.mean:.1f}",
+                row.predicted_per_s,
+                row.simulated_per_s,
+                f"{row.error:+.1%}",
+                f"{row.token_fill:.1%}",
+                f"{row.spread_tokens:.2f}",
+                f"{row.spread_inputs:.2f}",
+                f"{row.in_time_tokens:.1%}",
+                f"{row.in_time_inputs:.1%}",
+            )
+            for row in rows
+        ],
+    )
+    print(f"written: {keep({'rows': rows}, RUNS / 'token-plans.json')}")
+
+
+if __name__ == "__main__":
+    main()
