@@ -133,7 +133,7 @@ class PacedRunner(Runner[P]):
         if self.dispatch == "deferred" and not batch.full:
             return max(free_s, batch.started_s)
         # Who stayed on the device from the batch before was here when that ended, whenever it was queued again.
-        return max([free_s, *[member.queued_since_s for member in batch.members if member.sample_id not in stayed]])
+        return max([free_s, *[member.since_s for member in batch.members if member.sample_id not in stayed]])
 
     def _sleep_until(self, due_s: float) -> None:
         left_s = due_s - self._clock.now_s()

@@ -36,25 +36,16 @@ def das(
     - "greedily" passes over whoever does not fit, and goes on;
     - who is longer than a row (the paper has none) is alone in one, once nobody shorter waits.
     """
-    utility = [1 / length for length in lengths]
-    left = list(waiting)
-    batch = []
-    for _ in range(rows):
-        row = _row_of(lengths, utility, left, budget, eta, q, lead)
-        lead, taken = (), set(row)
-        left = [position for position in left if position not in taken]
-        batch.append(row)
+    batch = [_row_of(lengths, waiting, budget, eta, q, lead)]
+    while len(batch) < rows:
+        taken = set(batch[-1])
+        waiting = [position for position in waiting if position not in taken]
+        batch.append(_row_of(lengths, waiting, budget, eta, q, ()))
     return batch
 
 
 def _row_of(
-    lengths: Sequence[int],
-    utility: Sequence[float],
-    waiting: Sequence[int],
-    budget: Budget,
-    eta: float,
-    q: float,
-    lead: Sequence[int],
+    lengths: Sequence[int], waiting: Sequence[int], budget: Budget, eta: float, q: float, lead: Sequence[int]
 ) -> list[int]:
     room = Room(budget)
     for position in lead:
@@ -70,8 +61,9 @@ def _row_of(
     chosen = math.ceil(eta * saturating - SAME)
     dominant = by_utility[:chosen]
     room.take_fitting(dominant, lengths)
-    least = q * math.fsum(utility[position] for position in dominant) / chosen * (1 - SAME)
-    end = bisect_right(by_utility, -least, lo=chosen, key=lambda position: -utility[position])
+    mean = math.fsum(1 / lengths[position] for position in dominant) / chosen
+    longest = (1 + SAME) / (q * mean)  # who may go for the deadline: its utility is at least q times the mean
+    end = bisect_right(by_utility, longest, lo=chosen, key=lengths.__getitem__)
     room.take_fitting(sorted(by_utility[chosen:end]), lengths)
     room.take_fitting(by_utility[end:], lengths)
     return room.row

@@ -181,7 +181,7 @@ class BatchEngine(Generic[P]):
         queue = self._hosted.get(next_block) or self._queue_on_the_way(next_block, fallback)
         self._serial = serial = self._serial + 1
         for member in members:
-            member.queued_since_s = now_s
+            member.since_s = now_s
             member.queued_serial = serial
             onto = self._probes_of(queue) if member.probe else queue
             onto.tokens += member.tokens

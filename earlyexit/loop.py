@@ -65,7 +65,7 @@ class DeviceLoop(Generic[P]):
             return choice
         started_s = choice.batch.started_s
         for member in choice.batch.members:
-            member.queue_s += started_s - member.queued_since_s
+            member.queue_s += started_s - member.since_s
         if not self._running:
             self._running.append(_Running(choice.batch, len(choice.batch.members), None))
             return choice

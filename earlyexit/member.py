@@ -34,18 +34,14 @@ class Member(Generic[P]):
     """Whether every ramp looks at it; it is never in one batch with inputs that are no probes."""
     answered: bool = False
     """Whether its answer was released already: then it stays, and no later ramp answers it again."""
-    queued_since_s: float = 0.0
+    since_s: float = 0.0
+    """When it began to wait for its split."""
     queued_serial: int = 0
     """Counts what was submitted to the engine; the same for all that came at once."""
     queue_s: float = 0.0
     """Time spent waiting here so far."""
     compute_s: float = 0.0
     """Time spent running here so far."""
-
-    @property
-    def since_s(self) -> float:
-        """When it began to wait for its split; orders call that so."""
-        return self.queued_since_s
 
 
 by_deadline = attrgetter("deadline_s")

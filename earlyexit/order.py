@@ -249,9 +249,9 @@ def _overdue_in(waiting: Sequence[Waiting], live: range, since_s: float) -> int 
     """The oldest, if it has waited since then or longer; equally old ones in their order."""
     if not live or since_s == -math.inf:
         return None
-    since = list(map(_since_of, waiting))
-    oldest = min(live, key=since.__getitem__)
-    return oldest if since[oldest] <= since_s else None
+    since = list(map(_since_of, waiting[live.start :]))
+    oldest_s = min(since)
+    return live.start + since.index(oldest_s) if oldest_s <= since_s else None
 
 
 def _led_by(first: int, order: Sequence[int]) -> list[int]:

@@ -58,7 +58,7 @@ def batch_of(
     """Full where as many inputs are in it as its split takes; `tokens` left out: 1 each."""
     singles = piece_of(ids, split.first).singles()
     members = tuple(
-        Member(sample_id=single.sample_ids[0], payload=single, tokens=length, probe=probe, queued_since_s=queued_s)
+        Member(sample_id=single.sample_ids[0], payload=single, tokens=length, probe=probe, since_s=queued_s)
         for single, length in zip(singles, tokens or [1] * len(singles), strict=True)
     )
     full = len(members) >= split.batch

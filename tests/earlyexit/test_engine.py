@@ -150,10 +150,10 @@ def test_members_know_since_when_they_wait_and_their_batch_until_when() -> None:
     engine = two_splits().engine
     engine.submit(0, [a, b], 1.0)
     batch = chosen(engine, 4.0)
-    assert (batch.started_s, a.queued_since_s, b.queued_since_s) == (4.0, 1.0, 1.0)
+    assert (batch.started_s, a.since_s, b.since_s) == (4.0, 1.0, 1.0)
     engine.submit(2, [b], 5.0)
     batch = chosen(engine, 5.5)
-    assert (batch.started_s, a.queued_since_s, b.queued_since_s) == (5.5, 1.0, 5.0)
+    assert (batch.started_s, a.since_s, b.since_s) == (5.5, 1.0, 5.0)
 
 
 def test_a_forgotten_origin_loses_its_queued_members_in_every_split_and_nobody_else() -> None:
