@@ -5,9 +5,10 @@ section 6.2.4): first come first served, earliest deadline first, shortest first
 TCB maximises the *utility* of what runs before its deadline, 1 / length each (section 5.1). Where everything that waits
 can run in time they are worth the same.
 
-Short inputs that keep coming would have a long one wait for ever, so an input that has waited for `overdue_s` is
-*overdue*, and the oldest such is the first of the next batch. So nobody waits longer than that and then, for each who
-was overdue before, a batch.
+Short inputs that keep coming would have a long one wait for ever, so who has waited for `overdue_s` is *overdue*, and a
+quarter of every batch is for them, at least one input. Of those without deadlines the oldest go first, so nobody waits
+much longer than `overdue_s` and four times what first come, first served would have taken. Who has a deadline waits no
+longer than that in any case; of those the latest deadlines go first, as only they can still be met by a long queue.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ OrderName = Literal["arrival", "deadline", "shortest", "das"]
 OVERDUE_S: Final = 1.0
 """When inputs are overdue, unless a plan says otherwise: later than the deadlines of most services, which then bound
 every wait, and early enough for those without."""
+
+OVERDUE_SHARE: Final = 0.25
+"""Of a batch, for overdue inputs: what they may cost the others, and within what factor of the fair wait theirs is."""
 
 _deadline_of = attrgetter("deadline_s")
 _since_of = attrgetter("since_s")
@@ -68,7 +72,7 @@ class OrderSpec:
     """Of `das`: an input may go for its deadline if its utility is at least this share of the mean of those; always
     1 - eta (section 5.2), which None means."""
     overdue_s: float | None = None
-    """Seconds of waiting after which an input goes first, of all orders but `arrival`; None: `OVERDUE_S`."""
+    """Seconds of waiting after which an input is overdue, of all orders but `arrival`; None: `OVERDUE_S`."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(OrderName):
@@ -137,8 +141,8 @@ class Order(ABC):
 class ByDeadline(Order):
     """Earliest deadline first; in their order of arrival where deadlines are equal.
 
-    What has a deadline waits no longer than that. Of what has none, the oldest goes first once it is overdue: new
-    inputs with deadlines would else go before it for ever.
+    What has a deadline waits no longer than that. What has none can be overdue: new inputs with deadlines would else go
+    before it for ever.
     """
 
     __slots__ = ()
@@ -147,13 +151,15 @@ class ByDeadline(Order):
         # Where all have a deadline, or none has, there is nothing to look for.
         if waiting[-1].deadline_s < math.inf or waiting[0].deadline_s == math.inf:
             return True
-        return now_s - waiting[self._oldest_without(waiting)].since_s < self.overdue_s
+        return waiting[self._oldest_without(waiting)].since_s > now_s - self.overdue_s
 
     def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        order: Sequence[int] = range(len(waiting))
-        if waiting and not self.takes_front(waiting, now_s):
-            order = _led_by(self._oldest_without(waiting), order)
-        return _first_ones(order, _lengths(waiting), budget)
+        order, lengths = range(len(waiting)), _lengths(waiting)
+        if not waiting or self.takes_front(waiting, now_s):
+            return _first_ones(order, lengths, budget)
+        without = range(self._oldest_without(waiting), len(waiting))
+        lead = _overdue_among(waiting, without, now_s - self.overdue_s, lengths, budget)
+        return _first_ones(_led_by(lead, order), lengths, budget)
 
     def _oldest_without(self, waiting: Sequence[Waiting]) -> int:
         """Of those without a deadline, who stand last, in their order of arrival."""
@@ -177,9 +183,8 @@ class Shortest(Order):
 
     def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
         lengths, live = _lengths(waiting), _in_time(waiting, now_s)
-        overdue = _overdue_in(waiting, live, now_s - self.overdue_s)
-        order = sorted(live, key=lengths.__getitem__)
-        return _first_ones(order if overdue is None else _led_by(overdue, order), lengths, budget)
+        lead = _overdue_among(waiting, live, now_s - self.overdue_s, lengths, budget)
+        return _first_ones(_led_by(lead, sorted(live, key=lengths.__getitem__)), lengths, budget)
 
 
 class DeadlineAware(Order):
@@ -192,10 +197,9 @@ class DeadlineAware(Order):
         self._eta, self._q = spec.shares
 
     def pick(self, waiting: Sequence[Waiting], budget: Budget, now_s: float) -> list[int]:
-        live = _in_time(waiting, now_s)
-        overdue = _overdue_in(waiting, live, now_s - self.overdue_s)
-        lead = () if overdue is None else (overdue,)
-        return das(_lengths(waiting), live, budget, rows=1, eta=self._eta, q=self._q, lead=lead)[0]
+        lengths, live = _lengths(waiting), _in_time(waiting, now_s)
+        lead = _overdue_among(waiting, live, now_s - self.overdue_s, lengths, budget)
+        return das(lengths, live, budget, rows=1, eta=self._eta, q=self._q, lead=lead)[0]
 
 
 def number_in_front(waiting: Sequence[Waiting], budget: Budget) -> int:
@@ -245,17 +249,32 @@ def _in_time(waiting: Sequence[Waiting], now_s: float) -> range:
     return range(late if late < len(waiting) else 0, len(waiting))
 
 
-def _overdue_in(waiting: Sequence[Waiting], live: range, since_s: float) -> int | None:
-    """The oldest, if it has waited since then or longer; equally old ones in their order."""
-    if not live or since_s == -math.inf:
-        return None
-    since = list(map(_since_of, waiting[live.start :]))
-    oldest_s = min(since)
-    return live.start + since.index(oldest_s) if oldest_s <= since_s else None
+def _overdue_among(
+    waiting: Sequence[Waiting], among: range, since_s: float, lengths: Sequence[int], budget: Budget
+) -> list[int]:
+    """Those who have waited since then or longer, as many as their share of a batch holds, and at least one.
+
+    The latest deadlines first; of equal ones, as of those without, the oldest.
+    """
+    since = list(map(_since_of, waiting[among.start :]))
+    if not since or min(since) > since_s:
+        return []
+    overdue = [position for position in among if since[position - among.start] <= since_s]
+    share = Budget(
+        inputs=max(1, int(OVERDUE_SHARE * budget.inputs)),
+        tokens=None if budget.tokens is None else max(1, int(OVERDUE_SHARE * budget.tokens)),
+    )
+    lead: list[int] = []
+    while overdue and len(lead) < share.inputs:
+        latest_s = waiting[overdue[-1]].deadline_s
+        first = bisect_left(overdue, latest_s, key=lambda position: waiting[position].deadline_s)
+        lead += overdue[first : first + share.inputs]
+        del overdue[first:]
+    return _first_ones(lead, lengths, share)
 
 
-def _led_by(first: int, order: Sequence[int]) -> list[int]:
-    return [first, *[position for position in order if position != first]]
+def _led_by(lead: Sequence[int], order: Sequence[int]) -> Sequence[int]:
+    return [*lead, *[position for position in order if position not in lead]] if lead else order
 
 
 _ORDERS: Final[dict[OrderName, type[Order]]] = {

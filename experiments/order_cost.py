@@ -106,17 +106,20 @@ def default_over_before(rounds: int = 9, takes: int = TAKES) -> list[float]:
     split, order = Split(first=0, end=1, batch=BATCH), OrderSpec().build()
     who = members(BATCH * takes, seed=0)
 
-    def now() -> float:
+    def run(take: Callable[[Queue[None]], object]) -> float:
         queue: Queue[None] = Queue(split)
         queue.members, queue.tokens = list(who[: 8 * BATCH]), BATCH * MEAN * 8
-        return _processor_s(lambda: [(queue.take(order, 0.0), queue.members.extend(who[:BATCH])) for _ in range(takes)])
+        return _processor_s(lambda: _run(queue, take, who[:BATCH], takes))
 
-    def before() -> float:
-        queue: Queue[None] = Queue(split)
-        queue.members, queue.tokens = list(who[: 8 * BATCH]), BATCH * MEAN * 8
-        return _processor_s(lambda: [(_slice(queue), queue.members.extend(who[:BATCH])) for _ in range(takes)])
+    return [run(lambda queue: queue.take(order, 0.0)) / run(_slice) for _ in range(rounds)]
 
-    return [now() / before() for _ in range(rounds)]
+
+def _run(
+    queue: Queue[None], take: Callable[[Queue[None]], object], next_ones: Sequence[Member[None]], takes: int
+) -> None:
+    for _ in range(takes):
+        take(queue)
+        queue.members += next_ones
 
 
 def _slice(queue: Queue[None]) -> tuple[Member[None], ...]:

@@ -28,8 +28,10 @@ def waiting(*told: tuple[int, float, float]) -> list[Asked]:
     )
 
 
-def picked(name: str, who: Sequence[Asked], budget: Budget, now_s: float = 0.9) -> list[int]:
-    return [who[position].tokens for position in order(name).pick(who, budget, now_s)]
+def picked(
+    name: str, who: Sequence[Asked], budget: Budget, now_s: float = 0.9, overdue_s: float | None = None
+) -> list[int]:
+    return [who[position].tokens for position in order(name, overdue_s).pick(who, budget, now_s)]
 
 
 def test_each_order_has_its_own_first_ones() -> None:
@@ -72,7 +74,7 @@ def test_without_deadlines_there_is_still_an_order(name: str) -> None:
 def test_who_is_past_the_deadline_goes_only_where_all_are(name: str) -> None:
     who = waiting((1, 0.5, 0.0), (7, 2.0, 0.0), (8, 2.0, 0.0))
     assert picked(name, who, Budget(inputs=1), now_s=0.6) == [7]
-    assert picked(name, who, Budget(inputs=1), now_s=3.0) == [1]
+    assert picked(name, who, Budget(inputs=1), now_s=3.0, overdue_s=9.0) == [1]
 
 
 def test_at_its_deadline_an_input_is_in_time() -> None:
@@ -87,10 +89,26 @@ def test_who_is_overdue_goes_first_the_oldest_before_all(name: str) -> None:
     assert picked(name, who, budget, now_s=OVERDUE_S) == [60, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["shortest", "das"])
+def test_a_quarter_of_a_batch_is_for_the_overdue(name: str) -> None:
+    old = [(50 + k, math.inf, 0.01 * k) for k in range(6)]
+    who = waiting(*old, *[(1, math.inf, 5.0)] * 20)
+    assert picked(name, who, Budget(inputs=12), now_s=5.0)[:4] == [50, 51, 52, 1]
+    assert picked(name, who, Budget(inputs=12, tokens=420), now_s=5.0)[:3] == [50, 51, 1]
+    assert picked(name, who, Budget(inputs=12, tokens=40), now_s=5.0) == [50]
+
+
+@pytest.mark.parametrize("name", ["shortest", "das"])
+def test_of_the_overdue_with_deadlines_those_go_first_that_have_most_time_left(name: str) -> None:
+    who = waiting((50, 2.0, 0.0), (60, 2.5, 0.5), (70, 2.9, 0.9), (1, 3.5, 1.5), (40, math.inf, 0.2))
+    assert picked(name, who, Budget(inputs=4), now_s=1.5)[0] == 40
+    assert picked(name, [each for each in who if each.tokens != 40], Budget(inputs=4), now_s=1.5)[0] == 60
+
+
 def test_by_deadline_too_who_has_none_goes_first_once_overdue() -> None:
     who = waiting((1, 9.0, 0.9), (2, 9.5, 0.9), (30, math.inf, 0.2), (40, math.inf, 0.4))
     assert picked("deadline", who, Budget(inputs=2), now_s=1.0) == [1, 2]
-    assert picked("deadline", who, Budget(inputs=2), now_s=1.2) == [30, 1]
+    assert picked("deadline", who, Budget(inputs=2), now_s=1.25) == [30, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)
