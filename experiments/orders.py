@@ -6,9 +6,9 @@
 One device whose batch of the token budget takes 160 ms, so that TCB's lengths saturate it at about 400/s. Loads are
 0.9, 1.2 and 2 times what full batches can do, arrivals Poisson, with an SLO of 1 s for every input, with admission and
 without. So `arrival` and `deadline` are the same here; deadlines that are drawn anew for every request are in
-`experiments.studies tcb_fig15_orders`. Lengths are TCB's (3 to 100, mean 20, variance 20 and 100) and those of IMDB's
-reviews and AG News' items, one for one, in words, at most 512. The second table gives long inputs their turn sooner
-(`overdue_s`), the third has no deadlines at all. Without `OFFRAMP_DATA` the made up lengths alone. Simulated, seed 0; about two minutes.
+`experiments.studies tcb_fig15_orders`. Lengths are TCB's (3 to 100, mean 20, variance 20 and 100) and, with
+`OFFRAMP_DATA`, those of IMDB's reviews and AG News' items, one for one, in words, at most 512. The second table has
+long inputs overdue sooner, the third has no deadlines at all. Simulated, seed 0; about two minutes.
 """
 
 from __future__ import annotations
