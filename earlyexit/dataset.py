@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError, InputError
+from earlyexit.given_file import check_file
 from earlyexit.image_files import IGNORED, is_images, open_images
 from earlyexit.signature import Column, Encoded, fitting
 from earlyexit.text_tables import has_column, read_table, read_texts
@@ -226,8 +227,7 @@ def has_labels(path: Path, *, label_column: str = "label", part: str | None = No
 
 def read_arrays(path: Path) -> dict[str, Array]:
     """The arrays of a file, by name; the one of a .npy file has the name ''. Raises DataError."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
+    check_file(path)
     try:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)

@@ -14,6 +14,7 @@ from PIL import Image
 from earlyexit.codecs import decoding
 from earlyexit.codecs.decoding import ImageSize
 from earlyexit.errors import DataError, UnprocessableInputError
+from earlyexit.given_file import check_file
 from earlyexit.image_files import ImageFiles, open_images
 from earlyexit.tasks.masks import Mask, read_mask
 
@@ -172,8 +173,7 @@ def _places(lines: Sequence[_Line], names: Sequence[str], sides: Sides, table: P
 
 def _rows(table: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Lines of a CSV file with these columns, and maybe others."""
-    if not table.is_file():
-        raise DataError(f"{table}: no such file")
+    check_file(table)
     empty = True
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:

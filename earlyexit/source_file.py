@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from earlyexit.errors import InputError
+from earlyexit.given_file import check_file
 from earlyexit.yaml_aliases import check_aliases
 
 Document = TypeVar("Document", bound="StrictDocument")
@@ -164,23 +165,23 @@ class Source:
             return self.where
 
 
-def read_source(path: Path, raises: type[InputError]) -> Source:
-    """Read a file as JSON where its name ends in .json, else as YAML; raises `raises` naming file and line."""
-    text = _read_text(path, raises)
+def read_source(path: Path, raises: type[InputError], *, hint: str = "") -> Source:
+    """Read a file as JSON where its name ends in .json, else as YAML; raises `raises` naming file and line.
+
+    `hint`: what is said behind "no such file", such as what would make one.
+    """
+    text = _read_text(path, raises, hint)
     try:
         return _read_json(text, path, raises) if path.suffix == ".json" else _read_yaml(text, path, raises)
     except RecursionError as error:
         raise raises(f"{path}: nested too deeply") from error
 
 
-def _read_text(path: Path, raises: type[InputError]) -> str:
+def _read_text(path: Path, raises: type[InputError], hint: str) -> str:
+    check_file(path, raises, hint=hint)
     try:
-        if path.is_dir():
-            raise raises(f"{path}: is a folder, not a file")
-        if not path.is_file():
-            raise raises(f"{path}: no such file")
         stored = path.read_bytes()
-    except OSError as error:  # a name that is too long, a file that may not be read
+    except OSError as error:  # a file that may not be read
         raise raises(f"{path}: cannot be read: {error.strerror}") from error
     try:
         return stored.decode("utf-8")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from earlyexit.errors import DataError
+from earlyexit.given_file import check_file
 
 CLINC_LISTS = ("train", "val", "test")
 Row = tuple[int, tuple[str, ...], str]
@@ -23,8 +24,7 @@ def read_table(path: Path, text_columns: Sequence[str], label_column: str | None
     Without a `label_column` labels are empty, but for CLINC150's. Raises DataError, naming file, line and what is
     allowed, for anything that is no labelled text.
     """
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
+    check_file(path)
     rows = list(_rows(path, text_columns, label_column, part))
     if not rows:
         raise DataError(f"{path}: no rows")
@@ -51,8 +51,7 @@ def has_column(path: Path, name: str) -> bool:
 
 def read_texts(path: Path) -> tuple[str, ...]:
     """Texts without labels: a .txt file, one text per line; raises DataError for an empty or undecodable one."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
+    check_file(path)
     with _utf8(path):
         texts = tuple(line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     if not texts:

@@ -12,14 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
+from earlyexit.errors import DataError
 from experiments.data import data_folder
 from experiments.pame_models import records_file
 from experiments.recorded_exits import BERT12_SST2, bert12_sst2
+from optimizer.pame.checks import GivenChecks
 from optimizer.pame.on_batches import Batching, BatchTimes
 from optimizer.pame.precision import normalised
 from optimizer.pame.search import FoundExits, SearchOptions, find_exits
 from optimizer.pame.thresholds import TEN_CONFIDENCES, SearchedChecks
 from optimizer.pame.times import Seconds, seconds_of
+from optimizer.risk import Guarantee
+from optimizer.thresholds import design_rows, divide, learn_then_test
 from profiles.batches import RecordedBatches
 from profiles.catalogue import published_profile
 from profiles.records import ExitRecords
@@ -28,6 +32,8 @@ from profiles.table import LatencyTable
 ORDERS = 20
 """Random orders in which the recorded inputs arrive: half a validation set makes few batches of 64."""
 SEED = 0
+DESIGN_SHARE = 0.25
+"""Of the half that exits are found by, what lays the path of thresholds with a guarantee; the rest tests them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +66,9 @@ class Case:
     name: str
     kind: Kind
     search: ExitRecords
-    """Half of the records: what exits are found by (section 7.1)."""
+    """Half of the records, in many orders: what exits are found by (section 7.1)."""
+    known: ExitRecords
+    """That half, every input once."""
     test: ExitRecords
     """The other half: what they are judged by."""
     table: LatencyTable
@@ -115,6 +123,20 @@ def judged(case: Case, batch: int, options: SearchOptions | None = None, *, most
     """Find exits on one half of the records, and judge them (or the first of them) on the other."""
     found = find_exits(case.seconds, case.checks(), batch, options)
     return judged_exits(case, found, found.ramps[:most_exits])
+
+
+def promised(case: Case, batch: int, guarantee: Guarantee) -> Judged | None:
+    """The same with thresholds of Learn-then-Test in the place of searched ones; None where nothing can be promised."""
+    design, tested = divide(len(case.known), design_rows(len(case.known), guarantee, DESIGN_SHARE), SEED)
+    try:
+        thresholds = learn_then_test(case.known.subset(design), case.known.subset(tested), guarantee).thresholds
+    except DataError:
+        return None
+    if not thresholds:
+        return None
+    checks = GivenChecks(batches=recorded_batches(case.search, thresholds, batch))
+    found = find_exits(case.seconds, checks, batch, SearchOptions(kept=None))
+    return judged_thresholds(case, found, {ramp: thresholds[ramp] for ramp in found.ramps})
 
 
 def judged_exits(case: Case, found: FoundExits, ramps: Sequence[int]) -> Judged:
@@ -191,6 +213,7 @@ def _case(name: str, records: ExitRecords, seed: int) -> Case:
         name=name,
         kind=kind,
         search=in_orders(records.subset(order[:half]), seed=seed),
+        known=records.subset(order[:half]),
         test=in_orders(records.subset(order[half:]), seed=seed + 1),
         table=v100(kind, records.num_blocks, len(records.ramps)),
     )

@@ -13,6 +13,7 @@ from pydantic import Discriminator, Field, Tag
 from cluster.devices import find_device
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
+from earlyexit.given_file import check_file
 from earlyexit.order import DEFAULT, OrderName, OrderSpec
 from earlyexit.policies import PolicyName
 from earlyexit.source_file import Source, StrictDocument, read_source
@@ -256,6 +257,6 @@ def _check_policy_fits(policy: PolicySpec, shape: ModelShape, source: Source) ->
         if unknown:
             with source.said_at(("policy", called, str(unknown[0]))):
                 raise PlanError(f"{called} for ramps {unknown}; the model's ramps are {list(shape.ramps)}")
-    if policy.records is not None and not Path(policy.records).is_file():
+    if policy.records is not None:
         with source.said_at(("policy", "records")):
-            raise PlanError(f"{policy.records}: no such file of exit records")
+            check_file(Path(policy.records), PlanError, hint=" of exit records")

@@ -14,6 +14,8 @@ from profiles.table import LatencyTable
 
 # An SLO that any plan keeps.
 ANY_LATENCY_S = 1e15
+# Of a block, for any batch: nothing is so quick or so slow. Far beyond, rates overflow and searches never end.
+LEAST_BLOCK_S, MOST_BLOCK_S = 1e-9, 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +175,12 @@ class PlanProblem:
                 raise PlanError(f"latency of {device}: block_s needs {self.num_blocks} rows, one per block")
             if len(table.ramp_s_EB) != len(self.ramps):
                 raise PlanError(f"latency of {device}: ramp_s needs {len(self.ramps)} rows, one per ramp")
-            if (table.block_s_NB <= 0).any():
-                raise PlanError(f"latency of {device}: a block takes more than 0 seconds")
+            least_s, most_s = float(table.block_s_NB.min()), float(table.block_s_NB.max())
+            if least_s < LEAST_BLOCK_S or most_s > MOST_BLOCK_S:
+                given_s = least_s if least_s < LEAST_BLOCK_S else most_s
+                raise PlanError(
+                    f"latency of {device}: a block takes {LEAST_BLOCK_S:g} to {MOST_BLOCK_S:g} seconds, not {given_s}"
+                )
 
     def _check_batches(self) -> None:
         known = self.batches

@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from earlyexit.errors import PlanError
 from earlyexit.source_file import Source, StrictDocument, fields_of
 from optimizer.plan_file import OrderDetails, OrderDocument, RampKey
+from optimizer.problem import ANY_LATENCY_S, LEAST_BLOCK_S
 
 MAX_BLOCKS = 10_000
 """Far above any model: what a file asks for is refused before memory is."""
@@ -17,7 +18,12 @@ MAX_BATCH = 1_000_000
 """The largest batch size, far above what any accelerator holds: whole numbers stay exact in all that is computed."""
 MAX_COUNT = 1_000_000
 """The most accelerators of one type."""
-Seconds = Annotated[float, Field(ge=0)]
+# Far beyond what is measured anywhere: with numbers further apart, sums and quotients overflow or lose their digits.
+MOST_SECONDS = 1e9
+MOST_USD_PER_HOUR = 1e12
+LEAST_RATE, MOST_RATE = 1e-9, 1e12
+"""Per second: once in thirty years, and more than all machines do."""
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 
 
 class TableDocument(StrictDocument):
@@ -85,20 +91,20 @@ class SupplyDocument(StrictDocument):
     """The accelerators of one type."""
 
     count: int = Field(ge=0, le=MAX_COUNT)
-    usd_per_hour: float = Field(default=0.0, ge=0)
+    usd_per_hour: float = Field(default=0.0, ge=0, le=MOST_USD_PER_HOUR)
 
 
 class LinkDocument(StrictDocument):
     """What a hop goes over."""
 
-    bandwidth_bytes_per_s: float = Field(gt=0)
-    delay_s: float = Field(default=0.0, ge=0)
+    bandwidth_bytes_per_s: float = Field(ge=1e-3, le=1e18)
+    delay_s: Seconds = 0.0
 
 
 class SloDocument(StrictDocument):
     """What is promised."""
 
-    latency_s: float = Field(gt=0)
+    latency_s: float = Field(ge=LEAST_BLOCK_S, le=ANY_LATENCY_S)
     slack: float = Field(default=0.2, ge=0, lt=1)
 
 
@@ -107,15 +113,15 @@ class ObjectiveDocument(StrictDocument):
 
     maximize: Literal["rate"] | None = None
     minimize: Literal["cost", "latency"] | None = None
-    rate_per_s: float | None = Field(default=None, gt=0)
-    ramp_budget: float | None = None
+    rate_per_s: float | None = Field(default=None, ge=LEAST_RATE, le=MOST_RATE)
+    ramp_budget: float | None = Field(default=None, le=MOST_SECONDS)
     """With latency: the most seconds of active ramps per second of blocks."""
 
 
 class BudgetDocument(StrictDocument):
     """What all replicas together may cost."""
 
-    usd_per_hour: float = Field(ge=0)
+    usd_per_hour: float = Field(ge=0, le=MOST_USD_PER_HOUR)
 
 
 class BatchesDocument(StrictDocument):
@@ -175,7 +181,7 @@ def _bytes_kind(value: Any) -> str | None:
     return "<one>" if _is_number(value) else None
 
 
-NumBytes = Annotated[float, Field(ge=0)]
+NumBytes = Annotated[float, Field(ge=0, le=1e18)]
 BytesDocument = Annotated[
     Annotated[NumBytes, Tag("<one>")] | Annotated[list[NumBytes], Tag("<list>")],
     Discriminator(

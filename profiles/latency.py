@@ -99,7 +99,7 @@ class LatencyProfile:
     @classmethod
     def load(cls, path: Path) -> LatencyProfile:
         """Read what `save` wrote; raises DataError naming file, line, what is wrong and what is allowed."""
-        source = read_source(path, DataError)
+        source = read_source(path, DataError, hint=f"; `offramp profile MODEL --out {path}` measures one")
         document = source.parse(ProfileDocument, called="the latency profile")
         with source.said_at(("ramps",)):
             check_ramps(tuple(document.ramps), document.num_blocks)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from earlyexit.errors import DataError
+from earlyexit.given_file import check_file
 from earlyexit.tasks.label import differ
 from earlyexit.tasks.regression import RegressionTask
 from profiles.lengths import MOST_TOKENS
@@ -123,8 +124,7 @@ def _of_table(path: Path, scale: float | None) -> ExitRecords:
 
 
 def _read(path: Path) -> tuple[set[str], list[_Row]]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
+    check_file(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
             reader = csv.reader(file, delimiter=DELIMITERS[path.suffix])

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from earlyexit.errors import DataError
+from earlyexit.given_file import check_file
 from earlyexit.source_file import StrictDocument, read_source
 
 if TYPE_CHECKING:
@@ -115,8 +116,7 @@ def _read_json(path: Path) -> list[Window | None]:
 
 
 def _read_csv(path: Path) -> list[Window | None]:
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
+    check_file(path)
     try:
         text = path.read_text(encoding="utf-8-sig")  # with or without the mark that spreadsheets write first
     except UnicodeDecodeError as error:

@@ -106,10 +106,11 @@ def _codec(job: TrainJob, pretrained: Pretrained, data: LabelledRows) -> NamedSp
 
 
 def head_in_words(model: EarlyExitModel) -> str:
-    """Where the full model's head comes from."""
+    """Where the full model's head comes from, and whether the backbone learned with it where that is worth a try."""
     facts = model.info.provenance
     if facts.get("head") != "checkpoint":
-        return "trained on these rows"
+        backbone = "with its backbone" if facts.get("joint") else "its backbone as it came (--joint trains that too)"
+        return f"trained on these rows, {backbone}"
     return "the checkpoint's, trained further" if facts.get("joint") else "the checkpoint's"
 
 

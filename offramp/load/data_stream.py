@@ -8,6 +8,7 @@ from pathlib import Path
 
 from earlyexit.dataset import LABELS, read_arrays, read_labelled
 from earlyexit.errors import DataError
+from earlyexit.given_file import check_file
 from earlyexit.image_files import is_images, open_images
 from earlyexit.text_tables import TABLES, stream_table
 from offramp.client.inputs import Input
@@ -53,8 +54,7 @@ def stream_texts(path: Path, columns: Sequence[str], *, part: str | None = None)
             f"{path}: unknown ending {path.suffix!r}; known: {', '.join((*STREAMED, *ARRAYS))}, .json (CLINC150's "
             "form), and images in a folder or .zip"
         )
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
+    check_file(path)
     if len(columns) > 1 and path.suffix in (".txt", CLINC):
         raise DataError(f"{path}: rows of {' and '.join(columns)} come as .csv, .tsv or .jsonl")
     if path.suffix == CLINC:

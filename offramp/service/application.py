@@ -94,7 +94,8 @@ def _named_plan(plan: str, model: Path, *, batch: int | None, replicas: int | No
         return _built_in(plan, model, batch=batch or BATCH, replicas=replicas or REPLICAS, device=device or DEVICE)
     card = read_card(model)
     if not Path(plan).is_file():
-        raise PlanError(f"--plan {plan}: no such file; built in are {', '.join(BUILT_IN)}")
+        wrong = "is a folder, not a file" if Path(plan).is_dir() else "no such file"
+        raise PlanError(f"--plan {plan}: {wrong}; built in are {', '.join(BUILT_IN)}")
     given = {"--batch": batch, "--replicas": replicas, "--device": device}
     ignored = [option for option, value in given.items() if value is not None]
     if ignored:

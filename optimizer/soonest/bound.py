@@ -82,9 +82,10 @@ def best_row(tables: RunTables, limits: Allowance) -> Row:
         use_J = np.array([used[1], used[2], float(used[3:] @ tables.usd_C), *used[3:]])
         over_J = np.where(priced_J, (use_J - np.where(priced_J, limit_J, 0.0)) / scale_J, 0.0)
         planes.append((used[1] if limits.seeks_worst else used[0], over_J))
-        reached, price_J = _next_prices(planes, unit)
-        if reached - best.least <= CLOSE * unit:
+        found = _next_prices(planes, unit)
+        if found is None or found[0] - best.least <= CLOSE * unit:
             break
+        price_J = found[1]
         row = row_of(tables, limits, price_J / scale_J, counts=True)
         best = max(best, row, key=lambda each: each.least)
     return best
@@ -119,8 +120,11 @@ def proofs(tables: RunTables, limits: Allowance, best: Row, most_rows: int) -> l
     return rows
 
 
-def _next_prices(planes: list[tuple[float, FloatArray]], unit: float) -> tuple[float, FloatArray]:
-    """The prices of the greatest bound that the walks met so far allow, and that bound."""
+def _next_prices(planes: list[tuple[float, FloatArray]], unit: float) -> tuple[float, FloatArray] | None:
+    """The greatest bound that the walks met so far allow, and its prices; None where numbers are too far apart.
+
+    Every row is a proof, so without them the best one so far stands.
+    """
     from scipy.optimize import linprog
 
     value_W = np.array([value for value, _ in planes]) / unit
@@ -133,4 +137,6 @@ def _next_prices(planes: list[tuple[float, FloatArray]], unit: float) -> tuple[f
         bounds=[(None, None), *[(0.0, HIGHEST)] * num_prices],
         method="highs",
     )
+    if solved.x is None:
+        return None
     return -float(solved.fun) * unit, np.maximum(solved.x[1:], 0.0) * unit

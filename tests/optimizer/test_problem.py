@@ -53,7 +53,7 @@ MISFITS: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     ({"latency": {"V100": table(num_blocks=2)}}, "latency of V100: block_s needs 3 rows, one per block"),
     ({"latency": {"V100": table(num_ramps=1)}}, "latency of V100: ramp_s needs 2 rows, one per ramp"),
-    ({"latency": {"V100": table(block_s=0.0)}}, "latency of V100: a block takes more than 0 seconds"),
+    ({"latency": {"V100": table(block_s=0.0)}}, "latency of V100: a block takes 1e-09 to 1e+09 seconds, not 0"),
     ({"bytes_per_sample_N": (1e3,)}, "bytes_per_sample needs 3 values, one per block"),
     ({"bytes_per_sample_N": (1e3, -1.0, 0.0)}, "bytes_per_sample must be a finite number not below 0, not -1.0"),
     ({"budget_usd_per_hour": -1.0}, "budget usd_per_hour must be a finite number not below 0, not -1.0"),

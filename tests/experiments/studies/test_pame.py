@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.pame_cases import KINDS, Case, in_orders, in_steps, judged, of_ramps
+from experiments.pame_cases import KINDS, Case, in_orders, in_steps, judged, of_ramps, promised
 from experiments.pame_estimates import BatchFigures
 from experiments.studies import pame_fig09_latency, pame_fig12_places, pame_fig14_moving_on, pame_fig15_number
+from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -28,7 +29,7 @@ def case(*, wrong_when_unsure: bool = True) -> Case:
         losses_NR=losses_NR,
         true_losses_NE=np.column_stack([losses_NR, np.zeros(64)]),
     )
-    return Case(name="sst2", kind=KINDS["sst2"], search=records, test=records, table=TABLE)
+    return Case(name="sst2", kind=KINDS["sst2"], search=records, known=records, test=records, table=TABLE)
 
 
 def test_exits_are_judged_by_what_batches_take() -> None:
@@ -38,6 +39,14 @@ def test_exits_are_judged_by_what_batches_take() -> None:
     assert found.moving == (0.5, 0.0)
     assert found.mean_saved == pytest.approx(1 - (0.5 * 1.1 + 0.5 * (1.1 + 0.5 * 2.1)) / 4)
     assert (found.precision, found.times.slower) == (1.0, 0.0)
+
+
+def test_thresholds_with_a_guarantee_take_the_place_of_searched_ones_where_there_are_inputs_enough() -> None:
+    found = promised(case(), 64, Guarantee(budget=0.1, confidence=0.9))
+    assert found is not None
+    assert (found.precision, found.times.slower) == (1.0, 0.0)
+    assert found.mean_saved > 0
+    assert promised(case(), 64, Guarantee(budget=0.01, confidence=0.9)) is None  # 64 inputs show no such agreement
 
 
 def test_the_studies_tell_what_is_saved() -> None:

@@ -63,7 +63,13 @@ def test_joint_training_takes_no_float_type(checkpoint: Path) -> None:
     [
         pytest.param(False, ("bill", "weather"), "the checkpoint's", id="kept"),
         pytest.param(True, ("bill", "weather"), "the checkpoint's, trained further", id="kept and trained"),
-        pytest.param(False, ("bill", "rain"), "trained on these rows", id="other labels"),
+        pytest.param(
+            False,
+            ("bill", "rain"),
+            "trained on these rows, its backbone as it came (--joint trains that too)",
+            id="other labels",
+        ),
+        pytest.param(True, ("bill", "rain"), "trained on these rows, with its backbone", id="other labels, joint"),
     ],
 )
 def test_where_the_head_comes_from_is_said(

@@ -50,10 +50,10 @@ RATE_PER_S = 300.0
 CARD = a_card(name="bert-base", num_blocks=NUM_BLOCKS)
 
 
-def plan(epoch: int) -> PlacedPlan:
+def plan(epoch: int, stages: tuple[Stage, ...] = STAGES) -> PlacedPlan:
     predicted = {"rate_per_s": 320.0, "latency_s": 0.081, "usd_per_hour": 21.0}
     policy = PolicySpec(name="entropy", thresholds=0.1)
-    return initial_placement(Plan(stages=STAGES, policy=policy, epoch=epoch, predicted=predicted))
+    return initial_placement(Plan(stages=stages, policy=policy, epoch=epoch, predicted=predicted))
 
 
 START_S = 30.0

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from earlyexit.split import Split
 from earlyexit.tasks.class_maps import colours
 from optimizer.placement import PlacedPlan, initial_placement
+from optimizer.plan import Stage
 from tests.chromium import NARROW, WIDE, Opened, chromium, opened
 from tests.deployments.ingress.api.dense import FILES, HEATMAPS, SKY, DenseBackend
-from tests.deployments.ingress.dashboard.fake_service import FakeService, served
+from tests.deployments.ingress.dashboard.fake_service import FakeService, plan, served
 from tests.earlyexit.tasks_of_maps import BODY
 
 if TYPE_CHECKING:
@@ -152,6 +155,31 @@ def by_tokens() -> PlacedPlan:
         replace(stage, splits=tuple(replace(split, tokens=2400) for split in stage.splits)) for stage in plan.stages
     )
     return initial_placement(replace(plan, stages=stages))
+
+
+APART = """() => {
+  const boxes = [...document.querySelectorAll("#plan .batch")].map((batch) => {
+    const words = document.createRange();
+    words.selectNodeContents(batch);
+    return words.getBoundingClientRect();
+  });
+  const beside = (one, other) => one.right <= other.left || other.right <= one.left;
+  const above = (one, other) => one.bottom <= other.top || other.bottom <= one.top;
+  const apart = (one, other) => beside(one, other) || above(one, other);
+  return [boxes.length, boxes.every((one, at) => boxes.slice(at + 1).every((other) => apart(one, other)))];
+}"""
+"""How many splits have figures, and whether those of no two run into each other."""
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+def test_figures_of_neighbouring_splits_stay_apart_however_short_the_splits_are(browser: Browser, width: int) -> None:
+    bounds = [0, 1, 2, 3, 4, 5, 6, 12]
+    splits = tuple(Split(first=first, end=end, batch=128) for first, end in pairwise(bounds))
+    stages = (Stage(device="emulated:V100", replicas=9, splits=splits),)
+    with looked_at(browser, FakeService(placed=plan(4, stages)), width=width) as page:
+        page.wait_for_updates(2)
+        assert page.page.evaluate(APART) == [7, True]
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
