@@ -1,6 +1,6 @@
 """Offramp against the servers that one would pick instead, on this machine, the same model behind all of them.
 
-    python -m experiments.peers {clinc150,bert-base,long} [--dtype bfloat16] [--inputs 8]
+    python -m experiments.peers {clinc150,mpnet,mpnet-news,bert-base,long} [--dtype bfloat16] [--inputs 8]
 
 Measures and plans, takes the compute-bound limit, sweeps every peer's settings, then looks for the goodput of all sides
 in interleaved rounds: the highest Poisson rate with p99 within the SLO and at most 1 % refused or failed. Afterwards

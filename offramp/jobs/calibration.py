@@ -57,10 +57,16 @@ class CalibrateJob:
 
 
 def calibrate(
-    folder: Path, data: LabelledRows, job: CalibrateJob, *, progress: Progress | None = None
+    folder: Path,
+    data: LabelledRows,
+    job: CalibrateJob,
+    *,
+    outputs: Iterable[Outputs] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[CalibrationCard, ExitRecords]:
     """Fit temperatures, find thresholds, and write them, with the exit records, into the model's folder.
 
+    `outputs` are the model's of these rows, without temperatures, where they are known already.
     Raises DataError where the inputs are too few for the guarantee.
     """
     import torch
@@ -73,15 +79,15 @@ def calibrate(
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)
     labels = data.targets(model.task, codec)
-    encoded = data.encode(codec)
     design, tested = divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
     computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
     facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in)
     policy = _policy(model.task, job.policy)
-    computing = load_model(folder, dtype=getattr(torch, job.dtype)) if computed_in else model
-    computing.temperatures_E.fill_(1.0)
-    parts = batches_of_outputs(computing, encoded, progress or no_progress)
-    outputs = _scaled(model, parts, labels, design)
+    if outputs is None:
+        computing = load_model(folder, dtype=getattr(torch, job.dtype)) if computed_in else model
+        computing.temperatures_E.fill_(1.0)
+        outputs = batches_of_outputs(computing, data.encode(codec), progress or no_progress)
+    outputs = _scaled(model, outputs, labels, design)
     if policy == "share":
         records = records_of_chosen_shares(
             outputs, model.task, labels, design=design, budget=job.guarantee.budget, provenance=facts

@@ -60,11 +60,14 @@ def test_an_answer_does_not_depend_on_its_batch_mates(tmp_path: Path, kernel: Ke
     assert [each.score for each in alone] == pytest.approx([each.score for each in together], abs=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
 @pytest.mark.parametrize("pooling", ["mean", "first"])
-def test_the_transformers_kernel_pools_as_the_model_does(tmp_path: Path, pooling: Pooling) -> None:
+def test_the_transformers_kernel_computes_and_pools_as_the_model_does(
+    tmp_path: Path, pooling: Pooling, family: str
+) -> None:
     make_model(tmp_path)  # for its tokenizer
-    sizes = SIZES | {"max_length": 12}
-    save_model(random_model(sizes, task=LabelTask(LABELS), ramps=RampOptions(pooling=pooling), seed=2), tmp_path)
+    sizes, ramps = SIZES | {"max_length": 12}, RampOptions(pooling=pooling)
+    save_model(random_model(sizes, family=family, task=LabelTask(LABELS), ramps=ramps, seed=2), tmp_path)
     packed, padded = (
         StockModel.load(ServerOptions(model=tmp_path, kernel=kernel)).predict(TEXTS) for kernel in KERNELS
     )
@@ -107,7 +110,7 @@ def test_what_is_encoded_elsewhere_gets_the_same_answers(tmp_path: Path) -> None
 def test_the_transformers_kernel_says_which_families_it_does_not_serve(tmp_path: Path) -> None:
     make_model(tmp_path)
     save_model(random_model(SIZES, family="roberta", task=LabelTask(LABELS)), tmp_path)
-    with pytest.raises(ModelFolderError, match="serves the bert family, 'random' is roberta; use packed"):
+    with pytest.raises(ModelFolderError, match="serves bert and mpnet, 'random' is roberta; use packed"):
         StockModel.load(ServerOptions(model=tmp_path, kernel="transformers"))
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.store import load_model
+from earlyexit.train import no_progress
 from offramp.cli.calibrate import no_threshold_text
 from offramp.jobs.calibration import CalibrateJob, calibrate, calibrate_records, read_calibration
-from offramp.jobs.recording import record_exits
+from offramp.jobs.recording import batches_of_outputs, record_exits
 from optimizer.calibration_file import CalibrationCard
 from optimizer.risk import Guarantee
 from profiles.records import ExitRecords
@@ -72,6 +74,16 @@ def test_thresholds_can_be_found_in_bfloat16_and_weights_stay_as_they_were(model
     whole = record_exits(model, rows, card.policy)
     np.testing.assert_allclose(again.scores_NR, records.scores_NR, atol=1e-2)
     assert not np.array_equal(again.scores_NR, whole.scores_NR)
+
+
+def test_outputs_that_are_known_already_give_what_running_the_model_gives(model: Path, data: Path) -> None:
+    rows, job = read_labelled(data), CalibrateJob(guarantee=EASY)
+    loaded = load_model(model)
+    outputs = list(batches_of_outputs(loaded, rows.encode(find_codec(loaded.info.codec, model)), no_progress))
+    given, _ = calibrate(model, rows, job, outputs=outputs)
+    ran, _ = calibrate(model, rows, job)
+    assert given.thresholds == ran.thresholds
+    assert given.tested == ran.tested
 
 
 @pytest.mark.parametrize(
