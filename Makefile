@@ -94,9 +94,10 @@ peers: .venv-peers/.installed  ## Create .venv-peers, where the servers that Off
 	@touch $@
 
 bench-peers: $(STAMP) peers  ## Against Ray Serve, LitServe, mosec and BentoML, on OFFRAMP_DATA's texts (about an hour)
-	$(BIN)/python -m experiments.peers bert-base --dtype bfloat16 --batch 16
-	$(BIN)/python -m experiments.peers bert-base --dtype float32 --batch 16 --rounds 3
-	$(BIN)/python -m experiments.peers bert-base --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mpnet]'
+	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16
+	$(BIN)/python -m experiments.peers mpnet --dtype float32 --batch 16 --rounds 3
+	$(BIN)/python -m experiments.peers mpnet --dtype bfloat16 --batch 16 --inputs 8 --rounds 3
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --inputs 8
 	$(BIN)/python -m experiments.peers long --dtype bfloat16 --batch 16 --rounds 3

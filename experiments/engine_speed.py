@@ -94,7 +94,7 @@ def engine(
     return run
 
 
-def sides(model: EarlyExitModel, card: CalibrationCard, batch: int) -> dict[str, Callable[[], Side]]:
+def sides(model: EarlyExitModel, card: CalibrationCard, batch: int) -> dict[str, partial[Side]]:
     """What is compared, each made when it is asked for; the engine's plans name their splits by their bounds."""
     last = model.num_blocks
     ramps = tuple(sorted(card.thresholds))
@@ -146,7 +146,7 @@ def main() -> None:
 
 def _named(options: Namespace, card: CalibrationCard) -> dict[str, Side]:
     """The sides that are asked for, in every type, the model's layers as they are served."""
-    named: dict[str, Callable[[], Side]] = {}
+    named: dict[str, partial[Side]] = {}
     for dtype in options.dtypes:
         model = load_model(options.model, dtype=getattr(torch, dtype))
         open_segments("torch", model, options.model, 1)

@@ -54,8 +54,8 @@ def folder_of(data: DataName) -> Path:
 def parts_of(data: DataName) -> Parts:
     """The rows that are used."""
     if data == "ag_news":
-        known, unseen = ag_news.learn_pairs(), ag_news.unseen_pairs()
-        return {part: _labelled((unseen if part == "unseen" else known)[rows]) for part, rows in NEWS.items()}
+        known, others = ag_news.learn_pairs(), ag_news.unseen_pairs()
+        return {part: _labelled((others if part == "unseen" else known)[rows]) for part, rows in NEWS.items()}
     learn, validate, unseen = (read_labelled(require_data(CLINC150), part=part) for part in ("train", "val", "test"))
     return {
         "learn": _first_of_each(learn, PER_INTENT),

@@ -79,6 +79,7 @@ def calibrate(
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)
     labels = data.targets(model.task, codec)
+    encoded = data.encode(codec)
     design, tested = divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
     computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
     facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in)
@@ -86,7 +87,7 @@ def calibrate(
     if outputs is None:
         computing = load_model(folder, dtype=getattr(torch, job.dtype)) if computed_in else model
         computing.temperatures_E.fill_(1.0)
-        outputs = batches_of_outputs(computing, data.encode(codec), progress or no_progress)
+        outputs = batches_of_outputs(computing, encoded, progress or no_progress)
     outputs = _scaled(model, outputs, labels, design)
     if policy == "share":
         records = records_of_chosen_shares(
