@@ -7,11 +7,12 @@ import pytest
 from deployments.access import AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, ModelFolderError, PlanError
+from earlyexit.split import Split
 from offramp.service.application import application_settings, exposure_notes, resolve_plan, with_environment
 from offramp.service.file import at_folder
 from offramp.service.shape import AccessDocument, ApplicationDocument, ServedModelDocument
 from optimizer.calibration_file import CalibrationCard
-from optimizer.plan import PolicySpec, serial_plan, stock_plan
+from optimizer.plan import Plan, PolicySpec, Stage, serial_plan, stock_plan
 from optimizer.plan_file import write_plan
 
 KEYS = {"OFFRAMP_API_KEYS": "alice:alice-0123456789"}
@@ -58,6 +59,17 @@ def test_a_built_in_plan_with_ramps_takes_the_calibrations_thresholds(model: Pat
 
 def test_a_plan_of_a_file_is_that_of_the_file(model: Path, plan_file: str) -> None:
     assert resolve_plan(plan_file, model) == PLAN
+
+
+def test_budgets_of_tokens_come_from_a_plans_file_into_the_settings_of_every_replica(
+    model: Path, tmp_path: Path
+) -> None:
+    splits = (Split(first=0, end=2, batch=8, tokens=64), Split(first=2, end=3, batch=8))
+    plan = Plan(stages=(Stage(device="cpu", replicas=1, splits=splits),))
+    write_plan(plan, tmp_path / "tokens.yaml")
+    found = resolve_plan(str(tmp_path / "tokens.yaml"), model)
+    settings = application_settings(ApplicationDocument(model=ServedModelDocument(folder=str(model))), found)
+    assert ServeSettings.model_validate_json(settings.model_dump_json()).plan.splits == splits
 
 
 def test_a_plan_that_cannot_be_is_refused(model: Path, plan_file: str) -> None:

@@ -22,12 +22,14 @@ BATCH = 4
 class Call:
     """A call to the slot, and the parts that came."""
 
-    def __init__(self, transport: LinkTransport, sample_ids: str, avoided: Sequence[str]) -> None:
+    def __init__(
+        self, transport: LinkTransport, sample_ids: str, avoided: Sequence[str], weight: int | None = None
+    ) -> None:
         self.parts: list[Chunk] = []
         self.task = asyncio.create_task(
             transport.call(
                 call_of(sample_ids),
-                weight=len(sample_ids),
+                weight=len(sample_ids) if weight is None else weight,
                 batch=BATCH,
                 avoided=frozenset(avoided),
                 take=self.parts.append,
@@ -68,17 +70,20 @@ class Slot:
         """As Serve's router does, in a thread of its own."""
         await asyncio.to_thread(self.board.announce, {name: self.replicas[name].address for name in names})
 
-    def call(self, sample_ids: str, *, avoided: Sequence[str] = ()) -> Call:
-        self._calls.append(Call(self.transport, sample_ids, avoided))
+    def call(self, sample_ids: str, *, avoided: Sequence[str] = (), weight: int | None = None) -> Call:
+        """`weight`: the call's; None: its inputs."""
+        self._calls.append(Call(self.transport, sample_ids, avoided, weight))
         return self._calls[-1]
 
     async def asked(self) -> Asked:
         """The next call that reaches a replica."""
         return await soon(self._asked.get())
 
-    async def sent(self, sample_ids: str, *, avoided: Sequence[str] = ()) -> tuple[Call, Asked]:
+    async def sent(
+        self, sample_ids: str, *, avoided: Sequence[str] = (), weight: int | None = None
+    ) -> tuple[Call, Asked]:
         """A call and whom it reached."""
-        call = self.call(sample_ids, avoided=avoided)
+        call = self.call(sample_ids, avoided=avoided, weight=weight)
         return call, await self.asked()
 
     async def taker(self, sample_ids: str, *, avoided: Sequence[str] = ()) -> str:
@@ -197,6 +202,20 @@ async def test_what_a_call_began_with_is_a_load_until_its_end(slot: Slot) -> Non
     other = await slot.taker("x")  # 3 and 2 of 4: the fuller one
     assert (other, call.task.done()) == (first.replica, False)
     assert await slot.taker("x") == second.replica
+
+
+async def test_a_call_is_a_load_by_its_weight_until_the_last_of_its_inputs_has_left(slot: Slot) -> None:
+    await slot.has("a", "b")
+    long, first = await slot.sent("xy", weight=3)
+    _, second = await slot.sent("vw", weight=1)
+    assert first.replica != second.replica
+    first.say(answered("x"))
+    await turns()
+    # Of batches of 4 the first one's has room for one more, the other's for three: the fullest that fits comes first.
+    assert [await slot.taker("u"), await slot.taker("tuv")] == [first.replica, second.replica]
+    first.say(answered("y"))
+    await soon(long.task)
+    assert await slot.taker("rst") == first.replica  # it holds 1, the other one 4
 
 
 async def test_loads_stay_as_they_are_while_replicas_come_and_go(slot: Slot) -> None:
