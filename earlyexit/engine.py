@@ -32,6 +32,8 @@ class Batch(Generic[P]):
 
     split: Split
     members: tuple[Member[P], ...]
+    tokens: int
+    """Of all members together."""
     started_s: float
     probe: bool = False
     """Whether its members, all of them, are probes."""
@@ -39,11 +41,6 @@ class Batch(Generic[P]):
     """Whether it waited for nobody else: as many inputs or tokens were there as fit, or they are probes."""
     lane: int = 0
     """1 for a batch that began beside one of lane 0; two that run at once have different lanes."""
-
-    @property
-    def tokens(self) -> int:
-        """Of all members together."""
-        return sum([member.tokens for member in self.members])
 
     @property
     def stays(self) -> bool:
@@ -180,11 +177,13 @@ class BatchEngine(Generic[P]):
         """
         queue = self._hosted.get(next_block) or self._queue_on_the_way(next_block, fallback)
         self._serial = serial = self._serial + 1
+        bounded = queue.budget.tokens is not None
         for member in members:
             member.since_s = now_s
             member.queued_serial = serial
             onto = self._probes_of(queue) if member.probe else queue
-            onto.tokens += member.tokens
+            if bounded:
+                onto.tokens += member.tokens
             waiting = onto.members
             if waiting and member.deadline_s < waiting[-1].deadline_s:
                 insort_right(waiting, member, key=by_deadline)
@@ -303,10 +302,10 @@ class BatchEngine(Generic[P]):
         ]
 
     def _take(self, queue: Queue[P], now_s: float, *, full: bool = False) -> Batch[P]:
-        members = queue.take(self._order, now_s)
+        members, tokens = queue.take(self._order, now_s)
         if self._passing and not queue.members:
             self._let_drained_vanish()
-        return Batch(split=queue.split, members=members, started_s=now_s, probe=queue.probe, full=full)
+        return Batch(split=queue.split, members=members, tokens=tokens, started_s=now_s, probe=queue.probe, full=full)
 
 
 def _rest_of(splits: Sequence[Split], block: int) -> Split | None:

@@ -89,11 +89,11 @@ class DeviceLoop(Generic[P]):
 
     def again(self, batch: Batch[P], members: Sequence[Member[P]], now_s: float) -> Batch[P]:
         """Some members of a batch that failed, or could not run as one, as a batch of their own in its place."""
-        running = self._of(batch)
+        running, tokens = self._of(batch), sum(member.tokens for member in members)
         running.shared_s = 0.0
         if running.beside_since_s is not None:
             running.beside_since_s = now_s
-        return replace(batch, members=tuple(members), started_s=now_s, full=False)
+        return replace(batch, members=tuple(members), tokens=tokens, started_s=now_s, full=False)
 
     def leave(self, batch: Batch[P], now_s: float) -> None:
         """A batch, and whatever ran again of it, is over: its place on the device is free."""

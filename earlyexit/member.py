@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -59,23 +60,27 @@ class Queue(Generic[P]):
     # order, so that a sorted list is faster than a heap. Whoever the order has go first is found in it.
     members: list[Member[P]] = field(default_factory=list)
     tokens: int = 0
-    """Of all members together."""
+    """Of all members together, where tokens bound its batches; else nobody counts them."""
     budget: Budget = field(init=False)
     """Of a batch."""
+    full_inputs: int = field(init=False)
+    """With so many, a batch waits for nobody else."""
+    full_tokens: float = field(init=False)
+    """Or with so many."""
     probes: Queue[P] | None = None
     """Of a queue of plain members: that of the same split's probes, once there was one."""
 
     def __post_init__(self) -> None:
-        self.budget = self.split.budget
-        self.counts = SplitCounts(self.split.budget)
+        self.budget = budget = self.split.budget
+        # Probes never wait for others: near full load some plain queue is always full, and none would be run.
+        self.full_inputs = 1 if self.probe else budget.inputs
+        self.full_tokens = math.inf if budget.tokens is None else budget.tokens
+        self.counts = SplitCounts(budget)
 
     @property
     def is_full(self) -> bool:
-        """Whether a batch waits for nobody else.
-
-        Probes never do: near full load some plain queue is always full, and none would be run.
-        """
-        return self.budget.is_filled(len(self.members), self.tokens) or (self.probe and bool(self.members))
+        """Whether a batch waits for nobody else."""
+        return len(self.members) >= self.full_inputs or self.tokens >= self.full_tokens
 
     @property
     def is_drained(self) -> bool:
@@ -84,25 +89,26 @@ class Queue(Generic[P]):
 
     def tokens_when_full(self, mean_tokens: float) -> float:
         """Expected of its next batch, should it fill: who waits counts as he is, others have `mean_tokens`."""
-        return self.budget.tokens_when_full(mean_tokens, len(self.members), self.tokens)
+        waiting = _tokens_of(self.members) if self.budget.tokens is None else self.tokens
+        return self.budget.tokens_when_full(mean_tokens, len(self.members), waiting)
 
-    def take(self, order: Order, now_s: float) -> tuple[Member[P], ...]:
-        """The next batch, counted as run from now on; somebody must wait."""
+    def take(self, order: Order, now_s: float) -> tuple[tuple[Member[P], ...], int]:
+        """The next batch and its tokens, counted as run from now on; somebody must wait."""
         counts = self.counts
         members = tuple(take_from(self.members, order, self.budget, now_s))
-        num_tokens = sum([member.tokens for member in members])
-        self.tokens -= num_tokens
+        num_tokens = _tokens_of(members)
+        self._without(num_tokens)
         counts.batches += 1
         counts.inputs += len(members)
         counts.tokens += num_tokens
-        return members
+        return members, num_tokens
 
     def drop_before(self, earliest_s: float) -> list[Member[P]]:
         """Take out, and count, those whose deadline is before the earliest end."""
         num_late = bisect_left(self.members, earliest_s, key=by_deadline)
         late = self.members[:num_late]
         del self.members[:num_late]
-        self.tokens -= sum(member.tokens for member in late)
+        self._without(_tokens_of(late))
         self.counts.dropped += num_late
         return late
 
@@ -119,4 +125,13 @@ class Queue(Generic[P]):
 
     def _wait(self, members: list[Member[P]]) -> None:
         self.members = members
-        self.tokens = sum(member.tokens for member in members)
+        if self.budget.tokens is not None:
+            self.tokens = _tokens_of(members)
+
+    def _without(self, num_tokens: int) -> None:
+        if self.budget.tokens is not None:
+            self.tokens -= num_tokens
+
+
+def _tokens_of(members: Sequence[Member[P]]) -> int:
+    return sum([member.tokens for member in members])

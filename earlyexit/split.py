@@ -42,10 +42,6 @@ class Budget:
         expected = num_tokens + max(0, self.inputs - num_inputs) * mean_tokens
         return expected if self.tokens is None else min(expected, self.tokens)
 
-    def is_filled(self, num_inputs: int, num_tokens: int) -> bool:
-        """Whether what waits makes a full batch."""
-        return num_inputs >= self.inputs or (self.tokens is not None and num_tokens >= self.tokens)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:

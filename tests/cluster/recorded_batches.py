@@ -61,5 +61,5 @@ def batch_of(
         Member(sample_id=single.sample_ids[0], payload=single, tokens=length, probe=probe, since_s=queued_s)
         for single, length in zip(singles, tokens or [1] * len(singles), strict=True)
     )
-    full = len(members) >= split.batch
-    return Batch(split=split, members=members, started_s=started_s, probe=probe, full=full)
+    full, num_tokens = len(members) >= split.batch, sum(member.tokens for member in members)
+    return Batch(split=split, members=members, tokens=num_tokens, started_s=started_s, probe=probe, full=full)

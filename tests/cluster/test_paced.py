@@ -109,6 +109,7 @@ def test_an_idle_device_starts_when_the_last_input_of_the_batch_was_queued() -> 
             *batch_of("a", split, queued_s=90.0).members,
             *batch_of("d", split, queued_s=100.0).members,
         ),
+        tokens=2,
         started_s=100.5,
     )
     assert stage.moments(batch) == [("", 122.0)]

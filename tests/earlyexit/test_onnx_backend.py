@@ -177,7 +177,7 @@ def test_sessions_are_made_beside_a_device_that_runs(
 
 def hidden_after(runner: TorchRunner, split: Split, piece: Piece) -> Tensor:
     members = tuple(Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles())
-    *_, last = runner.run(Batch(split=split, members=members, started_s=0.0))
+    *_, last = runner.run(Batch(split=split, members=members, tokens=len(members), started_s=0.0))
     assert last.survivors is not None
     return last.survivors.tensors[0]
 

@@ -33,7 +33,7 @@ EVERYONE_LEAVES, NOBODY_LEAVES = ConfidencePolicy(0.0), ConfidencePolicy(1.1)
 
 def batch_of(split: Split, piece: Piece, *, probe: bool = False) -> Batch[Piece]:
     members = tuple(Member(sample_id=one.sample_ids[0], payload=one, probe=probe) for one in piece.singles())
-    return Batch(split=split, members=members, started_s=0.0, probe=probe)
+    return Batch(split=split, members=members, tokens=len(members), started_s=0.0, probe=probe)
 
 
 def run(runner: TorchRunner, split: Split, piece: Piece, *, probe: bool = False) -> list[Step[Piece]]:
@@ -96,7 +96,7 @@ def test_pieces_of_another_policy_are_fused_and_begin_anew(
     runner.follow(after)
     new = survivors_of(run(runner, HALVES[0], runner.from_wire(wire_of(encoded[2:4]))))
     both = (*batch_of(HALVES[1], old).members, *batch_of(HALVES[1], new).members)
-    steps = list(runner.run(Batch(split=HALVES[1], members=both, started_s=0.0)))
+    steps = list(runner.run(Batch(split=HALVES[1], members=both, tokens=len(both), started_s=0.0)))
     assert exits(steps) == [3, 3, 3, 3]
 
 
