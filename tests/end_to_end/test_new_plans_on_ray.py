@@ -23,8 +23,13 @@ pytestmark = pytest.mark.ray
 
 PROBES_S = 20.0
 METRICS_S = 40.0
-OTHERS_SHOW = ("ray_offramp_retries", "ray_offramp_version", "ray_offramp_alarm_evidence")
-"""Metrics that other services of these tests have, and what tuned ones have beside."""
+OTHERS_SHOW = (
+    "ray_offramp_retries",
+    "ray_offramp_version",
+    "ray_offramp_alarm_evidence",
+    "ray_offramp_batch_token_fill",
+)
+"""Metrics that other services of these tests have, and what tuned ones, and batches that tokens bound, have beside."""
 AGAIN_S = 0.02
 
 

@@ -30,8 +30,8 @@ class FlowMetrics:
         self._oldest_s = Gauge(
             "offramp_oldest_wait_seconds", "Longest wait of inputs that no stage has been sent yet", tags("tokens")
         )
-        self._lengths: set[int] = set()
-        """Of which some waited."""
+        self._lengths = {1}
+        """Of which some waited; the shortest, so that the metric is there before anybody does."""
         self._told: defaultdict[tuple[Counter, str], int] = defaultdict(int)
 
     def tell(self, report: IngressReport) -> None:
