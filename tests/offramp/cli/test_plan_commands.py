@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from earlyexit.order import OrderSpec
 from optimizer.plan_file import read_plan
 from profiles.latency import LatencyProfile
 from tests.offramp.cli import runs
@@ -99,6 +100,20 @@ def test_a_plan_is_written_for_serving_and_drawn(problem: Path, tmp_path: Path, 
     assert (plan.policy.name, plan.policy.thresholds, plan.ramps) == ("entropy", 0.4, (0,))
     assert plan.predicted == {name: answer[name] for name in PLAN_KEYS[1:]}
     assert plot.read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_a_plan_has_the_order_of_its_problem_or_of_the_option(problem: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / "plan.yaml"
+    written(problem, PROBLEM + "order: {name: das, eta: 0.25}\n")
+    printed(capsys, "plan", problem, "--out", out, "--threshold", 0.4)
+    assert read_plan(out).order == OrderSpec(name="das", eta=0.25)
+    printed(capsys, "plan", problem, "--out", out, "--threshold", 0.4, "--order", "shortest")
+    assert read_plan(out).order == OrderSpec(name="shortest")
+    said = refused(capsys, "plan", problem, "--out", out, "--order", "longest")
+    assert said == "--order: there is no order 'longest'; orders are arrival, deadline, shortest, das"
+    assert refused(capsys, "plan", problem, "--order", "das").startswith("--order: only a plan that is written with")
+    written(problem, PROBLEM + "order: {name: das, q: 1.25}\n")
+    assert refused(capsys, "plan", problem).endswith(": q must be between 0 and 1, not 1.25")
 
 
 def test_planning_refuses_what_is_wrong(problem: Path, tmp_path: Path, capsys: Captured) -> None:

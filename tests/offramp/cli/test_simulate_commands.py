@@ -83,6 +83,21 @@ def test_batches_overlap_where_the_plan_or_the_option_says_so(
     assert rates_per_s[1] == rates_per_s[2] > 1500  # another pair beside the one that remains
 
 
+def test_inputs_go_in_the_order_that_the_plan_or_the_option_says(
+    problem: Path, plan: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    path = records(tmp_path / "exits.npz", 0.1)
+    for said, option, expected in (
+        ("", (), None),
+        ("order: shortest\n", (), "shortest"),
+        ("", ("--order", "das:0.25"), {"name": "das", "eta": 0.25}),
+    ):
+        written(plan, PLAN + said)
+        found = played(capsys, problem, "--plan", plan, "--records", path, *option)
+        assert found["plan"].get("order") == expected
+        assert found["simulated"]["answered"] == 100
+
+
 def test_recorded_inputs_leave_by_the_plan_where_no_threshold_is_given(
     problem: Path, plan: Path, tmp_path: Path, capsys: Captured
 ) -> None:

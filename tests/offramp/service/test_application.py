@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from deployments.access import AccessSettings
 from deployments.settings import ServeSettings
 from earlyexit.errors import InputError, ModelFolderError, PlanError
+from earlyexit.order import OrderSpec
 from earlyexit.split import Split
 from offramp.service.application import application_settings, exposure_notes, resolve_plan, with_environment
 from offramp.service.file import at_folder
@@ -70,6 +72,12 @@ def test_budgets_of_tokens_come_from_a_plans_file_into_the_settings_of_every_rep
     found = resolve_plan(str(tmp_path / "tokens.yaml"), model)
     settings = application_settings(ApplicationDocument(model=ServedModelDocument(folder=str(model))), found)
     assert ServeSettings.model_validate_json(settings.model_dump_json()).plan.splits == splits
+
+
+def test_any_plan_takes_another_order(model: Path, plan_file: str) -> None:
+    das = OrderSpec(name="das")
+    assert resolve_plan("stock", model, order=das) == replace(stock_plan(3, batch=32), order=das)
+    assert resolve_plan(plan_file, model, order=das) == replace(PLAN, order=das)
 
 
 def test_a_plan_that_cannot_be_is_refused(model: Path, plan_file: str) -> None:

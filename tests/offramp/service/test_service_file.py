@@ -6,6 +6,7 @@ import pytest
 
 from deployments.settings import ControlSettings, ServeSettings, TracingSettings
 from earlyexit.errors import InputError
+from earlyexit.order import OrderSpec
 from offramp.service.file import Service
 from optimizer.evaluate import evaluate
 from optimizer.plan import PolicySpec
@@ -155,6 +156,17 @@ def test_a_plan_file_is_begun_with(files: Files) -> None:
     settings = files.read(planner={"plan": "plan.yaml"}).settings
     assert settings.plan.stages == read_plan(files.folder / "plan.yaml").stages
     assert settings.slots == {"cpu": 3}  # two replicas, and one for each of the two idle slots
+
+
+def test_the_order_is_the_plan_files_unless_the_service_says_another(files: Files) -> None:
+    files.write_plan(replicas=2)
+    path = files.folder / "plan.yaml"
+    path.write_text(path.read_text(encoding="utf-8") + "order: shortest\n", encoding="utf-8")
+    assert files.read(planner={"plan": "plan.yaml"}).settings.plan.order == OrderSpec(name="shortest")
+    other = files.read(planner={"plan": "plan.yaml", "order": {"name": "das", "eta": 0.3}}).settings.plan
+    assert other.order == OrderSpec(name="das", eta=0.3)
+    assert files.read(planner={"strategy": "serial", "order": "arrival"}).settings.plan.order.name == "arrival"
+    assert files.read(planner={"strategy": "serial"}).settings.plan.order == OrderSpec()
 
 
 def test_emulated_time_is_stretched_for_the_controller_and_kept_for_the_replicas(files: Files) -> None:

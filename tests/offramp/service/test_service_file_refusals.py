@@ -65,6 +65,10 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "strategy pame plans from recorded batches, which a controller has none of; control: false",
     ),
     "tuner": ({"planner": {"tuning": "often"}}, "tuning", "Input should be 'off', 'guarantee', 'apparate' or 'pame'"),
+    "order": ({"planner": {"order": "longest"}}, "order", "Input should be 'arrival', 'deadline', 'shortest' or 'das'"),
+    "numbers of another order": (
+        {"planner": {"order": {"name": "shortest", "eta": 0.5}}}, "order", "the order 'shortest' takes no eta"
+    ),
     "objective": (
         {"planner": {"objective": {"maximize": "rate", "rate_per_s": 1.0}}},
         "objective",
