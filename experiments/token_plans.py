@@ -4,8 +4,9 @@
 
 One V100 by BERT's published latencies at 128 tokens, three splits with exits, at several kinds of lengths: AG News and
 IMDB mixed, and TCB's (section 6.2.1). The planner's rate beside what the plan answers when more arrives than it can do,
-without an SLO. Then, at nine tenths of that rate, the same plan with batches of as many inputs as its budgets hold on
-average: seconds of batches, and who is in time. Writes runs/token-plans.json. Minutes: about 2.
+without an SLO; and how far the seconds of batches spread then, beside the same plan's with batches of as many inputs as
+its budgets hold on average. Then, at nine tenths of that rate, who is in time with both. Writes runs/token-plans.json.
+Minutes: about 2.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from optimizer.evaluate import promised
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.what_if import with_batch_limit
 from profiles.catalogue import published_profile
 from profiles.lengths import Lengths
 from simulator.decisions import IntArray, nested
@@ -76,10 +78,10 @@ def kinds(seed: int) -> dict[str, IntArray]:
     return {"AG News and IMDB, 4 to 1": mixed, **normal, "all of 128": np.full(NUM, LENGTH)}
 
 
-def problem(lengths: Lengths) -> PlanProblem:
-    """One V100; the rate is sought."""
+def problem(lengths: Lengths, most: int) -> PlanProblem:
+    """One V100, batches of `most` inputs of 128 tokens at most; the rate is sought."""
     profile = published_profile("bert-base", "V100")
-    return PlanProblem(
+    whole = PlanProblem(
         num_blocks=profile.num_blocks,
         ramps=profile.ramps,
         survival_N=SURVIVAL,
@@ -91,6 +93,7 @@ def problem(lengths: Lengths) -> PlanProblem:
         objective=MaximizeRate(),
         lengths=lengths,
     )
+    return with_batch_limit(whole, most)
 
 
 def by_inputs(stages: tuple[Stage, ...], lengths: Lengths) -> tuple[Stage, ...]:
@@ -109,10 +112,10 @@ def answered_per_s(outcome: Outcome, since_s: float) -> float:
     return float(((given_s >= since_s) & (given_s < outcome.duration_s)).sum() / (outcome.duration_s - since_s))
 
 
-def judged(kind: str, lengths_N: IntArray, seconds: float, seed: int) -> Row:
+def judged(kind: str, lengths_N: IntArray, most: int, seconds: float, seed: int) -> Row:
     """Plan, overload, and compare at a load that the plan can bear."""
     lengths = Lengths.of(lengths_N.tolist())
-    asked = problem(lengths)
+    asked = problem(lengths, most)
     planned = solve(asked)
     assert isinstance(planned, Planned), "an SLO of 200 ms has plans"
     rate, predicted = planned.figures.rate_per_s, promised(asked, planned.figures)
@@ -133,19 +136,19 @@ def judged(kind: str, lengths_N: IntArray, seconds: float, seed: int) -> Row:
             )
         )
 
-    most = played(planned.stages, OVERLOAD, math.inf)
-    tokens = played(planned.stages, LOAD, SLO_S)
-    inputs = played(by_inputs(planned.stages, lengths), LOAD, SLO_S)
-    budget = most.splits[0].lengths
+    counted = by_inputs(planned.stages, lengths)
+    full, full_inputs = (played(stages, OVERLOAD, math.inf) for stages in (planned.stages, counted))
+    tokens, inputs = (played(stages, LOAD, SLO_S) for stages in (planned.stages, counted))
+    budget = full.splits[0].lengths
     assert budget is not None
     assert budget.fill is not None
     return Row(
         kind=kind,
         mean=lengths.mean,
         predicted_per_s=rate,
-        simulated_per_s=answered_per_s(most, seconds / 4),
-        spread_tokens=_spread(tokens),
-        spread_inputs=_spread(inputs),
+        simulated_per_s=answered_per_s(full, seconds / 4),
+        spread_tokens=_spread(full),
+        spread_inputs=_spread(full_inputs),
         in_time_tokens=tokens.figures().in_slo_share,
         in_time_inputs=inputs.figures().in_slo_share,
         token_fill=budget.fill,
@@ -163,11 +166,14 @@ def main() -> None:
     """Simulate, print and write."""
     parser = ArgumentParser(prog="python -m experiments.token_plans", description=__doc__)
     parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--most", type=int, default=16, help="inputs of 128 tokens in a batch, at most")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    rows = [judged(kind, each, options.seconds, options.seed) for kind, each in kinds(options.seed).items()]
+    rows = [
+        judged(kind, each, options.most, options.seconds, options.seed) for kind, each in kinds(options.seed).items()
+    ]
     show(
-        f"One V100, BERT by its latencies at {LENGTH} tokens, {options.seconds:g} s",
+        f"One V100, BERT by latencies at {LENGTH} tokens, budgets up to {options.most * LENGTH}, {options.seconds:g} s",
         (
             "lengths",
             "mean",

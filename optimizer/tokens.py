@@ -81,6 +81,11 @@ def most_tokens(table: LatencyTable) -> int:
     return table.batches[-1] * (table.length or 1)
 
 
+def full_inputs(table: LatencyTable, split: Split) -> int:
+    """A full batch of a split, counted in inputs of the table's length."""
+    return split.batch if split.tokens is None else max(1, split.tokens // (table.length or 1))
+
+
 def mean_tokens(split: Split, lengths: Lengths) -> float:
     """What a full batch of a split holds on average, by its inputs or by its tokens, whichever bounds it."""
     by_inputs = split.batch * lengths.mean

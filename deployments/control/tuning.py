@@ -16,6 +16,7 @@ from optimizer.pame.times import seconds_of
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem, device_names
 from optimizer.risk import Guarantee
+from optimizer.tokens import full_inputs
 from profiles.stream import Observations, StreamShape
 
 MakeTuner = Callable[[StreamShape], Tuner]
@@ -94,7 +95,7 @@ class Tuning:
 
     def serve(self, first: Stage) -> None:
         """The first stage of the plan that is followed: batches of its first split are what exits shrink."""
-        entry = first.device, first.splits[0].batch
+        entry = first.device, full_inputs(self._problem.latency[first.device], first.splits[0])
         if entry != self._entry:
             self._entry, self._batching = entry, batching_of(self._problem, *entry)
             if self._tuner is not None:

@@ -289,3 +289,22 @@ def test_arrival_times_stay_with_their_inputs(tmp_path: Path) -> None:
     for times_s in ([1.0, 2.0], [1.0, 2.0, 3.0, np.nan]):
         with pytest.raises(DataError, match="as many arrival times"):
             replace(RECORDS, times_s_N=np.array(times_s))
+
+
+def test_tokens_stay_with_their_inputs(tmp_path: Path) -> None:
+    records = replace(RECORDS, tokens_N=np.array([10, 20, 30, 40]))
+    some = records.subset(np.array([2, 0])).tokens_N
+    assert some is not None
+    assert some.tolist() == [30, 10]
+    records.save(tmp_path / "exits.npz")
+    loaded = ExitRecords.load(tmp_path / "exits.npz").tokens_N
+    assert loaded is not None
+    assert loaded.tolist() == [10, 20, 30, 40]
+    # a and c leave after block 1, b after block 3, d after the last: of 100 tokens 60 and 40 reach blocks 2 and 4.
+    assert records.outcome({1: 0.75, 3: 0.8}).survival_by(np.array([10, 20, 30, 40])) == (1.0, 1.0, 0.6, 0.6, 0.4, 0.4)
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3], [1, 2, 3, 0]])
+def test_tokens_that_no_input_has_are_refused(tokens: list[int]) -> None:
+    with pytest.raises(DataError, match="exit records of 4 inputs need as many tokens, each at least 1"):
+        replace(RECORDS, tokens_N=np.array(tokens))

@@ -44,6 +44,23 @@ def test_the_order_of_rows_other_columns_and_a_byte_order_mark_mean_nothing(tmp_
     assert records.losses_NR.tolist() == [[0, 0], [1, 0]]
 
 
+def test_tokens_are_the_inputs_own(tmp_path: Path) -> None:
+    rows = [f"{row},{12 if row[0] == 'a' else 300}" for row in ROWS]
+    tokens_N = read_records(file(tmp_path, *rows, header=HEADER + ",Tokens")).tokens_N
+    assert tokens_N is not None
+    assert tokens_N.tolist() == [12, 300]
+    assert read_records(file(tmp_path, *ROWS)).tokens_N is None
+
+
+@pytest.mark.parametrize("cell", ["0", "-3", "1.5", "many", "", "9999999"])
+def test_tokens_that_no_input_has_are_refused_with_their_line(tmp_path: Path, cell: str) -> None:
+    rows = [f"{row},{7 if row[0] == 'a' else cell}" for row in ROWS]
+    path = file(tmp_path, *rows, header=HEADER + ",tokens")
+    with pytest.raises(DataError) as caught:
+        read_records(path)
+    assert str(caught.value) == f"{path}:5: tokens: a whole number from 1 to 1000000 is needed, not {cell!r}"
+
+
 def test_whole_numbers_stay_the_labels_that_they_are(tmp_path: Path) -> None:
     header, rows = "sample_id\texit\tentropy\tprediction", ("a\t0\t0.1\t7", "a\t1\t0\t3")
     records = read_records(file(tmp_path, *rows, header=header, name="exits.tsv"))

@@ -55,10 +55,12 @@ def test_a_design_share_that_leaves_a_part_empty_is_refused(share: float) -> Non
 
 def test_a_calibration_reports_its_progress_and_is_read_back(model: Path, data: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    card, _ = calibrate(
+    card, records = calibrate(
         model, read_labelled(data), CalibrateJob(guarantee=EASY), progress=lambda *step: seen.append(step)
     )
     assert seen[-1] == ("records", 40, 40)
+    assert records.tokens_N is not None
+    assert len(records.tokens_N) == len(records)
     assert read_calibration(model).thresholds == card.thresholds
 
 
