@@ -24,7 +24,7 @@ from earlyexit.split import Split
 from experiments.data import RUNS, require_data
 from experiments.kit import keep, show
 from profiles.latency import LatencyProfile
-from profiles.measure import LiveSplits, latency_tables, profile_splits, time_splits
+from profiles.measure import LEAST_WARM_UPS, LiveSplits, latency_tables, profile_splits, time_splits
 
 FloatArray = npt.NDArray[np.float64]
 LENGTHS = (32, 64, 128, 256, 512)
@@ -121,14 +121,14 @@ def measure(batches: Sequence[tuple[int, ...]], options: Any) -> tuple[LatencyPr
     clock, rng = MonotonicClock(), np.random.default_rng(options.seed)
     whole = [Split(first=0, end=options.blocks, batch=len(each)) for each in batches]
     runs = [splits.prepare_mixed(split, each) for split, each in zip(whole, batches, strict=True)]
-    for run in runs:
-        run()
     seconds: list[list[float]] = [[] for _ in runs]
     own = profile_splits(options.blocks, (), BATCHES, LENGTHS)
     points = []
     for round_ in range(options.repeats):
         points.append(time_splits(own, splits, clock=clock, rng=rng, repeats=1))
         for k in rng.permutation(len(runs)):
+            for _ in range(LEAST_WARM_UPS):  # as points of a profile are: libraries keep what they made for a shape
+                runs[k]()
             began_s = clock.now_s()
             runs[k]()
             seconds[k].append(clock.now_s() - began_s)

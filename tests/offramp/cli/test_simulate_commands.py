@@ -32,6 +32,26 @@ def test_requests_one_after_another_take_what_the_profile_says(problem: Path, ca
     assert found["predicted"]["exits"] == {"1": 1.0}
 
 
+def test_lengths_make_batches_of_tokens_and_say_how_they_spread(problem: Path, capsys: Captured) -> None:
+    given = PROBLEM.replace("ramp_s: [[0.0, 0.0, 0.0]]}", "ramp_s: [[0.0, 0.0, 0.0]], length: 32}")
+    written(problem, given)
+    found = played(capsys, problem, "--lengths", "20,100,3,100", arrivals="poisson:2000")
+    (split,) = [each for each in found["simulated"]["splits"] if each["first"] == 0]
+    lengths = split["lengths"]
+    assert lengths["budget"] == 128  # four inputs of 32 tokens
+    assert 0 < lengths["fill"] <= 1
+    assert lengths["spread"] >= 1
+    assert found["predicted"]["rate_per_s"] > 4000  # shorter inputs: more of them than of 32 tokens
+    assert "lengths: normal: mean 20, variance 100, 3 to 100" in found["notes"][0]
+    assert run("simulate", problem, "--arrivals", "poisson:500", "--duration", 2, "--lengths", "20,100,3,100") == 0
+    said = capsys.readouterr().out
+    assert "128 tokens" in said
+    assert "p99/p50" in said
+    written(problem, given + "lengths: [16, 48]\n")
+    assert run("plan", problem) == 0
+    assert "128 tokens" in capsys.readouterr().out
+
+
 def test_without_records_inputs_leave_as_the_survival_says_and_that_is_said(problem: Path, capsys: Captured) -> None:
     found = played(capsys, problem, arrivals="uniform:1000")
     exits = found["simulated"]["exits"]
