@@ -1,6 +1,6 @@
 """What plans of token budgets promise, against what they do in the simulator; and against batches of inputs.
 
-    python -m experiments.token_plans [--seconds 6]
+    python -m experiments.token_plans [--seconds 3] [--most 128]
 
 One V100 by BERT's published latencies at 128 tokens, three splits with exits, at several kinds of lengths: AG News and
 IMDB mixed, and TCB's (section 6.2.1). The planner's rate beside what the plan answers when more arrives than it can do,
@@ -165,8 +165,8 @@ def _spread(outcome: Outcome) -> float:
 def main() -> None:
     """Simulate, print and write."""
     parser = ArgumentParser(prog="python -m experiments.token_plans", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    parser.add_argument("--most", type=int, default=16, help="inputs of 128 tokens in a batch, at most")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--most", type=int, default=128, help="inputs of 128 tokens in a batch, at most")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = [
