@@ -78,8 +78,8 @@ def kinds(seed: int) -> dict[str, IntArray]:
     return {"AG News and IMDB, 4 to 1": mixed, **normal, "all of 128": np.full(NUM, LENGTH)}
 
 
-def problem(lengths: Lengths, most: int) -> PlanProblem:
-    """One V100, batches of `most` inputs of 128 tokens at most; the rate is sought."""
+def problem(lengths: Lengths, most: int = LENGTH) -> PlanProblem:
+    """One V100, batches of `most` inputs of 128 tokens at most, by default of all that were measured."""
     profile = published_profile("bert-base", "V100")
     whole = PlanProblem(
         num_blocks=profile.num_blocks,

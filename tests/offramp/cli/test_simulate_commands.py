@@ -41,7 +41,7 @@ def test_lengths_make_batches_of_tokens_and_say_how_they_spread(problem: Path, c
     assert lengths["budget"] == 128  # four inputs of 32 tokens
     assert 0 < lengths["fill"] <= 1
     assert lengths["spread"] >= 1
-    assert found["predicted"]["rate_per_s"] > 4000  # shorter inputs: more of them than of 32 tokens
+    assert found["predicted"]["rate_per_s"] > 3000  # of 32 tokens each it is 2667
     assert "lengths: normal: mean 20, variance 100, 3 to 100" in found["notes"][0]
     assert run("simulate", problem, "--arrivals", "poisson:500", "--duration", 2, "--lengths", "20,100,3,100") == 0
     said = capsys.readouterr().out
