@@ -82,6 +82,7 @@ bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, ada
 	$(BIN)/python -m experiments.live.burst
 	$(BIN)/python -m experiments.live.control_overhead
 	$(BIN)/python -m experiments.live.validation
+	$(BIN)/python -m experiments.live.token_batches --on emulated --batch 16
 
 bench-gpu:  ## The batch engine alone on CUDA, without Ray: needs torch and transformers, and numba for the planner (about 10 minutes)
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m experiments.gpu
@@ -102,7 +103,7 @@ bench-peers: $(STAMP) peers  ## Against Ray Serve, LitServe, mosec and BentoML, 
 	$(BIN)/python -m experiments.peers clinc150 --dtype bfloat16 --inputs 8
 	$(BIN)/python -m experiments.peers long --dtype bfloat16 --batch 16 --rounds 3
 
-report: $(STAMP)  ## Every figure of E3's, Apparate's and PAME's evaluations again, with pictures in runs/report (half an hour)
+report: $(STAMP)  ## Every figure of the papers' evaluations again, with pictures in runs/report (most of an hour)
 	$(BIN)/python -m experiments.report --jobs 2
 
 report-quick: $(STAMP)  ## The same on fewer points, into runs/report-quick (minutes)
