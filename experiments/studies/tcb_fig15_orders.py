@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from earlyexit.order import OrderSpec
 from experiments.studies.picture import Lines
-from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare, largest, ratio
+from experiments.studies.study import Comparison, Effort, StudyResult, Table, declare
 from experiments.tcb import cases
 from experiments.tcb.cost import Cost
 from experiments.tcb.device import Side, serve
@@ -15,9 +15,9 @@ from experiments.tcb.rates import MEASURES, UTILITY, UTILITY_ANSWERED, measured
 
 ORDERS: Mapping[str, OrderSpec] = {
     "DAS": cases.DAS,
-    "SJF": OrderSpec(name="shortest"),
+    "SJF": cases.SHORTEST,
     "FCFS": cases.ARRIVAL,
-    "DEF": OrderSpec(name="deadline"),
+    "DEF": cases.DEADLINE,
 }
 """The paper's names: DAS, shortest job first, first come first served, earliest deadline first."""
 OVERLOAD = 1.5
@@ -40,10 +40,10 @@ class Sweep:
     found: Mapping[str, Mapping[str, tuple[float, ...]]]
     """By measure, then by order: a value per x."""
 
-    def das_over(self, measure: str, other: str) -> float | None:
-        """The largest ratio."""
+    def das_over(self, measure: str, other: str) -> list[float]:
+        """The ratio at every point."""
         of = self.found[measure]
-        return largest(ratio(das, theirs) for das, theirs in zip(of["DAS"], of[other], strict=True))
+        return [das / theirs for das, theirs in zip(of["DAS"], of[other], strict=True)]
 
 
 def swept(name: str, x: Sequence[float], sides: Sequence[tuple[Side, float]], cost: Cost, effort: Effort) -> Sweep:
@@ -82,17 +82,20 @@ def rows_of(batch: int, row: int = cases.ROW) -> Side:
 
 def compare(found: Sequence[Sweep]) -> StudyResult:
     """DAS over the others, counted as the paper counts and by answers."""
-    papers = {("row length", "SJF"): PAPER_SJF}
+    by_row = next((each for each in found if each.name == "row length"), found[0])
+    ends = (("least", min), ("most", max))
     return StudyResult(
-        comparisons=tuple(
-            Comparison(
-                f"utility by {each.name}, DAS / {other}, {word}",
-                each.das_over(measure, other),
-                papers.get((each.name, other)) if measure == UTILITY else None,
-            )
-            for measure, word in ((UTILITY, "scheduled"), (UTILITY_ANSWERED, "answered"))
-            for each in sorted(found, key=lambda sweep: sweep.name != "row length")
-            for other in list(ORDERS)[1:]
+        comparisons=(
+            Comparison("utility by row length, DAS / SJF, most", max(by_row.das_over(UTILITY, "SJF")), PAPER_SJF),
+            *(
+                Comparison(
+                    f"all points, DAS / {other}, {word}, {end}",
+                    pick(ratio for each in found for ratio in each.das_over(measure, other)),
+                )
+                for measure, word in ((UTILITY, "scheduled"), (UTILITY_ANSWERED, "answered"))
+                for other in list(ORDERS)[1:]
+                for end, pick in ends
+            ),
         ),
         pictures=tuple(
             Lines(f"Utility by {each.name}", each.name, "sum of 1 / tokens, per second", each.x, each.found[UTILITY])

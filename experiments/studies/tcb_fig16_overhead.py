@@ -19,7 +19,7 @@ PAPER = 2.0
 """Percent of a batch's time at 400 requests per second (section 6.2.5)."""
 REQUESTS: Mapping[Effort, int] = {"full": 12_000, "quick": 1500}
 VARIANCE = 20.0
-ORDERS = {"DAS": cases.DAS, "SJF": OrderSpec(name="shortest"), "deadline, the default": OrderSpec()}
+ORDERS = {"DAS": cases.DAS, "SJF": cases.SHORTEST, "deadline, the default": OrderSpec()}
 
 
 def share(served: Served) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -26,8 +27,14 @@ SATURATED_PER_S = 350.0
 DRAWN = 12_800
 """Lengths; then they come again."""
 SEED = 0
-ARRIVAL, DAS = OrderSpec(name="arrival"), OrderSpec(name="das")
-"""Eta and q of DAS are a half each: what the paper's theorem is told for."""
+ARRIVAL, DAS, SHORTEST, DEADLINE = (
+    OrderSpec(name="arrival"),
+    OrderSpec(name="das", overdue_s=math.inf),
+    OrderSpec(name="shortest", overdue_s=math.inf),
+    OrderSpec(name="deadline", overdue_s=math.inf),
+)
+"""Eta and q of DAS are a half each: what the paper's theorem is told for. Nobody is overdue: the
+paper has no such rule, its deadlines end every wait."""
 
 ANY = 10_000
 """Inputs of a batch that is bounded by tokens."""
