@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from deployments.access import AccessSettings
 from earlyexit.backends import BackendName
 from earlyexit.boundary import HopDtype
+from earlyexit.slots import Attention
 from earlyexit.store import NAME_PATTERN
 from optimizer.decision import Strategy
 from optimizer.plan import Plan, PolicySpec
@@ -143,8 +144,17 @@ class ModelSettings(Settings):
     """In what hidden states travel between stages. float16, of float32 models: half the bytes, values rounded to three
     digits and held within 65504 of 0; answers of inputs that crossed a hop may differ."""
     backend: BackendName = "torch"
+    attention: Attention = "auto"
+    """How inputs of unequal lengths attend, each to its own tokens; answers are the same to rounding."""
     threads_per_replica: int = Field(default=1, ge=1)
     """Intra-op threads of a CPU replica; more than its share of cores slows every neighbour."""
+
+    @field_validator("attention")
+    @classmethod
+    def _is_of_its_backend(cls, attention: Attention, info: ValidationInfo) -> Attention:
+        if attention == "apart" and info.data.get("backend") == "onnx":
+            raise PydanticCustomError("attention", "ONNX Runtime attends in rows: allowed is auto, padded or slotted")
+        return attention
 
     @field_validator("hop_dtype")
     @classmethod

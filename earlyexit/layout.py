@@ -1,11 +1,13 @@
 """Where every token of a packed set of inputs is.
 
 Tensor legend, used in the whole folder: B inputs, N tokens of all inputs one after the other (packed, no padding),
-T tokens of the longest input, D hidden, H heads, C classes, E exits, S width of the exit policy's state.
+T tokens of the longest input, R rows of attention, D hidden, H heads, C classes, E exits, S width of the exit policy's
+state.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -13,15 +15,27 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from earlyexit.slots import Attention, any_two_fit, first_fit_decreasing
 from earlyexit.wire import Lengths
+
+Masks = Sequence[Tensor | None]
+"""Of every operation of attention: which keys a query sees (True), or what is added to its score; None where it sees
+all of its row. Each extends to (R, H, T, T), queries before keys."""
+Attend = Callable[[Tensor, Tensor | None], Tensor]
+"""Rows (R, T, ...) that attend, each to itself, under a mask, to rows."""
+
+
+SCORES_PER_CALL = 500
+"""What an attention of its own costs, beside its work, in scores of a token for another by twelve heads: some 25 us."""
 
 
 class Layout:
     """Index tensors derived from the lengths of a packed set of inputs; each is computed once, when first used."""
 
-    def __init__(self, lengths_B: Lengths, device: torch.device | str = "cpu") -> None:
+    def __init__(self, lengths_B: Lengths, device: torch.device | str = "cpu", attention: Attention = "auto") -> None:
         self.lengths_B = lengths_B
         self.device = torch.device(device)
+        self._attention = attention
         self.num_inputs = len(lengths_B)
         self.num_tokens = int(lengths_B.sum())
         self.longest = int(lengths_B.max(initial=0))
@@ -46,7 +60,25 @@ class Layout:
         return self._tensor(self._positions())
 
     @cached_property
-    def slot_N(self) -> Tensor:
+    def scheme(self) -> Attention:
+        """How inputs attend; never `auto`.
+
+        Of equal lengths the padded form holds neither padding nor mask, and is one operation. On a CPU by one thread
+        `apart` is never slower (`python -m experiments.attention_slots`); by more threads it is taken where what it
+        saves of them is more than what calling torch for every input costs the one that calls.
+        """
+        if self.uniform:
+            return "padded"
+        if self._attention != "auto":
+            return self._attention
+        if self.device.type != "cpu":
+            return "padded"
+        threads = torch.get_num_threads()
+        spared = (self.num_inputs * self.longest**2 - int((self.lengths_B.astype(np.int64) ** 2).sum())) / threads
+        return "apart" if threads == 1 or spared > SCORES_PER_CALL * self.num_inputs else "padded"
+
+    @cached_property
+    def place_N(self) -> Tensor:
         """The place of every token in the padded form flattened to B * T, int64."""
         return self._tensor(self._samples() * self.longest + self._positions())
 
@@ -60,19 +92,91 @@ class Layout:
         """Lengths as float32, to divide sums by."""
         return self._tensor(self.lengths_B.astype(np.float32)[:, None])
 
+    @cached_property
+    def row_place_N(self) -> Tensor:
+        """The place of every token in the slots flattened to R * T, int64; an input's tokens stay side by side."""
+        return self._tensor(self._row_places)
+
+    @cached_property
+    def owner_RT(self) -> Tensor:
+        """Which input every place of the slots is of, int32; -1 where it is nobody's."""
+        owner = np.full(len(self.slots) * self.longest, -1, dtype=np.int32)
+        owner[self._row_places] = self._samples()
+        return self._tensor(owner.reshape(len(self.slots), self.longest))
+
+    @cached_property
+    def slots(self) -> list[list[int]]:
+        """The inputs of every row of attention, as long as the longest: more than one where `slotted`."""
+        lengths = self.lengths_B.tolist()
+        if self.scheme == "slotted" and any_two_fit(lengths, self.longest):
+            return first_fit_decreasing(lengths, self.longest)
+        return [[index] for index in range(self.num_inputs)]
+
+    @cached_property
+    def same_R1TT(self) -> Tensor:
+        """True where two places of a slot are of one input; what is nobody's sees its like, so that no row is empty."""
+        return self.owner_RT[:, None, :, None] == self.owner_RT[:, None, None, :]
+
+    def masks(self, bias_HTT: Tensor | None = None) -> Masks:
+        """What `attend` takes, the same for all blocks; with a bias by distance for rows as long as the longest."""
+        if self.scheme == "apart":
+            lengths = self.lengths_B.tolist()
+            return [None if bias_HTT is None else bias_HTT[:, :length, :length] for length in lengths]
+        if self._shares_rows:
+            return [self._masked(self.same_R1TT, bias_HTT)]
+        return [bias_HTT if self.uniform else self._masked(self.mask_BT[:, None, None, :], bias_HTT)]
+
+    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> Tensor:
+        """What `attend` makes of every input's own tokens, packed (N, D), by this layout's `masks`.
+
+        In every scheme an input's tokens lie side by side in their row, so that what depends on the distance of two is
+        the same for all rows.
+        """
+        if self.scheme == "apart":
+            inputs = torch.split(values_ND, self.lengths_B.tolist())
+            return torch.cat([attend(each[None], mask)[0] for each, mask in zip(inputs, masks, strict=True)])
+        (mask,) = masks
+        if self._shares_rows:
+            return self._attend_in_slots(values_ND, mask, attend)
+        return self.unpad(attend(self.pad(values_ND), mask))
+
+    @cached_property
+    def _shares_rows(self) -> bool:
+        return self.scheme == "slotted" and len(self.slots) < self.num_inputs
+
+    def _masked(self, seen: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        return seen if bias_HTT is None else bias_HTT.masked_fill(~seen, -torch.inf)
+
+    def _attend_in_slots(self, values_ND: Tensor, mask: Tensor | None, attend: Attend) -> Tensor:
+        rows, length = self.owner_RT.shape
+        slots = values_ND.new_zeros(rows * length, *values_ND.shape[1:])
+        slots[self.row_place_N] = values_ND
+        context = attend(slots.view(rows, length, *values_ND.shape[1:]), mask)
+        return context.reshape(rows * length, *context.shape[2:])[self.row_place_N]
+
     def pad(self, values_ND: Tensor) -> Tensor:
         """Packed to padded, (B, T, D), zeros behind every input's last token."""
         width = values_ND.shape[1:]
         if self.uniform:
             return values_ND.reshape(self.num_inputs, self.longest, *width)
         padded = values_ND.new_zeros(self.num_inputs * self.longest, *width)
-        padded[self.slot_N] = values_ND
+        padded[self.place_N] = values_ND
         return padded.view(self.num_inputs, self.longest, *width)
 
     def unpad(self, values_BTD: Tensor) -> Tensor:
         """Padded to packed, (N, D)."""
         flat = values_BTD.reshape(self.num_inputs * self.longest, *values_BTD.shape[2:])
-        return flat if self.uniform else flat[self.slot_N]
+        return flat if self.uniform else flat[self.place_N]
+
+    @cached_property
+    def _row_places(self) -> npt.NDArray[np.int64]:
+        order = np.concatenate(self.slots)
+        sizes_R = np.array([len(slot) for slot in self.slots])
+        before = np.cumsum(self.lengths_B[order]) - self.lengths_B[order]
+        filled = np.repeat(before[np.cumsum(sizes_R) - sizes_R], sizes_R)
+        starts_B = np.empty(self.num_inputs, dtype=np.int64)
+        starts_B[order] = np.repeat(np.arange(len(sizes_R)), sizes_R) * self.longest + before - filled
+        return np.repeat(starts_B, self.lengths_B) + self._positions()
 
     def _samples(self) -> npt.NDArray[np.int64]:
         return np.repeat(np.arange(self.num_inputs), self.lengths_B)

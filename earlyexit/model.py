@@ -17,6 +17,7 @@ from earlyexit.piece import Piece, Tensors
 from earlyexit.ramps import RampStyle
 from earlyexit.ramps.heads import Ramp
 from earlyexit.ramps.pooling import Pooling
+from earlyexit.slots import Attention
 from earlyexit.split import Segment
 from earlyexit.tasks.base import Task
 
@@ -51,6 +52,8 @@ class EarlyExitModel(nn.Module):
         self.register_buffer("temperatures_E", torch.ones(backbone.num_blocks))
         self.temperatures_E: Tensor
         """Divides the outputs of the exit after block k; 1 until calibrated."""
+        self.attention: Attention = "auto"
+        """How inputs attend where they are packed; whoever serves the model may choose."""
 
     @property
     def num_blocks(self) -> int:
@@ -82,7 +85,7 @@ class EarlyExitModel(nn.Module):
         return self.backbone.inputs if block < 0 else self.backbone.boundary(block)
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        return self.compute(segment, piece.tensors, Layout(piece.lengths_B, self.device))
+        return self.compute(segment, piece.tensors, Layout(piece.lengths_B, self.device, self.attention))
 
     def compute(self, segment: Segment, values: Tensors, layout: Layout) -> tuple[Tensors, Tensor | None]:
         """What `run` gives, on tensors whose layout is known."""

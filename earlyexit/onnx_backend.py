@@ -23,6 +23,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.onnx_export import EXPORT_VERSION, OPSET, export, export_elsewhere, index_tensors, value_names
 from earlyexit.onnx_sessions import Sessions, load_runtime, open_session, provider_of
 from earlyexit.piece import Piece, Tensors
+from earlyexit.slots import Attention
 from earlyexit.split import Segment
 
 
@@ -42,7 +43,7 @@ class OnnxSegments:
         providers: Sequence[str] = ("CPUExecutionProvider",),
         num_threads: int | None = None,
     ) -> None:
-        """Raise PlanError without ONNX Runtime or a provider, and for models that are not float32.
+        """Raise PlanError without ONNX Runtime or a provider, for models that are not float32 or attend apart.
 
         `num_threads` are those of every segment's session; None leaves the choice to ONNX Runtime.
         """
@@ -53,12 +54,13 @@ class OnnxSegments:
         self._cache = cache
         self._providers = tuple(providers)
         self._num_threads = num_threads
+        self._attention = _in_rows(model.attention)
         self._sessions: Sessions[Segment] = Sessions(self._open)
         self._fingerprint: str | None = None
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         values = zip(value_names(self._model, segment.first), piece.tensors, strict=True)
-        feeds = dict(values) | index_tensors(self._model, Layout(piece.lengths_B))
+        feeds = dict(values) | index_tensors(self._model, Layout(piece.lengths_B, attention=self._attention))
         results = self._sessions.get(segment).run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
         tensors = tuple(torch.from_numpy(result).to(self._model.device) for result in results)
         return (tensors[:-1], tensors[-1]) if self._model.has_exit(segment) else (tensors, None)
@@ -90,6 +92,16 @@ def onnx_segments(model: EarlyExitModel, folder: Path, num_threads: int) -> Onnx
     """On the model's own device; exports are kept beside the model."""
     provider = provider_of(model.device.type)
     return OnnxSegments(model, cache=folder / "onnx", providers=(provider,), num_threads=num_threads)
+
+
+def _in_rows(attention: Attention) -> Attention:
+    """What a graph takes, whose attention is over rows: `auto` is slots, which are never more rows than padded ones."""
+    if attention == "apart":
+        raise PlanError(
+            "ONNX Runtime runs one graph for any number of inputs, which cannot attend one after the other (attention: "
+            "apart): choose slotted or padded, or torch"
+        )
+    return "slotted" if attention == "auto" else attention
 
 
 def _fingerprint(model: EarlyExitModel) -> str:

@@ -30,12 +30,15 @@ from earlyexit.piece import Tensors
 from earlyexit.split import Segment
 
 # Part of every file's name: raise it when `_SegmentGraph` or the export changes, so that older files are not used.
-EXPORT_VERSION = 4
+EXPORT_VERSION = 5
 # The first opset with Gelu as one node is 20. From 23 on attention is one node too, but ONNX Runtime 1.31 refuses it
 # with a mask that is the same for all queries, as ours is.
 OPSET = 20
 # A file is one protobuf message, which cannot be longer; the graph beside the weights is far below the margin.
 MAX_WEIGHT_BYTES = 2**31 - 2**24
+
+LONGEST = torch.export.Dim("T")
+"""One number, as the exporter has to know: slots are as long as the padded form."""
 
 
 def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
@@ -87,11 +90,18 @@ def export_elsewhere(model: EarlyExitModel, files: Mapping[Segment, Path]) -> No
 
 
 class _GraphLayout(Layout):
-    """A layout whose tensors are a graph's inputs, and whose sizes are theirs; never taken for uniform."""
+    """A layout whose tensors are a graph's inputs, and whose sizes are theirs; never taken for uniform.
+
+    Attention is in slots, which are the padded form where each holds one input: one graph for both.
+    """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        vars(self).update(tensors)  # in the place of what Layout would compute
+        vars(self).update(tensors, scheme="slotted", _shares_rows=True)  # in the place of what Layout would compute
         self.num_inputs, self.longest = tensors["mask_BT"].shape
+
+    def _masked(self, seen: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        # Numbers, once for all blocks: a block's own attention would turn booleans to numbers in each.
+        return torch.where(seen, 0.0 if bias_HTT is None else bias_HTT, -torch.inf)
 
     @property
     def uniform(self) -> bool:
@@ -137,20 +147,21 @@ def index_tensors(model: EarlyExitModel, layout: Layout) -> dict[str, Tensor]:
     """The graph's inputs beside the values: none where inputs have no tokens."""
     if model.max_length == 1:
         return {}
-    names = ("mask_BT", "slot_N", "position_N", "first_token_B", "lengths_B1")
+    names = ("mask_BT", "place_N", "owner_RT", "row_place_N", "position_N", "first_token_B", "lengths_B1")
     return {name: getattr(layout, name) for name in names}
 
 
 def _example_inputs(model: EarlyExitModel, segment: Segment) -> tuple[Tensors, dict[str, Tensor]]:
     # Any sizes but 0 and 1, which the exporter would take for constants.
-    lengths = [1, 1] if model.max_length == 1 else [3, 2]
-    layout = Layout(np.array(lengths, dtype=np.int32), model.device)
+    lengths = [1, 1] if model.max_length == 1 else [4, 3, 1]
+    layout = Layout(np.array(lengths, dtype=np.int32), model.device, "slotted")
     values = arbitrary_tensors(model, segment.first, layout.lengths_B, np.random.default_rng(0))
     return values, index_tensors(model, layout)
 
 
 def _free_sizes(name: str) -> dict[int, Any]:
-    return dict.fromkeys((0, 1) if name == "mask_BT" else (0,), torch.export.Dim.DYNAMIC)
+    free: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
+    return free | {1: LONGEST} if name in ("mask_BT", "owner_RT") else free
 
 
 def _check_size(weights: Iterable[Any], segment: Segment) -> None:
@@ -170,6 +181,8 @@ def quiet_exporter() -> Iterator[None]:
     registry.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
+            # One name for two sizes is what is meant: they are equal.
+            warnings.filterwarnings("ignore", message=r"# The axis name: \w+ will not be used", category=UserWarning)
             warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
             yield
     finally:

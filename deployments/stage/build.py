@@ -194,6 +194,7 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
     folder = Path(settings.model)
     torch_device = find_device(device).torch_device
     model = load_model(folder, device=torch_device, dtype=getattr(torch, settings.dtype))
+    model.attention = settings.attention
     segments = open_segments(settings.backend, model, folder, settings.threads_per_replica)
     return TorchRunner(model, build_policy(spec), segments)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, FinalHead, JsonDict
-from earlyexit.layout import Layout
+from earlyexit.layout import Layout, Masks
 from earlyexit.piece import Tensors
 from earlyexit.ramps import RampStyle
 
@@ -82,17 +82,16 @@ class EncoderBlock(nn.Module):
         self.down = nn.Linear(config.intermediate_size, size)
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.norm_eps)
 
-    def forward(self, hidden_ND: Tensor, layout: Layout, mask: Tensor | None) -> Tensor:
-        """Packed (N, D) to (N, D); only the attention itself sees a padded form, and `attention_mask` of it."""
-        context_BTD = self._attend(layout.pad(self.qkv(hidden_ND)), mask)
-        return self._finish(hidden_ND, layout.unpad(context_BTD))
+    def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> Tensor:
+        """Packed (N, D) to (N, D); only the attention itself sees rows, and the masks that the layout has of them."""
+        return self._finish(hidden_ND, layout.attend(self.qkv(hidden_ND), masks, self._attend))
 
-    def _attend(self, qkv_BTD: Tensor, mask: Tensor | None) -> Tensor:
-        query_BHTd, key_BHTd, value_BHTd = qkv_BTD.view(*qkv_BTD.shape[:2], 3, self.num_heads, -1).permute(
+    def _attend(self, qkv_RTD: Tensor, mask: Tensor | None) -> Tensor:
+        query_RHTd, key_RHTd, value_RHTd = qkv_RTD.view(*qkv_RTD.shape[:2], 3, self.num_heads, -1).permute(
             2, 0, 3, 1, 4
         )
-        context_BHTd = F.scaled_dot_product_attention(query_BHTd, key_BHTd, value_BHTd, attn_mask=mask)
-        return context_BHTd.transpose(1, 2).flatten(-2)
+        context_RHTd = F.scaled_dot_product_attention(query_RHTd, key_RHTd, value_RHTd, attn_mask=mask)
+        return context_RHTd.transpose(1, 2).flatten(-2)
 
     def _finish(self, hidden: Tensor, context: Tensor) -> Tensor:
         hidden = self.attention_norm(self.attention_out(context) + hidden)
@@ -133,18 +132,18 @@ class EncoderBackbone(Backbone):
         return self.run_blocks(index, index + 1, hidden, layout)
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
-        mask = self.attention_mask(layout)
+        masks = layout.masks(self.attention_bias(layout))
         (hidden_ND,) = hidden
         for index in range(first, end):
-            hidden_ND = self.blocks[index](hidden_ND, layout, mask)
+            hidden_ND = self.blocks[index](hidden_ND, layout, masks)
         return (hidden_ND,)
 
-    def attention_mask(self, layout: Layout) -> Tensor | None:
-        """Which keys a query of the padded form sees, or what is added to its scores: the same for all blocks.
+    def attention_bias(self, layout: Layout) -> Tensor | None:
+        """What is added to the scores of tokens in a row, (H, T, T), queries before keys: the same for all blocks.
 
-        Of a shape that extends to (B, H, T, T), queries before keys; None where everybody sees everybody.
+        By how far apart two tokens are, since an input may begin anywhere in a row; None where nothing is.
         """
-        return None if layout.uniform else layout.mask_BT[:, None, None, :]
+        return None
 
     def to_config(self) -> JsonDict:
         return asdict(self.config)

@@ -50,15 +50,9 @@ class MPNetBackbone(EncoderBackbone):
             raise ModelFolderError(f"num_buckets must be a multiple of 4, not {config.num_buckets}")
         self.distance_bias = nn.Embedding(config.num_buckets, config.num_heads)
 
-    def attention_mask(self, layout: Layout) -> Tensor | None:
-        """The bias by distance, minus infinity where a query must not look; (1 or B, H, T, T), the largest tensor.
-
-        An input's tokens lie side by side in the padded form, wherever they begin: places there are as far apart as
-        positions in the input.
-        """
-        bias_1HTT = self.bias_HTT(layout.longest)[None]
-        mask = super().attention_mask(layout)
-        return bias_1HTT if mask is None else bias_1HTT.masked_fill(~mask, float("-inf"))
+    def attention_bias(self, layout: Layout) -> Tensor:
+        """The bias by distance."""
+        return self.bias_HTT(layout.longest)
 
     def bias_HTT(self, length: int) -> Tensor:
         """What is added to the scores of `length` tokens in a row, queries before keys."""

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from earlyexit import backends
+from earlyexit import backends, slots
 from earlyexit.errors import InputError, PlanError
 from earlyexit.order import OrderSpec
 from earlyexit.ramps import pooling
@@ -104,6 +104,7 @@ def in_a_folder(name: str, path: Path | None) -> None:
 DTYPES = ("float32", "bfloat16")
 HOP_DTYPES = ("same", "float16")
 BACKENDS = tuple(backends.BACKENDS)
+ATTENTIONS = slots.ATTENTIONS
 FRONTS = ("haproxy", "proxy")
 SCORES = ("entropy", "confidence", "share")
 RAMP_STYLES = ("light", "mlp", "pooler", "reduced", "conv", "maps", "deconv", "bridge")

@@ -12,6 +12,7 @@ import typer
 
 from earlyexit.errors import InputError
 from offramp.cli.options import (
+    ATTENTIONS,
     BACKENDS,
     BUILT_IN_PLANS,
     DEVICE_NAMES,
@@ -60,6 +61,10 @@ HopDtype = Annotated[
     ),
 ]
 Backend = Annotated[str | None, typer.Option(help="torch (default) or onnx.", **completes(BACKENDS))]
+AttentionOption = Annotated[
+    str | None,
+    typer.Option("--attention", help="auto (default), padded, slotted or apart.", **completes(ATTENTIONS)),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Threads of a CPU replica; default: 1.")]
 MaxQueued = Annotated[int | None, typer.Option(min=1, help="Unanswered inputs per ingress before 503; default: 2000.")]
 MaxBodyBytes = Annotated[int | None, typer.Option(min=1, help="Of a request, before 413; default: 2000000.")]
@@ -101,6 +106,7 @@ def serve(
     dtype: Dtype = None,
     hop_dtype: HopDtype = None,
     backend: Backend = None,
+    attention: AttentionOption = None,
     threads: Threads = None,
     max_queued: MaxQueued = None,
     max_body_bytes: MaxBodyBytes = None,
@@ -130,6 +136,7 @@ def serve(
         "dtype": choice("dtype", dtype, DTYPES),
         "hop_dtype": choice("hop-dtype", hop_dtype, HOP_DTYPES),
         "backend": choice("backend", backend, BACKENDS),
+        "attention": choice("attention", attention, ATTENTIONS),
     }
     ingress = {"host": host, "front": choice("front", front, FRONTS), "replicas": ingress_replicas}
     limits = {"max_queued": max_queued, "max_body_bytes": max_body_bytes, "default_timeout_s": timeout_s}

@@ -17,7 +17,7 @@ def test_every_token_knows_its_input_its_position_and_its_slot() -> None:
     assert (layout.num_inputs, layout.num_tokens, layout.longest) == (3, 6, 3)
     assert layout.first_token_B.tolist() == [0, 2, 5]
     assert layout.position_N.tolist() == [0, 1, 0, 1, 2, 0]
-    assert layout.slot_N.tolist() == [0, 1, 3, 4, 5, 6]
+    assert layout.place_N.tolist() == [0, 1, 3, 4, 5, 6]
     assert layout.lengths_B1.tolist() == [[2.0], [3.0], [1.0]]
     assert layout.mask_BT.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
 

@@ -68,14 +68,16 @@ def test_the_bias_depends_on_the_distance_alone() -> None:
 def test_a_query_must_not_look_behind_its_input() -> None:
     backbone = find_family("mpnet").build({"hidden_size": 8, "num_blocks": 1, "num_heads": 2, "vocab_size": 9})
     assert isinstance(backbone, MPNetBackbone)
-    mask = backbone.attention_mask(layout_of(3, 1))
+    layout = Layout(np.array([3, 1], dtype=np.int32), attention="padded")
+    (mask,) = layout.masks(backbone.attention_bias(layout))
     assert mask is not None
     assert mask.shape == (2, 2, 3, 3)
     assert torch.isinf(mask)[1, 0, 0].tolist() == [False, True, True]
     assert not torch.isinf(mask)[0].any()
-    uniform = backbone.attention_mask(layout_of(3, 3))
+    of_one_length = layout_of(3, 3)
+    (uniform,) = of_one_length.masks(backbone.attention_bias(of_one_length))
     assert uniform is not None
-    assert uniform.shape == (1, 2, 3, 3)
+    assert uniform.equal(backbone.bias_HTT(3))
 
 
 @torch.inference_mode()

@@ -129,7 +129,8 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
     assert refused(capsys, "serve", model, "--plan", gap) == f"{gap}:3: gap: no split runs blocks 0 to 0"
     assert "no such file; built in are stock" in refused(capsys, "serve", model, "--plan", "gone.yaml")
     assert refused(capsys, "serve", model, "--plan", plan, "--batch", 32).startswith("--batch: only for built-in plans")
-    for option, value in (("--dtype", "int8"), ("--hop-dtype", "int8"), ("--backend", "jax"), ("--front", "nginx")):
+    named = {"--dtype": "int8", "--hop-dtype": "int8", "--backend": "jax", "--attention": "none", "--front": "nginx"}
+    for option, value in named.items():
         said = refused(capsys, "serve", model, "--plan", "stock", option, value)
         assert said.startswith(f"{option} {value!r}; allowed: ")
     twice = refused(capsys, "serve", model, "--plan", "stock", "--dtype", "bfloat16", "--hop-dtype", "float16")

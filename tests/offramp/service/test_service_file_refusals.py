@@ -45,6 +45,12 @@ WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
         "model.hop_dtype: Hidden states in bfloat16 have two bytes already: allowed is same",
     ),
     "hops": ({"model": MODEL | {"hop_dtype": "int8"}}, "hop_dtype", "hop_dtype: Input should be 'same' or 'float16'"),
+    "attention": ({"model": MODEL | {"attention": "packed"}}, "attention", "attention: Input should be 'auto'"),
+    "attention of a graph": (
+        {"model": MODEL | {"backend": "onnx", "attention": "apart"}},
+        "attention",
+        "model.attention: ONNX Runtime attends in rows: allowed is auto, padded or slotted",
+    ),
     "real latency slowed": ({"model": MODEL | {"slower": 2.0}}, "slower", "slower 2 is of emulated accelerators"),
     "tuning without probes": (
         {"planner": {"tuning": "guarantee", "probe_share": 0.0}}, "tuning", "needs probes, and probe_share is 0"
