@@ -153,10 +153,10 @@ def throughput(timed: Timed, name: str, num_batches: int, rounds: int) -> None:
     show(f"{name}, batches of {BATCH} in order of arrival, {rounds} rounds", columns, rows)
 
 
-def slots(timed: Timed, name: str, rounds: int) -> None:
+def slots(timed: Timed, name: str, sizes: Sequence[int], rounds: int) -> None:
     """Print how many times faster a batch of rows is in slots."""
     rows: list[tuple[object, ...]] = []
-    for num_rows in ROWS:
+    for num_rows in sizes:
         drawn = truncated_normal(num_rows * ROW // MEAN, mean=MEAN, variance=20, low=LOW, high=ROW // SLOTS[-1], seed=0)
         lengths = drawn.tolist()
         schemes = {f"{each} slots": partial(concatenated, ROW, each) for each in SLOTS} | {"packed": packed}
@@ -184,7 +184,8 @@ def main() -> None:
     parser = ArgumentParser(prog="python -m experiments.token_schemes", description=__doc__)
     parser.add_argument("what", choices=("throughput", "slots"))
     parser.add_argument("--model", choices=tuple(MODELS), default="minilm")
-    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=4, help="of throughput")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="of slots")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -192,7 +193,7 @@ def main() -> None:
     if options.what == "throughput":
         throughput(timed, options.model, options.batches, options.rounds)
     else:
-        slots(timed, options.model, options.rounds)
+        slots(timed, options.model, options.rows, options.rounds)
 
 
 if __name__ == "__main__":
