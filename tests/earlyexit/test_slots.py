@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from earlyexit.slots import any_two_fit, first_fit_decreasing
@@ -39,6 +39,7 @@ def test_no_input_is_longer_than_a_slot() -> None:
         first_fit_decreasing([3, 11], 10)
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(0, 30))
 def test_every_input_has_one_slot_and_none_overflows(lengths: list[int], spare: int) -> None:
     slot_length = max(lengths) + spare
@@ -47,12 +48,14 @@ def test_every_input_has_one_slot_and_none_overflows(lengths: list[int], spare: 
     assert all(0 < sum(lengths[index] for index in slot) <= slot_length for slot in slots)
 
 
+@settings(deadline=None)
 @given(LENGTHS)
 def test_where_no_two_fit_every_input_has_its_own_slot(lengths: list[int]) -> None:
     slots = first_fit_decreasing(lengths, max(lengths))
     assert any_two_fit(lengths, max(lengths)) == (len(slots) < len(lengths))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_slots_are_nearly_as_few_as_can_be(lengths: list[int]) -> None:
     assert len(first_fit_decreasing(lengths, max(lengths))) <= 11 / 9 * fewest_slots(lengths, max(lengths)) + 6 / 9
