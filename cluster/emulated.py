@@ -76,10 +76,12 @@ def _together(members: Sequence[Member[EmulatedPiece]]) -> EmulatedPiece:
 class RecordedRunner(Runner[EmulatedPiece]):
     """Decides from exit records, by sample id (up to its last `#`, so that one record can be asked many times)."""
 
-    def __init__(self, records: ExitRecords, num_blocks: int) -> None:
+    def __init__(self, records: ExitRecords, num_blocks: int, *, has_tokens: bool = True) -> None:
+        """`has_tokens`: whether inputs have lengths; images, say, have none."""
         self._records = records
         self._answers_NE = records.answers()
         self._num_blocks = num_blocks
+        self._has_tokens = has_tokens
         self._column_of = {ramp: column for column, ramp in enumerate(records.ramps)}
         self._row_of = {sample_id: row for row, sample_id in enumerate(records.sample_ids)}
         self._thresholds: dict[int, float] = {}
@@ -107,7 +109,7 @@ class RecordedRunner(Runner[EmulatedPiece]):
         return EmulatedPiece(
             sample_ids=tuple(f"{known}#{k}" for k in range(size)),
             next_block=split.first,
-            lengths_B=np.full(size, warm_up_length(split, size), dtype=np.int32),
+            lengths_B=np.full(size, warm_up_length(split, size) if self._has_tokens else 1, dtype=np.int32),
         )
 
     def run(self, batch: Batch[EmulatedPiece]) -> Iterator[Step[EmulatedPiece]]:

@@ -15,7 +15,7 @@ from cluster.paced import PacedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
 from earlyexit.backends import open_segments
 from earlyexit.clock import Clock
-from earlyexit.device import WARM_UP_TOKENS, Device, Runner, warm_up_length
+from earlyexit.device import WARM_UP_TOKENS, Device, Runner
 from earlyexit.engine import BatchEngine
 from earlyexit.errors import DataError, PlanError
 from earlyexit.member import Member
@@ -172,7 +172,7 @@ def _run_splits(runner: Runner[Any], splits: Sequence[Split], times: Times, cloc
 def _learn_profile(runner: PacedRunner[Any], splits: Sequence[Split], times: Times) -> None:
     for split in splits:
         for size in _sizes(split):
-            tokens = size * warm_up_length(split, size)
+            tokens = int(runner.warm_up_pieces(split, size).lengths_B.sum())
             first_s, total_s = runner.pace.split_s(split, runner.pace.size_of(size, tokens))
             times.observe(split, size, tokens, first_s, total_s)
 
@@ -200,7 +200,8 @@ def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None)
 
 
 def _recorded_runner(device: str, spec: PolicySpec | None, card: ModelCard) -> RecordedRunner:
-    return RecordedRunner(ExitRecords.load(Path(_records_of(device, spec))), card.num_blocks)
+    records = ExitRecords.load(Path(_records_of(device, spec)))
+    return RecordedRunner(records, card.num_blocks, has_tokens=card.has_tokens)
 
 
 def _records_of(device: str, spec: PolicySpec | None) -> str:

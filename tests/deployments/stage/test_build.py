@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -195,6 +197,23 @@ def test_warming_an_emulated_device_of_token_budgets_teaches_what_the_budgets_ta
     # 6 inputs of 16 tokens are 3.84 of the profile's, whose blocks take 1 s for one input and 2 s for four.
     assert times.batch_s(split, 96) == pytest.approx(10 * (2 * (1 + 2.84 / 3) + 0.5))
     assert times.mean_tokens(split) == pytest.approx((16 + 0.2 * (96 - 16)) / (1 + 0.2 * 5))
+
+
+@pytest.mark.parametrize("device", [V100, A100], ids=["recorded", "computed"])
+def test_warming_an_emulated_device_teaches_what_inputs_without_tokens_take_by_their_number(
+    folder: Path, tmp_path: Path, device: str
+) -> None:
+    without = shutil.copytree(folder, tmp_path / "model")
+    written = json.loads((without / "model.json").read_text())
+    written["codec"]["max_length"] = 1
+    written["inputs"] = [each | {"per_token": False} for each in written["inputs"]]
+    (without / "model.json").write_text(json.dumps(written))
+    settings = settings_of(without)
+    runner = build_runner(settings, device, starting_policy(settings), clock=ManualClock())
+    split = Split(first=0, end=2, batch=4)
+    times = warm_up(runner, (split,), clock=ManualClock())
+    assert times.mean_tokens(split) == 1.0
+    assert [times.batch_s(split, size) for size in (1, 4)] == [20.0, 40.0]
 
 
 class SteppingClock:
