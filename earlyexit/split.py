@@ -38,9 +38,12 @@ class Budget:
         return num_inputs < self.inputs and (self.tokens is None or num_tokens + more_tokens <= self.tokens)
 
     def tokens_when_full(self, mean_tokens: float, num_inputs: int = 0, num_tokens: int = 0) -> float:
-        """Expected of a full batch of which so much is known, where its other inputs have `mean_tokens`."""
+        """Expected of a full batch of which so much is known, where its other inputs have `mean_tokens`.
+
+        Where one such input is larger than the budget, it is the batch.
+        """
         expected = num_tokens + max(0, self.inputs - num_inputs) * mean_tokens
-        return expected if self.tokens is None else min(expected, self.tokens)
+        return expected if self.tokens is None else min(expected, max(self.tokens, mean_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
