@@ -130,7 +130,8 @@ class PacedRunner(Runner[P]):
     def _start_s(self, batch: Batch[P]) -> float:
         with self._changed:  # another lane writes them
             free_s, stayed = self._free_s, {each for sample_ids in self._stayed.values() for each in sample_ids}
-        if self.dispatch == "deferred" and not batch.full:
+        # One that tokens filled was waited with too: for somebody who may not be in it.
+        if self.dispatch == "deferred" and len(batch.members) < batch.split.batch:
             return max(free_s, batch.started_s)
         # Who stayed on the device from the batch before was here when that ended, whenever it was queued again.
         return max([free_s, *[member.since_s for member in batch.members if member.sample_id not in stayed]])

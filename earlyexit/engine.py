@@ -37,8 +37,6 @@ class Batch(Generic[P]):
     started_s: float
     probe: bool = False
     """Whether its members, all of them, are probes."""
-    full: bool = False
-    """Whether it waited for nobody else: as many inputs or tokens were there as fit, or they are probes."""
     lane: int = 0
     """1 for a batch that began beside one of lane 0; two that run at once have different lanes."""
 
@@ -177,14 +175,11 @@ class BatchEngine(Generic[P]):
         """
         queue = self._hosted.get(next_block) or self._queue_on_the_way(next_block, fallback)
         self._serial = serial = self._serial + 1
-        bounded = queue.budget.tokens is not None
+        plain = queue.members
         for member in members:
             member.since_s = now_s
             member.queued_serial = serial
-            onto = self._probes_of(queue) if member.probe else queue
-            if bounded:
-                onto.tokens += member.tokens
-            waiting = onto.members
+            waiting = self._probes_of(queue).members if member.probe else plain
             if waiting and member.deadline_s < waiting[-1].deadline_s:
                 insort_right(waiting, member, key=by_deadline)
             else:
@@ -209,7 +204,7 @@ class BatchEngine(Generic[P]):
                 return Choice(batch=None, dropped=dropped, wake_s=None)
         for queue in waiting:
             if queue.is_full:
-                return Choice(batch=self._take(queue, now_s, full=True), dropped=dropped, wake_s=None)
+                return Choice(batch=self._take(queue, now_s), dropped=dropped, wake_s=None)
         if self._dispatch == "work-conserving" and len(waiting) == 1:
             return Choice(batch=self._take(waiting[0], now_s), dropped=dropped, wake_s=None)
         return self._choose_partial(waiting, dropped, now_s)
@@ -301,11 +296,11 @@ class BatchEngine(Generic[P]):
             *(times.batch_s(split, split.budget.tokens_when_full(times.mean_tokens(split))) for split in deeper),
         ]
 
-    def _take(self, queue: Queue[P], now_s: float, *, full: bool = False) -> Batch[P]:
+    def _take(self, queue: Queue[P], now_s: float) -> Batch[P]:
         members, tokens = queue.take(self._order, now_s)
         if self._passing and not queue.members:
             self._let_drained_vanish()
-        return Batch(split=queue.split, members=members, tokens=tokens, started_s=now_s, probe=queue.probe, full=full)
+        return Batch(split=queue.split, members=members, tokens=tokens, started_s=now_s, probe=queue.probe)
 
 
 def _rest_of(splits: Sequence[Split], block: int) -> Split | None:

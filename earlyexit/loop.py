@@ -93,7 +93,7 @@ class DeviceLoop(Generic[P]):
         running.shared_s = 0.0
         if running.beside_since_s is not None:
             running.beside_since_s = now_s
-        return replace(batch, members=tuple(members), tokens=tokens, started_s=now_s, full=False)
+        return replace(batch, members=tuple(members), tokens=tokens, started_s=now_s)
 
     def leave(self, batch: Batch[P], now_s: float) -> None:
         """A batch, and whatever ran again of it, is over: its place on the device is free."""

@@ -59,28 +59,24 @@ class Queue(Generic[P]):
     # Earliest deadline first; members with equal deadlines in the order of their arrival. Nearly all come in this
     # order, so that a sorted list is faster than a heap. Whoever the order has go first is found in it.
     members: list[Member[P]] = field(default_factory=list)
-    tokens: int = 0
-    """Of all members together, where tokens bound its batches; else nobody counts them."""
     budget: Budget = field(init=False)
     """Of a batch."""
-    full_inputs: int = field(init=False)
-    """With so many, a batch waits for nobody else."""
-    full_tokens: float = field(init=False)
-    """Or with so many."""
+    full_at: int = field(init=False)
+    """With so many inputs, a batch waits for nobody else."""
     probes: Queue[P] | None = None
     """Of a queue of plain members: that of the same split's probes, once there was one."""
 
     def __post_init__(self) -> None:
         self.budget = budget = self.split.budget
         # Probes never wait for others: near full load some plain queue is always full, and none would be run.
-        self.full_inputs = 1 if self.probe else budget.inputs
-        self.full_tokens = math.inf if budget.tokens is None else budget.tokens
+        self.full_at = 1 if self.probe else budget.inputs
         self.counts = SplitCounts(budget)
 
     @property
     def is_full(self) -> bool:
-        """Whether a batch waits for nobody else."""
-        return len(self.members) >= self.full_inputs or self.tokens >= self.full_tokens
+        """Whether a batch waits for nobody else: as many inputs are there as it holds, or as many tokens."""
+        most_tokens = self.budget.tokens
+        return len(self.members) >= self.full_at or (most_tokens is not None and _sum_of(self.members) >= most_tokens)
 
     @property
     def is_drained(self) -> bool:
@@ -89,15 +85,13 @@ class Queue(Generic[P]):
 
     def tokens_when_full(self, mean_tokens: float) -> float:
         """Expected of its next batch, should it fill: who waits counts as he is, others have `mean_tokens`."""
-        waiting = _tokens_of(self.members) if self.budget.tokens is None else self.tokens
-        return self.budget.tokens_when_full(mean_tokens, len(self.members), waiting)
+        return self.budget.tokens_when_full(mean_tokens, len(self.members), _sum_of(self.members))
 
     def take(self, order: Order, now_s: float) -> tuple[tuple[Member[P], ...], int]:
         """The next batch and its tokens, counted as run from now on; somebody must wait."""
         counts = self.counts
         members = tuple(take_from(self.members, order, self.budget, now_s))
-        num_tokens = _tokens_of(members)
-        self._without(num_tokens)
+        num_tokens = _sum_of(members)
         counts.batches += 1
         counts.inputs += len(members)
         counts.tokens += num_tokens
@@ -108,30 +102,21 @@ class Queue(Generic[P]):
         num_late = bisect_left(self.members, earliest_s, key=by_deadline)
         late = self.members[:num_late]
         del self.members[:num_late]
-        self._without(_tokens_of(late))
         self.counts.dropped += num_late
         return late
 
     def forget(self, origin: object) -> int:
         """Throw out those of an origin; how many there were."""
         before = len(self.members)
-        self._wait([member for member in self.members if member.origin is not origin])
+        self.members = [member for member in self.members if member.origin is not origin]
         return before - len(self.members)
 
     def move_to(self, other: Queue[P]) -> None:
         """Have everyone wait in another queue."""
-        other._wait(sorted(other.members + self.members, key=_by_order))
-        self._wait([])
-
-    def _wait(self, members: list[Member[P]]) -> None:
-        self.members = members
-        if self.budget.tokens is not None:
-            self.tokens = _tokens_of(members)
-
-    def _without(self, num_tokens: int) -> None:
-        if self.budget.tokens is not None:
-            self.tokens -= num_tokens
+        other.members = sorted(other.members + self.members, key=_by_order)
+        self.members = []
 
 
-def _tokens_of(members: Sequence[Member[P]]) -> int:
-    return sum([member.tokens for member in members])
+def _sum_of(members: Sequence[Member[P]]) -> int:
+    """Their tokens together."""
+    return sum([member.tokens for member in members])  # faster than `map` with an attrgetter

@@ -55,19 +55,6 @@ class _Known:
     soonest_tokens: int = 0
     """Of the batch that was it."""
 
-    def learn_mean(self, size: int, tokens: int) -> None:
-        if self.inputs:
-            self.inputs += SMOOTHING * (size - self.inputs)
-            self.tokens += SMOOTHING * (tokens - self.tokens)
-        else:
-            self.inputs, self.tokens = size, tokens
-
-    def learn_soonest(self, size: int, tokens: int, first_s: float) -> None:
-        if not first_s >= self.soonest_s:  # nothing was known, or it was sooner than ever
-            self.soonest_s, self.soonest_tokens = first_s, tokens
-        elif size == 1 and tokens <= self.soonest_tokens:  # a longer one says nothing of how soon a short one can be
-            self.soonest_s += SMOOTHING * (min(first_s, 2 * self.soonest_s) - self.soonest_s)
-
 
 class ObservedTimes(BySplit[_Known]):
     """Times learnt from the batches that ran: a moving average per split and bucket of tokens.
@@ -106,8 +93,15 @@ class ObservedTimes(BySplit[_Known]):
             known.total_s[end] = total_s
         else:
             known.total_s[end] = before_s + SMOOTHING * (total_s - before_s)
-        known.learn_mean(size, tokens)
-        known.learn_soonest(size, tokens, first_s)
+        if known.inputs:
+            known.inputs += SMOOTHING * (size - known.inputs)
+            known.tokens += SMOOTHING * (tokens - known.tokens)
+        else:
+            known.inputs, known.tokens = size, tokens
+        if not first_s >= known.soonest_s:  # nothing was known, or it was sooner than ever
+            known.soonest_s, known.soonest_tokens = first_s, tokens
+        elif size == 1 and tokens <= known.soonest_tokens:  # a longer one says nothing of how soon a short one can be
+            known.soonest_s += SMOOTHING * (min(first_s, 2 * known.soonest_s) - known.soonest_s)
 
 
 def bucket_end(size: int, tokens: int) -> int:

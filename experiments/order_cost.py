@@ -84,7 +84,7 @@ def measured(name: OrderName, waiting: int, tries: int = TRIES) -> Cost:
 
 def _engine_s(who: Sequence[Member[None]], order: Order, now_s: float) -> float:
     queue: Queue[None] = Queue(SPLIT)
-    queue.members, queue.tokens = list(who), sum(member.tokens for member in who)
+    queue.members = list(who)
     return _processor_s(lambda: queue.take(order, now_s))
 
 
@@ -108,7 +108,7 @@ def default_over_before(rounds: int = 9, takes: int = TAKES) -> list[float]:
 
     def run(take: Callable[[Queue[None]], object]) -> float:
         queue: Queue[None] = Queue(split)
-        queue.members, queue.tokens = list(who[: 8 * BATCH]), BATCH * MEAN * 8
+        queue.members = list(who[: 8 * BATCH])
         return _processor_s(lambda: _run(queue, take, who[:BATCH], takes))
 
     return [run(lambda queue: queue.take(order, 0.0)) / run(_slice) for _ in range(rounds)]
@@ -128,7 +128,6 @@ def _slice(queue: Queue[None]) -> tuple[Member[None], ...]:
     taken = tuple(queue.members[:num_next])
     del queue.members[:num_next]
     num_tokens = sum([member.tokens for member in taken])
-    queue.tokens -= num_tokens
     counts.batches += 1
     counts.inputs += len(taken)
     counts.tokens += num_tokens

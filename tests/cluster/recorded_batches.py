@@ -55,11 +55,11 @@ def batch_of(
     started_s: float = 0.0,
     tokens: Sequence[int] = (),
 ) -> Batch[EmulatedPiece]:
-    """Full where as many inputs are in it as its split takes; `tokens` left out: 1 each."""
+    """`tokens` left out: 1 each."""
     singles = piece_of(ids, split.first).singles()
     members = tuple(
         Member(sample_id=single.sample_ids[0], payload=single, tokens=length, probe=probe, since_s=queued_s)
         for single, length in zip(singles, tokens or [1] * len(singles), strict=True)
     )
-    full, num_tokens = len(members) >= split.batch, sum(member.tokens for member in members)
-    return Batch(split=split, members=members, tokens=num_tokens, started_s=started_s, probe=probe, full=full)
+    num_tokens = sum(member.tokens for member in members)
+    return Batch(split=split, members=members, tokens=num_tokens, started_s=started_s, probe=probe)

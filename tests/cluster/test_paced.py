@@ -142,6 +142,24 @@ def test_a_deferred_batch_was_waited_with(dispatch: Dispatch, batch: int, end_s:
     assert stage.clock.now_s() == max(50.0, end_s)
 
 
+def test_a_batch_that_tokens_filled_was_waited_with_for_somebody_outside_it() -> None:
+    stage = Stage(length=10)
+    stage.runner.dispatch = "deferred"
+    engine: BatchEngine[EmulatedPiece] = BatchEngine(
+        [Split(first=0, end=4, batch=4, tokens=10)], ObservedTimes(), dispatch="deferred"
+    )
+    engine.times.observe(engine.splits[0], 1, 6, 1.0, 1.0)
+    for at_s, sample_id in ((0.0, "d#1"), (50.0, "d#2")):
+        (member,) = batch_of([sample_id], tokens=(6,)).members
+        member.deadline_s = 5000.0
+        engine.submit(0, [member], at_s)
+    stage.clock.advance(50)
+    batch = engine.choose(50.0).batch
+    assert batch is not None
+    assert [member.sample_id for member in batch.members] == ["d#1"]
+    assert stage.moments(batch) == [("d#1", 50.0 + 1111)]
+
+
 def test_a_batch_beyond_the_profile_is_refused() -> None:
     runner = Stage().runner
     with pytest.raises(PlanError, match="the profile knows no batch of 5: its largest is 4"):

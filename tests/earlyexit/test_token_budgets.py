@@ -128,6 +128,7 @@ class TokenTimes(TableTimes):
         pytest.param(None, 10, 17.5, id="10 tokens and three inputs of 5"),
         pytest.param(None, 100, 8.5, id="100 tokens and three inputs of 5"),
         pytest.param(20, 10, 18.0, id="20 tokens at most"),
+        pytest.param(4, 3, 19.5, id="one input of 5, larger than the budget"),
     ],
 )
 def test_deferred_keeps_time_for_who_waits_and_as_many_as_may_still_come(
@@ -154,14 +155,14 @@ def test_batches_are_counted_and_learnt_with_their_tokens() -> None:
     assert runs == {1: (1, 30), 2: (2, 19)}
 
 
-def test_a_batch_knows_whether_it_waited_for_nobody() -> None:
+def test_a_batch_knows_its_tokens() -> None:
     engine = budget_of(10).engine
     engine.submit(0, [member("a", tokens=6), member("b", tokens=5), member("C", tokens=2)], 0.0)
     batches = [chosen(engine) for _ in range(3)]
-    assert [(names(batch.members), batch.tokens, batch.full) for batch in batches] == [
-        ("C", 2, True),
-        ("a", 6, True),
-        ("b", 5, False),
+    assert [(names(batch.members), batch.tokens) for batch in batches] == [
+        ("C", 2),
+        ("a", 6),
+        ("b", 5),
     ]
 
 
