@@ -18,6 +18,8 @@ SMOOTHING = 0.2
 BUCKET_BITS = 4
 """Leading bits of a number of tokens that tell its bucket: buckets are 7 to 13 % wide, so that every one that full
 batches fall into is learnt within a few dozen of them, and batches of one take about as long."""
+ROUNDING = 1e-9
+"""Relative: means of equal lengths are equal but for it, and must not fall into the next bucket, which may be far."""
 
 
 class Times(Protocol):
@@ -71,7 +73,7 @@ class ObservedTimes(BySplit[_Known]):
         known = self.find(split)
         if known is None:
             return 0.0
-        position = bisect_left(known.ends, tokens)
+        position = bisect_left(known.ends, tokens * (1 - ROUNDING))
         if position < len(known.ends):
             return known.total_s[known.ends[position]]
         return known.total_s[known.ends[-1]] * tokens / known.ends[-1]

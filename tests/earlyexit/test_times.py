@@ -107,6 +107,10 @@ def test_the_mean_length_is_that_of_the_inputs_that_ran_lately() -> None:
     assert learnt_of_tokens((8, 80, 1.0), (3, 300, 1.0)).mean_tokens(SPLIT) == pytest.approx(124 / 7)
 
 
+def test_a_mean_of_equal_lengths_that_rounding_raised_is_still_in_their_bucket() -> None:
+    assert learnt_of_tokens((8, 56, 1.0), (8, 400, 9.0)).batch_s(SPLIT, 8 * 7.000000000000001) == 1.0
+
+
 def test_a_long_input_alone_does_not_say_that_a_short_one_is_slower_than_it_was() -> None:
     assert learnt_of_tokens((1, 10, 0.25), (1, 500, 9.0)).soonest_s(SPLIT) == 0.25
     # 0.25 + 0.2 * (0.5 - 0.25)
