@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -189,6 +191,7 @@ def policy_document(policy: PolicySpec) -> dict[str, Any]:
 
 def _build(source: Source, shape: ModelShape | None) -> Plan:
     document = source.parse(PlanDocument, called="the plan")
+    _check_predicted(document.predicted, source)
     stages: list[Stage] = []
     end = 0
     for index, stage in enumerate(document.stages):
@@ -215,6 +218,15 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
             epoch=document.epoch,
             predicted=document.predicted,
         )
+
+
+def _check_predicted(predicted: Mapping[str, Any], source: Source) -> None:
+    """Of what a plan predicts, what admission begins with: a plan without is fine, one with nonsense is not."""
+    for name, most in (("rate_per_s", math.inf), ("tokens_per_input", sys.float_info.max)):
+        value = predicted.get(name)
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= most):
+            with source.said_at(("predicted", name)):
+                raise PlanError(f"{name} must be a number, at least 0, not {value!r}")
 
 
 def _build_split(document: SplitDocument, plan: PlanDocument, end_before: int, shape: ModelShape | None) -> Split:

@@ -28,7 +28,7 @@ BURST = 0.3
 that are empty one behind the other, and fills them first."""
 CONTESTED = 0.5
 """An input tells of the limit if so much of it was ahead. With less ahead its lateness is not the limit's fault,
-unless too many are late."""
+unless too many are late, and never of one that costs more than so much itself: its own length is why."""
 LATE_SHARE = 0.01
 """So many late are too many, whatever was ahead of them."""
 FALL = 0.05
@@ -109,7 +109,8 @@ class Admission:
         elif math.isfinite(self._planned):
             self._limit = self._planned
         elif counted_tokens != self.counts_tokens:
-            self._limit *= _change_of_unit(tokens_per_input, to_tokens=self.counts_tokens)
+            of_new_unit = self._limit * _change_of_unit(tokens_per_input, to_tokens=self.counts_tokens)
+            self._limit = max(self._filling, of_new_unit)
         if counted_tokens != self.counts_tokens:
             self._fallen_s = -math.inf
         self._seen = self._late = self._slowest_s = 0.0
@@ -131,14 +132,16 @@ class Admission:
         """An input that went as deep as inputs go took so long; see `cost_of`."""
         self._look_back(now_s)
         self._seen += 1
-        is_contested = ahead >= CONTESTED * self._limit
-        if latency_s >= self._counted_on_s:
+        half = CONTESTED * self._limit
+        is_contested, is_late = ahead >= half, latency_s >= self._counted_on_s
+        if is_late and (is_contested or cost <= half):
             self._late += 1
             if is_contested or self._late > LATE_SHARE * self._seen:
                 self._fall(ahead, now_s)
         elif is_contested:
             self._limit += min(RISE * self._limit, MOST_RISE * cost)
-        if is_contested:
+        # Where nobody like it is let in behind it, a limit this low has few with as much ahead, or none.
+        if is_contested or (ahead + 2 * cost > self._limit and not is_late):
             self._slowest_s = max(self._slowest_s, latency_s)
 
     def given_up(self, waited_s: float, ahead: float, cost: float, now_s: float) -> None:
@@ -192,6 +195,6 @@ class Admission:
 
 def _change_of_unit(tokens_per_input: float | None, *, to_tokens: bool) -> float:
     """Where nothing came yet, nothing is known in the other unit."""
-    if tokens_per_input is None:
+    if not tokens_per_input:
         return math.inf
     return tokens_per_input if to_tokens else 1 / tokens_per_input

@@ -38,7 +38,8 @@ SHORTEST_S = 1e-6
 """Below, latencies are one bucket: a clock that stood still has no logarithm."""
 MOST_UNCOUNTED = 4096
 LONGEST_RETRY_S = 30.0
-"""A rate measured under little load says little about a full queue; nobody is sent away for longer."""
+"""A rate measured under little load says little about a full queue, and a limit that has fallen little about a long
+input; nobody is sent away for longer."""
 LATENCY_ENDS_S = (
     *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
@@ -212,7 +213,7 @@ class Outcomes:
 
     def _refuse_late(self, num_inputs: int, left_s: float, late_s: float) -> NoReturn:
         message = f"no answer is to be had within {left_s:.3g} s now, but {late_s:.3g} s later"
-        self.refuse(AdmissionError(message, retry_after_s=late_s), num_inputs)
+        self.refuse(AdmissionError(message, retry_after_s=min(late_s, LONGEST_RETRY_S)), num_inputs)
 
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
         """Count inputs that arrived and are not taken; raises the error."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.ingress.core.admission import BURST, FALL, PLANNED_SHARE, Admission
+from deployments.ingress.core.admission import BURST, CONTESTED, FALL, LEAP, PLANNED_SHARE, Admission
 from earlyexit.engine import Dispatch
 from optimizer.plan import Plan
 from tests.deployments.ingress.core.test_admission import BEGIN, plan
@@ -99,6 +99,41 @@ def test_where_all_inputs_are_as_long_tokens_decide_as_inputs_do(
         assert many.limit == pytest.approx(one.limit * length)
 
 
+# A limit that lengths are out of proportion to
+
+
+@pytest.mark.parametrize(
+    ("length", "ahead"),
+    [
+        pytest.param(600, 0, id="longer-than-it"),
+        pytest.param(250, 0, id="two-would-not-fit"),
+        pytest.param(150, 150, id="two-fit-and-three-would-not"),
+    ],
+)
+def test_a_limit_so_low_that_inputs_never_have_half_of_it_ahead_leaps_too(length: int, ahead: int) -> None:
+    admission = Admission(plan(length=LENGTH), slo_s=1.0, num_ingresses=1)
+    admission.answered(1.2, 400 / (1 - FALL), LENGTH, 0.0)
+    assert admission.limit == pytest.approx(400)
+    assert ahead < CONTESTED * admission.limit
+    admission.late_s(length, 1.0, unanswered=ahead, now_s=5.0)  # lets it in, and looks back
+    assert admission.late_s(length, 1.0, unanswered=ahead + length, now_s=5.0) > 0
+    admission.answered(0.1, ahead, length, 5.1)
+    admission.late_s(length, 1.0, unanswered=0, now_s=10.0)
+    assert admission.limit == pytest.approx(400 * LEAP)
+
+
+def test_an_input_that_is_late_by_its_own_length_takes_nobodys_place() -> None:
+    admission = by_tokens()
+    for second in range(20):
+        admission.answered(1.2, 0, 2000, float(second))
+    assert admission.limit == pytest.approx(ROOM)
+    admission.answered(1.2, 0, 1000, 20.0)  # one that is not so long
+    assert admission.limit == pytest.approx(ROOM * (1 - FALL))
+
+
+# Another plan, which counts otherwise
+
+
 # Another plan, which counts otherwise
 
 
@@ -129,6 +164,14 @@ def test_before_the_first_input_nothing_is_known_in_another_unit(to_tokens: bool
     assert math.isfinite(admission.limit)
     admission.follow(other)
     assert math.isinf(admission.limit)
+
+
+@pytest.mark.parametrize(("mean", "limit"), [(100.0, 1.0), (0.0, math.inf)], ids=["one-input", "of-no-length"])
+def test_there_is_room_for_one_input_however_long_they_were(mean: float, limit: float) -> None:
+    admission = Admission(plan(length=LENGTH), slo_s=1.0, num_ingresses=1)
+    admission.answered(1.2, 60, 60, 0.1)
+    admission.follow(plan(), mean)
+    assert admission.limit == limit
 
 
 def test_a_fall_right_after_a_change_is_bounded_in_the_new_unit() -> None:
