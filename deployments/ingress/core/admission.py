@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+from earlyexit.split import Split
 from optimizer.plan import Plan
 
 SAFETY = 0.1
@@ -154,24 +155,23 @@ class Admission:
         self.counts_tokens = any(split.tokens is not None for split in plan.splits)
         expected = plan.predicted.get("tokens_per_input") or tokens_per_input
         mean_cost = expected if self.counts_tokens else 1.0
-        self._filling = self._filling_of(plan, mean_cost or 1.0)
+        self._filling = self._filling_of(plan, mean_cost or None)
         # A plan that somebody wrote by hand may predict nothing, or a rate of zero: that is not known either.
         rate_per_s = (plan.predicted.get("rate_per_s") or math.inf) * (mean_cost or math.inf)
         self._planned = max(self._filling, (1 - BURST) * self._slo_s * rate_per_s / self._num_ingresses)
 
-    def _filling_of(self, plan: Plan, mean_cost: float) -> float:
+    def _filling_of(self, plan: Plan, mean_cost: float | None) -> float:
         """What the limit never falls below.
 
         Stages that wait for full batches need one per replica. With fewer inside all wait as long as they may, so that
         the service is slow because little is let in, and little is let in because it is slow.
         """
         if plan.dispatch != "deferred":
-            return mean_cost
+            return mean_cost or 1.0
         one_each = sum(
-            stage.replicas * max(split.tokens or split.batch * mean_cost for split in stage.splits)
-            for stage in plan.stages
+            stage.replicas * max(_full_cost(split, mean_cost) for split in stage.splits) for stage in plan.stages
         )
-        return max(mean_cost, one_each / self._num_ingresses)
+        return max(mean_cost or 1.0, one_each / self._num_ingresses)
 
     def _fall(self, ahead: float, now_s: float) -> None:
         if math.isinf(self._limit):
@@ -191,6 +191,13 @@ class Admission:
         self._refused, self._slowest_s = False, 0.0
         seconds, slos = WINDOW
         self._window_ends_s = now_s + max(seconds, slos * self._slo_s)
+
+
+def _full_cost(split: Split, mean_cost: float | None) -> float:
+    """Of a full batch: as many tokens as it may hold, where nobody knows how many its inputs have."""
+    if mean_cost is None:
+        return split.tokens or split.batch
+    return split.budget.tokens_when_full(mean_cost)
 
 
 def _change_of_unit(tokens_per_input: float | None, *, to_tokens: bool) -> float:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from deployments.ingress.core.admission import BURST, CONTESTED, FALL, LEAP, PLANNED_SHARE, Admission
 from earlyexit.engine import Dispatch
-from optimizer.plan import Plan
+from earlyexit.split import Split
+from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.core.test_admission import BEGIN, plan
 
 LENGTH = 40
@@ -52,6 +53,25 @@ def test_where_stages_wait_for_full_batches_there_may_be_the_tokens_of_one_for_e
     for second in range(60):
         admission.answered(1.2, 60 * LENGTH, LENGTH, float(second))
     assert admission.limit == pytest.approx((2 * 8 + 8) * LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "mean", "full"),
+    [
+        pytest.param(10_000, 40.0, 4 * 40, id="inputs-bound-it"),
+        pytest.param(100, 40.0, 100, id="tokens-bound-it"),
+        pytest.param(10_000, None, 10_000, id="nobody-knows-how-long-inputs-are"),
+    ],
+)
+def test_a_batch_is_full_by_inputs_or_by_tokens_whichever_come_first(
+    tokens: int, mean: float | None, full: float
+) -> None:
+    stage = Stage(device="V100", replicas=1, splits=(Split(first=0, end=3, batch=4, tokens=tokens),))
+    waiting = Plan(stages=(stage,), dispatch="deferred", predicted={"rate_per_s": 1e-3, "tokens_per_input": mean})
+    admission = Admission(waiting, slo_s=1.0, num_ingresses=1)
+    for second in range(300):
+        admission.answered(1.2, 60 * LENGTH, LENGTH, float(second))
+    assert admission.limit == pytest.approx(full)
 
 
 Seen = tuple[str, int, int, float]
