@@ -16,6 +16,7 @@ MANY_GONE = 64
 """So many in a line are not worth being looked for."""
 _deadline_of = attrgetter("deadline_s")
 _place_of = attrgetter("deadline_s", "arrived_s")
+_tokens_of = attrgetter("tokens")
 
 
 def length_class(tokens: int) -> int:
@@ -47,14 +48,14 @@ class Line(Generic[I]):
             for flight in flights:
                 insort_right(waiting, flight, key=_deadline_of)
         self.length += len(flights)
-        self.tokens += flights[0].tokens if len(flights) == 1 else sum([flight.tokens for flight in flights])
+        self.tokens += sum(map(_tokens_of, flights))
 
     def rejoin(self, flights: Sequence[Flight[I]]) -> None:
         """Wait once more, before those of equal deadlines that arrived at the same time or later."""
         for flight in reversed(flights):
             insort_left(self._flights, flight, key=_place_of)
         self.length += len(flights)
-        self.tokens += sum([flight.tokens for flight in flights])
+        self.tokens += sum(map(_tokens_of, flights))
 
     def __iter__(self) -> Iterator[Flight[I]]:
         """Those who wait, the earliest deadline first."""
@@ -77,7 +78,7 @@ class Line(Generic[I]):
         else:
             leaving = self._first(budget.inputs) if budget.tokens is None else self._first_within(budget)
         self.length -= len(leaving)
-        self.tokens -= sum([flight.tokens for flight in leaving])
+        self.tokens -= sum(map(_tokens_of, leaving))
         return leaving
 
     def clear(self) -> list[Flight[I]]:
@@ -90,7 +91,7 @@ class Line(Generic[I]):
     def forget(self, gone: Sequence[Flight[I]]) -> None:
         """These, who waited here, were settled just now."""
         self.length -= len(gone)
-        self.tokens -= sum([flight.tokens for flight in gone])
+        self.tokens -= sum(map(_tokens_of, gone))
         flights = self._flights
         while flights and flights[0].settled:
             flights.popleft()
@@ -100,7 +101,7 @@ class Line(Generic[I]):
     def _first(self, most: int) -> list[Flight[I]]:
         flights, number = self._flights, min(most, self.length)
         if self.length == len(flights):  # nobody was settled here
-            return [flights.popleft() for _ in range(number)]
+            return [flights.popleft()] if number == 1 else [flights.popleft() for _ in range(number)]
         leaving: list[Flight[I]] = []
         while len(leaving) < number:
             flight = flights.popleft()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
@@ -33,6 +34,7 @@ from deployments.reports import BUCKET
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 from optimizer.plan import Plan
 
+_tokens_of = attrgetter("tokens")
 PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
 """Below, latencies are one bucket: a clock that stood still has no logarithm."""
@@ -74,7 +76,9 @@ class IngressCounts:
         """Of the answered."""
         self.exits: Counter[int] = Counter()
         self.drops: Counter[str] = Counter()
-        self._taken = self._taken_tokens = 0
+        self.refused = 0
+        """Of those that arrived; their lengths are not known."""
+        self._taken_tokens = 0
         self._in_slo = 0
         self._latencies: Counter[int] = Counter()
         self._uncounted_s = array("d")
@@ -98,12 +102,12 @@ class IngressCounts:
     @property
     def tokens_per_input(self) -> float | None:
         """Of those that were taken so far; None before the first."""
-        return self._taken_tokens / self._taken if self._taken else None
+        taken = self.arrived - self.refused
+        return self._taken_tokens / taken if taken else None
 
     def take(self, num_inputs: int, num_tokens: int) -> None:
         """Count inputs that arrived and were not refused."""
         self.arrived += num_inputs
-        self._taken += num_inputs
         self._taken_tokens += num_tokens
 
     def answer(self, exit_block: int, latencies_s: Sequence[float], num_tokens: int, *, by_present_plan: bool) -> None:
@@ -199,10 +203,13 @@ class Outcomes:
         self, inputs: Sequence[I], tokens: Tokens, arrived_s: float, deadline_s: float, now_s: float
     ) -> list[Flight[I]]:
         """A request's inputs; where tokens count, and these are too many to be in time: raises AdmissionError."""
-        num_inputs, num_tokens = len(inputs), len(inputs) if tokens is None else sum(tokens)
-        if self._admission is not None and self._admission.counts_tokens:
+        num_inputs = num_tokens = len(inputs)
+        if tokens is not None:
+            num_tokens = sum(tokens)
+        admission = self._admission
+        if admission is not None and admission.counts_tokens:
             left_s = deadline_s - now_s
-            late_s = self._admission.late_s(num_tokens, left_s, unanswered=self.unanswered_tokens, now_s=now_s)
+            late_s = admission.late_s(num_tokens, left_s, unanswered=self.unanswered_tokens, now_s=now_s)
             if late_s > 0:
                 self._refuse_late(num_inputs, left_s, late_s)
         flights = flights_of(inputs, tokens, arrived_s, deadline_s, self.num_unanswered, self.unanswered_tokens)
@@ -218,6 +225,7 @@ class Outcomes:
     def refuse(self, error: OfframpError, num_inputs: int) -> NoReturn:
         """Count inputs that arrived and are not taken; raises the error."""
         self.counts.arrived += num_inputs
+        self.counts.refused += num_inputs
         self.counts.drops[error.kind] += num_inputs
         raise error
 
@@ -279,7 +287,7 @@ class Outcomes:
 
     def _leave(self, flights: Flights[Any]) -> int:
         """Inputs have their outcome; how many tokens they have."""
-        num_tokens = sum([flight.tokens for flight in flights])
+        num_tokens = sum(map(_tokens_of, flights))
         self.num_unanswered -= len(flights)
         self.unanswered_tokens -= num_tokens
         return num_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from deployments.ingress.core.outcomes import LONGEST_RETRY_S
 from earlyexit.errors import AdmissionError, OverloadedError
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
@@ -120,10 +121,13 @@ def test_who_is_refused_for_lateness_is_told_when_it_would_be_in_time() -> None:
     scene.until(10.0)  # these took longer than the SLO
     scene.submit("i")
     with pytest.raises(AdmissionError, match=r"no answer is to be had within 1 s now, but .* s later") as caught:
-        scene.core.check(90, 11.0, 10.0)
+        scene.core.check(9, 11.0, 10.0)
     with pytest.raises(AdmissionError) as later:
-        scene.core.check(180, 11.0, 10.0)
+        scene.core.check(18, 11.0, 10.0)
     assert 0 < caught.value.retry_after_s < later.value.retry_after_s
+    with pytest.raises(AdmissionError) as much_later:
+        scene.core.check(9000, 11.0, 10.0)
+    assert much_later.value.retry_after_s == LONGEST_RETRY_S
 
 
 def test_answers_by_an_older_plan_count_for_no_exit_of_the_present_one() -> None:
