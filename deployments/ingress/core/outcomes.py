@@ -287,7 +287,7 @@ class Outcomes:
 
     def _leave(self, flights: Flights[Any]) -> int:
         """Inputs have their outcome; how many tokens they have."""
-        num_tokens = sum(map(_tokens_of, flights))
+        num_tokens: int = sum(map(_tokens_of, flights))
         self.num_unanswered -= len(flights)
         self.unanswered_tokens -= num_tokens
         return num_tokens
