@@ -125,7 +125,8 @@ def test_the_plan_on_the_page_of_plans_is_accepted() -> None:
 
 
 def test_the_problem_on_the_planners_page_is_accepted(tmp_path: Path) -> None:
-    [text] = fenced(read(ROOT / "docs" / "planner.md"), "yaml")
+    text, of_lengths = fenced(read(ROOT / "docs" / "planner.md"), "yaml")
+    assert set(yaml.safe_load(of_lengths)) == {"latency", "lengths"}
     (tmp_path / "problem.yaml").write_text(text, encoding="utf-8")
     problem = read_problem(tmp_path / "problem.yaml").problem
     assert (problem.num_blocks, problem.ramps, problem.devices["V100"].count) == (3, (0, 1), 4)
