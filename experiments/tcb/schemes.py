@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from earlyexit.errors import DataError
+from earlyexit.slots import first_fit_decreasing
 from experiments.tcb.cost import Cost, Work
 
 Scheme = Literal["padded", "grouped", "rows", "slotted rows", "packed", "slots"]
@@ -42,7 +43,7 @@ def layout(scheme: Scheme, lengths: Sequence[int], cost: Cost, *, row: int = 0) 
         return [Run(everybody, _rows(lengths, row, per_row=max(1, row // longest) if scheme == "slotted rows" else 1))]
     if scheme == "padded":
         return [Run(everybody, Work(len(lengths) * longest, len(lengths) * longest**2))]
-    slots = len(lengths) if scheme == "packed" else first_fit_decreasing(lengths, longest)
+    slots = len(lengths) if scheme == "packed" else len(first_fit_decreasing(lengths, longest))
     return [Run(everybody, Work(total, slots * longest**2))]
 
 
@@ -51,21 +52,8 @@ def _rows(lengths: Sequence[int], row: int, per_row: int) -> Work:
     if max(lengths) > row:
         raise DataError(f"an input of {max(lengths)} tokens fits into no row of {row}")
     width = row // per_row
-    rows = -(-first_fit_decreasing(lengths, width) // per_row)
+    rows = -(-len(first_fit_decreasing(lengths, width)) // per_row)
     return Work(rows * row, rows * per_row * width**2)
-
-
-def first_fit_decreasing(lengths: Sequence[int], size: int) -> int:
-    """How many bins of a size hold the lengths, each put, longest first, into the first bin that has room."""
-    rooms: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        for index, room in enumerate(rooms):
-            if room >= length:
-                rooms[index] -= length
-                break
-        else:
-            rooms.append(size - length)
-    return len(rooms)
 
 
 def grouped(lengths: Sequence[int], cost: Cost) -> list[Run]:

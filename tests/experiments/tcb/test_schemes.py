@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from earlyexit.errors import DataError
 from experiments.tcb.cost import Cost, Work, fit, published_v100
-from experiments.tcb.schemes import Scheme, first_fit_decreasing, grouped, layout
+from experiments.tcb.schemes import Scheme, grouped, layout
 
 COST = Cost(fixed_s=5.0, token_s=1.0, cell_s=0.1)
 LENGTHS = [2, 4, 3, 1]
@@ -50,12 +50,6 @@ def test_groups_take_least_of_all_cuts_of_the_sorted_inputs(lengths: list[int], 
         for each in cuts
     ]
     assert sum(cost.seconds(run.work) for run in runs) == pytest.approx(min(took_s))
-
-
-@given(st.lists(st.integers(1, 10), min_size=1, max_size=12))
-def test_bins_hold_everything_in_no_more_than_one_for_each(lengths: list[int]) -> None:
-    bins = first_fit_decreasing(lengths, 10)
-    assert sum(lengths) / 10 <= bins <= len(lengths)
 
 
 def test_a_cost_is_found_again_from_what_it_gives() -> None:
