@@ -3,8 +3,9 @@
     OFFRAMP_DATA=... python -m experiments.live.token_batches [--on cpu|emulated] [--batch 8] [--rounds 2]
 
 AG News and IMDB mixed 4:1 (workload `long` of `experiments/peers/workloads.py`), cut at 512 tokens. A budget of tokens
-is the batch of rows times the mean length, so both sides' batches hold as much on average. A closed loop finds what
-rows can do; then both sides get the same open loops, at shares of that. Sides take turns, another one first each round.
+is the least of which no more batches come than of rows, so both sides' batches hold as much on average (the batch of
+rows times the mean length holds some 5 % less: the input that does not fit waits). A closed loop finds what rows can
+do; then both sides get the same open loops, at shares of that. Sides take turns, another one first each round.
 
 - `cpu`: MiniLM with ramps trained on these texts, really computed, cut after its third block.
 - `emulated`: a V100 whose time is BERT-base's published one at 128 tokens, stretched, and tokens / 128 inputs long; its
@@ -36,6 +37,7 @@ from experiments.live.meter import Meter, Usage
 from experiments.live.model import NUM_BLOCKS, ensure_model
 from experiments.live.service import emulated_settings
 from experiments.peers.workloads import LONGEST, WORKLOADS
+from experiments.token_budgets import budget_of
 from offramp.client.client import Client
 from offramp.load.run import LoadConfig, LoadReport, run_load
 from optimizer.plan import Plan, PolicySpec, Stage
@@ -62,7 +64,13 @@ class Case:
     slo_s: float
     texts: tuple[str, ...]
     keys: tuple[str, ...] | None
-    mean_tokens: float
+    lengths: tuple[int, ...]
+    """Tokens of the texts, as the service cuts them."""
+
+    @property
+    def mean_tokens(self) -> float:
+        """Per text."""
+        return float(np.mean(self.lengths))
 
     def of(self, side: str) -> ServeSettings:
         """The same plan, its batches bounded as a side has them."""
@@ -73,7 +81,7 @@ class Case:
         return self.settings.model_copy(update={"plan": replace(plan, stages=stages)})
 
     def _by_tokens(self, split: Split) -> Split:
-        return replace(split, batch=WIDE * split.batch, tokens=round(self.mean_tokens * split.batch))
+        return replace(split, batch=WIDE * split.batch, tokens=budget_of(self.lengths, split.batch))
 
 
 def cpu_case(options: Namespace) -> Case:
@@ -82,8 +90,8 @@ def cpu_case(options: Namespace) -> Case:
     ramps = tuple(sorted(long.thresholds))
     plan = Plan(stages=(stage("cpu", (0, 3, 6), ramps, options.batch),), policy=long.policy)
     settings = ServeSettings(model=str(long.folder.resolve()), plan=plan, slo_s=options.slo)
-    texts, mean_tokens = shuffled(long.texts, TextTokenizer.load(long.folder, LONGEST), options.seed)
-    return Case(settings=settings, slo_s=options.slo, texts=texts, keys=None, mean_tokens=mean_tokens)
+    texts, lengths = shuffled(long.texts, TextTokenizer.load(long.folder, LONGEST), options.seed)
+    return Case(settings=settings, slo_s=options.slo, texts=texts, keys=None, lengths=lengths)
 
 
 def emulated_case(options: Namespace) -> Case:
@@ -96,14 +104,14 @@ def emulated_case(options: Namespace) -> Case:
     emulation = replace(emulation, slo_s=options.slo / TIME_SCALE)
     settings = emulated_settings(emulation, FOLDER, plan)
     accelerator = settings.emulated[device].model_copy(update={"length": PROFILE_LENGTH})
-    texts, mean_tokens = shuffled(WORKLOADS["long"]().texts, TextTokenizer.load(FOLDER, LONGEST), options.seed)
+    texts, lengths = shuffled(WORKLOADS["long"]().texts, TextTokenizer.load(FOLDER, LONGEST), options.seed)
     ids = records.sample_ids
     return Case(
         settings=settings.model_copy(update={"emulated": {device: accelerator}}),
         slo_s=options.slo,
         texts=texts,
         keys=tuple(ids[at % len(ids)] for at in range(len(texts))),
-        mean_tokens=mean_tokens,
+        lengths=lengths,
     )
 
 
@@ -116,11 +124,11 @@ def stage(device: str, bounds: Sequence[int], ramps: Sequence[int], batch: int) 
     return Stage(device=device, replicas=1, splits=splits)
 
 
-def shuffled(texts: Sequence[str], tokenizer: TextTokenizer, seed: int) -> tuple[tuple[str, ...], float]:
-    """The texts in an order drawn once, and their mean length in tokens, as the service cuts them."""
+def shuffled(texts: Sequence[str], tokenizer: TextTokenizer, seed: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The texts in an order drawn once, and their lengths."""
     order = np.random.default_rng(seed).permutation(len(texts))
     lengths = [each.length for each in tokenizer.encode(texts, truncate=True)]
-    return tuple(texts[at] for at in order), float(np.mean(lengths))
+    return tuple(texts[at] for at in order), tuple(lengths[at] for at in order)
 
 
 CASES = {"cpu": cpu_case, "emulated": emulated_case}
@@ -144,15 +152,16 @@ class Bench:
 
     def serve(self, side: str) -> dict[str, Any]:
         """One service, from its start to its end: what it can do, and what it does at every load."""
-        meter = Meter()
         with serving(self.case.of(side), LocalCluster(port=self.options.port, front=self.options.front)) as url:
             with Client(url, timeout_s=READY_S) as client:
                 client.wait_until_ready(timeout_s=READY_S)
+            meter = Meter()
             closed = asyncio.run(run_load(self._closed(url)))
             if not self.rates_per_s:
                 self.rates_per_s = tuple(share * closed.achieved_rps for share in SHARES)
             opened = [asyncio.run(run_load(self._open(url, rate))) for rate in self.rates_per_s]
-        return _told(side, closed, opened, meter.read())
+            usage = meter.read()  # of processes that have ended nothing is known
+        return _told(side, closed, opened, usage)
 
     def _closed(self, url: str) -> LoadConfig:
         clients = CLIENTS * self.options.batch
