@@ -1,7 +1,7 @@
 """Segments computed by ONNX Runtime instead of torch.
 
 A segment becomes one ONNX file, exported when it is first prepared or run, and kept in a folder. It is packed like a
-piece: the graph takes the layout's index tensors as inputs beside the values, and only attention sees a padded form.
+piece: the graph takes the layout's index tensors as inputs beside the values, and only attention sees rows.
 """
 
 from __future__ import annotations
