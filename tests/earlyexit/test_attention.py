@@ -71,7 +71,8 @@ def test_what_is_nobodys_sees_its_like_so_that_no_row_is_without_a_sum() -> None
 
 @pytest.mark.usefixtures("one_thread")
 def test_on_a_cpu_inputs_of_unequal_lengths_attend_one_after_the_other() -> None:
-    assert layout_of(3, 2).scheme == "apart"
+    assert layout_of(7, 2).scheme == "apart"
+    assert layout_of(6, 2).scheme == "padded", "calls would cost more than the padding"
     assert [layout_of(3, 2, attention=each).scheme for each in SCHEMES] == list(SCHEMES)
     assert layout_of(3, 3).scheme == "padded"
     assert layout_of(3, 3, attention="apart").scheme == "padded", "there is nothing to save"
