@@ -15,11 +15,14 @@ from earlyexit.errors import DataError
 
 MOST_TOKENS = 1_000_000
 """Of one input: far above any model, so that a slip is found before it costs memory."""
-MANY = 32
+MANY = 128
 """Times the longest input: larger batches leave the same at their end as those do."""
 STEPS = 64
-"""After which the first inputs of batches, one after the other, are what they always are."""
+"""After which the first inputs of batches, one after the other, are what they always are,"""
+SETTLED = 1e-13
+"""and sooner where they do not change by more than this any longer."""
 FloatArray = npt.NDArray[np.float64]
+Shares = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class Lengths:
 
     mean: float
     """Tokens per input."""
-    shares: tuple[tuple[int, float], ...] | None = None
+    shares: Shares | None = None
     """Every length that occurs, ascending, with the share of inputs that have it; None: only the mean is known."""
 
     def __post_init__(self) -> None:
@@ -96,10 +99,10 @@ class Lengths:
             return float(budget)
         if self.shares[0][0] == self.shares[-1][0]:
             return float(max(self.shares[0][0], budget // self.shares[0][0] * self.shares[0][0]))
-        most = MANY * self.shares[-1][0]
-        if budget > most:
-            return budget - (most - self.filled(most))
-        return _filled(self, budget)
+        unit = math.gcd(*(length for length, _ in self.shares))
+        shares, room = tuple((length // unit, share) for length, share in self.shares), budget // unit
+        most = min(room, MANY * shares[-1][0])
+        return unit * (room - most + _filled(shares, most))
 
 
 def check_length(tokens: float, name: str) -> int:
@@ -132,42 +135,45 @@ def _length_at(path: Path, number: int, line: str) -> int:
 
 
 @lru_cache(maxsize=256)
-def _filled(lengths: Lengths, budget: int) -> float:
-    assert lengths.shares is not None
-    length_L = np.array([length for length, _ in lengths.shares])
-    share_L = np.array([share for _, share in lengths.shares])
-    begun_T = _renewals(lengths)
-    first_L, beyond_T = share_L, _beyond(length_L, share_L, budget)
-    room_L = budget - length_L
-    ever_T = np.concatenate([[0.0], begun_T.cumsum()])  # by tokens plus one: how many first inputs add up to at most
-    # After a first input of one length (rows), the length of the input that does not fit any more (columns).
-    chance_LL = share_L * (
-        ever_T[np.maximum(room_L + 1, 0)][:, None] - ever_T[np.maximum(room_L[:, None] - length_L + 1, 0)]
-    )
-    chance_LL[room_L < 0] = share_L
+def _filled(shares: Shares, budget: int) -> float:
+    length_L, share_L = np.array([length for length, _ in shares]), np.array([share for _, share in shares])
+    alone_L = length_L > budget
+    alone, share_T = float(share_L[alone_L].sum()), np.zeros(budget + 1)
+    share_T[length_L[~alone_L]] = share_L[~alone_L]
+    further_T = _renewals(share_T)
+    first_T, first_alone = share_T, alone  # the chance of each length to be a batch's first
     for _ in range(STEPS):
-        first_L = first_L @ chance_LL
-    sums_T = np.arange(len(begun_T)) * begun_T
-    added_L = [float(sums_T[: room + 1] @ beyond_T[: room + 1][::-1]) if room >= 0 else 0.0 for room in room_L.tolist()]
-    return float(first_L @ (length_L + np.array(added_L)) / first_L.sum())
+        ever_T = _convolved(first_T, further_T).cumsum()  # how many sums of at most so many tokens a batch passes
+        # The next begins with an input that does not fit: whose length is above what is left.
+        next_T, next_alone = share_T * (ever_T[-1] - ever_T[::-1] + first_alone), alone * (ever_T[-1] + first_alone)
+        total = float(next_T.sum()) + next_alone
+        moved = float(np.abs(next_T / total - first_T).sum())
+        first_T, first_alone = next_T / total, next_alone / total
+        if moved < SETTLED:
+            break
+    beyond_T = 1.0 - share_T.cumsum()  # the share of inputs that have more tokens
+    held_T = _convolved(first_T, further_T) * beyond_T[::-1]
+    mean_alone = float(length_L[alone_L] @ share_L[alone_L]) / alone if alone else 0.0
+    return float(held_T @ np.arange(budget + 1)) + first_alone * mean_alone
 
 
-@lru_cache(maxsize=8)
-def _renewals(lengths: Lengths) -> FloatArray:
-    """Per sum of tokens, the chance that some first inputs add up to it."""
-    assert lengths.shares is not None
-    length_L = np.array([length for length, _ in lengths.shares])
-    share_L = np.array([share for _, share in lengths.shares])
-    longest = int(length_L[-1])
-    begun_T = np.zeros(longest + MANY * longest + 1)  # with as many zeros before, so that no place is below 0
-    begun_T[longest] = 1.0
-    for tokens in range(longest + 1, len(begun_T)):
-        begun_T[tokens] = begun_T[tokens - length_L] @ share_L
-    return begun_T[longest:]
+def _renewals(share_T: FloatArray) -> FloatArray:
+    """Per sum of tokens, the chance that some inputs add up to it; of no input that is 0.
+
+    As a power series the inverse of 1 - shares: Newton's iteration doubles its terms.
+    """
+    left_T, found_T = -share_T, np.ones(1)
+    left_T[0] = 1.0
+    while len(found_T) < len(left_T):
+        num = min(2 * len(found_T), len(left_T))
+        found_T = np.pad(found_T, (0, num - len(found_T)))
+        error_T = -_convolved(left_T[:num], found_T)
+        error_T[0] += 2.0
+        found_T = _convolved(found_T, error_T)
+    return found_T
 
 
-def _beyond(length_L: npt.NDArray[np.int64], share_L: FloatArray, budget: int) -> FloatArray:
-    """Per number of tokens, from 0 to the budget, the share of inputs that have more."""
-    share_T = np.zeros(budget + 1)
-    share_T[length_L[length_L <= budget]] = share_L[length_L <= budget]
-    return 1.0 - share_T.cumsum()
+def _convolved(left_T: FloatArray, right_T: FloatArray) -> FloatArray:
+    """By their sum, as far as they go themselves."""
+    num, size = len(left_T), 1 << (2 * len(left_T)).bit_length()
+    return np.fft.irfft(np.fft.rfft(left_T, size) * np.fft.rfft(right_T, size), size)[:num]

@@ -56,7 +56,22 @@ def test_batches_are_filled_as_batches_of_drawn_lengths_are(budget: int) -> None
 
 def test_far_larger_budgets_leave_as_much_at_their_end() -> None:
     lengths = Lengths.weighted({3: 0.5, 5: 0.5})
-    assert 10_000 - lengths.filled(10_000) == pytest.approx(160 - lengths.filled(160))
+    assert 10_000 - lengths.filled(10_000) == pytest.approx(640 - lengths.filled(640))
+
+
+def test_lengths_with_a_common_divisor_fill_far_larger_budgets_as_their_quotients_do() -> None:
+    # Sums of 70 and 126 are multiples of 14, so of 18,009 tokens 5 are never filled.
+    filled = Lengths.weighted({70: 0.3, 126: 0.7}).filled(18_009)
+    assert filled == pytest.approx(14 * Lengths.weighted({5: 0.3, 9: 0.7}).filled(1286))
+    drawn = np.random.default_rng(5).choice([70, 126], 400_000, p=[0.3, 0.7]).tolist()
+    assert 18_009 - filled == pytest.approx(18_009 - mean_filled(drawn, 18_009), abs=2.0)
+
+
+def test_lengths_far_beyond_the_budget_cost_neither_time_nor_memory() -> None:
+    # Every other input runs alone. Between two of them there are n short ones with chance 1 / 2^(n + 1), at most 170.
+    lengths = Lengths.weighted({12: 0.5, 1_000_000: 0.5})
+    short = sum((12 * n) / 2 ** (n + 1) for n in range(1, 60))
+    assert lengths.filled(2048) == pytest.approx((1_000_000 + short) / 1.5, rel=1e-9)
 
 
 @pytest.mark.parametrize(
