@@ -45,6 +45,7 @@ def send(slot: Slot, weight: int, *, ingress: int = 0) -> int:
     replica = slot.choose(ingress, weight, BATCH)
     assert replica is not None
     trip = Trip(cast(Any, None), [], 0.0, 0, 0.0, None, True)
+    trip.weight = weight
     trip.begin(cast(Any, FakeIngress(ingress)), [cast(Any, FakeMember()) for _ in range(weight)])
     replica.trips.add(trip)
     return replica.index
