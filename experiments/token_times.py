@@ -1,6 +1,6 @@
 """What a batch of inputs of mixed lengths takes, against what tables of one length say of its tokens.
 
-    python -m experiments.token_times [--hidden 256] [--blocks 4] [--budgets 1024 4096] [--slots]
+    python -m experiments.token_times [--hidden 256] [--blocks 4] [--budgets 1024 4096] [--repeats 5]
 
 Batches are drawn in turn from AG News and IMDB and filled up to a budget of tokens. Each is timed in the same rounds as
 the profile's own splits, at several lengths, of a transformer with random weights on the CPU. Predicted is the table of

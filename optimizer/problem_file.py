@@ -163,6 +163,9 @@ def _with_lengths(
 ) -> PlanProblem:
     """The problem with the lengths of its inputs, where the file gives any."""
     if document.lengths is None:
+        with source.said_at(("stayers_length",)):
+            if document.stayers_length is not None:
+                raise PlanError("stayers_length needs lengths: without them all inputs are equally long")
         return problem
     lengths, stayers = lengths_of(document.lengths, source, folder), document.stayers_length
     with source.said_at(("lengths",) if stayers is None else ("stayers_length",)):

@@ -39,7 +39,7 @@ class Lengths:
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= MOST_TOKENS:
-            raise DataError(f"a mean length is from 1 to {MOST_TOKENS} tokens, not {self.mean:g}")
+            raise DataError(f"a mean length is from 1 to {MOST_TOKENS} tokens, not {self.mean:.10g}")
 
     @classmethod
     def of(cls, tokens: Iterable[float]) -> Lengths:
@@ -108,7 +108,7 @@ class Lengths:
 def check_length(tokens: float, name: str) -> int:
     """A length as a whole number; raises DataError, naming it, for what is none."""
     if not (math.isfinite(tokens) and 1 <= tokens <= MOST_TOKENS and tokens == int(tokens)):
-        raise DataError(f"{name} is {tokens:g}; an input has a whole number of tokens, from 1 to {MOST_TOKENS}")
+        raise DataError(f"{name} is {tokens:.10g}; an input has a whole number of tokens, from 1 to {MOST_TOKENS}")
     return int(tokens)
 
 

@@ -247,3 +247,8 @@ def test_a_table_without_a_length_is_refused_where_lengths_are_given() -> None:
     latency = {"gpu": {"batch": [1], "block_s": [[0.001]], "ramp_s": []}}
     with pytest.raises(PlanError, match="latency of gpu: its length is not known"):
         parse_problem(document(latency=latency))
+
+
+def test_how_long_those_are_who_stay_is_refused_where_no_lengths_are_given() -> None:
+    with pytest.raises(PlanError, match="stayers_length needs lengths"):
+        parse_problem(document(lengths=None, stayers_length=[1.0]))

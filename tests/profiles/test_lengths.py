@@ -83,7 +83,7 @@ def test_lengths_far_beyond_the_budget_cost_neither_time_nor_memory() -> None:
         ([2.5], "the 1. length is 2.5"),
         ([float("inf")], "is inf"),
         ([-4], "is -4"),
-        ([2_000_000], "from 1 to 1000000"),
+        ([1_000_001], "the 1. length is 1000001; an input has a whole number of tokens, from 1 to 1000000"),
     ],
 )
 def test_what_no_input_has_is_refused(tokens: list[float], said: str) -> None:
