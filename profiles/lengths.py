@@ -29,7 +29,7 @@ Shares = tuple[tuple[int, float], ...]
 class Lengths:
     """Of a workload's inputs; refuses lengths that no input has.
 
-    Of a mean alone it is not known how batches fill: their budgets are then taken as full.
+    Of a mean alone it is not known how batches fill: budgets of at least the mean are then taken as full.
     """
 
     mean: float
@@ -96,7 +96,7 @@ class Lengths:
         batches than short ones: first inputs are a Markov chain, and further ones a renewal process.
         """
         if self.shares is None:
-            return float(budget)
+            return float(max(budget, self.mean))
         if self.shares[0][0] == self.shares[-1][0]:
             return float(max(self.shares[0][0], budget // self.shares[0][0] * self.shares[0][0]))
         unit = math.gcd(*(length for length, _ in self.shares))

@@ -33,6 +33,10 @@ def test_a_mean_alone_fills_its_budgets() -> None:
     assert (lengths.filled(100), lengths.shortest, lengths.longest, lengths.token_length) == (100.0, 1, None, 7.5)
 
 
+def test_a_mean_above_the_budget_runs_alone() -> None:
+    assert Lengths(mean=7.5).filled(5) == 7.5
+
+
 def test_inputs_of_one_length_leave_what_no_further_one_fits_into() -> None:
     lengths = Lengths.of([30])
     assert [lengths.filled(budget) for budget in (10, 30, 89, 90)] == [30.0, 30.0, 60.0, 90.0]
