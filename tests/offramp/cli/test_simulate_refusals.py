@@ -79,7 +79,7 @@ def test_a_trace_that_cannot_be_is_refused(
         (
             "stages:",
             "predicted: {rate_per_s: fast}\nstages:",
-            ": predicted.rate_per_s: a finite number, 0 or above, is",
+            ": rate_per_s must be a number, at least 0, not 'fast'",
         ),
     ],
     ids=["blocks", "count", "device", "batch", "policy", "no plan", "predicted"],
