@@ -31,9 +31,11 @@ TO_HALVES = ["scale split-cpu-0 to 3", "scale split-cpu-1 to 1", "prepare 1", "f
 
 
 @pytest.mark.parametrize(
-    "predicted", [{"rate_per_s": "fast", "latency_s": "soon"}, {"rate_per_s": 0.0}], ids=["words", "nothing"]
+    "predicted", [{"latency_s": "soon", "usd_per_hour": "dear"}, {"rate_per_s": 0.0}], ids=["words", "nothing"]
 )
-async def test_what_a_plan_says_of_itself_may_be_anything(tmp_path: Path, predicted: dict[str, Any]) -> None:
+async def test_what_a_plan_says_of_itself_may_be_anything_but_its_rate(
+    tmp_path: Path, predicted: dict[str, Any]
+) -> None:
     scene = await begun(tmp_path, best=halves(3, 1), predicted=predicted)
     scene.start()
     await scene.ticks(1, EASY)

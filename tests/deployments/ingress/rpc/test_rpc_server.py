@@ -113,6 +113,7 @@ async def test_large_answers_are_compressed_for_whoever_asks_for_it(
 async def counted(port: int) -> AsyncIterator[tuple[int, list[int]]]:
     """A port in front of a server, and how many bytes come back from there, part by part."""
     sent: list[int] = []
+    relays: list[asyncio.Task[None]] = []
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counts: list[int]) -> None:
         while part := await reader.read(1 << 16):
@@ -121,12 +122,22 @@ async def counted(port: int) -> AsyncIterator[tuple[int, list[int]]]:
             await writer.drain()
         writer.close()
 
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def both_ways(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pump(reader, to_server, []), pump(from_server, writer, sent))
+        try:
+            await asyncio.gather(pump(reader, to_server, []), pump(from_server, writer, sent))
+        finally:
+            to_server.close()
+            writer.close()
+
+    def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.append(asyncio.create_task(both_ways(reader, writer)))
 
     async with await asyncio.start_server(relay, "127.0.0.1", 0) as front:
         yield front.sockets[0].getsockname()[1], sent
+    for each in relays:
+        each.cancel()
+    await asyncio.gather(*relays, return_exceptions=True)
 
 
 @pytest.mark.parametrize("asked", ["gzip", "identity"])
