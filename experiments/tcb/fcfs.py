@@ -89,9 +89,11 @@ def compute(drawn: IntArray, effort: Effort) -> Computed:
     """MiniLM's size in full, one thread."""
     torch.set_num_threads(1)
     full = effort == "full"
-    timed = real.model(real.MINILM if full else real.TINY)
-    cost = real.cpu_cost(timed, 5 if full else 1)
-    over = real.packed_over(timed, drawn, cost, batch=cases.BATCH, batches=2 if full else 1, rounds=5 if full else 1)
+    timed = real.Timed(real.MODELS["minilm"] if full else real.TINY)
+    cost = timed.cost(5 if full else 1)
+    parts = [drawn[at * cases.BATCH : (at + 1) * cases.BATCH].tolist() for at in range(2 if full else 1)]
+    took_ms = real.compared(timed, parts, real.schemes_of(cost), rounds=5 if full else 1)
+    over = {name: each for name, each in real.times_of(took_ms, real.OURS).items() if name != real.OURS}
     return Computed(cost=cost, over_packed=over)
 
 

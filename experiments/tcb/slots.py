@@ -1,26 +1,21 @@
 """What slots of a row save (TCB's figures 13 and 14): by count, and really computed on this CPU.
 
-A row of L tokens in z slots costs attention what z inputs of L / z tokens cost, so that is what is run. The mask inside
-a slot is not, nor is the memory that TCB frees early while it decodes.
+The memory that TCB frees early while it decodes is not counted: nothing is decoded here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 
-from experiments.kit import Spread, spread
+from experiments.kit import Spread
 from experiments.studies.picture import Lines
 from experiments.studies.study import Comparison, Effort, StudyResult, Table, largest, ratio
 from experiments.tcb import real
 from experiments.tcb.cost import Work, published_v100
-from experiments.turns import in_turns
 
-LENGTH = 400
-"""Tokens of a row."""
-SLOTS = (1, 2, 4, 5, 8, 10, 20)
+LENGTH, SLOTS = real.ROW, real.SLOTS
 WIDTHS = {"paper's model, 3072 wide": 3072, "BERT-base": 768, "MiniLM": 384}
 ONE_BLOCK = 1
 """All blocks are alike, so one tells as much as six."""
@@ -44,19 +39,14 @@ def study(rows: int, paper: float, effort: Effort) -> StudyResult:
     """At one batch size."""
     torch.set_num_threads(1)
     full = effort == "full"
-    sizes = (real.MINILM if full else real.TINY) | {"num_blocks": ONE_BLOCK, "max_length": LENGTH}
-    return compare(rows, paper, measured(sizes, rows if full else 1, rounds=3 if full else 1))
+    timed = real.Timed((real.MODELS["minilm"] if full else real.TINY) | {"num_blocks": ONE_BLOCK})
+    return compare(rows, paper, measured(timed, rows if full else 1, rounds=3 if full else 1))
 
 
-def measured(sizes: dict[str, int], rows: int, rounds: int) -> dict[int, Spread]:
+def measured(timed: real.Timed, rows: int, rounds: int) -> dict[int, Spread]:
     """How many times faster than in one slot, by number of slots: ratios within rounds."""
-    of = real.model(sizes)
-    sides = {f"{slots}": partial(real.timed, of, [[LENGTH // slots] * (rows * slots)]) for slots in SLOTS}
-    found = {int(name): figures["s"] for name, figures in in_turns(sides, rounds).items()}
-    ratios = {
-        slots: spread(one / more for one, more in zip(found[1], took_s, strict=True)) for slots, took_s in found.items()
-    }
-    return {slots: each for slots, each in ratios.items() if each is not None}
+    took_ms = real.slotted_ms(timed, rows, rounds)
+    return {slots: real.times_of(took_ms, f"{slots}")["1"] for slots in SLOTS}
 
 
 def compare(rows: int, paper: float, computed: Mapping[int, Spread]) -> StudyResult:

@@ -12,7 +12,7 @@ from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
 from experiments.rows import Rows, concatenated_rows, outputs_of, padded_rows
 from experiments.tcb.cost import Cost
-from experiments.token_schemes import Timed, grouped_rows, packed, schemes_of, tokens_computed
+from experiments.tcb.real import Timed, grouped_rows, packed, schemes_of, tokens_computed
 from tests.earlyexit.models import SMALL, small
 
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=8)
