@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import DataError
+from optimizer.tabi import ProfiledModel, at_cutoff, candidates, cutoffs, reaching, select
+
+STEEP = 1e6
+"""Then the band is a threshold in its middle."""
+
+
+def model(name: str, latency_s: float, confidence: list[float], right: list[int]) -> ProfiledModel:
+    return ProfiledModel(
+        name=name, latency_s=latency_s, confidence_N=np.array(confidence), right_N=np.array(right, dtype=float)
+    )
+
+
+SMALL = model("small", 7.0, [0.99, 0.99, 0.92, 0.6], [1, 1, 1, 0])
+LARGE = model("large", 26.0, [0.99, 0.99, 0.99, 0.9], [1, 1, 1, 1])
+BOTH = np.column_stack([SMALL.confidence_N, LARGE.confidence_N]), np.column_stack([SMALL.right_N, LARGE.right_N])
+
+
+def test_the_first_network_is_reached_by_all_and_the_next_by_whom_the_rule_sends_on():
+    assert reaching(BOTH[0], 0.9, STEEP) == pytest.approx(np.array([[1, 0], [1, 0], [1, 1], [1, 1]]))
+
+
+def test_shares_and_accuracy_are_expectations():
+    found = at_cutoff(*BOTH, 0.5, 0.0)
+
+    assert found.answered_L == (0.5, 0.5)
+    assert found.accuracy == pytest.approx((0.5 * 3 + 0.5 * 4) / 4)
+
+
+def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average():
+    small = np.array([0.99, 0.89, 0.71, 0.55])
+    confidence_NL = np.column_stack([small, small])
+    right_NL = np.array([[1, 1], [0, 1], [0, 1], [0, 1]], dtype=float)
+
+    found = cutoffs(confidence_NL, right_NL, STEEP)
+
+    # On average 5 of 8 are right. An input returns once (c + 1) / 2 is below it: the second, wrong, at c = 0.75, the
+    # third at 0.4, where 2 of 4 are right.
+    assert [each.c for each in found] == [pytest.approx(0.95 - 0.05 * n) for n in range(11)]
+    assert [each.accuracy for each in found] == [1] * 4 + [0.75] * 7
+
+
+def test_at_worst_c_ends_at_0():
+    found = cutoffs(np.full((2, 2), 0.5), np.ones((2, 2)))
+
+    assert len(found) == 20
+    assert found[-1].c == 0
+
+
+def test_a_cascade_with_a_heavy_tail_is_no_candidate():
+    slow = model("slow", 20.0, [0.9] * 4, [1, 1, 1, 0])  # reroutes all at 0.95: 46 > 1.5 x 26
+
+    found = candidates([slow, LARGE], STEEP)
+
+    assert all(each.tail_latency_s <= 1.5 * 26 for each in found)
+    assert [each.models for each in found[:2]] == [("slow",), ("large",)]
+    assert all(each.cutoff is not None and each.cutoff.c < 0.85 for each in found[2:])
+
+
+def test_chosen_is_the_fastest_that_is_accurate_enough():
+    found = candidates([LARGE, SMALL], STEEP)
+
+    chosen = select(found, 1.0)
+
+    assert chosen is not None
+    assert chosen.models == ("small", "large")
+    assert chosen.mean_latency_s == pytest.approx(7 + 26 / 4)
+    assert select(found, 1.01) is None
+    single = select(found, 0.75)
+    assert single is not None
+    assert single.models == ("small",)
+
+
+def test_combinations_ascend_in_accuracy():
+    middle = model("middle", 12.0, [0.99] * 4, [1, 1, 1, 0])
+
+    found = candidates([LARGE, middle, SMALL], STEEP)
+
+    assert {each.models for each in found if len(each.models) == 3} <= {("small", "middle", "large")}
+    assert not any(each.models[0] == "large" for each in found if len(each.models) > 1)
+
+
+@pytest.mark.parametrize("right", [[], [1.0]])
+def test_profiles_that_do_not_fit_are_refused(right):
+    with pytest.raises(DataError, match="as many confidences"):
+        ProfiledModel(name="m", latency_s=1.0, confidence_N=np.array(right * 2), right_N=np.array(right))
