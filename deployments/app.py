@@ -45,7 +45,7 @@ def build(settings: dict[str, Any]) -> Application:
     checked = ServeSettings.model_validate(settings)
     settings = checked.model_dump(mode="json")  # replicas read it anew, where files that it names may be missing
     card = read_card(Path(checked.model))
-    shape = ModelShape(num_blocks=card.num_blocks, ramps=card.ramps, has_tokens=card.has_tokens)
+    shape = ModelShape.of(card)
     plan = parse_plan(settings["plan"], shape)
     logging_config = logging_of(checked)
     check_control(checked, shape)

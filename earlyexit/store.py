@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from earlyexit.boundary import Boundary, TensorSpec, bytes_per_input
+from earlyexit.chain import Chain
 from earlyexit.errors import ModelFolderError
 from earlyexit.families import FILES, FLOAT32_ONLY
 from earlyexit.named import is_own
@@ -21,6 +22,8 @@ if TYPE_CHECKING:  # the ingress reads model.json without torch
     from earlyexit.model import EarlyExitModel
 
 CARD_FILE = "model.json"
+CHAIN = "chain"
+"""The family of several models one after the other: its folder holds a card, and no weights."""
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Model names stand in URLs and file names."""
 WEIGHTS_FILE = "model.safetensors"
@@ -40,6 +43,39 @@ class TensorCard(BaseModel):
     def spec(self) -> TensorSpec:
         """What it stands for."""
         return TensorSpec(**self.model_dump())
+
+
+class ChainModels(BaseModel):
+    """The `backbone` of a chain's card: the models that it consists of, the smallest first."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: tuple[str, ...] = Field(min_length=2)
+    """Their folders, relative to the chain's."""
+    names: tuple[str, ...]
+    blocks: tuple[int, ...]
+    """Of each."""
+
+    def chain(self, ramps: tuple[int, ...]) -> Chain:
+        """Raises ModelFolderError for what is none."""
+        return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
+
+    def member(self, place: int, folder: Path) -> Path:
+        """A model's folder, given the chain's; raises ModelFolderError where it does not hold that model."""
+        said, name, num_blocks = self.models[place], self.names[place], self.blocks[place]
+        path = (folder / said).resolve()
+        if not (path / CARD_FILE).is_file():
+            raise ModelFolderError(
+                f"{folder / CARD_FILE}: its model {name!r} is not at {said}, there is no {path / CARD_FILE}; "
+                f"`offramp chain` makes the chain anew"
+            )
+        card = read_card(path)
+        if (card.name, card.num_blocks) != (name, num_blocks):
+            raise ModelFolderError(
+                f"{folder / CARD_FILE}: {path} held {name!r} of {num_blocks} blocks, and now holds {card.name!r} of "
+                f"{card.num_blocks}; `offramp chain` makes the chain anew"
+            )
+        return path
 
 
 class ModelCard(BaseModel):
@@ -89,7 +125,33 @@ class ModelCard(BaseModel):
     def _describes_every_block(self) -> ModelCard:
         if len(self.boundaries) != self.num_blocks:
             raise ValueError(f"boundaries are those of {len(self.boundaries)} blocks, num_blocks is {self.num_blocks}")
+        if self.family == CHAIN:
+            try:
+                chain = self.chain
+            except ValidationError as error:
+                raise ValueError(f"backbone: {_first_words(error)}") from error
+            except ModelFolderError as error:
+                raise ValueError(str(error)) from error
+            if chain.num_blocks != self.num_blocks:
+                raise ValueError(f"backbone.blocks are {chain.num_blocks} together, num_blocks is {self.num_blocks}")
         return self
+
+    @property
+    def chain(self) -> Chain:
+        """Its networks one after the other; of most models that is one."""
+        if self.family == CHAIN:
+            return ChainModels.model_validate(self.backbone).chain(self.ramps)
+        return Chain(names=(self.name,), lengths=(self.num_blocks,), ramps=self.ramps)
+
+    def members(self, folder: Path) -> tuple[Path, ...]:
+        """The folders of its networks, given its own, which most are alone in.
+
+        Raises ModelFolderError where one of a chain's is no longer there, or holds another model.
+        """
+        if self.family != CHAIN:
+            return (folder,)
+        models = ChainModels.model_validate(self.backbone)
+        return tuple(models.member(place, folder) for place in range(len(models.models)))
 
     @property
     def max_length(self) -> int:
@@ -151,9 +213,14 @@ def read_card(folder: Path) -> ModelCard:
     try:
         return ModelCard.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ModelFolderError(f"{path}: {where}: {first['msg']}") from error
+        raise ModelFolderError(f"{path}: {_first_words(error)}") from error
+
+
+def _first_words(error: ValidationError) -> str:
+    """Where the first mistake is, and what."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "the file"
+    return f"{where}: {first['msg']}"
 
 
 def save_model(model: EarlyExitModel, folder: Path) -> None:

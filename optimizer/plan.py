@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
+from earlyexit.chain import check_networks, used_of
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.order import DEFAULT, OrderSpec
@@ -78,7 +79,10 @@ NO_RAMPS = PolicySpec(name="confidence", thresholds=1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Consecutive splits hosted by the same replicas on one accelerator type."""
+    """Consecutive splits hosted by the same replicas on one accelerator type.
+
+    What lies between two is for the plan to allow: networks that it leaves out.
+    """
 
     device: str
     """Accelerator type, a name that `cluster.devices` knows."""
@@ -91,7 +95,7 @@ class Stage:
         if not self.splits:
             raise PlanError("a stage needs at least one split")
         for before, after in pairwise(self.splits):
-            _check_adjacent(before, after)
+            _check_no_overlap(before, after)
 
     @property
     def first(self) -> int:
@@ -99,14 +103,20 @@ class Stage:
 
     @property
     def end(self) -> int:
+        """One past its last block. Between `first` and it there may be networks that the plan leaves out."""
         return self.splits[-1].end
+
+    @property
+    def num_blocks(self) -> int:
+        """How many it runs."""
+        return sum([split.end - split.first for split in self.splits])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order, from block 0 to the model's end.
+    """Stages in order, from block 0 to the model's end; of a chain, without the networks that it leaves out.
 
-    Refuses gaps, overlaps, and splits that disagree on stop or stay, or on `overlap_below`.
+    Refuses gaps, overlaps, splits over a crossing, and splits that disagree on stop or stay, or on `overlap_below`.
     """
 
     stages: tuple[Stage, ...]
@@ -119,15 +129,19 @@ class Plan:
     """Counts plan changes of one service."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
     """What the planner expects of it: rate_per_s, latency_s, usd_per_hour."""
+    networks: tuple[int, ...] = ()
+    """One past the last block of every network of the chain, used or not; nothing where there is but one network."""
 
     def __post_init__(self) -> None:
         if not self.stages:
             raise PlanError("a plan needs at least one stage")
         splits = self.splits
-        if splits[0].first != 0:
-            raise PlanError(f"the first split must start at block 0, not {splits[0].first}")
+        check_networks(self.networks)
+        for end, split in zip((None, *(split.end for split in splits)), splits, strict=False):
+            check_begins(split, end, self.networks)
+            check_crossings(split, self.networks)
+        check_end(splits[-1].end, self.networks)
         for before, after in pairwise(splits):
-            _check_adjacent(before, after)
             if before.after_answer != after.after_answer:
                 raise PlanError(
                     f"inputs stop or stay in a whole plan: blocks {after.first} on say {after.after_answer!r}, "
@@ -158,6 +172,16 @@ class Plan:
     @property
     def num_blocks(self) -> int:
         return self.splits[-1].end
+
+    @property
+    def entry(self) -> int:
+        """The block at which inputs enter: the first of the first network that is used."""
+        return self.stages[0].splits[0].first
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Which networks of the chain it uses, by their places; the last is always among them."""
+        return used_of(self.networks, {split.first for split in self.splits})
 
     @property
     def after_answer(self) -> AfterAnswer:
@@ -219,11 +243,52 @@ def check_own(name: str) -> None:
         raise PlanError(f"an own exit policy is named module:name, not {name!r}")
 
 
-def _check_adjacent(before: Split, after: Split) -> None:
-    if after.first > before.end:
-        raise PlanError(f"gap: no split runs blocks {before.end} to {after.first - 1}")
+def check_begins(split: Split, end: int | None, networks: tuple[int, ...]) -> None:
+    """Raise PlanError unless a split may follow one that ends at `end`; None: unless it may be the first."""
+    starts = (0, *networks[:-1])
+    if end is None:
+        if split.first not in starts:
+            where = f"where a network does, at {_or(starts)}" if networks else "at block 0"
+            raise PlanError(f"the first split must start {where}, not {split.first}")
+        return
+    if split.first < end:
+        raise PlanError(f"overlap: two splits run block {split.first}")
+    if split.first > end and (end not in networks or split.first not in starts):
+        whole = f"; a plan leaves out whole networks, which begin at blocks {_or(starts)}" if networks else ""
+        raise PlanError(f"gap: no split runs blocks {end} to {split.first - 1}{whole}")
+
+
+def check_crossings(split: Split, networks: tuple[int, ...]) -> None:
+    """Raise PlanError for a split of two networks: between them its inputs are encoded anew."""
+    over = [bound for bound in networks if split.first < bound < split.end]
+    if over:
+        raise PlanError(
+            f"the split of blocks {split.first} to {split.end - 1} runs over a crossing: a network ends after block "
+            f"{over[0] - 1}, and so must a split"
+        )
+
+
+def check_end(end: int, networks: tuple[int, ...]) -> None:
+    """Raise PlanError unless splits that end at `end` end with the last network of the chain."""
+    if not networks or end == networks[-1]:
+        return
+    if end > networks[-1]:
+        raise PlanError(f"the last split ends at block {end}, the last of the networks at {networks[-1]}")
+    if end <= networks[-2]:
+        raise PlanError(
+            f"the last network, blocks {networks[-2]} to {networks[-1] - 1}, is left out: it answers what no other does"
+        )
+    raise PlanError(f"gap: no split runs blocks {end} to {networks[-1] - 1}")
+
+
+def _check_no_overlap(before: Split, after: Split) -> None:
     if after.first < before.end:
         raise PlanError(f"overlap: two splits run block {after.first}")
+
+
+def _or(blocks: tuple[int, ...]) -> str:
+    *before, last = map(str, blocks)
+    return f"{', '.join(before)} or {last}" if before else last
 
 
 def _listed(names: Iterable[str]) -> str:

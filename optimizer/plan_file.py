@@ -13,6 +13,7 @@ import yaml
 from pydantic import Discriminator, Field, Tag
 
 from cluster.devices import find_device
+from earlyexit.chain import check_networks
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
 from earlyexit.given_file import check_file
@@ -20,7 +21,8 @@ from earlyexit.order import DEFAULT, OrderName, OrderSpec
 from earlyexit.policies import PolicyName
 from earlyexit.source_file import Source, StrictDocument, read_source
 from earlyexit.split import AfterAnswer, Split
-from optimizer.plan import Plan, PolicySpec, Stage, check_own
+from earlyexit.store import ModelCard
+from optimizer.plan import Plan, PolicySpec, Stage, check_begins, check_crossings, check_end, check_own
 
 RampKey = Annotated[int, Field(strict=False)]
 """JSON has string keys only."""
@@ -34,6 +36,14 @@ class ModelShape:
     ramps: tuple[int, ...]
     has_tokens: bool = True
     """Whether its inputs have lengths; images, say, have none."""
+    networks: tuple[int, ...] = ()
+    """As in a plan: one past the last block of every network of a chain; nothing for a single network."""
+
+    @classmethod
+    def of(cls, card: ModelCard) -> ModelShape:
+        """That of a model folder."""
+        networks = card.chain.networks
+        return cls(num_blocks=card.num_blocks, ramps=card.ramps, has_tokens=card.has_tokens, networks=networks)
 
 
 class SplitDocument(StrictDocument):
@@ -95,6 +105,7 @@ class PlanDocument(StrictDocument):
     dispatch: Dispatch = "work-conserving"
     after_answer: AfterAnswer = "stop"
     overlap_below: int | None = Field(default=None, ge=1)
+    networks: list[int] = Field(default_factory=list)
     order: OrderDocument = Field(default_factory=OrderDetails)
     epoch: int = Field(default=0, ge=0)
     predicted: dict[str, Any] = Field(default_factory=dict)
@@ -132,6 +143,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         **order_document(plan.order),
         "epoch": plan.epoch,
         "policy": None if policy is None else policy_document(policy),
+        **({"networks": list(plan.networks)} if plan.networks else {}),
         "stages": stages_document(plan.stages),
         "predicted": dict(plan.predicted),
     }
@@ -192,19 +204,25 @@ def policy_document(policy: PolicySpec) -> dict[str, Any]:
 def _build(source: Source, shape: ModelShape | None) -> Plan:
     document = source.parse(PlanDocument, called="the plan")
     _check_predicted(document.predicted, source)
+    networks = tuple(document.networks)
+    with source.said_at(("networks",)):
+        check_networks(networks)
+        if shape is not None:
+            _check_chain(networks, shape)
     stages: list[Stage] = []
-    end = 0
+    end: int | None = None
     for index, stage in enumerate(document.stages):
         splits: list[Split] = []
         for position, split in enumerate(stage.splits):
             with source.said_at(("stages", index, "splits", position)):
                 splits.append(_build_split(split, document, end, shape))
-            end = split.end
+                end = split.end
         with source.said_at(("stages", index, "device")):
             find_device(stage.device)
         stages.append(Stage(device=stage.device, replicas=stage.replicas, splits=tuple(splits)))
-    if shape is not None and end != shape.num_blocks:
-        with source.said_at(("stages", len(stages) - 1, "splits", len(document.stages[-1].splits) - 1)):
+    with source.said_at(("stages", len(stages) - 1, "splits", len(document.stages[-1].splits) - 1)):
+        check_end(stages[-1].end, networks)
+        if shape is not None and end != shape.num_blocks:
             raise PlanError(f"the last split ends at block {end}, the model has {shape.num_blocks} blocks")
     policy = None if document.policy is None else _build_policy(document.policy, shape, source)
     with source.said_at(("order",)):
@@ -217,7 +235,17 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
             order=order,
             epoch=document.epoch,
             predicted=document.predicted,
+            networks=networks,
         )
+
+
+def _check_chain(networks: tuple[int, ...], shape: ModelShape) -> None:
+    if networks == shape.networks:
+        return
+    if not shape.networks:
+        raise PlanError(f"networks {list(networks)}: the model is one network, and its plans do not name any")
+    said = f"the plan says {list(networks)}" if networks else "the plan does not say so (networks:)"
+    raise PlanError(f"the model is a chain, whose networks end at blocks {list(shape.networks)}; {said}")
 
 
 def _check_predicted(predicted: Mapping[str, Any], source: Source) -> None:
@@ -229,7 +257,9 @@ def _check_predicted(predicted: Mapping[str, Any], source: Source) -> None:
                 raise PlanError(f"{name} must be a number, at least 0, not {value!r}")
 
 
-def _build_split(document: SplitDocument, plan: PlanDocument, end_before: int, shape: ModelShape | None) -> Split:
+def _build_split(
+    document: SplitDocument, plan: PlanDocument, end_before: int | None, shape: ModelShape | None
+) -> Split:
     split = Split(
         first=document.first,
         end=document.end,
@@ -239,10 +269,8 @@ def _build_split(document: SplitDocument, plan: PlanDocument, end_before: int, s
         after_answer=plan.after_answer,
         overlap_below=plan.overlap_below,
     )
-    if split.first > end_before:
-        raise PlanError(f"gap: no split runs blocks {end_before} to {split.first - 1}")
-    if split.first < end_before:
-        raise PlanError(f"overlap: block {split.first} is in an earlier split already")
+    check_begins(split, end_before, tuple(plan.networks))
+    check_crossings(split, tuple(plan.networks))
     if shape is not None:
         unknown = sorted(set(split.ramps) - set(shape.ramps))
         if unknown:

@@ -100,7 +100,7 @@ def _named_plan(plan: str, model: Path, *, batch: int | None, replicas: int | No
     ignored = [option for option, value in given.items() if value is not None]
     if ignored:
         raise InputError(f"{' and '.join(ignored)}: only for built-in plans; {plan} says it for every stage and split")
-    return read_plan(Path(plan), ModelShape(num_blocks=card.num_blocks, ramps=card.ramps, has_tokens=card.has_tokens))
+    return read_plan(Path(plan), ModelShape.of(card))
 
 
 def _built_in(name: str, model: Path, *, batch: int, replicas: int, device: str) -> Plan:

@@ -162,7 +162,7 @@ def _on_clock(figures: Evaluation, scale: float) -> Evaluation:
 
 def _given_plan(parts: ServiceParts, path: Path) -> Plan:
     card = parts.card
-    plan = read_plan(path, ModelShape(num_blocks=card.num_blocks, ramps=card.ramps, has_tokens=card.has_tokens))
+    plan = read_plan(path, ModelShape.of(card))
     policy = plan.policy or parts.exits.policy
     with parts.source.said_at(("planner", "plan")):
         missing = lacking(_used(plan), parts.inventory)

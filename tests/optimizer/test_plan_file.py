@@ -139,9 +139,9 @@ RECORDED = "  # another\n  name: recorded\n  thresholds: 0.4\n  records: gone.np
 
 MISTAKES = (
     ("- {first: 2,", "- {first: 3,", "13: gap: no split runs blocks 2 to 2"),
-    ("- {first: 2,", "- {first: 1,", "13: overlap: block 1 is in an earlier split already"),
+    ("- {first: 2,", "- {first: 1,", "13: overlap: two splits run block 1"),
     ("first: 4", "first: 5", "16: gap: no split runs blocks 4 to 4"),
-    ("{first: 0,", "{first: 1,", "12: gap: no split runs blocks 0 to 0"),
+    ("{first: 0,", "{first: 1,", "12: the first split must start at block 0, not 1"),
     ("end: 6", "end: 7", "16: the last split ends at block 7, the model has 6 blocks"),
     ("batch: 8", "batch: 8\n        ramps: [5]", "16: the model has no ramps [5]; its ramps are [0, 1, 2, 3, 4]"),
     ("ramps: [3]", "ramps: [5]", "13: ramp 5 is outside its split, whose blocks are 2 to 3"),

@@ -126,7 +126,7 @@ def test_serving_refuses_what_is_wrong_before_anything_starts(model: Path, tmp_p
     gap.write_text("stages:\n  - splits:\n      - {first: 1, end: 3, batch: 4}\n", encoding="utf-8")
     assert "is not a model folder" in refused(capsys, "serve", tmp_path)
     assert "is not calibrated; run: offramp calibrate" in refused(capsys, "serve", model)
-    assert refused(capsys, "serve", model, "--plan", gap) == f"{gap}:3: gap: no split runs blocks 0 to 0"
+    assert refused(capsys, "serve", model, "--plan", gap) == f"{gap}:3: the first split must start at block 0, not 1"
     assert "no such file; built in are stock" in refused(capsys, "serve", model, "--plan", "gone.yaml")
     assert refused(capsys, "serve", model, "--plan", plan, "--batch", 32).startswith("--batch: only for built-in plans")
     named = {"--dtype": "int8", "--hop-dtype": "int8", "--backend": "jax", "--attention": "none", "--front": "nginx"}
