@@ -123,13 +123,13 @@ class Cut:
             return Step(answers=(), survivors=after)
         stay_there = self._policy.foreknows or self._network.task.large
         opinion = Opinion(self._network.task, outputs_BC if stay_there else to_host(outputs_BC))
+        state_BS = piece.state_BS.to(opinion.outputs_BC.device)
         if segment.end == self._network.num_blocks:
-            return self._conclude(piece, opinion)
+            return self._conclude(piece, opinion, state_BS)
         assert segment.ramp is not None
-        seen = self._look(segment.ramp, opinion, piece) if segment.ramp in self._looks else ()
+        seen = self._look(segment.ramp, opinion, state_BS, piece) if segment.ramp in self._looks else ()
         if segment.ramp not in self._ramps:
             return Step(answers=(), survivors=after, seen=seen)
-        state_BS = piece.state_BS.to(opinion.outputs_BC.device)
         verdict = self._policy.decide(segment.ramp, opinion, state_BS, piece.sample_ids)
         leave_B = verdict.leave_B.tolist()
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
@@ -149,17 +149,18 @@ class Cut:
         value_K = opinion.answers(left) if verdict.value_B is None else verdict.value_B[left]
         return _answers(piece, left, value_K, verdict.score_B, ramp)
 
-    def _conclude(self, piece: Piece, opinion: Opinion) -> Step[Piece]:
-        value_B, score_B = self._policy.conclude(opinion, piece.sample_ids)
+    def _conclude(self, piece: Piece, opinion: Opinion, state_BS: Tensor) -> Step[Piece]:
+        value_B, score_B = self._policy.conclude(opinion, state_BS, piece.sample_ids)
         last = self._network.num_blocks - 1
         answers = _answers(piece, range(len(piece)), value_B, score_B, last)
         if not self._stays:
             return Step(answers=answers, survivors=None)
-        seen = _seen(piece, value_B, [math.nan] * len(piece), last)
+        full_B = self._policy.full_answers(opinion, piece.sample_ids)
+        seen = _seen(piece, full_B, [math.nan] * len(piece), last)
         return Step(answers=answers, survivors=None, seen=seen)
 
-    def _look(self, ramp: int, opinion: Opinion, piece: Piece) -> tuple[Seen, ...]:
-        score_B, value_B = self._policy.look(ramp, opinion, piece.sample_ids)
+    def _look(self, ramp: int, opinion: Opinion, state_BS: Tensor, piece: Piece) -> tuple[Seen, ...]:
+        score_B, value_B = self._policy.look(ramp, opinion, state_BS, piece.sample_ids)
         # A ramp that is broken, and perhaps not even active, costs the record of an input, not its answer.
         seen = _seen(piece, value_B, score_B.tolist(), ramp)
         finite_B = _are_finite(value_B).tolist()

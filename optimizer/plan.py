@@ -12,8 +12,10 @@ from typing import Any
 from earlyexit.chain import check_networks, used_of
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
+from earlyexit.mixture import check_weights
 from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.policies import PolicyName, kind_of
+from earlyexit.reroute import check_rule
 from earlyexit.split import AfterAnswer, Split
 
 
@@ -26,15 +28,22 @@ class PolicySpec:
     """For entropy, confidence, share and recorded: one for all ramps or one per ramp."""
     confidences: float | Mapping[int, float] | None = None
     """For share: above which a principal value counts; one for all ramps or one per ramp."""
+    c: float | None = None
+    """For tabi: the confidence up to which every input goes on."""
+    k: float | None = None
+    """For tabi: the slope of the band above it."""
     patience: int | None = None
     votes: int | None = None
     records: str | None = None
     """For recorded: the file of exit records."""
     own: str | None = None
     """For own: `module:name` of a policy made with `exit_wrapper`."""
+    weights: Mapping[int, float] | None = None
+    """Of an ensemble, by the end of a network: the weight, in what comes after it, of what was said up to it."""
 
     def __post_init__(self) -> None:
-        needed, given = kind_of(self.name).takes, set(self.settings)
+        kind = kind_of(self.name)
+        needed, given = kind.takes, set(self.settings) - {"weights"}
         if given != needed:
             raise PlanError(f"exit policy {self.name!r} takes {_listed(needed)}, not {_listed(given)}")
         for name, count in (("patience", self.patience), ("votes", self.votes)):
@@ -44,8 +53,16 @@ class PolicySpec:
             raise PlanError("thresholds must be finite numbers")
         if not all(0 <= value <= 1 for value in _numbers(self.confidences)):
             raise PlanError("confidences must be numbers from 0 to 1")
+        if self.c is not None and self.k is not None:
+            check_rule(self.c, self.k)
         if self.own is not None:
             check_own(self.own)
+        if self.weights is not None:
+            check_weights(self.weights)
+            if not kind.mixes:
+                raise PlanError(
+                    f"exit policy {self.name!r} takes no weights of an ensemble: it decides by what it carries"
+                )
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -70,10 +70,13 @@ class PolicyDocument(StrictDocument):
     name: PolicyName = "entropy"
     thresholds: float | dict[RampKey, float] | None = None
     confidences: float | dict[RampKey, float] | None = None
+    c: float | None = None
+    k: float | None = None
     patience: int | None = Field(default=None, ge=1)
     votes: int | None = Field(default=None, ge=1)
     records: str | None = None
     own: str | None = None
+    weights: dict[RampKey, float] | None = None
 
 
 class OrderDetails(StrictDocument):
@@ -292,7 +295,8 @@ def _build_policy(document: PolicyDocument, shape: ModelShape | None, source: So
 
 
 def _check_policy_fits(policy: PolicySpec, shape: ModelShape, source: Source) -> None:
-    for called, given in (("thresholds", policy.thresholds), ("confidences", policy.confidences)):
+    numbers = {"thresholds": policy.thresholds, "confidences": policy.confidences, "weights": policy.weights}
+    for called, given in numbers.items():
         unknown = sorted(set(given if isinstance(given, Mapping) else ()) - set(shape.ramps))
         if unknown:
             with source.said_at(("policy", called, str(unknown[0]))):

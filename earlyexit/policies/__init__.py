@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,10 +23,12 @@ class PolicyKind:
     """The fields of a plan's policy that it needs, all of them and no others."""
     leaves: str
     """When an input may leave, for readers of plans."""
+    mixes: bool
+    """Whether it can judge what the networks of a chain say together, and so takes an ensemble's `weights` as well."""
 
 
-def _kind(make: str, *takes: str, leaves: str) -> PolicyKind:
-    return PolicyKind(make=f"earlyexit.policies.{make}", takes=frozenset(takes), leaves=leaves)
+def _kind(make: str, *takes: str, leaves: str, mixes: bool = False) -> PolicyKind:
+    return PolicyKind(make=f"earlyexit.policies.{make}", takes=frozenset(takes), leaves=leaves, mixes=mixes)
 
 
 # A policy is a class in one of the files beside this one, or in one more, and one entry here.
@@ -34,16 +37,26 @@ POLICIES = {
         "threshold:EntropyPolicy",
         "thresholds",
         leaves="the entropy of the label's probabilities, in nats, is at most the (calibrated) threshold",
+        mixes=True,
     ),
     "confidence": _kind(
         "threshold:ConfidencePolicy",
         "thresholds",
         leaves="the answer's score, as its task has it, is at least the (calibrated) threshold",
+        mixes=True,
     ),
     "share": _kind(
         "threshold:SharePolicy",
         *("thresholds", "confidences"),
         leaves="the share of its principal values above the ramp's confidence is at least the threshold",
+        mixes=True,
+    ),
+    "tabi": _kind(
+        "tabi:TabiPolicy",
+        *("c", "k"),
+        leaves="its coin, a hash of its sample id, lets it: never up to confidence c, above it with a chance of "
+        "1/(1+exp(-k((con-c)/(1-c)-1/2))); Tabi's rule (EuroSys'23, equation 4), of which nothing is promised",
+        mixes=True,
     ),
     "patience": _kind(
         "counting:PatiencePolicy",
@@ -60,6 +73,7 @@ POLICIES = {
         "wrapper:own_policy",
         "own",
         leaves="your function, named as `module:function`, says so; made with `exit_wrapper`",
+        mixes=True,
     ),
 }
 if TYPE_CHECKING:
@@ -75,7 +89,14 @@ def kind_of(name: str) -> PolicyKind:
     return POLICIES[name]
 
 
-def make_policy(name: str, **settings: Any) -> ExitPolicy:
-    """The policy of that name, imported now; raises PlanError for settings that it refuses."""
+def make_policy(name: str, *, weights: Mapping[int, float] | None = None, **settings: Any) -> ExitPolicy:
+    """The policy of that name, imported now; with an ensemble's `weights` it judges what networks say together.
+
+    Raises PlanError for settings that it refuses.
+    """
     policy: ExitPolicy = imported(kind_of(name).make)(**settings)
-    return policy
+    if weights is None:
+        return policy
+    from earlyexit.policies.ensemble import EnsemblePolicy
+
+    return EnsemblePolicy(policy, weights)

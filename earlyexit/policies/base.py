@@ -119,7 +119,7 @@ class ExitPolicy(ABC):
     def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
         """Who leaves at `ramp`, and with what."""
 
-    def look(self, ramp: int, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Score in the unit of the policy's thresholds, (B,), and answers, at a ramp that need not be active.
 
         Raises PlanError for policies that do not compare one score with one threshold: nothing to record.
@@ -129,6 +129,10 @@ class ExitPolicy(ABC):
             "entropy, confidence, share and recorded"
         )
 
-    def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Answers and scores of inputs that ran the whole model."""
+    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Answers and scores of inputs that ran the whole model, with the state that they brought."""
         return opinion.value_B, opinion.score_B
+
+    def full_answers(self, opinion: Opinion, sample_ids: Sequence[str]) -> Tensor:
+        """What the full model says by itself, whatever is made of it: losses are against these answers."""
+        return opinion.value_B

@@ -57,19 +57,22 @@ class RecordedPolicy(ExitPolicy):
         return tuple(f"{known}#{k}" for k in range(num_inputs))
 
     def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
-        score_B, value_B = self.look(ramp, opinion, sample_ids)
+        score_B, value_B = self.look(ramp, opinion, state_BS, sample_ids)
         leave_B = self._judge.is_sure(ramp, score_B)
         return Verdict(leave_B=leave_B, value_B=value_B, score_B=score_B, state_BS=state_BS)
 
-    def look(self, ramp: int, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         rows, column = self._rows(sample_ids), self._column_of[ramp]
         score_B = torch.from_numpy(self._answers.scores_NR[rows, column])
         value_B = torch.from_numpy(self._answers.answers_NE[rows, column])
         return score_B, value_B
 
-    def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        value_B = torch.from_numpy(self._answers.answers_NE[self._rows(sample_ids), -1])
+    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        value_B = self.full_answers(opinion, sample_ids)
         return value_B, torch.ones(len(value_B))
+
+    def full_answers(self, opinion: Opinion, sample_ids: Sequence[str]) -> Tensor:
+        return torch.from_numpy(self._answers.answers_NE[self._rows(sample_ids), -1])
 
     def _rows(self, sample_ids: Sequence[str]) -> npt.NDArray[np.int64]:
         return np.array([self._row(sample_id) for sample_id in sample_ids])

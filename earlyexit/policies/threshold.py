@@ -39,7 +39,7 @@ class ThresholdPolicy(ExitPolicy):
     def can_look(self, ramp: int) -> bool:
         return True
 
-    def look(self, ramp: int, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
         return self.score(ramp, opinion), opinion.value_B
 
     def is_sure(self, ramp: int, score_B: Tensor) -> Tensor:

@@ -152,9 +152,9 @@ class WaitedPolicy(RecordedPolicy):
         self._reader.decide(ramp, opinion, state_BS, sample_ids)
         return super().decide(ramp, opinion, state_BS, sample_ids)
 
-    def conclude(self, opinion: Opinion, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
-        self._reader.conclude(opinion, sample_ids)
-        return super().conclude(opinion, sample_ids)
+    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        self._reader.conclude(opinion, state_BS, sample_ids)
+        return super().conclude(opinion, state_BS, sample_ids)
 
 
 def policy_of(answers: RecordedAnswers, threshold: float, decisions: Decisions) -> ExitPolicy:

@@ -52,7 +52,8 @@ def policies() -> Iterator[str]:
     """Rows of Markdown: an exit policy, when an input leaves, and which fields it takes."""
     yield from ("| exit policy | an input leaves when | takes |", "|---|---|---|")
     for name, kind in POLICIES.items():
-        yield f"| `{name}` | {kind.leaves} | {', '.join(f'`{field}`' for field in sorted(kind.takes))} |"
+        takes = [*sorted(kind.takes), *(["weights"] if kind.mixes else [])]
+        yield f"| `{name}` | {kind.leaves} | {', '.join(f'`{field}`' for field in takes)} |"
 
 
 TABLES: Mapping[str, Mapping[str, Rows]] = {

@@ -14,7 +14,9 @@ from earlyexit.network import from_wire
 from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.policies.counting import PatiencePolicy, VotingPolicy
+from earlyexit.policies.ensemble import EnsemblePolicy
 from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.tabi import TabiPolicy
 from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.policies.wrapper import exit_wrapper
 from earlyexit.signature import Encoded
@@ -77,6 +79,8 @@ def recorded() -> ExitPolicy:
 POLICIES: dict[str, Callable[[], ExitPolicy]] = {
     "entropy": lambda: EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9}),
     "confidence": lambda: ConfidencePolicy(0.6),
+    "tabi": lambda: TabiPolicy(0.4, 10.0),
+    "ensemble": lambda: EnsemblePolicy(EntropyPolicy({0: 0.7, 1: 0.8, 2: 0.9}), {0: 0.3, 2: 0.4}),
     "patience": lambda: PatiencePolicy(1),
     "voting": lambda: VotingPolicy(2),
     "recorded": recorded,

@@ -53,6 +53,7 @@ def labels_of(*labels: int) -> Opinion:
         ("entropy", {"thresholds": 0.4}),
         ("confidence", {"thresholds": {0: 0.5}}),
         ("share", {"thresholds": {0: 0.5}, "confidences": 0.9}),
+        ("tabi", {"c": 0.9, "k": 10.0}),
         ("patience", {"patience": 2}),
         ("voting", {"votes": 2}),
         ("recorded", {"answers": RecordedAnswers(row_of={}, ramps=(), **NOTHING), "judge": EntropyPolicy(0.5)}),
@@ -200,7 +201,7 @@ def test_an_own_rule_with_a_state_becomes_a_dependent_policy() -> None:
 
 
 def look(policy: ExitPolicy, ramp: int = 7) -> tuple[list[float], list[int]]:
-    score_B, label_B = policy.look(ramp, OPINION, IDS)
+    score_B, label_B = policy.look(ramp, OPINION, policy.initial_state(3, 2, CPU), IDS)
     return score_B.tolist(), label_B.tolist()
 
 
@@ -214,7 +215,7 @@ def test_looking_gives_the_score_that_the_threshold_is_for_at_any_ramp() -> None
 
 
 def test_looking_at_records_gives_what_was_recorded_at_ramps_that_were() -> None:
-    score_B, label_B = recorded().look(5, OPINION, ("y#3", "x", "y"))
+    score_B, label_B = recorded().look(5, OPINION, torch.zeros(3, 0), ("y#3", "x", "y"))
     assert score_B.tolist() == pytest.approx([0.2, 0.8, 0.2])
     assert label_B.tolist() == [21, 11, 21]
     assert [recorded().can_look(ramp) for ramp in (2, 3, 5)] == [True, False, True]

@@ -91,6 +91,15 @@ def test_a_stage_needs_a_replica() -> None:
         pytest.param(
             {"name": "share", "thresholds": 0.4}, "'share' takes confidences and thresholds, not thresholds", id="share"
         ),
+        pytest.param({"name": "tabi", "c": 0.9}, "'tabi' takes c and k, not c", id="tabi without a slope"),
+        pytest.param({"name": "tabi", "c": 1.2, "k": 9}, "c, the confidence .* must be from 0 to 1, not 1.2", id="c"),
+        pytest.param({"name": "tabi", "c": 0.9, "k": math.nan}, "k, the slope .* not nan", id="k"),
+        pytest.param({"thresholds": 0.4, "weights": {5: math.nan}}, "after block 5 .* count nan", id="weight nan"),
+        pytest.param(
+            {"thresholds": 0.4, "weights": {5: 1.0}}, "at least 0, below 1", id="nothing for what comes after"
+        ),
+        pytest.param({"thresholds": 0.4, "weights": {5: -0.1}}, "at least 0, below 1", id="negative weight"),
+        pytest.param({"name": "voting", "votes": 2, "weights": {5: 0.2}}, "'voting' takes no weights", id="own state"),
         pytest.param({"name": "voting"}, "'voting' takes votes, not nothing", id="voting without votes"),
         pytest.param({"name": "own"}, "'own' takes own, not nothing", id="own without a name"),
     ],

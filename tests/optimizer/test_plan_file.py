@@ -259,6 +259,18 @@ def test_a_policy_alone_is_read_back_and_refused_by_the_name_of_its_place() -> N
         parse_policy({"name": "voting", "votes": 0}, where="control.policy")
 
 
+def test_a_policy_of_an_ensemble_keeps_its_weights() -> None:
+    policy = PolicySpec(name="tabi", c=0.9, k=10.0, weights={3: 0.25})
+    assert policy_document(policy) == {"name": "tabi", "c": 0.9, "k": 10.0, "weights": {3: 0.25}}
+    assert parse_policy(json.loads(json.dumps(policy_document(policy)))) == policy
+
+
+def test_weights_of_ramps_that_the_model_lacks_are_refused_with_their_line(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD.replace("  thresholds:", "  weights:\n    7: 0.2\n  thresholds:"))
+    with pytest.raises(PlanError, match=r"plan\.yaml:6: weights for ramps \[7\]; the model's ramps are"):
+        read_plan(path, SHAPE)
+
+
 def test_a_plan_without_token_budgets_does_not_speak_of_them() -> None:
     assert "tokens" not in json.dumps(plan_document(PLAN))
 

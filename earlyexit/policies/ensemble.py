@@ -1,0 +1,93 @@
+"""What the networks of a chain say together, judged by another policy (Tabi, section 4.3, equation 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from earlyexit.errors import PlanError
+from earlyexit.mixture import Weights, check_weights
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.tasks.base import Task
+
+TINY = torch.finfo(torch.float32).tiny
+"""A probability of 0 has no logarithm."""
+
+
+class EnsemblePolicy(ExitPolicy):
+    """Mixes what networks before said into what every later exit says; another policy sees the mixture only.
+
+    The state is the probabilities said at the last network's end that is active, times their weight: what is left to 1
+    is the weight of the network at hand. Of inputs that came by no such end it is 0, and nothing is mixed, as under a
+    plan that skips the networks before. It is half precision wherever it is, so that an answer does not depend on where
+    a chain is cut: probabilities keep 3 digits, and one is off by at most 2.5e-4.
+    """
+
+    name = "ensemble"
+    labels_only = True
+    state_dtype: ClassVar[torch.dtype] = torch.float16
+
+    def __init__(self, judge: ExitPolicy, weights: Weights) -> None:
+        """Raises PlanError for weights out of range, and for a judge that carries something of its own."""
+        check_weights(weights)
+        if judge.foreknows or judge.state_width(2):
+            raise PlanError(
+                f"weights: exit policy {judge.name!r} decides by what it carries itself; an ensemble's weights go with "
+                "policies that judge one exit's outputs"
+            )
+        self._judge = judge
+        self._weights = weights
+
+    def state_width(self, num_outputs: int) -> int:
+        return num_outputs
+
+    def check_ramps(self, ramps: Sequence[int]) -> None:
+        self._judge.check_ramps(ramps)
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        self._judge.check_task(task)
+
+    def can_decide(self, ramp: int) -> bool:
+        return self._judge.can_decide(ramp)
+
+    def can_look(self, ramp: int) -> bool:
+        return self._judge.can_look(ramp)
+
+    def warm_up_ids(self, num_inputs: int) -> tuple[str, ...]:
+        return self._judge.warm_up_ids(num_inputs)
+
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        together = mixed(opinion, state_BS)
+        verdict = self._judge.decide(ramp, together, state_BS[:, :0], sample_ids)
+        if ramp in self._weights:
+            state_BS = (self._weights[ramp] * together.outputs_BC.softmax(-1)).to(self.state_dtype)
+        return Verdict(
+            leave_B=verdict.leave_B,
+            value_B=together.value_B if verdict.value_B is None else verdict.value_B,
+            score_B=verdict.score_B,
+            state_BS=state_BS,
+        )
+
+    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self._judge.look(ramp, mixed(opinion, state_BS), state_BS[:, :0], sample_ids)
+
+    def conclude(self, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self._judge.conclude(mixed(opinion, state_BS), state_BS[:, :0], sample_ids)
+
+    def full_answers(self, opinion: Opinion, sample_ids: Sequence[str]) -> Tensor:
+        """Those of the last network by itself."""
+        return self._judge.full_answers(opinion, sample_ids)
+
+
+def mixed(opinion: Opinion, state_BS: Tensor) -> Opinion:
+    """The opinion with what is carried, as logarithms of probabilities; of inputs that carry nothing as it was."""
+    carried_B1 = state_BS.float().sum(-1, keepdim=True)
+    if not carried_B1.any():
+        return opinion
+    together_BC = (1 - carried_B1) * opinion.outputs_BC.softmax(-1) + state_BS
+    logarithms_BC = together_BC.clamp_min(TINY).log()
+    return Opinion(opinion.task, torch.where(carried_B1 > 0, logarithms_BC, opinion.outputs_BC))

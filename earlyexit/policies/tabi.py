@@ -1,0 +1,38 @@
+"""Tabi's dispatch rule as an exit policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
+from earlyexit.reroute import check_rule, reroutes
+
+
+class TabiPolicy(ExitPolicy):
+    """Go on up to confidence c, above it by the input's coin, with a chance that falls with confidence (equation 4).
+
+    Meant for the ends of networks; an inner ramp is judged alike, by a coin of its own. Nothing is promised of it.
+    """
+
+    name = "tabi"
+    labels_only = True
+
+    def __init__(self, c: float, k: float) -> None:
+        """Raises PlanError for a c outside 0 to 1, and for a k that is no slope."""
+        check_rule(c, k)
+        self.c = c
+        self.k = k
+
+    def can_look(self, ramp: int) -> bool:
+        return True
+
+    def decide(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> Verdict:
+        goes_on_B = reroutes(opinion.score_B.numpy(), sample_ids, ramp, self.c, self.k)
+        return opinion.verdict(torch.from_numpy(~goes_on_B), state_BS)
+
+    def look(self, ramp: int, opinion: Opinion, state_BS: Tensor, sample_ids: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """The calibrated confidence."""
+        return opinion.score_B, opinion.value_B
