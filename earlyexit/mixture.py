@@ -23,6 +23,16 @@ def check_weights(weights: Weights) -> None:
             )
 
 
+def check_ends(weights: Weights, networks: tuple[int, ...]) -> None:
+    """Raise PlanError for a weight of what no network's end says; `networks`: one past each one's last block."""
+    ends = [bound - 1 for bound in networks[:-1]]
+    others = sorted(set(weights) - set(ends))
+    if others and not ends:
+        raise PlanError(f"weights {dict(weights)} are of a chain's networks, and the model is a single one")
+    if others:
+        raise PlanError(f"weights after blocks {others}; the networks that are not the last end after {ends}")
+
+
 def proportional(parts: Mapping[int, float], last: float) -> dict[int, float]:
     """The weights by which every network counts in proportion to a number of its own, `last` the last network's.
 
@@ -33,6 +43,6 @@ def proportional(parts: Mapping[int, float], last: float) -> dict[int, float]:
     if not all(map(isfinite, counts)) or min(counts) < 0 or counts[0] + counts[1] <= 0:
         raise PlanError(f"weights in proportion to {counts}: these must be numbers from 0 on, and not all be 0")
     totals = list(accumulate(counts))
-    weights = {end: before / after for end, before, after in zip(ends, totals, totals[1:], strict=True)}
+    weights = {end: before / after for end, before, after in zip(ends, totals[:-1], totals[1:], strict=True)}
     check_weights(weights)
     return weights

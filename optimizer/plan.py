@@ -12,7 +12,7 @@ from typing import Any
 from earlyexit.chain import check_networks, used_of
 from earlyexit.engine import Dispatch
 from earlyexit.errors import PlanError
-from earlyexit.mixture import check_weights
+from earlyexit.mixture import check_ends, check_weights
 from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.reroute import check_rule
@@ -171,6 +171,8 @@ class Plan:
                 )
         if self.ramps and self.policy is None:
             raise PlanError(f"ramps {list(self.ramps)} are active, but no exit policy says when to leave")
+        if self.policy is not None and self.policy.weights is not None:
+            check_ends(self.policy.weights, self.networks)
         for called in ("threshold", "confidence"):
             numbers = None if self.policy is None else getattr(self.policy, f"{called}s")
             missing = [ramp for ramp in self.ramps if isinstance(numbers, Mapping) and ramp not in numbers]

@@ -6,7 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 from deployments.control.change import ChangeOver
@@ -27,6 +27,7 @@ from optimizer.live.changeover import steps
 from optimizer.live.trial import Trial
 from optimizer.placement import PlacedPlan, placed_document
 from optimizer.plan import Plan, PolicySpec
+from optimizer.plan_file import policy_document
 from optimizer.problem import PlanProblem
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -322,7 +323,7 @@ class PlanKeeper:
 
     def _check_fits(self, placed: PlacedPlan) -> None:
         policy = self._history.get("policy")
-        if policy is not None and policy != _policy_document(self._policy):
+        if policy is not None and _given(policy) != _policy_document(self._policy):
             raise OfframpError("the exit policy is another now")
         ramps = sorted(set(placed.plan.ramps) - set(self._problem.ramps))
         if ramps:
@@ -336,5 +337,10 @@ class PlanKeeper:
 
 def _policy_document(policy: PolicySpec) -> dict[str, Any]:
     """As JSON gives it back, whose keys are all strings."""
-    document: dict[str, Any] = json.loads(json.dumps(asdict(policy)))
+    document: dict[str, Any] = json.loads(json.dumps(policy_document(policy)))
     return document
+
+
+def _given(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the fields that its policy does not take, which histories used to hold as null."""
+    return {name: value for name, value in document.items() if value is not None}

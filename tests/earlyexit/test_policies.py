@@ -176,7 +176,7 @@ def test_recorded_decides_by_the_records_whatever_the_logits_say() -> None:
     assert verdict.value_B is not None
     assert verdict.value_B.tolist() == [20, 10, 20]
     assert policy.decide(5, OPINION, state_BS, ("y", "x", "y#7")).leave_B.tolist() == [True, False, True]
-    assert policy.conclude(OPINION, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
+    assert policy.conclude(OPINION, state_BS, ("y#1", "x#2", "y"))[0].tolist() == [22, 12, 22]
 
 
 def test_recorded_refuses_ramps_that_were_not_recorded() -> None:

@@ -111,3 +111,14 @@ def test_of_one_network_nothing_is_said() -> None:
     spec = PolicySpec(thresholds=0.5)
     with pytest.raises(PlanError, match="the first split must start at block 0, not 2"):
         Plan(stages=(stage((2, 9)),), policy=spec)
+
+
+def test_weights_of_an_ensemble_are_of_the_networks_ends(tmp_path: Path) -> None:
+    policy = PolicySpec(name="entropy", thresholds=0.4, weights={1: 0.2, 4: 0.5})
+    made = Plan(stages=(stage((0, 2), (5, 9)),), networks=NETWORKS, policy=policy)
+    write_plan(made, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml", SHAPE) == made
+    with pytest.raises(PlanError, match=r"weights after blocks \[3\]; the networks that are not the last end after"):
+        Plan(stages=made.stages, networks=NETWORKS, policy=PolicySpec(thresholds=0.4, weights={3: 0.2}))
+    with pytest.raises(PlanError, match="are of a chain's networks, and the model is a single one"):
+        Plan(stages=(stage((0, 9)),), policy=PolicySpec(thresholds=0.4, weights={3: 0.2}))
