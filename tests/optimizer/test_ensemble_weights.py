@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from earlyexit.errors import DataError
+from optimizer.ensemble import (
+    RULES,
+    best_accuracy,
+    by_accuracy,
+    by_likelihood,
+    fitted,
+    gain,
+    held_out_gain,
+    together,
+)
+
+ENDS = (5, 11)
+
+
+def of(*rows: list[float]) -> np.ndarray:
+    return np.array(rows, dtype=np.float64)
+
+
+def flags(text: str) -> np.ndarray:
+    return np.array([letter == "1" for letter in text])
+
+
+def random_networks(seed: int, count: int, skills: tuple[float, ...]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Probabilities of networks that lean towards the truth, each with noise of its own."""
+    rng = np.random.default_rng(seed)
+    truth_N = rng.integers(0, 4, count)
+    said = []
+    for skill in skills:
+        logits = rng.normal(size=(count, 4)) + skill * np.eye(4)[truth_N]
+        said.append(np.exp(logits) / np.exp(logits).sum(1, keepdims=True))
+    return said, truth_N
+
+
+def test_a_gain_counts_what_was_fixed_and_what_was_spoilt() -> None:
+    found = gain(flags("1100011111"), flags("1111101111"))
+    assert (found.num_inputs, found.fixed, found.spoilt) == (10, 3, 1)
+    assert found.points == pytest.approx(20)
+
+
+@pytest.mark.parametrize(("fixed", "spoilt"), [(5, 0), (6, 0), (9, 2), (10, 2), (20, 8), (0, 7)])
+def test_the_interval_contains_0_where_mcnemars_exact_test_does_not_reject(fixed: int, spoilt: int) -> None:
+    before = flags("0" * fixed + "1" * spoilt + "1" * 50)
+    after = flags("1" * fixed + "0" * spoilt + "1" * 50)
+    found = gain(before, after)
+    rejects = binomtest(fixed, fixed + spoilt).pvalue <= 0.05
+    assert (found.low > 0 or found.high < 0) == rejects
+    assert found.is_sure == (rejects and fixed > spoilt)
+    assert found.low - 1e-9 <= found.points / 100 <= found.high + 1e-9
+
+
+def test_where_no_answer_changes_nothing_is_gained_for_certain() -> None:
+    found = gain(flags("1101"), flags("1101"))
+    assert (found.low, found.high, found.is_sure) == (0, 0, False)
+
+
+def test_a_gain_of_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match="needs inputs"):
+        gain(flags(""), flags(""))
+
+
+def test_what_networks_say_together_is_a_mean_by_their_weights() -> None:
+    said = [of([1.0, 0.0]), of([0.0, 1.0]), of([0.5, 0.5])]
+    assert together(said, {5: 0.4, 11: 0.5}, ENDS) == pytest.approx(of([0.45, 0.55]))  # .2 of the first, .3, .5
+    assert together(said, {5: 0.4}, ENDS) == pytest.approx(of([0.5, 0.5]))
+
+
+def test_in_proportion_to_accuracy() -> None:
+    truth_N = np.array([0, 0, 0, 1])
+    small = of([0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.9, 0.1])  # 2 of 4
+    large = of([0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1])  # 3 of 4
+    assert by_accuracy([small, large], small, truth_N) == pytest.approx(2 / 5)
+    assert by_accuracy([small, small, large], small, truth_N) == pytest.approx(4 / 7)
+    assert by_accuracy([large, 1 - large], large, np.zeros(4, dtype=np.int64)) == 0
+
+
+def test_the_likeliest_weight_is_where_the_likelihood_is_flat() -> None:
+    truth_N = np.zeros(3, dtype=np.int64)
+    small, large = of([0.9, 0.1], [0.2, 0.8], [0.5, 0.5]), of([0.2, 0.8], [0.9, 0.1], [0.6, 0.4])
+    weight = by_likelihood([small, large], small, truth_N)
+    slopes = (small - large)[:, 0] / ((1 - weight) * large + weight * small)[:, 0]
+    assert slopes.sum() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", [by_likelihood, best_accuracy])
+def test_a_network_that_adds_nothing_gets_no_weight(rule) -> None:  # type: ignore[no-untyped-def]
+    truth_N = np.zeros(4, dtype=np.int64)
+    useless, large = of(*[[0.1, 0.9]] * 4), of(*[[0.8, 0.2]] * 4)
+    assert rule([useless, large], useless, truth_N) == 0
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_end_is_fitted_on_the_inputs_that_go_on_there(rule) -> None:  # type: ignore[no-untyped-def]
+    said, truth_N = random_networks(1, 400, (1.0, 1.5, 2.0))
+    goes_on = np.column_stack([np.arange(400) < 300, np.arange(400) < 100])
+    found = fitted(said, truth_N, goes_on, ENDS, rule)
+    first = rule([each[:300] for each in said[:2]], said[0][:300], truth_N[:300])
+    assert found[5] == first
+    some = [each[:100] for each in said]
+    assert found[11] == rule(some, together(some[:2], found, ENDS[:1]), truth_N[:100])
+    assert fitted(said, truth_N, np.zeros((400, 2), dtype=bool), ENDS, rule) == {5: 0.0, 11: 0.0}
+
+
+def test_networks_of_one_skill_with_errors_of_their_own_gain_together() -> None:
+    said, truth_N = random_networks(2, 4000, (1.5, 1.5))
+    found = held_out_gain(said, truth_N, np.ones((4000, 1), dtype=bool), ENDS[:1], by_likelihood)
+    assert found is not None
+    assert found.is_sure
+    assert found.points > 5
+
+
+def test_what_gains_only_on_what_it_was_fitted_on_is_not_believed() -> None:
+    sure = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        truth_N = rng.integers(0, 2, 60)
+        noise, large = (np.column_stack([share, 1 - share]) for share in rng.random((2, 60)))
+        found = held_out_gain([noise, large], truth_N, np.ones((60, 1), dtype=bool), ENDS[:1], best_accuracy)
+        assert found is not None
+        sure += found.is_sure
+    assert sure <= 2
+
+
+def test_without_rerouted_inputs_nothing_is_said() -> None:
+    said, truth_N = random_networks(3, 50, (1.0, 2.0))
+    assert held_out_gain(said, truth_N, np.zeros((50, 1), dtype=bool), ENDS[:1], by_accuracy) is None
