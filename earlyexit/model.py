@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from earlyexit.boundary import Boundary
+from earlyexit.chain import Chain
 from earlyexit.families.base import Backbone
 from earlyexit.layout import Layout
 from earlyexit.named import NamedSpec
@@ -54,6 +55,8 @@ class EarlyExitModel(nn.Module):
         """Divides the outputs of the exit after block k; 1 until calibrated."""
         self.attention: Attention = "auto"
         """How inputs attend where they are packed; whoever serves the model may choose."""
+        self.is_last = True
+        """Whether its end is the model's; else another network of a chain follows, and its end is a ramp."""
 
     @property
     def num_blocks(self) -> int:
@@ -62,6 +65,11 @@ class EarlyExitModel(nn.Module):
     @property
     def ramp_indices(self) -> tuple[int, ...]:
         return tuple(sorted(int(index) for index in self.ramps))
+
+    @property
+    def chain(self) -> Chain:
+        """Of one network: itself."""
+        return Chain(names=(self.info.name,), lengths=(self.num_blocks,), ramps=self.ramp_indices)
 
     @property
     def task(self) -> Task:
@@ -84,6 +92,10 @@ class EarlyExitModel(nn.Module):
         """What crosses after a block; -1 for what the network takes."""
         return self.backbone.inputs if block < 0 else self.backbone.boundary(block)
 
+    def takes(self, block: int) -> Boundary:
+        """What is waiting for a block."""
+        return self.boundary(block - 1)
+
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         return self.compute(segment, piece.tensors, Layout(piece.lengths_B, self.device, self.attention))
 
@@ -96,7 +108,7 @@ class EarlyExitModel(nn.Module):
 
     def has_exit(self, segment: Segment) -> bool:
         """Whether a segment ends at an exit that is evaluated."""
-        return segment.ramp is not None or segment.end == self.num_blocks
+        return segment.ramp is not None or (self.is_last and segment.end == self.num_blocks)
 
     def exit_head(self, block: int) -> Ramp:
         """The ramp after `block`, or the full model's head after the last one."""

@@ -46,6 +46,8 @@ class PreparedSegments(SegmentRunner, Protocol):
 class Network(SegmentRunner, Protocol):
     """Blocks 0 to `num_blocks` - 1, a ramp after some of them, and the full model's exit after the last.
 
+    Where it is a chain of several (`ChainNetwork`), no segment and no cut runs over the end of one.
+
     An input's values may depend on its own rows only, never on its batch-mates.
     """
 
@@ -77,6 +79,10 @@ class Network(SegmentRunner, Protocol):
         """What crosses after a block; -1 for what the network takes."""
         ...
 
+    def takes(self, block: int) -> Boundary:
+        """What a piece holds that waits for a block: what crosses before it, or inputs where they are encoded anew."""
+        ...
+
 
 def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
     """A piece on the network's device; before block 0 with the policy's initial state.
@@ -98,14 +104,14 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
 
 def check_inputs(network: Network, encoded: Encoded) -> None:
     """Raise ModelFolderError where a codec gives something else than the network takes."""
-    said = misfit(network.boundary(-1), encoded)
+    said = misfit(network.takes(0), encoded)
     if said is not None:
         raise ModelFolderError(said)
 
 
 def arbitrary_tensors(network: Network, block: int, lengths_B: Lengths, rng: np.random.Generator) -> Tensors:
     """What might cross before `block`, for inputs of these lengths, on the network's device."""
-    return tuple(_arbitrary(each, lengths_B, rng, network) for each in network.boundary(block - 1))
+    return tuple(_arbitrary(each, lengths_B, rng, network) for each in network.takes(block))
 
 
 def _arbitrary(spec: TensorSpec, lengths_B: Lengths, rng: np.random.Generator, network: Network) -> Tensor:

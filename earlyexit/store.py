@@ -271,6 +271,8 @@ def load_model(folder: Path, *, device: str = "cpu", dtype: torch.dtype | None =
     from earlyexit.tasks import find_task
 
     card = read_card(folder)
+    if not card.chain.is_one:
+        raise ModelFolderError(f"{folder} is a chain of {', '.join(card.chain.names)}; a single model is needed here")
     facts = card.model_dump(
         exclude={"schema_version", "backbone", "task", "boundaries", "inputs", "ramps", "num_blocks"}
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -32,6 +33,7 @@ MAD_TO_SIGMA = 1.4826
 """Makes the median absolute deviation estimate a normal distribution's standard deviation."""
 LEAST_SHARE = 0.1
 """Of a block's time alone, that it takes at least in a split: where calls cost nearly all, noise may leave nothing."""
+ONE_NETWORK = (0,)
 NEVER = math.inf
 """No exit is so sure: inputs stay, so that a timed split's batch is the same at its end."""
 
@@ -99,14 +101,21 @@ class SplitRunner(Protocol):
 
 
 def profile_splits(
-    num_blocks: int, ramps: Sequence[int], batches: Sequence[int], lengths: Sequence[int]
+    num_blocks: int,
+    ramps: Sequence[int],
+    batches: Sequence[int],
+    lengths: Sequence[int],
+    starts: Sequence[int] = ONE_NETWORK,
 ) -> tuple[TimedSplit, ...]:
-    """What `latency_tables` needs: every block alone, every block with its ramp, and the whole model in one piece."""
+    """What `latency_tables` needs: every block alone, every block with its ramp, and every network in one piece.
+
+    `starts`: the first blocks of a chain's networks, which no split crosses.
+    """
     return tuple(
         TimedSplit(split=split, length=length)
         for length in sorted(set(lengths))
         for batch in sorted(set(batches))
-        for split in _splits(num_blocks, ramps, batch)
+        for split in _splits(num_blocks, ramps, batch, starts)
     )
 
 
@@ -130,7 +139,9 @@ def time_splits(
     return tuple(Point(timed=timed, seconds=tuple(row)) for timed, row in zip(splits, seconds_PR.tolist(), strict=True))
 
 
-def latency_tables(points: Sequence[Point], num_blocks: int, ramps: Sequence[int]) -> dict[int, LatencyTable]:
+def latency_tables(
+    points: Sequence[Point], num_blocks: int, ramps: Sequence[int], starts: Sequence[int] = ONE_NETWORK
+) -> dict[int, LatencyTable]:
     """One table per input length, from the points of `profile_splits`.
 
     Rows rise with the batch size: where noise says otherwise, the nearest rows that do (isotonic regression).
@@ -139,12 +150,14 @@ def latency_tables(points: Sequence[Point], num_blocks: int, ramps: Sequence[int
     seconds_R = {point.timed: np.array(point.seconds) for point in points}
     lengths = sorted({timed.length for timed in seconds_R})
     batches = tuple(sorted({timed.split.batch for timed in seconds_R}))
-    missing = [timed for timed in profile_splits(num_blocks, ramps, batches, lengths) if timed not in seconds_R]
+    needed = profile_splits(num_blocks, ramps, batches, lengths, starts)
+    missing = [timed for timed in needed if timed not in seconds_R]
     if missing:
         raise DataError(f"points of the profile are missing: {len(missing)}, the first of them {missing[0]}")
     if len({len(point.seconds) for point in points}) > 1:
         raise DataError("the points of a profile must come from the same rounds; these have unequal numbers of them")
-    return {length: _table(seconds_R, num_blocks, tuple(ramps), batches, length) for length in lengths}
+    networks = _networks(num_blocks, ramps, starts)
+    return {length: _table(seconds_R, networks, batches, length) for length in lengths}
 
 
 class LiveSplits:
@@ -207,10 +220,27 @@ class LiveSplits:
             torch.cuda.synchronize(self._network.device)
 
 
-def _splits(num_blocks: int, ramps: Sequence[int], batch: int) -> tuple[Split, ...]:
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """One of the networks that are timed, each in itself."""
+
+    first: int
+    end: int
+    ramps: tuple[int, ...]
+
+
+def _networks(num_blocks: int, ramps: Sequence[int], starts: Sequence[int]) -> tuple[_Network, ...]:
+    return tuple(
+        _Network(first, end, tuple(ramp for ramp in ramps if first <= ramp < end))
+        for first, end in pairwise([*starts, num_blocks])
+    )
+
+
+def _splits(num_blocks: int, ramps: Sequence[int], batch: int, starts: Sequence[int]) -> tuple[Split, ...]:
     alone = [_alone(block, batch) for block in range(num_blocks)]
     with_ramp = [_with_ramp(ramp, batch) for ramp in ramps]
-    return tuple(dict.fromkeys([*alone, *with_ramp, _whole(num_blocks, batch)]))  # one block is the whole of its model
+    whole = [_whole(network, batch) for network in _networks(num_blocks, ramps, starts)]
+    return tuple(dict.fromkeys([*alone, *with_ramp, *whole]))  # one block is the whole of its network
 
 
 def _alone(block: int, batch: int) -> Split:
@@ -221,8 +251,8 @@ def _with_ramp(block: int, batch: int) -> Split:
     return Split(first=block, end=block + 1, batch=batch, ramps=(block,))
 
 
-def _whole(num_blocks: int, batch: int) -> Split:
-    return Split(first=0, end=num_blocks, batch=batch)
+def _whole(network: _Network, batch: int) -> Split:
+    return Split(first=network.first, end=network.end, batch=batch)
 
 
 def _warm(
@@ -244,28 +274,23 @@ def _timed(run: Callable[[], None], clock: Clock) -> float:
 
 
 def _table(
-    seconds_R: Mapping[TimedSplit, FloatArray],
-    num_blocks: int,
-    ramps: tuple[int, ...],
-    batches: tuple[int, ...],
-    length: int,
+    seconds_R: Mapping[TimedSplit, FloatArray], networks: Sequence[_Network], batches: tuple[int, ...], length: int
 ) -> LatencyTable:
-    columns = []
+    def seconds_of(split: Split) -> FloatArray:
+        return seconds_R[TimedSplit(split=split, length=length)]
+
+    blocks_BN, ramps_BE = [], []
     for batch in batches:
-        of_split = {
-            split: seconds_R[TimedSplit(split=split, length=length)] for split in _splits(num_blocks, ramps, batch)
-        }
-        columns.append(_column(of_split, num_blocks, ramps, batch))
-    blocks_BN, ramps_BE = zip(*columns, strict=True)
+        rows = [_column(seconds_of, network, batch) for network in networks]
+        blocks_BN.append(np.concatenate([blocks for blocks, _ in rows]))
+        ramps_BE.append(np.concatenate([ramps for _, ramps in rows]))
     return LatencyTable(
         batches=batches, block_s_NB=_rising(np.stack(blocks_BN, axis=1)), ramp_s_EB=_rising(np.stack(ramps_BE, axis=1))
     )
 
 
-def _column(
-    of_split: Mapping[Split, FloatArray], num_blocks: int, ramps: tuple[int, ...], batch: int
-) -> tuple[FloatArray, FloatArray]:
-    """Seconds of every block (N) and ramp (E) at one batch size, from the rounds (R) of every split.
+def _column(seconds_of: Callable[[Split], FloatArray], network: _Network, batch: int) -> tuple[FloatArray, FloatArray]:
+    """Seconds of every block (N) and ramp (E) at one batch size, from the rounds (R) of every split of a network.
 
     Blocks run one by one pay the price of a call (fusing, index tensors, a session's start) N times, run together
     once. The cost model has no row for it, so every block carries half of what one more call costs it: the sum of the
@@ -273,11 +298,12 @@ def _column(
     between these two. A ramp ends the segment it is in, and what follows pays for a start of its own: a block with
     its ramp is charged what that takes alone.
     """
-    alone_NR = np.stack([of_split[_alone(block, batch)] for block in range(num_blocks)])
-    whole_R = of_split[_whole(num_blocks, batch)]
-    half_call_s = float(np.median(alone_NR.sum(axis=0) - whole_R)) / (2 * num_blocks)
+    first, end, ramps = network.first, network.end, network.ramps
+    alone_NR = np.stack([seconds_of(_alone(block, batch)) for block in range(first, end)])
+    whole_R = seconds_of(_whole(network, batch))
+    half_call_s = float(np.median(alone_NR.sum(axis=0) - whole_R)) / (2 * (end - first))
     block_s_N = np.median(alone_NR, axis=1) - half_call_s
-    added_E = [np.median(of_split[_with_ramp(ramp, batch)] - alone_NR[ramp]) for ramp in ramps]
+    added_E = [np.median(seconds_of(_with_ramp(ramp, batch)) - alone_NR[ramp - first]) for ramp in ramps]
     ramp_s_E = np.array(added_E, dtype=np.float64) + half_call_s
     return np.maximum(block_s_N, LEAST_SHARE * np.median(alone_NR, axis=1)), np.maximum(ramp_s_E, 0.0)
 

@@ -13,7 +13,6 @@ from cluster.devices import find_device
 from cluster.emulated import RecordedRunner
 from cluster.paced import PacedRunner
 from deployments.settings import EmulatedSettings, ServeSettings
-from earlyexit.backends import open_segments
 from earlyexit.clock import Clock
 from earlyexit.device import WARM_UP_TOKENS, Device, Runner
 from earlyexit.engine import BatchEngine
@@ -187,16 +186,16 @@ def _sizes(split: Split) -> list[int]:
 def _torch_runner(settings: ServeSettings, device: str, spec: PolicySpec | None) -> TorchRunner:
     import torch
 
+    from earlyexit.chain_network import load_network, open_network
     from earlyexit.runner import TorchRunner
-    from earlyexit.store import load_model
 
     torch.set_num_threads(settings.threads_per_replica)
     folder = Path(settings.model)
     torch_device = find_device(device).torch_device
-    model = load_model(folder, device=torch_device, dtype=getattr(torch, settings.dtype))
-    model.attention = settings.attention
-    segments = open_segments(settings.backend, model, folder, settings.threads_per_replica)
-    return TorchRunner(model, build_policy(spec), segments)
+    dtype = getattr(torch, settings.dtype)
+    network = load_network(folder, device=torch_device, dtype=dtype, attention=settings.attention)
+    segments = open_network(settings.backend, network, folder, settings.threads_per_replica)
+    return TorchRunner(network, build_policy(spec), segments)
 
 
 def _recorded_runner(device: str, spec: PolicySpec | None, card: ModelCard) -> RecordedRunner:

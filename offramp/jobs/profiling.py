@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from cluster.devices import find_device
-from earlyexit.backends import BACKENDS, BackendName, open_segments
+from earlyexit.backends import BACKENDS, BackendName
 from earlyexit.boundary import FloatName
 from earlyexit.clock import Clock, MonotonicClock
 from earlyexit.errors import InputError
@@ -21,7 +21,7 @@ from profiles.latency import LatencyProfile
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, time_splits
 
 if TYPE_CHECKING:
-    from earlyexit.model import EarlyExitModel
+    from earlyexit.chain_network import AnyNetwork
     from earlyexit.train import Progress
 
 CPU_FACTS = Path("/proc/cpuinfo")
@@ -65,12 +65,12 @@ class ProfileJob:
         if self.threads > most:
             raise InputError(f"threads must be at most {most}, {THREADS_PER_CPU} per CPU here, not {self.threads}")
 
-    def splits(self, model: EarlyExitModel) -> tuple[TimedSplit, ...]:
+    def splits(self, model: AnyNetwork) -> tuple[TimedSplit, ...]:
         """What a profile of the model needs; raises InputError for lengths that the model does not take."""
         lengths = self.lengths or ((1,) if model.max_length == 1 else USUAL_LENGTHS)
         if lengths[-1] > model.max_length:
             raise InputError(f"length {lengths[-1]}; the model takes at most {model.max_length} tokens")
-        return profile_splits(model.num_blocks, model.ramp_indices, self.batches, lengths)
+        return profile_splits(model.num_blocks, model.ramp_indices, self.batches, lengths, model.chain.starts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,9 @@ class Bench:
     """A model ready to be timed."""
 
     job: ProfileJob
-    model: EarlyExitModel
+    name: str
+    """The model's."""
+    model: AnyNetwork
     splits: LiveSplits
     rng: np.random.Generator = field(repr=False)
 
@@ -89,14 +91,14 @@ class Bench:
     def profile(self, points: Sequence[Point]) -> LatencyProfile:
         """The profile that follows from the points of `ProfileJob.splits`."""
         return LatencyProfile(
-            model=self.model.info.name,
+            model=self.name,
             num_blocks=self.model.num_blocks,
             ramps=self.model.ramp_indices,
             device=self.job.device,
             backend=self.job.backend,
             dtype=self.job.dtype,
             kind="measured",
-            tables=latency_tables(points, self.model.num_blocks, self.model.ramp_indices),
+            tables=latency_tables(points, self.model.num_blocks, self.model.ramp_indices, self.model.chain.starts),
             provenance=_provenance(self.job, self.model, points),
         )
 
@@ -121,7 +123,8 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
     """
     import torch
 
-    from earlyexit.store import load_model
+    from earlyexit.chain_network import load_network, open_network
+    from earlyexit.store import read_card
 
     torch_device = find_device(job.device).torch_device
     if torch_device == "cuda" and not torch.cuda.is_available():
@@ -129,10 +132,10 @@ def open_bench(folder: Path, job: ProfileJob, *, exports: Path | None = None) ->
     threads_before = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
-        model = load_model(folder, device=torch_device, dtype=getattr(torch, job.dtype))
+        model = load_network(folder, device=torch_device, dtype=getattr(torch, job.dtype))
         rng = np.random.default_rng(job.seed)
-        segments = open_segments(job.backend, model, exports or folder, job.threads)
-        yield Bench(job=job, model=model, splits=LiveSplits(model, rng, segments), rng=rng)
+        segments = open_network(job.backend, model, folder, job.threads, cache=exports)
+        yield Bench(job=job, name=read_card(folder).name, model=model, splits=LiveSplits(model, rng, segments), rng=rng)
     finally:
         torch.set_num_threads(threads_before)
 
@@ -168,7 +171,7 @@ def profile_figures(profile: LatencyProfile) -> dict[str, Any]:
     }
 
 
-def _provenance(job: ProfileJob, model: EarlyExitModel, points: Sequence[Point]) -> dict[str, Any]:
+def _provenance(job: ProfileJob, model: AnyNetwork, points: Sequence[Point]) -> dict[str, Any]:
     from offramp.jobs.provenance import provenance
 
     return provenance(
@@ -182,7 +185,7 @@ def _provenance(job: ProfileJob, model: EarlyExitModel, points: Sequence[Point])
     )
 
 
-def _device_facts(model: EarlyExitModel) -> dict[str, Any]:
+def _device_facts(model: AnyNetwork) -> dict[str, Any]:
     if model.device.type != "cuda":
         return {"device_name": _cpu_name()}
     import torch
