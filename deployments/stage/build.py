@@ -112,9 +112,8 @@ def build_policy(spec: PolicySpec | None) -> ExitPolicy:
     if spec.records is None:
         return make_policy(spec.name, **spec.settings)
     records = ExitRecords.load(Path(spec.records))
-    recorded = (
-        {"confidences": 0.0} if "confidences" in kind_of(records.score).takes else {}
-    )  # shares are counted already
+    counted = "confidences" in kind_of(records.score).takes  # as shares are already
+    recorded: dict[str, Any] = {"confidences": 0.0} if counted else {}
     judge = make_policy(records.score, thresholds=spec.thresholds, **recorded)
     return make_policy(spec.name, answers=recorded_answers(records), judge=judge)
 

@@ -15,6 +15,8 @@ from earlyexit.tasks.base import Task
 
 TINY = torch.finfo(torch.float32).tiny
 """A probability of 0 has no logarithm."""
+CARRIED = torch.float16
+"""The type in which probabilities travel."""
 
 
 class EnsemblePolicy(ExitPolicy):
@@ -28,7 +30,7 @@ class EnsemblePolicy(ExitPolicy):
 
     name = "ensemble"
     labels_only = True
-    state_dtype: ClassVar[torch.dtype] = torch.float16
+    state_dtype: ClassVar[torch.dtype] = CARRIED
 
     def __init__(self, judge: ExitPolicy, weights: Weights) -> None:
         """Raises PlanError for weights out of range, and for a judge that carries something of its own."""
@@ -64,7 +66,7 @@ class EnsemblePolicy(ExitPolicy):
         together = mixed(opinion, state_BS)
         verdict = self._judge.decide(ramp, together, state_BS[:, :0], sample_ids)
         if ramp in self._weights:
-            state_BS = (self._weights[ramp] * together.outputs_BC.softmax(-1)).to(self.state_dtype)
+            state_BS = carried(together.outputs_BC, self._weights[ramp])
         return Verdict(
             leave_B=verdict.leave_B,
             value_B=together.value_B if verdict.value_B is None else verdict.value_B,
@@ -81,6 +83,11 @@ class EnsemblePolicy(ExitPolicy):
     def full_answers(self, opinion: Opinion, sample_ids: Sequence[str]) -> Tensor:
         """Those of the last network by itself."""
         return self._judge.full_answers(opinion, sample_ids)
+
+
+def carried(outputs_BC: Tensor, weight: float) -> Tensor:
+    """What an exit's outputs leave for those after it, (B, C)."""
+    return (weight * outputs_BC.softmax(-1)).to(CARRIED)
 
 
 def mixed(opinion: Opinion, state_BS: Tensor) -> Opinion:

@@ -12,14 +12,14 @@ from earlyexit.reroute import coin, reroute_probability, reroutes
 CONFIDENCES = np.linspace(0, 1, 1001)
 
 
-def test_at_c_1_everything_goes_on():
+def test_at_c_1_everything_goes_on() -> None:
     assert (reroute_probability(CONFIDENCES, 1.0) == 1).all()
     assert reroutes(CONFIDENCES, [f"{n}" for n in range(1001)], 5, 1.0).all()
 
 
 @pytest.mark.parametrize("c", [0.0, 0.5, 0.9, 0.95])
 @pytest.mark.parametrize("k", [0.0, 1.0, 10.0, 1e4])
-def test_the_surer_an_input_the_less_likely_it_goes_on(c, k):
+def test_the_surer_an_input_the_less_likely_it_goes_on(c: float, k: float) -> None:
     probability = reroute_probability(CONFIDENCES, c, k)
 
     assert (np.diff(probability) <= 0).all()
@@ -27,7 +27,7 @@ def test_the_surer_an_input_the_less_likely_it_goes_on(c, k):
     assert ((probability >= 0) & (probability <= 1)).all()
 
 
-def test_the_band_is_equation_4():
+def test_the_band_is_equation_4() -> None:
     c, k, con = 0.9, 8.0, 0.93
 
     [found] = reroute_probability(np.array([con]), c, k)
@@ -35,16 +35,16 @@ def test_the_band_is_equation_4():
     assert found == pytest.approx(1 / (1 + math.exp(k * ((con - c) / (1 - c) - 0.5))), rel=1e-12)
 
 
-def test_in_the_middle_of_the_band_half_go_on():
+def test_in_the_middle_of_the_band_half_go_on() -> None:
     assert reroute_probability(np.array([0.95]), 0.9, 7.0)[0] == pytest.approx(0.5)
 
 
-def test_a_certain_input_may_still_go_on():
+def test_a_certain_input_may_still_go_on() -> None:
     assert reroute_probability(np.array([1.0]), 0.9, 4.0)[0] == pytest.approx(1 / (1 + math.exp(2)))
 
 
 @pytest.mark.parametrize(("c", "k"), [(0.9, 10.0), (0.5, 3.0)])
-def test_the_share_that_goes_on_is_the_mean_of_the_band(c, k):
+def test_the_share_that_goes_on_is_the_mean_of_the_band(c: float, k: float) -> None:
     confidence = c + (1 - c) * (np.arange(100_000) + 0.5) / 100_000
     expected, _ = quad(lambda con: float(reroute_probability(np.array([con]), c, k)[0]) / (1 - c), c, 1)
 
@@ -53,7 +53,7 @@ def test_the_share_that_goes_on_is_the_mean_of_the_band(c, k):
     assert share == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(100_000))
 
 
-def test_another_attempt_has_the_same_coin():
+def test_another_attempt_has_the_same_coin() -> None:
     assert coin("tweet#ingress-1.17.0", 5) == coin("tweet#ingress-1.17.12", 5)
 
 
@@ -67,15 +67,15 @@ def test_another_attempt_has_the_same_coin():
     ],
     ids=["another input", "another ramp", "ids without attempts", "another caller's id"],
 )
-def test_others_have_a_coin_of_their_own(one, other):
+def test_others_have_a_coin_of_their_own(one: tuple[str, int], other: tuple[str, int]) -> None:
     assert coin(*one) != coin(*other)
 
 
-def test_coins_are_the_same_in_every_process():
+def test_coins_are_the_same_in_every_process() -> None:
     assert coin("tweet#ingress-1.17.0", 5) == 0.0428821056667833
 
 
-def test_coins_are_uniform():
+def test_coins_are_uniform() -> None:
     coins = np.sort([coin(f"#i.{n}.0", 0) for n in range(20_000)])
 
     assert np.abs(coins - (np.arange(20_000) + 0.5) / 20_000).max() < 1.63 / math.sqrt(20_000)
@@ -84,6 +84,6 @@ def test_coins_are_uniform():
 @pytest.mark.parametrize(
     ("c", "k"), [(math.nan, 1.0), (-0.1, 1.0), (1.1, 1.0), (0.9, -1.0), (0.9, math.inf), (0.9, math.nan)]
 )
-def test_a_rule_that_is_none_is_refused(c, k):
+def test_a_rule_that_is_none_is_refused(c: float, k: float) -> None:
     with pytest.raises(PlanError, match="must be"):
         reroute_probability(CONFIDENCES, c, k)

@@ -7,6 +7,8 @@ from scipy.stats import binomtest
 from earlyexit.errors import DataError
 from optimizer.ensemble import (
     RULES,
+    IntArray,
+    Rule,
     best_accuracy,
     by_accuracy,
     by_likelihood,
@@ -15,19 +17,20 @@ from optimizer.ensemble import (
     held_out_gain,
     together,
 )
+from profiles.scores import BoolArray, FloatArray
 
 ENDS = (5, 11)
 
 
-def of(*rows: list[float]) -> np.ndarray:
+def of(*rows: list[float]) -> FloatArray:
     return np.array(rows, dtype=np.float64)
 
 
-def flags(text: str) -> np.ndarray:
+def flags(text: str) -> BoolArray:
     return np.array([letter == "1" for letter in text])
 
 
-def random_networks(seed: int, count: int, skills: tuple[float, ...]) -> tuple[list[np.ndarray], np.ndarray]:
+def random_networks(seed: int, count: int, skills: tuple[float, ...]) -> tuple[list[FloatArray], IntArray]:
     """Probabilities of networks that lean towards the truth, each with noise of its own."""
     rng = np.random.default_rng(seed)
     truth_N = rng.integers(0, 4, count)
@@ -89,14 +92,14 @@ def test_the_likeliest_weight_is_where_the_likelihood_is_flat() -> None:
 
 
 @pytest.mark.parametrize("rule", [by_likelihood, best_accuracy])
-def test_a_network_that_adds_nothing_gets_no_weight(rule) -> None:  # type: ignore[no-untyped-def]
+def test_a_network_that_adds_nothing_gets_no_weight(rule: Rule) -> None:
     truth_N = np.zeros(4, dtype=np.int64)
     useless, large = of(*[[0.1, 0.9]] * 4), of(*[[0.8, 0.2]] * 4)
     assert rule([useless, large], useless, truth_N) == 0
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_every_end_is_fitted_on_the_inputs_that_go_on_there(rule) -> None:  # type: ignore[no-untyped-def]
+def test_every_end_is_fitted_on_the_inputs_that_go_on_there(rule: Rule) -> None:
     said, truth_N = random_networks(1, 400, (1.0, 1.5, 2.0))
     goes_on = np.column_stack([np.arange(400) < 300, np.arange(400) < 100])
     found = fitted(said, truth_N, goes_on, ENDS, rule)

@@ -21,18 +21,18 @@ LARGE = model("large", 26.0, [0.99, 0.99, 0.99, 0.9], [1, 1, 1, 1])
 BOTH = np.column_stack([SMALL.confidence_N, LARGE.confidence_N]), np.column_stack([SMALL.right_N, LARGE.right_N])
 
 
-def test_the_first_network_is_reached_by_all_and_the_next_by_whom_the_rule_sends_on():
+def test_the_first_network_is_reached_by_all_and_the_next_by_whom_the_rule_sends_on() -> None:
     assert reaching(BOTH[0], 0.9, STEEP) == pytest.approx(np.array([[1, 0], [1, 0], [1, 1], [1, 1]]))
 
 
-def test_shares_and_accuracy_are_expectations():
+def test_shares_and_accuracy_are_expectations() -> None:
     found = at_cutoff(*BOTH, 0.5, 0.0)
 
     assert found.answered_L == (0.5, 0.5)
     assert found.accuracy == pytest.approx((0.5 * 3 + 0.5 * 4) / 4)
 
 
-def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average():
+def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average() -> None:
     small = np.array([0.99, 0.89, 0.71, 0.55])
     confidence_NL = np.column_stack([small, small])
     right_NL = np.array([[1, 1], [0, 1], [0, 1], [0, 1]], dtype=float)
@@ -45,14 +45,14 @@ def test_c_is_lowered_until_the_cascade_is_worse_than_its_models_on_average():
     assert [each.accuracy for each in found] == [1] * 4 + [0.75] * 7
 
 
-def test_at_worst_c_ends_at_0():
+def test_at_worst_c_ends_at_0() -> None:
     found = cutoffs(np.full((2, 2), 0.5), np.ones((2, 2)))
 
     assert len(found) == 20
     assert found[-1].c == 0
 
 
-def test_a_cascade_with_a_heavy_tail_is_no_candidate():
+def test_a_cascade_with_a_heavy_tail_is_no_candidate() -> None:
     slow = model("slow", 20.0, [0.9] * 4, [1, 1, 1, 0])  # reroutes all at 0.95: 46 > 1.5 x 26
 
     found = candidates([slow, LARGE], STEEP)
@@ -62,7 +62,7 @@ def test_a_cascade_with_a_heavy_tail_is_no_candidate():
     assert all(each.cutoff is not None and each.cutoff.c < 0.85 for each in found[2:])
 
 
-def test_chosen_is_the_fastest_that_is_accurate_enough():
+def test_chosen_is_the_fastest_that_is_accurate_enough() -> None:
     found = candidates([LARGE, SMALL], STEEP)
 
     chosen = select(found, 1.0)
@@ -76,7 +76,7 @@ def test_chosen_is_the_fastest_that_is_accurate_enough():
     assert single.models == ("small",)
 
 
-def test_combinations_ascend_in_accuracy():
+def test_combinations_ascend_in_accuracy() -> None:
     middle = model("middle", 12.0, [0.99] * 4, [1, 1, 1, 0])
 
     found = candidates([LARGE, middle, SMALL], STEEP)
@@ -86,6 +86,6 @@ def test_combinations_ascend_in_accuracy():
 
 
 @pytest.mark.parametrize("right", [[], [1.0]])
-def test_profiles_that_do_not_fit_are_refused(right):
+def test_profiles_that_do_not_fit_are_refused(right: list[float]) -> None:
     with pytest.raises(DataError, match="as many confidences"):
         ProfiledModel(name="m", latency_s=1.0, confidence_N=np.array(right * 2), right_N=np.array(right))
