@@ -8,6 +8,8 @@ from typing import Any
 
 from ray.serve.metrics import Counter, Histogram
 
+from earlyexit.chain import Chain
+
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -17,9 +19,11 @@ class IngressMetrics:
     Ray is told once a second: to tell it of every request cost an ingress 3 % of its time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chain: Chain) -> None:
+        """`chain`: of the model that answers."""
+        self._chain = chain
         self._requests = Counter("offramp_requests", "Requests, by route and status", tags("route", "status"))
-        self._answers = Counter("offramp_answers", "Answers, by the block they left after", tags("exit"))
+        self._answers = Counter("offramp_answers", "Answers, by the block they left after", tags("exit", "network"))
         self._hop_s = histogram("offramp_hop_seconds", "Time a call spent outside its stage", SECONDS, "slot")
         self._finished: Tally[tuple[str, int]] = Tally()
         self._drops = Counter("offramp_drops", "Inputs without an answer, by reason", tags("reason"))
@@ -42,7 +46,7 @@ class IngressMetrics:
     def _flush(self) -> None:
         self._is_due = False
         for block, count in self._exits.items():
-            self._answers.inc(count, {"exit": str(block)})
+            self._answers.inc(count, {"exit": str(block), "network": self._chain.name_of(block)})
         self._exits.clear()
         for slot, seconds in self._hops:
             self._hop_s.observe(seconds, {"slot": slot})

@@ -46,6 +46,14 @@ class IngressReport:
     """Inputs without an answer, by reason."""
     latencies: dict[int, int] = field(default_factory=dict)
     """Answers by latency: bucket k holds those from `BUCKET ** k` to `BUCKET ** (k + 1)` seconds."""
+    crossings: dict[int, int] = field(default_factory=dict)
+    """Inputs that went on to another network of the chain, by its first block; as are the next three."""
+    crossing_s: dict[int, float] = field(default_factory=dict)
+    """What they waited for it here, encoding anew included: their seconds together."""
+    words: dict[int, int] = field(default_factory=dict)
+    """Of the texts that words could be pruned of."""
+    pruned_words: dict[int, int] = field(default_factory=dict)
+    """Of these, the pruned ones."""
     probes: Observations | None = None
     """Records of probes, and of inputs that stayed, at wall-clock times; None where there were none."""
 

@@ -80,6 +80,10 @@ class Chain:
         assert 0 <= block < self.num_blocks, f"no block {block} in a chain of {self.num_blocks}"
         return bisect_right(self.bounds, block)
 
+    def name_of(self, block: int) -> str:
+        """The name of the network that a block is of."""
+        return self.names[self.network_of(block)]
+
     def locate(self, block: int) -> tuple[int, int]:
         """Which network a block is of, and its number there."""
         network = self.network_of(block)

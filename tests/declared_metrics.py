@@ -14,11 +14,12 @@ from deployments.ingress.dispatch.flow_metrics import FlowMetrics
 from deployments.ingress.versions.metrics import VersionMetrics
 from deployments.metrics import IngressMetrics
 from deployments.stage.metrics import StageMetrics
+from earlyexit.chain import Chain
 
 
 def main() -> list[tuple[str, str, tuple[str, ...]]]:
-    stage = StageMetrics("split-cpu-0", "cpu")
-    owners = [IngressMetrics(), FlowMetrics(), stage, ControlMetrics(), VersionMetrics()]
+    stage, chain = StageMetrics("split-cpu-0", "cpu"), Chain(names=("model",), lengths=(1,))
+    owners = [IngressMetrics(chain), FlowMetrics(chain), stage, ControlMetrics(), VersionMetrics()]
     instruments = [each for owner in owners for each in vars(owner).values() if isinstance(each, Metric)]
     return [(each.info["name"], type(each).__name__.lower(), each.info["tag_keys"]) for each in instruments]
 

@@ -19,6 +19,7 @@ from deployments.settings import ServeSettings
 from deployments.slots import slot_counts, slot_devices
 from earlyexit.clock import Clock, WallClock
 from earlyexit.errors import PlanError
+from earlyexit.store import read_card
 from optimizer.decision import Decision, Strategy
 from optimizer.placement import initial_placement, placed_document
 from optimizer.problem import PlanProblem
@@ -35,6 +36,7 @@ class Controller:
     async def __init__(self, settings: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
         os.nice(POLITE)
         self._settings = ServeSettings.model_validate(settings)
+        self._chain = read_card(Path(self._settings.model)).chain
         self._clock = WallClock()
         self._metrics = ControlMetrics()
         self._history, self._loop = build_loop(self._settings, self._clock)
@@ -53,7 +55,7 @@ class Controller:
 
     async def describe(self) -> dict[str, Any]:
         """The plan, what was expected, and what is seen."""
-        return describe(self._loop, self._history, self._settings, self._clock.now_s())
+        return describe(self._loop, self._history, self._settings, self._clock.now_s(), self._chain)
 
     async def history(self, limit: int) -> list[dict[str, Any]]:
         """The last plans in force or proposed, newest first."""

@@ -10,16 +10,20 @@ from deployments.control.intake import latency_s, total
 from deployments.control.knowledge import Outlook
 from deployments.control.look import used
 from deployments.control.loop import ControlLoop
+from deployments.control.networks import network_figures
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
+from earlyexit.chain import Chain
 from optimizer.placement import placed_document
 from optimizer.plan import Plan
 
 LAST_EVENTS = 20
 
 
-def describe(loop: ControlLoop, history: History, settings: ServeSettings, now_s: float) -> dict[str, Any]:
-    """Everything that somebody who watches the service may ask."""
+def describe(
+    loop: ControlLoop, history: History, settings: ServeSettings, now_s: float, chain: Chain
+) -> dict[str, Any]:
+    """Everything that somebody who watches the service may ask; `chain`: of the model that it serves."""
     assert settings.control is not None
     standing = loop.keeper.standing
     ground = loop.planning.ground
@@ -35,7 +39,7 @@ def describe(loop: ControlLoop, history: History, settings: ServeSettings, now_s
         "next_replan_s": max(0.0, (now_s // period_s + 1) * period_s - now_s),
         "predicted": dict(standing.placed.plan.predicted),
         "forecast": None if ground is None else _forecast(ground.outlook),
-        "observed": _observed(loop, settings, now_s),
+        "observed": _observed(loop, settings, now_s, chain),
         "hops": _hops(standing.placed.plan, settings),
         "fill": [] if loop.seen is None else _fill(loop, loop.seen.replicas),
         "accelerators": {} if loop.seen is None else _accelerators(loop, settings),
@@ -92,7 +96,7 @@ def _tuning(loop: ControlLoop, settings: ServeSettings) -> dict[str, Any]:
     }
 
 
-def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float) -> dict[str, Any]:
+def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float, chain: Chain) -> dict[str, Any]:
     """Over the last period, or since the plan is followed if that is shorter."""
     assert settings.control is not None
     standing = loop.keeper.standing
@@ -109,6 +113,7 @@ def _observed(loop: ControlLoop, settings: ServeSettings, now_s: float) -> dict[
         "p99_s": None if seen is None else latency_s(seen.latencies, 0.99),
         "exits": {} if seen is None else {str(block): count for block, count in sorted(seen.exits.items())},
         "drops": {} if seen is None else dict(seen.drops),
+        "networks": network_figures(chain, standing.placed.plan.used, seen),
         "inputs_seen": 0 if full is None else full.num_inputs,
         "survival": None if full is None or full.survival is None else [share.value for share in full.survival],
         "agreement": agreement,

@@ -25,6 +25,8 @@ KEEP_S = 7200.0
 MOST_PLANS = 1000
 BUSY_S = 5.0
 """How long a controller that was just replaced may still hold the file."""
+BY_NUMBER = ("exits", "latencies", "crossings", "crossing_s", "words", "pruned_words")
+"""Fields of an `Interval` with whole numbers for keys; the later ones are missing in what older versions wrote."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS file (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS probes (at_s REAL NOT NULL, shape TEXT NOT NULL, columns BLOB NOT NULL);
@@ -224,5 +226,5 @@ def _unpacked(shape: str, columns: bytes) -> Observations:
 
 def _interval(fields: dict[str, Any]) -> Interval:
     """JSON has string keys only."""
-    whole = {name: {int(key): count for key, count in fields[name].items()} for name in ("exits", "latencies")}
+    whole = {name: {int(key): count for key, count in fields[name].items()} for name in BY_NUMBER if name in fields}
     return Interval(**(fields | whole))

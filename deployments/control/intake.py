@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -13,6 +12,7 @@ from earlyexit.counts import TimesRun
 from earlyexit.split import AfterAnswer
 
 Key = TypeVar("Key")
+Number = TypeVar("Number", int, float)
 Ran = tuple[int, int, tuple[int, ...], AfterAnswer, int, bool]
 """A split's first block, end and ramps, what its answered inputs do, a batch size, and whether others ran beside."""
 
@@ -32,6 +32,11 @@ class Interval:
     drops: Mapping[str, int] = field(default_factory=dict)
     latencies: Mapping[int, int] = field(default_factory=dict)
     """By bucket, as in `IngressReport`."""
+    crossings: Mapping[int, int] = field(default_factory=dict)
+    """By block, as in `IngressReport`; as are the next three."""
+    crossing_s: Mapping[int, float] = field(default_factory=dict)
+    words: Mapping[int, int] = field(default_factory=dict)
+    pruned_words: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -52,6 +57,10 @@ def total(intervals: Sequence[Interval]) -> Interval | None:
         exits=_sum(each.exits for each in intervals),
         drops=_sum(each.drops for each in intervals),
         latencies=_sum(each.latencies for each in intervals),
+        crossings=_sum(each.crossings for each in intervals),
+        crossing_s=_sum(each.crossing_s for each in intervals),
+        words=_sum(each.words for each in intervals),
+        pruned_words=_sum(each.pruned_words for each in intervals),
     )
 
 
@@ -136,15 +145,20 @@ def _grown(before: IngressReport | None, now: IngressReport, since_s: float, at_
         exits=_less(now.exits, before.exits if before is not None and same_epoch else {}),
         drops=_less(now.drops, before.drops if before else {}),
         latencies=_less(now.latencies, before.latencies if before else {}),
+        crossings=_less(now.crossings, before.crossings if before else {}),
+        crossing_s=_less(now.crossing_s, before.crossing_s if before else {}),
+        words=_less(now.words, before.words if before else {}),
+        pruned_words=_less(now.pruned_words, before.pruned_words if before else {}),
     )
 
 
-def _less(now: Mapping[Key, int], before: Mapping[Key, int]) -> dict[Key, int]:
+def _less(now: Mapping[Key, Number], before: Mapping[Key, Number]) -> dict[Key, Number]:
     return {key: count - before.get(key, 0) for key, count in now.items() if count > before.get(key, 0)}
 
 
-def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
-    summed: Counter[Key] = Counter()
+def _sum(counts: Iterable[Mapping[Key, Number]]) -> dict[Key, Number]:
+    summed: dict[Key, Number] = {}
     for each in counts:
-        summed.update(each)
-    return dict(summed)
+        for key, count in each.items():
+            summed[key] = summed[key] + count if key in summed else count
+    return summed

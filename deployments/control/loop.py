@@ -142,7 +142,8 @@ class ControlLoop:
 
         Raises PlanError for a plan that does not fit the model, the slots or the accelerators.
         """
-        shape = ModelShape(num_blocks=self.knowledge.problem.num_blocks, ramps=self.knowledge.problem.ramps)
+        problem, networks = self.knowledge.problem, self.keeper.placed.plan.networks
+        shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=networks)
         plan = self.planning.completed(parse_plan(dict(document), shape))
         async with self._lock:
             seen = await self._look()

@@ -71,12 +71,12 @@ class Ingress(RpcMethods):
         self._slots = {slot.deployment_name: slot for slot in others if slot.deployment_name != CONTROLLER}
         self._clock = MonotonicClock()
         self._gate = gate_of(self._settings.access, self._clock, self._settings.ingress_replicas)
-        self._metrics = IngressMetrics()
         self._controller = None if self._settings.control is None else ControllerLink(self._settings.app)
         self._started = asyncio.Event()
         self._ready = False
         folder = Path(self._settings.model)
         self.card: ModelCard = read_card(folder)
+        self._metrics = IngressMetrics(self.card.chain)
         self.task = find_task(self.card.task)
         codec = find_codec(self.card.codec, folder)
         self.signature = Signature(codec, self.task)
@@ -102,7 +102,7 @@ class Ingress(RpcMethods):
         settings = self._settings
         facts = ServiceFacts(
             model=self.card.name,
-            num_blocks=self.card.num_blocks,
+            chain=self.card.chain,
             slo_s=settings.slo_s,
             emulated={device: emulated.time_scale for device, emulated in settings.emulated.items()},
             image=image_facts(self.signature.codec),
@@ -140,7 +140,7 @@ class Ingress(RpcMethods):
         self._ready = True
 
     async def _keep_telling(self) -> None:
-        metrics = FlowMetrics()
+        metrics = FlowMetrics(self.card.chain)
         while True:
             await asyncio.sleep(TELL_S)
             metrics.tell(self._peek())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -39,6 +39,8 @@ PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
 """Below, latencies are one bucket: a clock that stood still has no logarithm."""
 MOST_UNCOUNTED = 4096
+BY_KEY = ("exits", "drops", "latencies", "crossings", "crossing_s", "words", "pruned_words")
+"""What is counted apart by blocks, reasons, buckets."""
 LONGEST_RETRY_S = 30.0
 """A rate measured under little load says little about a full queue, and a limit that has fallen little about a long
 input; nobody is sent away for longer."""
@@ -78,6 +80,11 @@ class IngressCounts:
         self.drops: Counter[str] = Counter()
         self.refused = 0
         """Of those that arrived; their lengths are not known."""
+        self.crossings: Counter[int] = Counter()
+        """Inputs that went on to another network, by its first block; as are the next three."""
+        self.crossing_s: defaultdict[int, float] = defaultdict(float)
+        self.words: Counter[int] = Counter()
+        self.pruned_words: Counter[int] = Counter()
         self._taken_tokens = 0
         self._in_slo = 0
         self._latencies: Counter[int] = Counter()
@@ -97,7 +104,7 @@ class IngressCounts:
     def totals(self) -> dict[str, Any]:
         """All of them, by the names that an `IngressReport` has for them."""
         plain = {name: getattr(self, name) for name in ("arrived", "answered", "answered_tokens", "in_slo")}
-        return plain | {"exits": dict(self.exits), "drops": dict(self.drops), "latencies": dict(self.latencies)}
+        return plain | {name: dict(getattr(self, name)) for name in BY_KEY}
 
     @property
     def tokens_per_input(self) -> float | None:
@@ -119,6 +126,17 @@ class IngressCounts:
             self._count()
         if by_present_plan:
             self.exits[exit_block] += len(latencies_s)
+
+    def cross(self, block: int, took_s: Sequence[float], *, words: int = 0, pruned_words: int = 0) -> None:
+        """Count inputs that went on to the network that begins with a block, each with the seconds that it waited here.
+
+        `words`: of the texts that words could be pruned of.
+        """
+        self.crossings[block] += len(took_s)
+        self.crossing_s[block] += sum(took_s)
+        if words:
+            self.words[block] += words
+            self.pruned_words[block] += pruned_words
 
     def begin_plan(self) -> None:
         self.exits.clear()

@@ -62,7 +62,7 @@ def blocks_state(snapshots: Sequence[Snapshot], survival: Sequence[float] | None
             "target": split.batch,
             "is_first": block == split.first,
             "fused": _shrunk(sizes[split.first], survival, split.first, block),
-            "unfused": _shrunk(sizes[splits[0][1].first], survival, 0, block),
+            "unfused": _shrunk(sizes[splits[0][1].first], survival, splits[0][1].first, block),
         }
         for _, split in splits
         for block in range(split.first, split.end)
@@ -87,18 +87,19 @@ def _stage(facts: ServiceFacts, now: Snapshot, slot: str, stage: Stage, ran: Ran
         "wanted": stage.replicas,
         "running": len(replicas),
         "waiting": sum(report.waiting for report in replicas),
-        "splits": [_split(now, slot, split, ran, seconds) for split in stage.splits],
+        "splits": [_split(facts, now, slot, split, ran, seconds) for split in stage.splits],
         "replicas": [_replica(now, report, ran, seconds) for report in replicas[:MOST_REPLICAS]],
     }
 
 
-def _split(now: Snapshot, slot: str, split: Split, ran: Ran, seconds: float) -> dict[str, Any]:
+def _split(facts: ServiceFacts, now: Snapshot, slot: str, split: Split, ran: Ran, seconds: float) -> dict[str, Any]:
     times = _times(now, slot, split, ran)
     size, batches = _size(times), sum(each.batches for each in times)
     size_tokens = sum(each.tokens for each in times) / batches if batches else None
     return {
         "first": split.first,
         "end": split.end,
+        "network": facts.chain.name_of(split.first),
         "batch": split.batch,
         "tokens": split.tokens,
         "ramps": list(split.ramps),

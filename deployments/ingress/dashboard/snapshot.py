@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from deployments.control.intake import IngressIntake, Interval
 from deployments.reports import IngressReport, ReplicaReport
+from earlyexit.chain import Chain
 from earlyexit.codecs.base import Codec
 from optimizer.placement import PlacedPlan
 
@@ -20,7 +21,8 @@ class ServiceFacts:
     """What stays while a service runs."""
 
     model: str
-    num_blocks: int
+    chain: Chain
+    """Its networks, one after the other; of most models that is one."""
     slo_s: float | None
     emulated: Mapping[str, float]
     """By accelerator type that is not there: our seconds per emulated one."""

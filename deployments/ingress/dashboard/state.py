@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.control.intake import Interval, latency_s
+from deployments.control.networks import network_figures
 from deployments.ingress.dashboard.plan_state import blocks_state, plan_state
 from deployments.ingress.dashboard.snapshot import ServiceFacts, Snapshot, between, under_present_plan, within
 
-SCHEMA = 2
+SCHEMA = 3
 """Of the state; a page that was loaded from another version is told to load anew."""
 RATES_S = 10.0
 """Rates and percentiles are those of so many seconds."""
@@ -24,7 +25,7 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
     now = snapshots[-1]
     recent = between(within(snapshots, RATES_S)[0], now)
     shares = between(under_present_plan(within(snapshots, SHARES_S))[0], now)
-    survival = observed_survival(shares, facts.num_blocks)
+    survival = observed_survival(shares, facts.chain.num_blocks)
     return {
         "schema": SCHEMA,
         "at_s": now.at_s,
@@ -35,7 +36,8 @@ def page_state(facts: ServiceFacts, snapshots: Sequence[Snapshot]) -> dict[str, 
         "plan": plan_state(facts, under_present_plan(within(snapshots, SHARES_S))),
         "blocks": blocks_state(under_present_plan(within(snapshots, SHARES_S)), survival),
         "exits": _exits(facts, now, shares),
-        "early": _early(shares, survival, facts.num_blocks),
+        "early": _early(shares, survival, now),
+        "networks": network_figures(facts.chain, now.placed.plan.used, shares),
         "survival": _survival(now, survival),
         "agreement": _agreement(now),
         "changes": changes_state(now.history, now.described),
@@ -52,7 +54,7 @@ def observed_survival(seen: Interval | None, num_blocks: int) -> list[float] | N
 def _service(facts: ServiceFacts, now: Snapshot) -> dict[str, Any]:
     return {
         "model": facts.model,
-        "num_blocks": facts.num_blocks,
+        "num_blocks": facts.chain.num_blocks,
         "slo_s": facts.slo_s,
         "image": facts.image,
         "ingresses": len(now.ingresses),
@@ -101,20 +103,22 @@ def _exits(facts: ServiceFacts, now: Snapshot, seen: Interval | None) -> list[di
     return [
         {
             "block": block,
-            "kind": "ramp" if block in ramps else "end" if block == facts.num_blocks - 1 else "inactive ramp",
+            "kind": "ramp" if block in ramps else "end" if block == facts.chain.num_blocks - 1 else "inactive ramp",
+            "network": facts.chain.name_of(block),
             "answers": exits.get(block, 0),
             "share": exits.get(block, 0) / total if total else None,
         }
-        for block in sorted(ramps | set(exits) | {facts.num_blocks - 1})
+        for block in sorted(ramps | set(exits) | {facts.chain.num_blocks - 1})
     ]
 
 
-def _early(seen: Interval | None, survival: list[float] | None, num_blocks: int) -> dict[str, float | None]:
+def _early(seen: Interval | None, survival: list[float] | None, now: Snapshot) -> dict[str, float | None]:
     """The share of answers that were given before the end, and the blocks that an answer takes, on average."""
     if seen is None or survival is None:
         return {"share": None, "mean_blocks": None}
-    at_end = seen.exits.get(num_blocks - 1, 0) / sum(seen.exits.values())
-    return {"share": 1 - at_end, "mean_blocks": sum(survival)}
+    at_end = seen.exits.get(len(survival) - 1, 0) / sum(seen.exits.values())
+    run = (sum(survival[split.first : split.end]) for split in now.placed.plan.splits)  # not what a plan leaves out
+    return {"share": 1 - at_end, "mean_blocks": sum(run)}
 
 
 def _survival(now: Snapshot, answers: list[float] | None) -> dict[str, Any]:

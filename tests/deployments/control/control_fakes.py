@@ -17,6 +17,7 @@ from deployments.control.loop import ControlLoop
 from deployments.control.tuning import MakeTuner
 from deployments.reports import IngressReport, ReplicaReport
 from deployments.settings import ControlSettings
+from earlyexit.chain import Chain
 from earlyexit.clock import ManualClock
 from earlyexit.counts import TimesRun
 from earlyexit.split import Split
@@ -29,6 +30,7 @@ from profiles.stream import Observations, StreamShape
 from profiles.table import LatencyTable
 
 RAMPS = (0, 1, 2)
+CHAIN = Chain(names=("model",), lengths=(4,), ramps=RAMPS)
 SHAPE = StreamShape(score="confidence", num_blocks=4, ramps=RAMPS)
 POLICY = PolicySpec(name="confidence", thresholds=dict.fromkeys(RAMPS, 0.5))
 START_S = 1200.0

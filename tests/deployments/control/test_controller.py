@@ -15,7 +15,7 @@ from earlyexit.errors import DataError, PlanError
 from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, plan_document
 from optimizer.problem_file import problem_document
-from tests.deployments.control.control_fakes import POLICY, Scene, begun, halves, problem, whole
+from tests.deployments.control.control_fakes import CHAIN, POLICY, Scene, begun, halves, problem, whole
 
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
 ENTROPY = {"name": "entropy", "thresholds": 0.3}
@@ -35,7 +35,7 @@ def settings(tmp_path: Path, *, policy: dict[str, Any] | None = None, **changes:
 
 async def test_it_says_what_was_expected_and_what_is_seen(tmp_path: Path) -> None:
     scene = await begun(tmp_path, looks=4, best=halves(3, 1))
-    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
+    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
     assert json.dumps(described, allow_nan=False)
     assert (described["epoch"], described["slots"], described["reason"]) == (
         1,
@@ -61,7 +61,7 @@ async def test_an_emulated_accelerator_says_so(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     await scene.loop.tick()
     emulated = {"cpu": EmulatedSettings(batch=[1], block_s=[[0.01]] * 4, ramp_s=[[0.0]] * 3, time_scale=20.0)}
-    described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated), scene.clock.now_s())
+    described = describe(scene.loop, scene.history, settings(tmp_path, emulated=emulated), scene.clock.now_s(), CHAIN)
     assert described["accelerators"]["cpu"]["emulated"] is True
     assert described["accelerators"]["cpu"]["time_scale"] == 20.0
 

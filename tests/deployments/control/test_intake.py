@@ -110,3 +110,13 @@ def test_a_replica_newer_than_the_mark_began_at_zero() -> None:
     intake.mark([replica((10, 1.0))])
     (ran,) = intake.since_mark(replica((3, 0.5), name="new"))
     assert ran.batches == 3
+
+
+def test_crossings_are_those_since_the_last_look() -> None:
+    intake = IngressIntake()
+    intake.take([ingress(crossings={6: 10}, crossing_s={6: 1.0}, words={6: 100}, pruned_words={6: 14})], 5.0)
+    now = ingress(crossings={6: 14, 18: 2}, crossing_s={6: 1.5, 18: 0.5}, words={6: 150}, pruned_words={6: 20})
+    interval = intake.take([now], 10.0)
+    assert interval is not None
+    assert (interval.crossings, interval.crossing_s) == ({6: 4, 18: 2}, {6: 0.5, 18: 0.5})
+    assert (interval.words, interval.pruned_words) == ({6: 50}, {6: 6})

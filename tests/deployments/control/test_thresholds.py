@@ -10,7 +10,7 @@ from deployments.control.description import describe
 from earlyexit.split import Split
 from optimizer.plan import Plan, PolicySpec, Stage
 from optimizer.plan_file import plan_document
-from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, begun, halves, planned, whole
+from tests.deployments.control.control_fakes import CHAIN, EASY, POLICY, RAMPS, begun, halves, planned, whole
 from tests.deployments.control.told_tuner import (
     LOWER,
     SAFE,
@@ -203,7 +203,7 @@ async def test_it_says_by_which_thresholds_answers_leave(tmp_path: Path) -> None
     scene, tuner = await tuned(tmp_path)
     tuner.says(SAFE, "alarm")
     await scene.ticks(1, EASY)
-    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
+    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
     assert described["tuning"]["thresholds"] == {str(ramp): SAFE[ramp] for ramp in RAMPS}
     assert (described["tuning"]["safe"], described["tuning"]["alarms"]) == (True, 1)
 

@@ -11,7 +11,7 @@ from optimizer.live.tuning.base import Tuned
 from optimizer.live.tuning.tuners import TUNERS, make_tuner
 from optimizer.plan import Plan, PolicySpec
 from optimizer.plan_file import plan_document
-from tests.deployments.control.control_fakes import EASY, POLICY, RAMPS, Scene, begun, halves, probes, whole
+from tests.deployments.control.control_fakes import CHAIN, EASY, POLICY, RAMPS, Scene, begun, halves, probes, whole
 from tests.deployments.control.test_controller import settings
 from tests.deployments.control.told_tuner import (
     LOWER,
@@ -237,7 +237,7 @@ async def test_a_plan_that_an_alarm_during_a_change_makes_too_weak_is_left_at_th
     await scene.ticks(1, (0, 1250))
     assert scene.fleet.followed.plan.stages == whole(4)
     assert scene.history.plans(1)[0].reason == "after an alarm"
-    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s())
+    described = describe(scene.loop, scene.history, settings(tmp_path), scene.clock.now_s(), CHAIN)
     assert described["tuning"]["alarms"] == 1
 
 

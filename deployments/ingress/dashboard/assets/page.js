@@ -6,7 +6,7 @@ import { drawPlan, planTable, planWords } from "./plan.js";
 import { drawTry } from "./try.js";
 import { clock, count, decimal, ms, percent, plural } from "./words.js";
 
-const SCHEMA = 2;
+const SCHEMA = 3;
 const HISTORY_S = 120;
 const STEADY_S = 3;
 const STALE_MS = 6000; // the service is asked for up to 4 s
@@ -108,6 +108,7 @@ function draw(state) {
   drawExits(state);
   drawSurvival(state);
   drawTimes();
+  drawNetworks(state);
   drawChanges(state);
   drawDrops(state);
   drawTry(state.service);
@@ -145,11 +146,11 @@ function figure(name, title, value, unit, beside, isAlarm = false) {
     h("dd", {}, h("b", {}, value), unit && h("span", { class: "unit" }, unit)), h("dd", { class: "quiet" }, beside));
 }
 
-const perBlock = (number) => ({
-  xs: Array.from({ length: number }, (_, block) => (block + 0.5) / number),
-  names: Array.from({ length: number }, (_, block) => `block ${block}`),
-  ticks: Array.from({ length: number }, (_, block) => ({ at: (block + 0.5) / number, text: block }))
-    .filter((_, block) => block % Math.ceil(number / 16) === 0),
+const perBlock = (numbers) => ({
+  xs: numbers.map((_, at) => (at + 0.5) / numbers.length),
+  names: numbers.map((block) => `block ${block}`),
+  ticks: numbers.map((block, at) => ({ at: (at + 0.5) / numbers.length, text: block }))
+    .filter((_, at) => at % Math.ceil(numbers.length / 16) === 0),
 });
 
 function drawBatches({ blocks }) {
@@ -158,7 +159,7 @@ function drawBatches({ blocks }) {
     return;
   }
   const spec = {
-    ...perBlock(blocks.length),
+    ...perBlock(blocks.map((one) => one.block)), // a plan may leave networks out
     label: "Batch size per block, with fusing and without",
     series: [
       { name: "target", css: "line target", values: blocks.map((one) => one.target), text: count },
@@ -171,7 +172,7 @@ function drawBatches({ blocks }) {
   tableOfChart(at("batches-table"), "Mean batch size, last 60 s; fused is measured where a split begins", "Block", spec);
 }
 
-function drawExits({ exits, early, service, plan }) {
+function drawExits({ exits, early, service, plan, networks }) {
   const saved = early.share === null ? "" : `: ${percent(early.share)} before the end, after ${decimal(early.mean_blocks)} of ${service.num_blocks} blocks on average`;
   patch(at("exits-of"), `share of answers, 60 s${saved}${plan.after_answer === "stay" ? "; inputs stay" : ""}`);
   if (!exits.some((one) => one.answers)) {
@@ -181,7 +182,7 @@ function drawExits({ exits, early, service, plan }) {
   const where = (one) => (one.kind === "end" ? "end" : one.block);
   const spec = {
     xs: exits.map((_, index) => (index + 0.5) / exits.length),
-    names: exits.map((one) => (one.kind === "end" ? "the model's end" : `${one.kind} ${one.block}`)),
+    names: exits.map((one) => (one.kind === "end" ? "the model's end" : `${one.kind} ${one.block}`) + (networks.length ? ` (${one.network})` : "")),
     ticks: exits.map((one, index) => ({ at: (index + 0.5) / exits.length, text: where(one) })),
     label: "Share of answers by the ramp they left at",
     series: [{ name: "answers", css: "bar", isUnnamed: true, values: exits.map((one) => one.share),
@@ -192,6 +193,18 @@ function drawExits({ exits, early, service, plan }) {
   chart(at("exits"), spec);
   table(at("exits-table"), "Answers of the last 60 s", ["Left at", "Answers", "Share"],
     exits.map((one, index) => [spec.names[index], count(one.answers), percent(one.share)]));
+}
+
+// Of a chain: what every network returned, and what it took to go on to it.
+function drawNetworks({ networks }) {
+  at("networks-panel").hidden = !networks.length;
+  if (!networks.length) return;
+  const share = (value, digits) => (value === null ? "–" : percent(value, digits));
+  patch(at("networks"), scroll("Networks of the chain, last 60 s",
+    ["Network", "Blocks", "Answers", "Share", "Returned", "Crossings", "Time of one", "Words pruned"],
+    networks.map((one) => [one.name, `${one.first} to ${one.end - 1}${one.used ? "" : ", left out by the plan"}`, count(one.answers),
+      share(one.share), share(one.returned), one.first === 0 ? "–" : `${decimal(one.crossings_per_s)}/s`,
+      one.crossing_s === null ? "–" : `${ms(one.crossing_s)} ms`, share(one.pruned_words)])));
 }
 
 function drawSurvival({ survival, service }) {
@@ -208,7 +221,7 @@ function drawSurvival({ survival, service }) {
     return;
   }
   const spec = {
-    ...perBlock(number),
+    ...perBlock(Array.from({ length: number }, (_, block) => block)),
     label: "Share of inputs that reach each block, forecast and observed",
     series,
     band: survival.low && { name: "interval", low: survival.low, high: survival.high },

@@ -81,7 +81,7 @@ const percentOf = (split) => h("span", { class: "quiet" }, fillOf(split) === nul
 
 function splitWords(split) {
   const ramps = split.ramps.length ? `active ramps after ${split.ramps.join(", ")}` : "no active ramp";
-  return `${blocks(split.first, split.end)}, ${ramps}`;
+  return `${blocks(split.first, split.end)} of ${split.network}, ${ramps}`;
 }
 
 function replicaSquare(one, at) {

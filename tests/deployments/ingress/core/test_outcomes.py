@@ -92,3 +92,13 @@ def test_an_idle_hour_does_not_count_as_slowness() -> None:
     rate.record(50, 3600.5)
     rate.record(50, 3601.0)
     assert rate.rate_per_s == pytest.approx(100.0)
+
+
+def test_crossings_are_counted_by_the_network_they_go_to_with_what_they_took_and_the_words_they_lost() -> None:
+    counts = IngressCounts(None)
+    counts.cross(6, [0.25, 0.5], words=20, pruned_words=3)
+    counts.cross(6, [0.25])
+    counts.cross(18, [0.125])
+    totals = counts.totals()
+    assert (totals["crossings"], totals["crossing_s"]) == ({6: 3, 18: 1}, {6: 1.0, 18: 0.125})
+    assert (totals["words"], totals["pruned_words"]) == ({6: 20}, {6: 3})

@@ -7,12 +7,18 @@ from typing import Any
 
 from deployments.ingress.dashboard.snapshot import ServiceFacts, Snapshot
 from deployments.reports import IngressReport, ReplicaReport
+from earlyexit.chain import Chain
 from earlyexit.counts import TimesRun
 from earlyexit.split import Split
 from optimizer.placement import PlacedPlan, initial_placement
 from optimizer.plan import Plan, PolicySpec, Stage
 
-FACTS = ServiceFacts(model="intents", num_blocks=4, slo_s=0.1, emulated={"emulated:P100": 2.0})
+FACTS = ServiceFacts(
+    model="intents",
+    chain=Chain(names=("intents",), lengths=(4,)),
+    slo_s=0.1,
+    emulated={"emulated:P100": 2.0},
+)
 FIRST = Split(first=0, end=2, batch=8, ramps=(0, 1))
 REST = Split(first=2, end=4, batch=4)
 

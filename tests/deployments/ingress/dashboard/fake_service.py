@@ -84,7 +84,7 @@ class FakeService(FakeBackend):
         self._began_s = self._clock.now_s()
         facts = ServiceFacts(
             model=CARD.name,
-            num_blocks=NUM_BLOCKS,
+            chain=CARD.chain,
             slo_s=0.1,
             emulated={"emulated:V100": 2.0},
             image=image_facts(self.signature.codec),

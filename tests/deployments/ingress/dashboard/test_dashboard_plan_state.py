@@ -50,11 +50,11 @@ def test_splits_have_the_mean_batch_that_ran_on_all_replicas() -> None:
     by_inputs = {"tokens": None, "token_fill": None}
     assert first["splits"] == [
         {"first": 0, "end": 2, "batch": 8, "ramps": [0, 1], "size": 7.0, "fill": 7 / 8, "batches_per_s": 2.0}
-        | {"size_tokens": 7.0, **by_inputs}
+        | {"size_tokens": 7.0, "network": "intents", **by_inputs}
     ]
     assert rest["splits"] == [
         {"first": 2, "end": 4, "batch": 4, "ramps": [], "size": 3.0, "fill": 3 / 4, "batches_per_s": 1.0}
-        | {"size_tokens": 3.0, **by_inputs}
+        | {"size_tokens": 3.0, "network": "intents", **by_inputs}
     ]
 
 

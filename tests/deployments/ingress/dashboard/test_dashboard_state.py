@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deployments.ingress.dashboard.state import observed_survival, page_state
 from deployments.reports import BUCKET
+from earlyexit.chain import Chain
+from earlyexit.split import Split
+from optimizer.placement import initial_placement
+from optimizer.plan import Plan, Stage
 from tests.deployments.ingress.dashboard.dashboard_scene import FACTS, ingress, placed, replica, snapshot
 
 
@@ -73,9 +78,9 @@ def test_exits_are_listed_for_every_active_ramp_and_the_end() -> None:
     before = snapshot(0.0, ingress(answered=4, exits={0: 4}))
     after = snapshot(1.0, ingress(answered=14, exits={0: 10, 3: 4}))
     assert page_state(FACTS, [before, after])["exits"] == [
-        {"block": 0, "kind": "ramp", "answers": 6, "share": 0.6},
-        {"block": 1, "kind": "ramp", "answers": 0, "share": 0.0},
-        {"block": 3, "kind": "end", "answers": 4, "share": 0.4},
+        {"block": 0, "kind": "ramp", "network": "intents", "answers": 6, "share": 0.6},
+        {"block": 1, "kind": "ramp", "network": "intents", "answers": 0, "share": 0.0},
+        {"block": 3, "kind": "end", "network": "intents", "answers": 4, "share": 0.4},
     ]
 
 
@@ -158,3 +163,46 @@ def test_a_controller_that_has_seen_nothing_yet_leaves_figures_out(missing: str)
 def test_what_waits_in_stages_is_added_up() -> None:
     replicas = [replica("r", "split-cpu-0", waiting=3), replica("s", "split-cpu-0", waiting=4)]
     assert page_state(FACTS, [snapshot(0.0, ingress(), replicas=replicas)])["now"]["waiting_in_stages"] == 7
+
+
+CASCADE = replace(FACTS, chain=Chain(names=("small", "large"), lengths=(2, 2), ramps=(0, 1)))
+
+
+def test_networks_of_a_chain_have_what_they_returned_and_what_going_on_to_them_took() -> None:
+    both = placed(networks=(2, 4))
+    before = snapshot(0.0, ingress(), placed=both)
+    after = snapshot(
+        2.0,
+        ingress(
+            answered=10,
+            exits={0: 2, 1: 6, 3: 2},
+            crossings={2: 4},
+            crossing_s={2: 0.002},
+            words={2: 50},
+            pruned_words={2: 7},
+        ),
+        placed=both,
+    )
+    small, large = page_state(CASCADE, [before, after])["networks"]
+    assert [small[key] for key in ("name", "used", "answers", "share", "returned")] == ["small", True, 8, 0.8, 0.8]
+    assert (small["crossing_s"], small["crossings_per_s"], small["pruned_words"]) == (None, 0.0, None)
+    assert [large[key] for key in ("name", "first", "end", "answers", "returned")] == ["large", 2, 4, 2, 1.0]
+    assert (large["crossings_per_s"], large["crossing_s"]) == (2.0, pytest.approx(0.0005))
+    assert large["pruned_words"] == pytest.approx(0.14)
+
+
+def test_a_network_that_the_plan_leaves_out_returned_nothing_and_its_blocks_are_no_ones() -> None:
+    split = Split(first=2, end=4, batch=4)
+    alone = initial_placement(Plan(stages=(Stage(device="cpu", replicas=1, splits=(split,)),), networks=(2, 4)))
+    before = snapshot(0.0, ingress(), placed=alone)
+    after = snapshot(1.0, ingress(answered=5, exits={3: 5}), placed=alone)
+    state = page_state(CASCADE, [before, after])
+    small, large = state["networks"]
+    assert (small["used"], small["share"], small["returned"]) == (False, 0.0, None)
+    assert (large["used"], large["share"], large["returned"]) == (True, 1.0, 1.0)
+    assert [row["block"] for row in state["blocks"]] == [2, 3]
+    assert state["early"] == {"share": 0.0, "mean_blocks": 2.0}
+
+
+def test_one_network_has_no_rows_of_networks() -> None:
+    assert page_state(FACTS, [snapshot(0.0, ingress())])["networks"] == []
