@@ -159,6 +159,12 @@ class ModelCard(BaseModel):
         return int(self.codec.get("max_length", 1))
 
     @property
+    def input_kind(self) -> str:
+        """The codec of what callers send, by its name; of a chain that of each of its models."""
+        codec = self.codec["members"][0] if self.family == CHAIN else self.codec
+        return str(codec["name"])
+
+    @property
     def has_tokens(self) -> bool:
         """Whether inputs have lengths: a codec says the longest, or the network takes a row for every token."""
         return self.max_length > 1 or any(each.per_token for each in self.inputs or ())

@@ -12,6 +12,7 @@ import typer
 from earlyexit.errors import InputError, OfframpError
 from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
+from offramp.cli.chain import chain
 from offramp.cli.doctor import doctor
 from offramp.cli.forecast import forecast
 from offramp.cli.inject import inject
@@ -26,8 +27,23 @@ from offramp.cli.train import train
 from offramp.cli.versions import canary, load, promote, unload, versions
 
 COMMANDS: tuple[Callable[..., Any], ...] = (
-    *(serve, bench, train, inject, calibrate, doctor, predict, profile, forecast, plan, what_if, simulate, sites),
-    *(render, deploy, status, delete, versions, canary, promote, load, unload),
+    *(
+        serve,
+        bench,
+        train,
+        inject,
+        chain,
+        calibrate,
+        doctor,
+        predict,
+        profile,
+        forecast,
+        plan,
+        what_if,
+        simulate,
+        sites,
+    ),
+    *(sites, render, deploy, status, delete, versions, canary, promote, load, unload),
 )
 
 app = typer.Typer(

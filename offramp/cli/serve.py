@@ -204,7 +204,7 @@ def _serve_until_stopped(
             print(f"serving {card.name} at {url}   API: {url}/docs")
             if cluster.grpc_port is not None:
                 print(f"gRPC at {cluster.address}:{cluster.grpc_port}")
-            print(f"try: offramp predict {EXAMPLES.get(card.codec['name'], '--data FILE')} --url {url}", flush=True)
+            print(f"try: offramp predict {EXAMPLES.get(card.input_kind, '--data FILE')} --url {url}", flush=True)
             keys, with_grpc = settings.access is not None and settings.access.has_keys, cluster.grpc_port is not None
             for note in exposure_notes(cluster.host, cluster.front, has_keys=keys, has_grpc=with_grpc):
                 print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)

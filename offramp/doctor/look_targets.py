@@ -27,17 +27,23 @@ def look_at_target(path: Path) -> Target:
 
 def _model(folder: Path) -> Target:
     card = read_card(folder)
-    _check_weights(folder)
-    missing = [name for name in card.network_files if not (folder / name).is_file()]
-    if missing:
-        raise ModelFolderError(f"{folder} has no {missing[0]}, which its network consists of")
+    for member in card.members(folder):
+        _check_network(member)
     find_codec(card.codec, folder)
     calibrated = (folder / CALIBRATION_FILE).is_file()
     if calibrated:
         _check_calibration(folder, card.ramps)
     answers = f"{len(card.label_names)} labels" if card.label_names else f"task {card.task['name']}"
-    words = f"{card.name}, {card.family}, {card.num_blocks} blocks, {answers}"
+    kind = card.family if card.chain.is_one else f"a chain of {' and '.join(card.chain.names)}"
+    words = f"{card.name}, {kind}, {card.num_blocks} blocks, {answers}"
     return Target(path=str(folder), kind="model", calibrated=calibrated, words=words)
+
+
+def _check_network(folder: Path) -> None:
+    _check_weights(folder)
+    missing = [name for name in read_card(folder).network_files if not (folder / name).is_file()]
+    if missing:
+        raise ModelFolderError(f"{folder} has no {missing[0]}, which its network consists of")
 
 
 def _check_weights(folder: Path) -> None:

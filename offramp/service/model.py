@@ -14,7 +14,7 @@ from cluster.inventory import Inventory
 from earlyexit.boundary import FLOAT_BYTES, hop_float_bytes
 from earlyexit.errors import DataError, InputError
 from earlyexit.source_file import Source
-from earlyexit.store import WEIGHTS_FILE
+from earlyexit.store import WEIGHTS_FILE, read_card
 from offramp.jobs.calibration import RECORDS_FILE, read_calibration
 from offramp.service.shape import AccuracyDocument, ModelDocument
 from optimizer.calibration_file import CalibrationCard
@@ -222,13 +222,23 @@ def check_memory(document: ModelDocument, model: Path, card: ModelCard, inventor
     with source.said_at(("model",)):
         for device, each in inventory.devices.items():
             if each.count and each.memory_bytes is not None and needed_bytes > each.memory_bytes:
-                said = "as the file says" if document.memory_bytes else f"its parameters in {document.dtype}"
+                said = "as the file says" if document.memory_bytes else _of_parameters(document, card)
                 raise InputError(
                     f"a replica needs {_gigabytes(needed_bytes)}, {said}; {device} has {_gigabytes(each.memory_bytes)}"
                 )
 
 
+def _of_parameters(document: ModelDocument, card: ModelCard) -> str:
+    names = card.chain.names
+    return f"its parameters in {document.dtype}" + ("" if card.chain.is_one else f", of {' and '.join(names)}")
+
+
 def _parameter_bytes(model: Path, card: ModelCard, dtype: str) -> int:
+    """Of all networks: a replica of a chain holds each of them."""
+    return sum(_bytes_of_one(folder, read_card(folder), dtype) for folder in card.members(model))
+
+
+def _bytes_of_one(model: Path, card: ModelCard, dtype: str) -> int:
     """From the checkpoint's size, which holds float32, and those of the network's own files, which stay as they are."""
     weights, *others = (model / name for name in (WEIGHTS_FILE, *card.network_files))
     missing = [path.name for path in (weights, *others) if not path.is_file()]

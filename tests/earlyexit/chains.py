@@ -92,7 +92,7 @@ def offline(
 ) -> tuple[dict[str, Answer], dict[tuple[str, int], tuple[float, int]]]:
     """Answers by each network run in full alone, and (score, answer) of every exit of the networks that are used."""
     chain, last = network.chain, network.num_blocks - 1
-    outputs = {}
+    outputs: dict[int, torch.Tensor] = {}
     for place in used:
         alone = exit_outputs(network.members[place], inputs.of_network[place])
         outputs |= {chain.starts[place] + block: of_block for block, of_block in alone.items()}

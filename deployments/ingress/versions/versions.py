@@ -232,7 +232,7 @@ class Versions:
 def _inputs(card: ModelCard) -> str:
     """What rows are made of: those of one version are given to another as they are."""
     columns = (f"{each.name} {'|'.join(each.datatypes)} {list(each.shape)}" for each in make_codec(card.codec).inputs)
-    return f"{card.codec['name']!r} inputs, {', '.join(columns)}"
+    return f"{card.input_kind!r} inputs, {', '.join(columns)}"
 
 
 def mean_agreement(facts: Iterable[VersionFacts]) -> float | None:
