@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -230,30 +230,58 @@ class Plan:
         return replace(self, stages=stages)
 
 
-def stock_plan(num_blocks: int, *, batch: int, device: str = "cpu", replicas: int = 1) -> Plan:
-    """The model without exits: one split, no ramps."""
-    split = Split(first=0, end=num_blocks, batch=batch)
-    return Plan(stages=(Stage(device=device, replicas=replicas, splits=(split,)),))
+def stock_plan(
+    num_blocks: int, *, batch: int, device: str = "cpu", replicas: int = 1, networks: tuple[int, ...] = ()
+) -> Plan:
+    """The model without exits: one split, no ramps; of a chain, the reference alone."""
+    first = networks[-2] if networks else 0
+    return _one_stage((first, num_blocks), (), None, batch, device, replicas, networks)
 
 
 def early_exit_plan(
-    num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, batch: int, device: str = "cpu", replicas: int = 1
+    num_blocks: int,
+    ramps: tuple[int, ...],
+    policy: PolicySpec,
+    *,
+    batch: int,
+    device: str = "cpu",
+    replicas: int = 1,
+    networks: tuple[int, ...] = (),
 ) -> Plan:
-    """All ramps in one split: inputs leave, and the batch shrinks (what E3 section 2.3 finds wanting)."""
-    split = Split(first=0, end=num_blocks, batch=batch, ramps=ramps)
-    return Plan(stages=(Stage(device=device, replicas=replicas, splits=(split,)),), policy=policy)
+    """All ramps in one split of a network: inputs leave, and the batch shrinks (what E3 section 2.3 finds wanting)."""
+    return _one_stage((0, *(networks or (num_blocks,))), ramps, policy, batch, device, replicas, networks)
 
 
 def serial_plan(
-    num_blocks: int, ramps: tuple[int, ...], policy: PolicySpec, *, batch: int, device: str = "cpu", replicas: int = 1
+    num_blocks: int,
+    ramps: tuple[int, ...],
+    policy: PolicySpec,
+    *,
+    batch: int,
+    device: str = "cpu",
+    replicas: int = 1,
+    networks: tuple[int, ...] = (),
 ) -> Plan:
     """One stage, cut after every given ramp: survivors wait on the device until their next batch is full."""
-    bounds = [0, *(ramp + 1 for ramp in ramps), num_blocks]
+    bounds = sorted({0, *(ramp + 1 for ramp in ramps), *networks, num_blocks})
+    return _one_stage(bounds, ramps, policy, batch, device, replicas, networks)
+
+
+def _one_stage(
+    bounds: Sequence[int],
+    ramps: tuple[int, ...],
+    policy: PolicySpec | None,
+    batch: int,
+    device: str,
+    replicas: int,
+    networks: tuple[int, ...],
+) -> Plan:
+    """Splits from bound to bound, with the ramps that lie in each."""
     splits = tuple(
-        Split(first=first, end=end, batch=batch, ramps=(end - 1,) if end - 1 in ramps else ())
+        Split(first=first, end=end, batch=batch, ramps=tuple(ramp for ramp in ramps if first <= ramp < end))
         for first, end in pairwise(bounds)
     )
-    return Plan(stages=(Stage(device=device, replicas=replicas, splits=splits),), policy=policy)
+    return Plan(stages=(Stage(device=device, replicas=replicas, splits=splits),), policy=policy, networks=networks)
 
 
 def check_own(name: str) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
+from statistics import mean
 from typing import Self
 
 import numpy as np
@@ -78,7 +79,7 @@ class ClientOptions(BaseModel):
 class LoadResult(BaseModel):
     """Figures of the counted requests: those due after the warm-up.
 
-    Latency runs from when a request was due; percentiles are linear between neighbours, None of nothing.
+    Latency runs from when a request was due; mean and percentiles (linear between neighbours) are None of nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -92,6 +93,7 @@ class LoadResult(BaseModel):
     """Requests that were refused or failed, by the kinds of `LoadReport.errors`."""
     goodput_per_s: float
     """Answers within the SLO, per second of `duration_s`."""
+    mean_s: float | None = None
     p50_s: float | None
     p99_s: float | None
     from_sent_p99_s: float | None
@@ -171,6 +173,7 @@ def summarize(counted: Sequence[RequestRecord], options: ClientOptions, *, num_s
         num_answered=len(answered),
         errors=dict(sorted(Counter(record.error for record in counted if record.error is not None).items())),
         goodput_per_s=sum(each_s <= options.slo_s for each_s in latency_s) / options.duration_s,
+        mean_s=mean(latency_s) if latency_s else None,
         p50_s=_percentile(latency_s, 50),
         p99_s=_percentile(latency_s, 99),
         from_sent_p99_s=_percentile([record.done_s - record.sent_s for record in answered], 99),

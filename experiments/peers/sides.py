@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from experiments.peers.options import Dtype, Kernel, ServerOptions
 from experiments.peers.plans import Machine, Prepared
 from experiments.peers.processes import LOGS, Server, running, serving, threads_of
 from experiments.peers.workloads import Workload
+from optimizer.plan import Plan
 from optimizer.plan_file import plan_document
 
 WAIT_S = 0.005
@@ -48,18 +49,21 @@ class ServedSide:
     load: ClientOptions
     """But for rate and seed."""
     is_ours: bool = False
+    alone: bool = False
+    """Whether no other server runs, so that this one need not stand still between its turns."""
     begin: Callable[[], None] = lambda: None
     """Puts the server into the state that is measured; raises OfframpError where it has ended."""
 
     def measure(self, rate_per_s: float, seed: int) -> LoadResult:
-        """Offer this rate; before and after, the server stands still."""
+        """Offer this rate; before and after, the server stands still, unless it is alone."""
+        changes = {"url": self.server.url, "rate_per_s": rate_per_s, "concurrency": None, "seed": seed}
         self.server.resume()
         try:
             self.begin()
-            changes = {"url": self.server.url, "rate_per_s": rate_per_s, "concurrency": None, "seed": seed}
             return run_client(self.load.model_copy(update=changes))
         finally:
-            self.server.pause()
+            if not self.alone:
+                self.server.pause()
 
 
 def settings(
@@ -106,7 +110,6 @@ def offramp_sides(
 
     As it is shipped, but for probes: a share of inputs that run to the end for the record answers no question here.
     """
-    plans = {name: plan_document(plan) for name, plan in prepared.plans.items()}
     service = ServeSettings(
         model=str(workload.folder.resolve()),
         plan=prepared.plans["stock"],
@@ -116,18 +119,35 @@ def offramp_sides(
         dtype=dtype,
         threads_per_replica=machine.threads,
     )
+    with planned_sides(service, prepared.plans, load, port=port) as sides:
+        yield sides
+
+
+@contextmanager
+def planned_sides(
+    service: ServeSettings, plans: Mapping[str, Plan], load: ClientOptions, *, port: int, alone: bool = False
+) -> Iterator[list[ServedSide]]:
+    """A service whose controller never plans, and a side for each of the plans that it is told to follow."""
     told = LOGS / "offramp.json"
     told.parent.mkdir(parents=True, exist_ok=True)
-    options = OfframpOptions(settings=service, plans=plans, port=port, metrics_port=port + 1)
+    documents = {name: plan_document(plan) for name, plan in plans.items()}
+    options = OfframpOptions(settings=service, plans=documents, port=port, metrics_port=port + 1)
     told.write_text(options.model_dump_json(), encoding="utf-8")
     command = [sys.executable, "-m", "experiments.peers.offramp_server", str(told)]
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    log = told.with_suffix(".log")
-    with running(command, f"http://127.0.0.1:{port}", log, threads_of(machine.threads), **piped) as server:
+    log, environment = told.with_suffix(".log"), threads_of(service.threads_per_replica)
+    with running(command, f"http://127.0.0.1:{port}", log, environment, **piped) as server:
         remote = Remote(server)
         remote.hear(READY)
         yield [
-            ServedSide(name=name, server=server, load=load, is_ours=True, begin=partial(remote.change_to, name))
+            ServedSide(
+                name=name,
+                server=server,
+                load=load,
+                is_ours=True,
+                alone=alone,
+                begin=partial(remote.change_to, name),
+            )
             for name in plans
         ]
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.store import CARD_FILE
-from experiments import ag_news, clinc150, mpnet
+from experiments import ag_news, clinc150, mpnet, sst2
 from experiments.data import RUNS, require_data
 from experiments.models import VOCABULARY
 from experiments.peers.client import write_inputs
@@ -44,9 +44,7 @@ from profiles.records import ExitRecords
 Name = Literal["clinc150", "mpnet", "mpnet-news", "bert-base", "long"]
 FOLDER = RUNS / "peers"
 ENTROPY = 0.4
-SST2_DEV = "sst2/dev.tsv"
 IMDB = "imdb/imdb.csv"
-OPINIONS = {"0": "negative", "1": "positive"}
 LONGEST = 512
 """Tokens."""
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
@@ -132,7 +130,7 @@ def _bert_base() -> Workload:
     from earlyexit.tasks.label import LabelTask
 
     folder, records = FOLDER / "bert-base", bert12_sst2("entropy")
-    texts = _sst2_texts(require_data(SST2_DEV))
+    texts = tuple(text for text, _ in sst2.sentences())
     if not (folder / CARD_FILE).is_file():
         sizes = {"vocab_size": VOCABULARY, "max_length": LONGEST}
         save_model(random_model(sizes, name="bert-base", task=LabelTask(("negative", "positive"))), folder)
@@ -164,17 +162,11 @@ def _calibrated(name: Name, folder: Path, test: LabelledRows, *, truncate: bool 
     )
 
 
-def _sst2_texts(path: Path) -> tuple[str, ...]:
-    """GLUE's files hold bare quotes: no quoting."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return tuple(row["sentence"] for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
 def _long_texts() -> tuple[LabelledRows, LabelledRows, LabelledRows]:
     """To learn from, to calibrate with, to send: no text is in two of them."""
     news, test_news = ag_news.learn_pairs(), ag_news.unseen_pairs()
     with require_data(IMDB).open(newline="", encoding="utf-8") as file:
-        reviews = [(row["reviews"], OPINIONS[row["labels"]]) for row in csv.DictReader(file)]
+        reviews = [(row["reviews"], sst2.OPINIONS[row["labels"]]) for row in csv.DictReader(file)]
     order = np.random.default_rng(0).permutation(len(reviews))
     reviews = [reviews[k] for k in order]
     return (

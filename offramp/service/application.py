@@ -106,12 +106,20 @@ def _named_plan(plan: str, model: Path, *, batch: int | None, replicas: int | No
 def _built_in(name: str, model: Path, *, batch: int, replicas: int, device: str) -> Plan:
     card = read_card(model)
     find_device(device)
+    networks = card.chain.networks
     if name == "stock":
-        return stock_plan(card.num_blocks, batch=batch, device=device, replicas=replicas)
+        return stock_plan(card.num_blocks, batch=batch, device=device, replicas=replicas, networks=networks)
     make = early_exit_plan if name == "early-exit" else serial_plan
     calibration = read_calibration(model)
-    ramps = tuple(sorted(calibration.thresholds))
-    return make(card.num_blocks, ramps, calibration.policy_spec(), batch=batch, device=device, replicas=replicas)
+    return make(
+        card.num_blocks,
+        tuple(sorted(calibration.thresholds)),
+        calibration.policy_spec(),
+        batch=batch,
+        device=device,
+        replicas=replicas,
+        networks=networks,
+    )
 
 
 def with_environment(settings: ServeSettings, environment: Mapping[str, str] = os.environ) -> ServeSettings:

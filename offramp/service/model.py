@@ -215,6 +215,22 @@ def bytes_per_sample(document: ModelDocument, card: ModelCard) -> tuple[float, .
     return tuple(card.bytes_per_input(block, length, float_bytes=float_bytes) for block in range(card.num_blocks))
 
 
+def check_models(document: ModelDocument, model: Path, card: ModelCard, source: Source, base: Path) -> None:
+    """Raise InputError where the models that the file names are not those that the folder's chain consists of."""
+    if document.models is None:
+        return
+    with source.said_at(("model", "models")):
+        said = [(base / each).resolve() for each in document.models]
+        found = [each.resolve() for each in card.members(model)]
+        if said != found:
+            consists = f"is a chain of {_told(found)}" if len(found) > 1 else "is one model and no chain"
+            raise InputError(f"{model} {consists}, not of {_told(said)}; `offramp chain` makes that")
+
+
+def _told(folders: list[Path]) -> str:
+    return " and ".join(map(str, folders))
+
+
 def check_memory(document: ModelDocument, model: Path, card: ModelCard, inventory: Inventory, source: Source) -> None:
     """Raise InputError, with figures, where a replica does not fit its accelerator."""
     with source.said_at(("model", "folder")):

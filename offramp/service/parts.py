@@ -13,7 +13,7 @@ from cluster.inventory_file import InventoryDocument, build_inventory, read_inve
 from earlyexit.errors import InputError
 from earlyexit.source_file import Source, read_source
 from earlyexit.store import read_card
-from offramp.service.model import Exits, check_memory, latency_tables, read_exits
+from offramp.service.model import Exits, check_memory, check_models, latency_tables, read_exits
 from offramp.service.shape import ServiceDocument
 from profiles.table import LatencyTable
 
@@ -47,6 +47,7 @@ def read_parts(path: Path) -> ServiceParts:
     model = (base / document.model.folder).resolve()
     with source.said_at(("model", "folder")):
         card = read_card(model)
+    check_models(document.model, model, card, source, base)
     check_memory(document.model, model, card, inventory, source)
     devices = tuple(inventory.counts)
     recorded = document.model.decisions == "recorded" and any(name.startswith(EMULATED) for name in devices)

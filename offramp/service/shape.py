@@ -46,6 +46,9 @@ class ServedModelDocument(StrictDocument, ModelSettings):
 class ModelDocument(ServedModelDocument):
     """What is served, and what is known of it."""
 
+    models: list[str] | None = Field(default=None, min_length=2)
+    """The models that the folder's chain must consist of, smallest first; relative to the service file's folder. None:
+    whatever it consists of."""
     latency: dict[str, LatencyDocument] = Field(min_length=1)
     """Per accelerator type of the cluster: a table, a published profile or a profile's file."""
     slower: float = Field(default=1.0, gt=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from earlyexit.store import CARD_FILE, WEIGHTS_FILE
+from earlyexit.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
 from offramp.jobs.calibration import RECORDS_FILE
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from profiles.records import ExitRecords
@@ -17,7 +17,9 @@ from tests.model_cards import a_card
 WEIGHTS_BYTES = 4000
 
 
-def write_model(folder: Path, *, num_blocks: int = 3, thresholds: dict[int, float] | None = None) -> Path:
+def write_model(
+    folder: Path, *, num_blocks: int = 3, thresholds: dict[int, float] | None = None, name: str = "m"
+) -> Path:
     """A calibrated model with a ramp after every block but the last.
 
     Of its eight recorded inputs, half are sure (0.1 nats) at the first ramp, half of the others at the second, and so
@@ -25,7 +27,7 @@ def write_model(folder: Path, *, num_blocks: int = 3, thresholds: dict[int, floa
     """
     folder.mkdir(parents=True)
     ramps = tuple(range(num_blocks - 1))
-    card = a_card(("bill", "weather"), name="m", num_blocks=num_blocks, codec={"name": "text", "max_length": 16})
+    card = a_card(("bill", "weather"), name=name, num_blocks=num_blocks, codec={"name": "text", "max_length": 16})
     (folder / CARD_FILE).write_text(card.model_dump_json(), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(bytes(WEIGHTS_BYTES))
     calibration = CalibrationCard(
@@ -38,6 +40,27 @@ def write_model(folder: Path, *, num_blocks: int = 3, thresholds: dict[int, floa
     )
     (folder / CALIBRATION_FILE).write_text(calibration.model_dump_json(), encoding="utf-8")
     write_records(folder / RECORDS_FILE, num_blocks=num_blocks)
+    return folder
+
+
+def write_chain(folder: Path, *members: Path) -> Path:
+    """A calibrated chain of such models, in the folder beside theirs; all its thresholds are 0.5."""
+    blocks = [read_card(member).num_blocks for member in members]
+    num_blocks, ramps = sum(blocks), tuple(range(sum(blocks) - 1))
+    write_model(folder, num_blocks=num_blocks)
+    (folder / WEIGHTS_FILE).unlink()
+    models = [f"../{member.name}" for member in members]
+    codec = {"name": "text", "max_length": 16}
+    card = a_card(
+        ("bill", "weather"),
+        name="cascade",
+        family=CHAIN,
+        backbone={"models": models, "names": [read_card(member).name for member in members], "blocks": blocks},
+        codec={"name": "chain", "models": models, "members": [codec] * len(members), "max_length": 16},
+        num_blocks=num_blocks,
+        ramps=ramps,
+    )
+    (folder / CARD_FILE).write_text(card.model_dump_json(), encoding="utf-8")
     return folder
 
 
