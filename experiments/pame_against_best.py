@@ -21,7 +21,7 @@ import numpy as np
 from earlyexit.errors import DataError
 from experiments.data import RUNS
 from experiments.kit import keep, show
-from experiments.pame_cases import KINDS, Kind, in_steps, of_ramps, records_of, v100
+from experiments.pame_cases import KINDS, Kind, in_steps, records_of, v100
 from offramp.jobs.planning import PlanAnswer, answer
 from optimizer.decision import Planned
 from optimizer.evaluate import evaluate, merit
@@ -106,7 +106,7 @@ def recorded_exits() -> Iterator[tuple[str, Kind, ExitRecords]]:
 
 def _fewer(records: ExitRecords) -> ExitRecords:
     at = np.unique(np.linspace(0, len(records.ramps) - 1, MOST_RAMPS).round().astype(int))
-    return of_ramps(records, [records.ramps[place] for place in at])
+    return records.of_ramps([records.ramps[place] for place in at])
 
 
 def problem_of(records: ExitRecords, table: LatencyTable, size: int) -> PlanProblem | None:

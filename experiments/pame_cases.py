@@ -161,24 +161,6 @@ def in_orders(records: ExitRecords, orders: int = ORDERS, seed: int = SEED) -> E
     return records.subset(np.concatenate([rng.permutation(len(records)) for _ in range(orders)]))
 
 
-def of_ramps(records: ExitRecords, ramps: Sequence[int]) -> ExitRecords:
-    """The records of some of the ramps."""
-    columns = [records.ramps.index(ramp) for ramp in ramps]
-    truth_NE = records.true_losses_NE
-    return ExitRecords(
-        score=records.score,
-        num_blocks=records.num_blocks,
-        ramps=tuple(ramps),
-        sample_ids=records.sample_ids,
-        scores_NR=records.scores_NR[:, columns],
-        losses_NR=records.losses_NR[:, columns],
-        zero_one=records.zero_one,
-        confidences=None if records.confidences is None else {ramp: records.confidences[ramp] for ramp in ramps},
-        true_losses_NE=None if truth_NE is None else truth_NE[:, [*columns, -1]],
-        times_s_N=records.times_s_N,
-    )
-
-
 def v100(kind: Kind, num_blocks: int, num_ramps: int) -> LatencyTable:
     """The published whole model, evenly shared among so many blocks; exits as `Kind` says."""
     model, length = kind.published
@@ -227,7 +209,7 @@ def records_of(name: str) -> ExitRecords | None:
             return None
         records = bert12_sst2("confidence")
         # The records' full model is their deepest exit, so that ramp 10 agrees by construction.
-        return of_ramps(records, records.ramps[:-1])
+        return records.of_ramps(records.ramps[:-1])
     path = records_file(name)
     return _load(path) if path.is_file() else None
 

@@ -10,9 +10,9 @@ largest loss of all ramps that are sure of it (`ExitRecords.worst_losses_N`). Al
 sure, so that loss never falls, and the thresholds sought are those just before the first point where the test fails.
 
 The path: at ramp r a logistic model, fitted on the design part, gives the loss to be expected of the ramp's answer. An
-input may leave where that risk is at most `price` times the blocks that leaving saves, and `price` grows along the path
-from 0. The path is not walked in steps: losses change only where a tested input's score is reached, so those prices are
-all there is to look at.
+input may leave where that risk is at most `price` times what leaving saves, and `price` grows along the path from 0.
+What leaving saves are blocks; where these are of several networks, or not alike, their seconds. The path is not walked
+in steps: losses change only where a tested input's score is reached, so those prices are all there is to look at.
 """
 
 from __future__ import annotations
@@ -68,21 +68,27 @@ def divide(num_inputs: int, num_first: int, seed: int) -> tuple[IntArray, IntArr
     return order[:num_first], order[num_first:]
 
 
-def learn_then_test(design: ExitRecords, tested: ExitRecords, guarantee: Guarantee) -> Calibration:
-    """The boldest thresholds on the path that the test accepts; raises DataError for too few inputs."""
+def learn_then_test(
+    design: ExitRecords, tested: ExitRecords, guarantee: Guarantee, block_costs: Sequence[float] | None = None
+) -> Calibration:
+    """The boldest thresholds on the path that the test accepts; raises DataError for too few inputs.
+
+    What is kept to is the mean of `losses_NR` and `end_losses_N`, whatever these count. Where the end alone loses more
+    than the budget no ramp has a threshold, and `worst_loss` says so. `block_costs` as in `lay_path`.
+    """
     if len(tested) < guarantee.least_inputs:
         raise DataError(
             f"{len(tested)} calibration inputs cannot show agreement of {1 - guarantee.budget:.1%} with confidence "
             f"{guarantee.confidence:.0%}; {guarantee.least_inputs} are needed"
         )
-    path = lay_path(design)
+    path = lay_path(design, block_costs)
     for log_price in _passing(path.log_prices_NR(tested), tested, guarantee):
         thresholds = path.thresholds(log_price)
         total = float(tested.worst_losses_N(thresholds).sum())
         # As policies compare, in float32: a threshold between two scores may round to the wrong one of them.
         if guarantee.holds(total, len(tested), zero_one=tested.zero_one):
             return Calibration(thresholds=thresholds, tested=tested.outcome(thresholds), worst_loss=total / len(tested))
-    return Calibration(thresholds={}, tested=tested.outcome({}), worst_loss=0.0)
+    return Calibration(thresholds={}, tested=tested.outcome({}), worst_loss=float(tested.worst_losses_N({}).mean()))
 
 
 def _passing(log_prices_NR: FloatArray, tested: ExitRecords, guarantee: Guarantee) -> Sequence[float]:
@@ -90,7 +96,7 @@ def _passing(log_prices_NR: FloatArray, tested: ExitRecords, guarantee: Guarante
 
     The rest of the path is left out: prices further back only matter where rounding spoils one or two.
     """
-    prices, totals = worst_totals(log_prices_NR, tested.losses_NR)
+    prices, totals = worst_totals(log_prices_NR, tested.losses_NR, tested.worst_losses_N({}))
     allowed = guarantee.most_loss(totals, len(tested), zero_one=tested.zero_one)
     count = int(np.searchsorted(totals, allowed, side="right"))
     # Whatever the ramps say, everybody leaves where the price is that of a whole loss.
@@ -99,14 +105,20 @@ def _passing(log_prices_NR: FloatArray, tested: ExitRecords, guarantee: Guarante
     return [(low + high) / 2 if high < 0 else high for low, high in pairwise(known)][::-1]
 
 
-def worst_totals(log_prices_NR: FloatArray, losses_NR: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The prices at which a ramp becomes sure of an input, ascending, and the sum of the worst losses from each on."""
+def worst_totals(
+    log_prices_NR: FloatArray, losses_NR: FloatArray, end_losses_N: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """The prices at which a ramp becomes sure of an input, ascending, and the sum of the worst losses from each on.
+
+    Where no ramp is sure yet an input costs what the end costs.
+    """
     order_NR = log_prices_NR.argsort(1)
     prices_NR = np.take_along_axis(log_prices_NR, order_NR, axis=1)
     worst_NR = np.maximum.accumulate(np.take_along_axis(losses_NR, order_NR, axis=1), axis=1)
-    rises_NR = np.diff(worst_NR, axis=1, prepend=0.0)
+    rises_NR = np.diff(np.maximum(worst_NR, end_losses_N[:, None]), axis=1, prepend=end_losses_N[:, None])
     prices, group = np.unique(prices_NR, return_inverse=True)
-    return prices, np.cumsum(np.bincount(group.ravel(), weights=rises_NR.ravel(), minlength=len(prices)))
+    rises = np.bincount(group.ravel(), weights=rises_NR.ravel(), minlength=len(prices))
+    return prices, float(end_losses_N.sum()) + np.cumsum(rises)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +144,15 @@ class RiskModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Threshold vectors from never to always, by the logarithm of the price of a block."""
+    """Threshold vectors from never to always, by the logarithm of the price of what is saved."""
 
     models: Mapping[int, RiskModel]
     """Per ramp."""
-    num_blocks: int
+    saved: Mapping[int, float]
+    """Per ramp, what leaving there saves: nowhere less than 1."""
 
     def thresholds(self, log_price: float) -> dict[int, float]:
-        """The vector at a price; at 0, a whole loss for a block, everybody leaves."""
+        """The vector at a price; at 0, a whole loss for 1 of what is saved, everybody leaves."""
         return {ramp: model.threshold(log_price + self._log_saved(ramp)) for ramp, model in self.models.items()}
 
     def log_prices_NR(self, records: ExitRecords) -> FloatArray:
@@ -151,13 +164,29 @@ class Path:
         return np.stack(columns, axis=1) if columns else np.zeros((len(records), 0))
 
     def _log_saved(self, ramp: int) -> float:
-        return float(np.log(self.num_blocks - 1 - ramp))
+        return float(np.log(self.saved[ramp]))
 
 
-def lay_path(design: ExitRecords) -> Path:
-    """The path that the design part suggests."""
+def lay_path(design: ExitRecords, block_costs: Sequence[float] | None = None) -> Path:
+    """The path that the design part suggests.
+
+    `block_costs`: of every block, in seconds or any other unit; None: all cost the same. Raises DataError for others.
+    """
     models = {ramp: _fit_risk(design, column) for column, ramp in enumerate(design.ramps)}
-    return Path(models=models, num_blocks=design.num_blocks)
+    if block_costs is None:
+        return Path(models=models, saved={ramp: design.num_blocks - 1 - ramp for ramp in design.ramps})
+    return Path(models=models, saved=saved_by_ramp(block_costs, design))
+
+
+def saved_by_ramp(block_costs: Sequence[float], records: ExitRecords) -> dict[int, float]:
+    """Per ramp, what the blocks after it cost, in units of the ramp after which least is left.
+
+    Raises DataError where that many blocks have no costs, or costs are no finite numbers above 0.
+    """
+    if len(block_costs) != records.num_blocks or not all(0 < cost < np.inf for cost in block_costs):
+        raise DataError(f"{records.num_blocks} blocks need as many costs, all finite and above 0")
+    left = {ramp: float(sum(block_costs[ramp + 1 :])) for ramp in records.ramps}
+    return {ramp: cost / min(left.values()) for ramp, cost in left.items()}
 
 
 def _fit_risk(design: ExitRecords, column: int) -> RiskModel:

@@ -7,7 +7,7 @@ says how far one is from the full model's, 0 where they agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from earlyexit.source_file import StrictDocument
 from earlyexit.tasks.label import differ
 from profiles.npz import read_npz, write_npz
 from profiles.outcome import ExitOutcome
-from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_score, sure_NR
+from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_recorded, check_score, sure_NR
 from profiles.table import check_ramps
 
 SCHEMA = 2
@@ -61,6 +61,8 @@ class ExitRecords:
     """Of shares, per ramp: above which a principal value was counted."""
     tallies_NE: ValueArray | None = None
     """(N, E, K), against the truth: numbers that a task's figures are made of, summed over inputs."""
+    end_losses_N: FloatArray | None = None
+    """What the end costs where it does not answer as the full model: words pruned before it, answers mixed; None: 0."""
     provenance: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -84,12 +86,14 @@ class ExitRecords:
             raise DataError(f"exit records of {num_inputs} inputs need as many arrival times, all finite")
         if self.tokens_N is not None and (self.tokens_N.shape != (num_inputs,) or (self.tokens_N < 1).any()):
             raise DataError(f"exit records of {num_inputs} inputs need as many tokens, each at least 1")
+        if self.end_losses_N is not None and self.end_losses_N.shape != (num_inputs,):
+            raise DataError(f"exit records of {num_inputs} inputs need as many losses at the end")
         check_ramps(self.ramps, self.num_blocks)
         if self.confidences is not None and set(self.confidences) != set(self.ramps):
             raise DataError(f"exit records of ramps {list(self.ramps)} need a confidence for each, if for any")
         if np.isnan(self.scores_NR).any():
             raise DataError("exit records hold scores that are not numbers")
-        for losses in (self.losses_NR, self.true_losses_NE):
+        for losses in (self.losses_NR, self.true_losses_NE, self.end_losses_N):
             if losses is not None:
                 check_losses(losses, zero_one=self.zero_one)
 
@@ -175,6 +179,34 @@ class ExitRecords:
         taken = {name: array[rows] for name, array in per_input.items() if array is not None}
         return replace(self, sample_ids=tuple(self.sample_ids[row] for row in rows), **taken)
 
+    def of_ramps(self, ramps: Collection[int]) -> ExitRecords:
+        """What records of these ramps alone would hold; raises DataError for ramps that were not recorded."""
+        check_recorded(self.ramps, ramps)
+        kept = [column for column, ramp in enumerate(self.ramps) if ramp in ramps]
+        of_ramps = {name: getattr(self, name)[:, kept] for name in ("scores_NR", "losses_NR")}
+        per_exit = {name: getattr(self, name) for name in PER_INPUT if name.endswith("_NE")}
+        of_exits = {name: array[:, [*kept, -1]] for name, array in per_exit.items() if array is not None}
+        confidences = self.confidences and {ramp: self.confidences[ramp] for ramp in self.ramps if ramp in ramps}
+        left = tuple(self.ramps[column] for column in kept)
+        return replace(self, ramps=left, confidences=confidences, **of_ramps, **of_exits)
+
+    def of_harm(self) -> ExitRecords:
+        """The same, whose losses are harm: what an answer costs against the truth beyond what the full model's does.
+
+        Of labels 1 where it is wrong and the full model right. What is promised of such records is promised of harm.
+        Of the end no more is known than how far it is from the full model's answer: it harms at most as much, and only
+        where that is right. Raises DataError where the truth is not known.
+        """
+        if self.true_losses_NE is None:
+            raise DataError("harm is a loss against the truth, and these exit records hold none: give labels")
+        full_N = self.true_losses_NE[:, -1]
+        end_N = self.end_losses_N
+        return replace(
+            self,
+            losses_NR=np.clip(self.true_losses_NE[:, :-1] - full_N[:, None], 0.0, 1.0),
+            end_losses_N=None if end_N is None else np.minimum(end_N, 1 - full_N),
+        )
+
     def outcome(self, thresholds: Mapping[int, float]) -> ExitOutcome:
         """What happens when exactly the ramps named in `thresholds` are active, with these thresholds.
 
@@ -183,7 +215,7 @@ class ExitRecords:
         sure = self.sure_NR(thresholds)
         rows, last = np.arange(len(self)), len(self.ramps)
         column_N = np.where(sure.any(1), sure.argmax(1), last) if self.ramps else np.full(len(self), last)
-        losses_NE = np.column_stack([self.losses_NR, np.zeros(len(self))])
+        losses_NE = np.column_stack([self.losses_NR, self._end_losses_N])
         truth_NE = self.true_losses_NE
         return ExitOutcome(
             num_blocks=self.num_blocks,
@@ -199,10 +231,15 @@ class ExitRecords:
     def worst_losses_N(self, thresholds: Mapping[int, float]) -> FloatArray:
         """Per input, the largest loss that any subset of these ramps can cause: that of the worst ramp that is sure.
 
-        With a subset active an input leaves at the first ramp of it that is sure, or at the end, which costs nothing.
-        Raises DataError as `outcome` does.
+        With a subset active an input leaves at the first ramp of it that is sure, or at the end, which costs nothing
+        unless `end_losses_N` says so. Raises DataError as `outcome` does.
         """
-        return np.asarray(np.where(self.sure_NR(thresholds), self.losses_NR, 0.0).max(1, initial=0.0))
+        worst_N = np.where(self.sure_NR(thresholds), self.losses_NR, 0.0).max(1, initial=0.0)
+        return np.asarray(np.maximum(worst_N, self._end_losses_N))
+
+    @property
+    def _end_losses_N(self) -> FloatArray:
+        return np.zeros(len(self)) if self.end_losses_N is None else self.end_losses_N
 
     def nested_survival(self, thresholds: Mapping[int, float]) -> tuple[float, ...]:
         """Per block, the share of inputs that no ramp before it lets out, all ramps active.
@@ -238,6 +275,7 @@ class ExitRecords:
             "tallies": self.tallies_NE,
             "times_s": self.times_s_N,
             "tokens": self.tokens_N,
+            "end_losses": self.end_losses_N,
         }
         write_npz(path, header, arrays)
 
@@ -268,6 +306,7 @@ class ExitRecords:
             zero_one=header.zero_one,
             answers_NE=arrays.get("answers"),
             true_losses_NE=arrays.get("true_losses"),
+            end_losses_N=arrays.get("end_losses"),
             **shared,
         )
 
@@ -275,11 +314,11 @@ class ExitRecords:
 PER_INPUT = tuple(field.name for field in fields(ExitRecords) if field.name.endswith(("_NR", "_NE", "_N")))
 _SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f", "tokens": "iu"}
 KINDS = {
-    2: {**_SHARED, "losses": "f", "answers": "iufbU", "true_losses": "f", "tallies": "iu"},
+    2: {**_SHARED, "losses": "f", "answers": "iufbU", "true_losses": "f", "tallies": "iu", "end_losses": "f"},
     1: {**_SHARED, "labels": "iu", "final_labels": "iu", "true_labels": "iu"},
 }
 """By schema, the arrays of a file and what numpy calls their kinds: text, fractions, whole numbers."""
-OPTIONAL = ("answers", "true_losses", "true_labels", "tallies", "times_s", "tokens")
+OPTIONAL = ("answers", "true_losses", "true_labels", "tallies", "times_s", "tokens", "end_losses")
 
 
 class RecordsHeader(StrictDocument):

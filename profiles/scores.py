@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -104,6 +104,13 @@ def check_score(score: str) -> None:
         raise DataError(f"a score is one of {', '.join(SCORES)}, not {score!r}")
 
 
+def check_recorded(ramps: Sequence[int], asked: Iterable[int]) -> None:
+    """Raise DataError where ramps are asked for that were not recorded."""
+    unknown = sorted(set(asked) - set(ramps))
+    if unknown:
+        raise DataError(f"no records of ramps {unknown}; recorded are {list(ramps)}")
+
+
 def sure_NR(
     score: Score, ramps: tuple[int, ...], scores_NR: npt.NDArray[np.float32], thresholds: Mapping[int, float]
 ) -> BoolArray:
@@ -111,9 +118,7 @@ def sure_NR(
 
     Raises DataError for thresholds of other ramps, and for those that are not numbers.
     """
-    unknown = sorted(set(thresholds) - set(ramps))
-    if unknown:
-        raise DataError(f"no records of ramps {unknown}; recorded are {list(ramps)}")
+    check_recorded(ramps, thresholds)
     unset = sorted(ramp for ramp, threshold in thresholds.items() if np.isnan(threshold))
     if unset:
         raise DataError(f"the thresholds of ramps {unset} are not numbers: they would never let an input out")

@@ -65,16 +65,7 @@ def fits(ramps: Sequence[int], times: ExitTimes, ramp_budget: float) -> bool:
 
 def of_ramps(records: ExitRecords, ramps: Sequence[int]) -> ExitRecords:
     """What records of these ramps alone would hold; without answers."""
-    ascending = tuple(sorted(ramps))
-    columns = [records.ramps.index(ramp) for ramp in ascending]
-    return replace(
-        records,
-        ramps=ascending,
-        scores_NR=records.scores_NR[:, columns],
-        losses_NR=records.losses_NR[:, columns],
-        answers_NE=None,
-        true_losses_NE=None,
-    )
+    return replace(records, answers_NE=None, true_losses_NE=None, tallies_NE=None).of_ramps(ramps)
 
 
 def fixed(thresholds: Mapping[int, float]) -> Tune:

@@ -282,3 +282,36 @@ def test_a_risk_model_of_losses_in_between_knows_the_mean_loss() -> None:
     risk_NR = np.exp(path.log_prices_NR(records)) * np.array([3, 2, 1])
     sure_N = np.abs(records.scores_NR[:, 0] - 0.8) < 0.05
     assert risk_NR[sure_N, 0].mean() == pytest.approx(0.1, abs=0.02)  # (1 - 0.8) / 2
+
+
+def test_prices_of_seconds_let_leave_where_most_are_saved() -> None:
+    # The first ramp is a small network's end: what follows costs eight times as much a block.
+    records = synthetic(1500, default_rng(12))
+    by_blocks, by_seconds = lay_path(records), lay_path(records, (1.0, 8.0, 8.0, 8.0))
+    assert by_blocks.saved == {0: 3, 1: 2, 2: 1}
+    assert by_seconds.saved == by_blocks.saved  # what was run before a ramp is not saved by leaving there
+    uneven = lay_path(records, (1.0, 1.0, 6.0, 2.0))
+    assert uneven.saved == {0: 9 / 2, 1: 8 / 2, 2: 1}
+    plain, found = (path.thresholds(np.log(0.01)) for path in (by_blocks, uneven))
+    assert found[2] == plain[2]
+    assert found[1] < plain[1]  # more is saved there, so less sure ones may leave
+
+
+@pytest.mark.parametrize("costs", [(1.0, 1.0, 1.0), (1.0, 0.0, 1.0, 1.0), (1.0, 1.0, 1.0, np.nan)])
+def test_costs_that_are_not_those_of_the_blocks_are_refused(costs: tuple[float, ...]) -> None:
+    with pytest.raises(DataError, match="4 blocks need as many costs, all finite and above 0"):
+        lay_path(synthetic(50, default_rng(13)), costs)
+
+
+def test_what_the_end_costs_is_part_of_the_budget() -> None:
+    records = synthetic(1500, default_rng(14))
+    design, tested = records.subset(np.arange(500)), records.subset(np.arange(500, 1500))
+    guarantee = Guarantee(budget=0.05)
+    pruned = replace(tested, end_losses_N=(default_rng(15).random(1000) < 0.02).astype(np.float64))
+    plain, dearer = (learn_then_test(design, each, guarantee) for each in (tested, pruned))
+    assert guarantee.holds(dearer.worst_loss * 1000, 1000)
+    assert dearer.worst_loss == pytest.approx(pruned.worst_losses_N(dearer.thresholds).mean())
+    assert dearer.tested.mean_blocks > plain.tested.mean_blocks
+    spent = replace(tested, end_losses_N=(np.arange(1000) < 100).astype(np.float64))
+    found = learn_then_test(design, spent, guarantee)
+    assert (found.thresholds, found.worst_loss) == ({}, 0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.pame_cases import KINDS, Case, in_orders, in_steps, judged, of_ramps, promised
+from experiments.pame_cases import KINDS, Case, in_orders, in_steps, judged, promised
 from experiments.pame_estimates import BatchFigures
 from experiments.studies import pame_fig09_latency, pame_fig12_places, pame_fig14_moving_on, pame_fig15_number
 from optimizer.risk import Guarantee
@@ -75,7 +75,7 @@ def test_orders_hold_every_input_as_often() -> None:
     records = case().search
     many = in_orders(records, orders=3)
     assert sorted(many.sample_ids) == sorted(records.sample_ids * 3)
-    assert of_ramps(records, (2,)).scores_NR.tolist() == records.scores_NR[:, [1]].tolist()
+    assert records.of_ramps((2,)).scores_NR.tolist() == records.scores_NR[:, [1]].tolist()
 
 
 def test_a_batchs_mean_counts_each_input_by_its_step() -> None:
