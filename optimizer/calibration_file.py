@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from earlyexit.errors import DataError
 from optimizer.plan import PolicySpec, policy_of_score
+from optimizer.risk import Metric
 from profiles.scores import Score
 
 CALIBRATION_FILE = "calibration.json"
@@ -24,6 +25,8 @@ class CalibrationCard(BaseModel):
     thresholds: dict[int, float]
     confidences: dict[int, float] | None = None
     """Of shares, per ramp: above which a principal value counts."""
+    metric: Metric = "agreement"
+    """What the budget is of."""
     budget: float
     confidence: float
     tested: dict[str, Any]
@@ -35,8 +38,9 @@ class CalibrationCard(BaseModel):
         return policy_of_score(self.policy, self.thresholds, self.confidences)
 
     def to_json(self) -> str:
-        """The file's text; of policies that have no confidences it names none."""
-        return self.model_dump_json(indent=2, exclude={"confidences"} if self.confidences is None else None) + "\n"
+        """The file's text; of policies that have no confidences it names none, of agreement no metric."""
+        left_out = {"confidences": self.confidences is None, "metric": self.metric == "agreement"}
+        return self.model_dump_json(indent=2, exclude={name for name, out in left_out.items() if out}) + "\n"
 
 
 def read_calibration_file(path: Path) -> CalibrationCard:

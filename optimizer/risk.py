@@ -5,11 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import count
+from typing import Literal
 
 import numpy as np
 
 from earlyexit.errors import DataError
 from profiles.scores import FloatArray
+
+Metric = Literal["agreement", "harm"]
+"""What is promised: agreement with the full model; or harm, by labels: how often it is wrong where that is right."""
 
 ROUNDING = 1e-9
 """A sum of losses this far above a whole number is that number: of 7 losses of 1 it must not become 8."""
@@ -20,7 +24,8 @@ class Guarantee:
     """A bound on the mean loss, and how sure it is."""
 
     budget: float = 0.01
-    """Largest mean loss against the full model's answers; of labels, the largest share answered otherwise."""
+    """Largest mean loss against the full model's answers; of labels, the largest share answered otherwise. Of harm the
+    largest mean harm."""
     confidence: float = 0.90
     """Probability, over the draw of the calibration inputs, that the budget is kept."""
 

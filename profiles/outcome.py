@@ -51,6 +51,16 @@ class ExitOutcome:
         return None if self.full_true_losses_N is None else 1 - float(self.full_true_losses_N.mean())
 
     @property
+    def harm(self) -> float | None:
+        """Mean loss against the truth beyond the full model's; of labels, the share wrong where the full one is right.
+
+        None where the truth is not known.
+        """
+        if self.true_losses_N is None or self.full_true_losses_N is None:
+            return None
+        return float(np.clip(self.true_losses_N - self.full_true_losses_N, 0.0, 1.0).mean())
+
+    @property
     def mean_blocks(self) -> float:
         """Blocks run per input."""
         return float(self.exits_N.mean()) + 1

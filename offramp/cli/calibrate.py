@@ -14,6 +14,7 @@ import typer
 from earlyexit.errors import InputError
 from offramp.cli.options import (
     DTYPES,
+    METRICS,
     PARTS,
     SCORES,
     AsJson,
@@ -70,8 +71,15 @@ def calibrate(
             help="entropy, confidence or share; default: what fits the task, or the records'.", **completes(SCORES)
         ),
     ] = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="What is promised: agreement with the full model, or harm: to be wrong where that is right.",
+            **completes(METRICS),
+        ),
+    ] = "agreement",
     budget: Annotated[
-        float, typer.Option(min=1e-6, help="Largest mean loss; of labels, the share answered otherwise.")
+        float, typer.Option(min=1e-6, help="Largest mean loss; of labels, the share answered otherwise, or harmed.")
     ] = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
@@ -89,10 +97,11 @@ def calibrate(
 
     guarantee = Guarantee(budget=budget, confidence=confidence)
     score = None if policy is None else choice("policy", policy, SCORES)
+    promised = choice("metric", metric, METRICS)
     if records is not None:
         if model is not None or data is not None or test is not None:
             raise InputError("--records stands for itself: no model, --data or --test goes with it")
-        job = CalibrateJob(policy=score, guarantee=guarantee, seed=seed, source=str(records))
+        job = CalibrateJob(policy=score, guarantee=guarantee, metric=promised, seed=seed, source=str(records))
         return _print_calibration(*_calibrate_records(records, scale, out, job), as_json=as_json)
     if model is None or data is None:
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
@@ -102,7 +111,9 @@ def calibrate(
     read = partial(_read_rows, columns=columns, joints=joints, classes=classes)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     computed_in = choice("dtype", dtype, DTYPES)
-    job = CalibrateJob(policy=score, guarantee=guarantee, dtype=computed_in, seed=seed, source=str(data))
+    job = CalibrateJob(
+        policy=score, guarantee=guarantee, metric=promised, dtype=computed_in, seed=seed, source=str(data)
+    )
     return _print_calibration(*_calibrate_model(model, read(data, part=part), held_out, job), as_json=as_json)
 
 
@@ -134,7 +145,8 @@ def _calibrate_model(
                 dtype=job.dtype,
                 progress=lambda what, done, total: progress(f"test {what}", done, total),
             )
-            report["test"] = outcome_figures(found.outcome(card.thresholds), find_task(read_card(model).task))
+            task = find_task(read_card(model).task)
+            report["test"] = outcome_figures(found.outcome(card.thresholds), task, card.metric)
     return card, report
 
 
@@ -217,13 +229,23 @@ def leave_text(policy: Score, threshold: float | None) -> str:
     return "always" if passed else f"{threshold:.4f}"
 
 
+Figure = Callable[[dict[str, Any]], str]
+_AGREEMENT: dict[str, Figure] = {
+    "with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_agreement")),
+}
+_HARM: dict[str, Figure] = {
+    "wrong where the full model is right": lambda figures: _share(figures["harm"]),
+    "that with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_harm")),
+}
+
+
 def _figures(report: dict[str, Any]) -> Table:
     columns = [name for name in ("tested", "test") if name in report]
     table = make_table("", *({"tested": "calibration", "test": "test"}[name] for name in columns), title="Expected")
-    rows: dict[str, Callable[[dict[str, Any]], str]] = {
+    rows: dict[str, Figure] = {
         "inputs": lambda figures: f"{figures['inputs']}",
         "agreement with the full model": lambda figures: f"{figures['agreement']:.4f}",
-        "with the worst of all subsets of ramps": lambda figures: _share(figures.get("worst_agreement")),
+        **(_HARM if "harm" in report[columns[0]] else _AGREEMENT),
         "accuracy": lambda figures: _share(figures["accuracy"]),
         "accuracy of the full model": lambda figures: _share(figures["full_accuracy"]),
         "mean blocks": lambda figures: f"{figures['mean_blocks']:.2f} of {figures['num_blocks']}",

@@ -107,6 +107,7 @@ BACKENDS = tuple(backends.BACKENDS)
 ATTENTIONS = slots.ATTENTIONS
 FRONTS = ("haproxy", "proxy")
 SCORES = ("entropy", "confidence", "share")
+METRICS = ("agreement", "harm")
 RAMP_STYLES = ("light", "mlp", "pooler", "reduced", "conv", "maps", "deconv", "bridge")
 HEAD_STYLES = ("light", "mlp", "maps", "deconv")
 POOLINGS = tuple(pooling.POOLINGS)

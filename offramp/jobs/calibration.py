@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -15,7 +15,7 @@ from earlyexit.errors import DataError, ModelFolderError
 from offramp.jobs.recording import Outputs, batches_of_outputs, join_records, records_of_chosen_shares, tokens_of
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
 from optimizer.plan import policy_of_score
-from optimizer.risk import Guarantee
+from optimizer.risk import Guarantee, Metric
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
@@ -37,6 +37,8 @@ class CalibrateJob:
     """None: entropy where the model answers labels, share where it answers maps, else confidence; of records from
     elsewhere, theirs."""
     guarantee: Guarantee = field(default_factory=Guarantee)
+    metric: Metric = "agreement"
+    """What the guarantee is of."""
     design_share: float = 0.25
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
     dtype: FloatName = "float32"
@@ -96,9 +98,7 @@ def calibrate(
     else:
         records = join_records(outputs, policy, model.task, labels, provenance=facts)
     records = replace(records, tokens_N=tokens_of(model, encoded))
-    card = _card(
-        records, learn_then_test(records.subset(design), records.subset(tested), job.guarantee), job, facts, model.task
-    )
+    card = _card(records, (design, tested), job, facts, task=model.task)
     forget_calibration(folder)
     save_model(model, folder)
     save_calibration(card, records, folder)
@@ -128,10 +128,8 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
 
     _check_rows(records, job)
     policy_of_score(records.score, {}, records.confidences)  # or nobody could leave by what is found
-    num_design = design_rows(len(records), job.guarantee, job.design_share)
-    design, tested = divide(len(records), num_design, job.seed)
-    found = learn_then_test(records.subset(design), records.subset(tested), job.guarantee)
-    return _card(records, found, job, provenance(data=job.source, seed=job.seed, design_share=job.design_share))
+    parts = divide(len(records), design_rows(len(records), job.guarantee, job.design_share), job.seed)
+    return _card(records, parts, job, provenance(data=job.source, seed=job.seed, design_share=job.design_share))
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) -> None:
@@ -141,17 +139,40 @@ def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) 
 
 
 def _card(
-    records: ExitRecords, found: Calibration, job: CalibrateJob, facts: dict[str, Any], task: Task | None = None
+    records: ExitRecords,
+    parts: tuple[IntArray, IntArray],
+    job: CalibrateJob,
+    facts: dict[str, Any],
+    *,
+    task: Task | None = None,
+    block_costs: Sequence[float] | None = None,
 ) -> CalibrationCard:
+    """What is found by records whose parts, rows, lay the path and test it."""
+    promised = records if job.metric == "agreement" else _of_harm(records, job)
+    design, tested = (promised.subset(rows) for rows in parts)
+    found = learn_then_test(design, tested, job.guarantee, block_costs)
     return CalibrationCard(
         policy=records.score,
         thresholds=found.thresholds,
         confidences=None if records.confidences is None else dict(records.confidences),
+        metric=job.metric,
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,
-        tested=tested_figures(found, task),
+        tested=_tested_figures(records.subset(parts[1]), found, job.metric, task),
         provenance=facts,
     )
+
+
+def _promised(job: CalibrateJob) -> str:
+    budget = job.guarantee.budget
+    return f"harm of {budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - budget:.4g}"
+
+
+def _of_harm(records: ExitRecords, job: CalibrateJob) -> ExitRecords:
+    try:
+        return records.of_harm()
+    except DataError as error:
+        raise DataError(f"{job.source or 'the data'}: {error}") from error
 
 
 def _policy(task: Task, asked: Score | None) -> Score:
@@ -177,22 +198,26 @@ def _check_rows(data: Sized, job: CalibrateJob) -> None:
     if len(data) < job.least_rows:
         promise = job.guarantee
         raise DataError(
-            f"{job.source or 'the data'}: {len(data)} rows; at least {job.least_rows} are needed to promise agreement "
-            f"of {1 - promise.budget:.4g} with confidence {promise.confidence:.4g}: {job.design_share:.0%} of the rows "
+            f"{job.source or 'the data'}: {len(data)} rows; at least {job.least_rows} are needed to promise "
+            f"{_promised(job)} with confidence {promise.confidence:.4g}: {job.design_share:.0%} of the rows "
             f"lay the path of thresholds, {promise.least_inputs} rows test it"
         )
 
 
-def tested_figures(found: Calibration, task: Task | None) -> dict[str, Any]:
+def _tested_figures(tested: ExitRecords, found: Calibration, metric: Metric, task: Task | None) -> dict[str, Any]:
     """What a calibration's thresholds did where they were tested, with all ramps active and with the worst subset."""
-    return {**outcome_figures(found.tested, task), "worst_agreement": 1 - found.worst_loss}
+    figures = outcome_figures(tested.outcome(found.thresholds), task, metric)
+    if metric == "harm":
+        return {**figures, "worst_harm": found.worst_loss}
+    return {**figures, "worst_agreement": 1 - found.worst_loss}
 
 
-def outcome_figures(outcome: ExitOutcome, task: Task | None = None) -> dict[str, Any]:
+def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metric = "agreement") -> dict[str, Any]:
     """An outcome's figures as plain data; `task` has figures of its own, where there are tallies for them."""
     return {
         "inputs": len(outcome.exits_N),
         "agreement": outcome.agreement,
+        **({"harm": outcome.harm} if metric == "harm" else {}),
         "accuracy": outcome.accuracy,
         "full_accuracy": outcome.full_accuracy,
         "mean_blocks": outcome.mean_blocks,

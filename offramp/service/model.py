@@ -38,7 +38,7 @@ class Exits:
     records: ExitRecords
     budget: float | None
     confidence: float | None
-    """That the calibration's thresholds keep its budget; None where none was tested."""
+    """That the calibration's thresholds keep its budget of agreement; None where none was tested."""
 
 
 def read_exits(
@@ -69,12 +69,14 @@ def read_exits(
             if name == "recorded"
             else policy_of_score(name, thresholds, records.confidences)
         )
+    # Probes know the full model's answers and no labels: nothing that is live can be held against a budget of harm.
+    promised = calibration if calibration is not None and calibration.metric == "agreement" else None
     return Exits(
         policy=policy,
         thresholds=thresholds,
         records=records,
-        budget=document.budget if calibration is None or document.budget is not None else calibration.budget,
-        confidence=calibration.confidence if calibration is not None and calibration.confidence > 0 else None,
+        budget=document.budget if promised is None or document.budget is not None else promised.budget,
+        confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
     )
 
 

@@ -92,9 +92,49 @@ def test_numbers_need_a_scale(tmp_path: Path, capsys: Captured) -> None:
     assert as_labels["agreement"] == pytest.approx(as_labels["mean_blocks"] - 1)
 
 
+def where_the_last_exit_is_wrong(path: Path, num_inputs: int = 200) -> Path:
+    """The same exits as of `table`; right is what the ramp says."""
+    rows = [HEADER]
+    for k in range(num_inputs):
+        right = "no" if k < num_inputs / 2 and k % 4 == 0 else "yes"
+        rows += [f"s{k},0,{k / num_inputs},{right},{right}", f"s{k},1,,yes,{right}"]
+    return written(path, "\n".join(rows) + "\n")
+
+
+def test_harm_costs_less_than_agreement_where_the_last_exit_is_the_one_that_errs(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    exits = where_the_last_exit_is_wrong(tmp_path / "exits.csv")
+    agreeing = calibrated(capsys, exits)
+    harmless = calibrated(capsys, exits, "--metric", "harm", "--out", tmp_path / "out")
+    tested = harmless["tested"]
+    assert (tested["harm"], tested["worst_harm"]) == (0, 0)  # the ramp is right throughout
+    assert tested["exits"] == {"0": 150}
+    assert (tested["agreement"], tested["accuracy"]) == (tested["full_accuracy"], 1.0)
+    assert agreeing["tested"]["mean_blocks"] > 1
+    assert "harm" not in agreeing["tested"]
+    kept = json.loads((tmp_path / "out/calibration.json").read_text(encoding="utf-8"))
+    assert (kept["metric"], kept["budget"]) == ("harm", 0.1)
+    assert run("calibrate", "--records", exits, *PROMISE, "--metric", "harm") == 0
+    assert "wrong where the full model is right" in capsys.readouterr().out
+
+
+def test_harm_without_labels_is_refused(tmp_path: Path, capsys: Captured) -> None:
+    text = table(tmp_path / "exits.csv").read_text(encoding="utf-8").replace(",yes\n", "\n").replace(",label", "")
+    path = written(tmp_path / "no_truth.csv", text)
+    said = refused(capsys, "calibrate", "--records", path, *PROMISE, "--metric", "harm")
+    assert said == f"{path}: harm is a loss against the truth, and these exit records hold none: give labels"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        pytest.param(("--metric", "accuracy"), "--metric 'accuracy'; allowed: agreement, harm", id="metric"),
+        pytest.param(
+            ("--records", "EXITS", "--metric", "harm"),
+            "EXITS: 200 rows; at least 306 are needed to promise harm of 0.01 at most with confidence 0.9",
+            id="too few for harm",
+        ),
         pytest.param((), "calibrate needs a model's folder and --data FILE, or --records FILE", id="nothing"),
         pytest.param(("m",), "calibrate needs a model's folder and --data FILE", id="a model alone"),
         pytest.param(("m", "--records", "EXITS"), "--records stands for itself", id="a model and records"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_one_threshold_is_that_of_every_recorded_ramp(files: Files) -> None:
     service = files.read(accuracy={"policy": "entropy", "thresholds": 0.05, "budget": 0.1})
     assert problem_of(service).survival_N == (1.0, 1.0, 1.0)
     assert control_of(service).accuracy_budget == 0.1
+
+
+def test_a_budget_of_harm_is_nothing_that_a_service_can_watch(files: Files) -> None:
+    path = files.model / "calibration.json"
+    written = json.loads(path.read_text(encoding="utf-8")) | {"metric": "harm"}
+    path.write_text(json.dumps(written), encoding="utf-8")
+    assert control_of(files.read()).accuracy_budget is None
+    assert control_of(files.read(accuracy={"budget": 0.03})).accuracy_budget == 0.03  # of agreement, which it can
 
 
 def test_thresholds_are_tuned_to_the_budget_and_with_the_confidence_of_the_calibration(files: Files) -> None:
