@@ -1,0 +1,57 @@
+"""Exit records of a chain where some of its networks are left out: the same inputs, seen by the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+from earlyexit.chain import Chain
+from earlyexit.errors import DataError
+from profiles.records import ExitRecords
+
+
+def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> ExitRecords:
+    """The records without the ramps of networks that are not used; blocks keep the chain's numbers.
+
+    Survival still has an entry for every block of the chain: who reaches a network's start has passed the blocks of
+    those left out before it, without running them. Raises DataError for records of another chain, and for networks that
+    do not end at the reference.
+    """
+    _check_chain(records, chain)
+    last = len(chain.lengths) - 1
+    if list(used) != sorted(set(used)) or not used or used[-1] != last or used[0] < 0:
+        raise DataError(f"networks {list(used)}: some of 0 to {last}, ascending, the last of them {last}")
+    return records.of_ramps([ramp for ramp in records.ramps if chain.network_of(ramp) in used])
+
+
+def survival_of(
+    records: ExitRecords, thresholds: Mapping[int, float], chain: Chain
+) -> dict[tuple[int, ...], tuple[float, ...]]:
+    """By networks used, the share of inputs that reach every block of the chain, all ramps of these networks active.
+
+    Exact for these inputs: that a small network's hard inputs are also a later one's is in the records. Ramps without
+    a threshold are never active. Raises DataError as `of_networks` does.
+    """
+    _check_chain(records, chain)
+    return {
+        used: of_networks(records, used, chain)
+        .outcome({ramp: value for ramp, value in thresholds.items() if chain.network_of(ramp) in used})
+        .survival
+        for used in subsets(chain)
+    }
+
+
+def subsets(chain: Chain) -> Iterator[tuple[int, ...]]:
+    """Every choice of networks that ends at the reference, the reference alone first."""
+    *others, last = range(len(chain.lengths))
+    for number in range(len(others) + 1):
+        for chosen in combinations(others, number):
+            yield (*chosen, last)
+
+
+def _check_chain(records: ExitRecords, chain: Chain) -> None:
+    if records.num_blocks != chain.num_blocks or not set(chain.end_ramps) <= set(records.ramps):
+        raise DataError(
+            f"exit records of {records.num_blocks} blocks and ramps {list(records.ramps)} are not of a chain of "
+            f"{chain.num_blocks} blocks whose networks end after {list(chain.ends)}"
+        )

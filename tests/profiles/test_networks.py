@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from earlyexit.chain import Chain
+from earlyexit.errors import DataError
+from profiles.networks import of_networks, subsets, survival_of
+from profiles.records import ExitRecords
+
+# Two blocks, then one, then two: the first network has a ramp inside, the second has not, nor has the reference.
+CHAIN = Chain(names=("s", "m", "l"), lengths=(2, 1, 2), ramps=(0, 1, 2, 3))
+RECORDS = ExitRecords(
+    score="confidence",
+    num_blocks=5,
+    ramps=(0, 1, 2, 3),
+    sample_ids=("a", "b", "c", "d"),
+    scores_NR=np.array([[0.9, 0, 0, 0], [0, 0.9, 0.9, 0], [0, 0, 0.9, 0.9], [0, 0, 0, 0]], dtype=np.float32),
+    losses_NR=np.zeros((4, 4)),
+)
+HALF = dict.fromkeys(RECORDS.ramps, 0.5)
+
+
+def test_a_network_that_is_left_out_lets_nobody_leave() -> None:
+    left = of_networks(RECORDS, (1, 2), CHAIN)
+    assert left.ramps == (2, 3)
+    assert left.outcome({2: 0.5, 3: 0.5}).exits_N.tolist() == [4, 2, 2, 4]
+    assert of_networks(RECORDS, (0, 1, 2), CHAIN).outcome(HALF).exits_N.tolist() == [0, 1, 2, 4]
+
+
+def test_survival_is_told_of_every_choice_of_networks() -> None:
+    found = survival_of(RECORDS, HALF, CHAIN)
+    assert found == {
+        (2,): (1, 1, 1, 1, 0.75),
+        (0, 2): (1, 0.75, 0.5, 0.5, 0.25),
+        (1, 2): (1, 1, 1, 0.5, 0.5),
+        (0, 1, 2): (1, 0.75, 0.5, 0.25, 0.25),
+    }
+    assert list(found) == list(subsets(CHAIN))
+
+
+def test_ramps_without_a_threshold_are_not_active() -> None:
+    assert survival_of(RECORDS, {0: 0.5}, CHAIN)[0, 2] == (1, 0.75, 0.75, 0.75, 0.75)
+
+
+def test_a_single_network_has_one_choice() -> None:
+    alone = Chain(names=("m",), lengths=(5,), ramps=RECORDS.ramps)
+    assert survival_of(RECORDS, HALF, alone) == {(0,): RECORDS.nested_survival(HALF)}
+
+
+@pytest.mark.parametrize("used", [(), (0, 1), (2, 1), (1, 1, 2), (-1, 2), (0, 3)])
+def test_networks_that_do_not_end_at_the_reference_are_refused(used: tuple[int, ...]) -> None:
+    with pytest.raises(DataError, match="some of 0 to 2, ascending, the last of them 2"):
+        of_networks(RECORDS, used, CHAIN)
+
+
+def test_records_of_another_chain_are_refused() -> None:
+    other = Chain(names=("s", "l"), lengths=(2, 2), ramps=(1,))
+    with pytest.raises(DataError, match=r"of 5 blocks and ramps .* not of a chain of 4 blocks .* after \[1, 3\]"):
+        survival_of(RECORDS, HALF, other)
+    without_end = RECORDS.of_ramps((0, 2, 3))
+    with pytest.raises(DataError, match="not of a chain of 5 blocks"):
+        of_networks(without_end, (2,), CHAIN)
