@@ -12,17 +12,20 @@ from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
+from offramp.jobs.chain_records import MEMBERS, chain_outputs, check_members, members_of, parameters_by_block
 from offramp.jobs.recording import Outputs, batches_of_outputs, join_records, records_of_chosen_shares, tokens_of
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee, Metric
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
+from profiles.latency import LatencyProfile
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
 from profiles.scores import Score
 
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
+    from earlyexit.store import ModelCard
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.train import Progress
 
@@ -41,6 +44,8 @@ class CalibrateJob:
     """What the guarantee is of."""
     design_share: float = 0.25
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
+    latency: Path | None = None
+    """Profile whose seconds leaving is priced by; None: of a chain parameters of its blocks, else blocks."""
     dtype: FloatName = "float32"
     """In which the model computes what thresholds are found by."""
     seed: int = 0
@@ -73,36 +78,111 @@ def calibrate(
     """
     import torch
 
-    from earlyexit.store import load_model, save_model
+    from earlyexit.store import load_model, read_card, save_model
     from earlyexit.train import no_progress
-    from offramp.jobs.provenance import provenance
 
     _check_rows(data, job)
+    chain = read_card(folder)
+    if not chain.chain.is_one:
+        return _calibrate_chain(folder, chain, data, job, outputs, progress or no_progress)
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)
     labels = data.targets(model.task, codec)
     encoded = data.encode(codec)
-    design, tested = divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
-    computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
-    facts = provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in)
+    parts = _parts(data, job)
     policy = _policy(model.task, job.policy)
     if outputs is None:
-        computing = load_model(folder, dtype=getattr(torch, job.dtype)) if computed_in else model
+        computing = model if job.dtype == "float32" else load_model(folder, dtype=getattr(torch, job.dtype))
         computing.temperatures_E.fill_(1.0)
         outputs = batches_of_outputs(computing, encoded, progress or no_progress)
-    outputs = _scaled(model, outputs, labels, design)
-    if policy == "share":
-        records = records_of_chosen_shares(
-            outputs, model.task, labels, design=design, budget=job.guarantee.budget, provenance=facts
-        )
-    else:
-        records = join_records(outputs, policy, model.task, labels, provenance=facts)
+    outputs = _scaled(model, outputs, labels, parts[0])
+    facts = _facts(job)
+    records = _recorded(outputs, policy, model.task, labels, design=parts[0], job=job, facts=facts)
     records = replace(records, tokens_N=tokens_of(model, encoded))
-    card = _card(records, (design, tested), job, facts, task=model.task)
+    card = _card(records, parts, job, facts, task=model.task, block_costs=_measured_costs(records, job))
     forget_calibration(folder)
     save_model(model, folder)
     save_calibration(card, records, folder)
     return card, records
+
+
+def _calibrate_chain(
+    folder: Path,
+    chain: ModelCard,
+    data: LabelledRows,
+    job: CalibrateJob,
+    outputs: Iterable[Outputs] | None,
+    progress: Progress,
+) -> tuple[CalibrationCard, ExitRecords]:
+    """Thresholds of every ramp and of every network's end, together; the models stay as they are.
+
+    Temperatures are those of each model's own calibration, so the models without one are refused.
+    """
+    from earlyexit.tasks import find_task
+
+    for member in chain.members(folder):
+        read_calibration(member)
+    task = find_task(chain.task)
+    labels = task.targets(data.labels)
+    parts = _parts(data, job)
+    policy = _policy(task, job.policy)
+    tokens_N = None
+    if outputs is None:
+        found, tokens_N = chain_outputs(folder, chain, data, job.dtype, progress)
+        outputs = [found]
+    facts = _facts(job) | {MEMBERS: members_of(folder, chain)}
+    records = _recorded(outputs, policy, task, labels, design=parts[0], job=job, facts=facts)
+    records = replace(records, tokens_N=tokens_N)
+    costs = _measured_costs(records, job) or parameters_by_block(folder, chain)
+    card = _card(records, parts, job, facts, task=task, block_costs=costs)
+    save_calibration(card, records, folder)
+    return card, records
+
+
+def _parts(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
+    """The rows that lay the path, and those that test it."""
+    return divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
+
+
+def _facts(job: CalibrateJob) -> dict[str, Any]:
+    from offramp.jobs.provenance import provenance
+
+    computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
+    priced_by = {} if job.latency is None else {"latency": str(job.latency)}
+    return provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in, **priced_by)
+
+
+def _recorded(
+    outputs: Iterable[Outputs],
+    policy: Score,
+    task: Task,
+    labels: ValueArray,
+    *,
+    design: IntArray,
+    job: CalibrateJob,
+    facts: dict[str, Any],
+) -> ExitRecords:
+    if policy == "share":
+        return records_of_chosen_shares(
+            outputs, task, labels, design=design, budget=job.guarantee.budget, provenance=facts
+        )
+    return join_records(outputs, policy, task, labels, provenance=facts)
+
+
+def _measured_costs(records: ExitRecords, job: CalibrateJob) -> list[float] | None:
+    """Seconds of every block at its largest batch, at the measured length that is nearest to the inputs' mean.
+
+    None where no latency is given. Raises DataError for one of another model.
+    """
+    if job.latency is None:
+        return None
+    profile = LatencyProfile.load(job.latency)
+    if profile.num_blocks != records.num_blocks:
+        raise DataError(f"{job.latency} has {profile.num_blocks} blocks, the model {records.num_blocks}")
+    mean = 1.0 if records.tokens_N is None else float(records.tokens_N.mean())
+    nearest = min(profile.lengths, key=lambda length: abs(length - mean))
+    costs: list[float] = profile.tables[nearest].block_s_NB[:, -1].tolist()
+    return costs
 
 
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
@@ -124,12 +204,9 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
 
     Raises DataError where the inputs are too few for the guarantee, PlanError for shares of no stated confidences.
     """
-    from offramp.jobs.provenance import provenance
-
     _check_rows(records, job)
     policy_of_score(records.score, {}, records.confidences)  # or nobody could leave by what is found
-    parts = divide(len(records), design_rows(len(records), job.guarantee, job.design_share), job.seed)
-    return _card(records, parts, job, provenance(data=job.source, seed=job.seed, design_share=job.design_share))
+    return _card(records, _parts(records, job), job, _facts(job), block_costs=_measured_costs(records, job))
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) -> None:
@@ -237,11 +314,13 @@ def _task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
 
 
 def read_calibration(folder: Path) -> CalibrationCard:
-    """A model's calibration; raises ModelFolderError where it has none, or one of another schema."""
+    """A model's calibration; raises ModelFolderError where it has none, one of another schema, or of other models."""
     path = folder / CALIBRATION_FILE
     if not path.is_file():
         raise ModelFolderError(f"{folder} is not calibrated; run: offramp calibrate {folder} --data VALIDATION_FILE")
     try:
-        return read_calibration_file(path)
+        card = read_calibration_file(path)
     except DataError as error:
         raise ModelFolderError(str(error)) from error
+    check_members(card.provenance, folder, path)
+    return card

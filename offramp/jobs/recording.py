@@ -15,6 +15,8 @@ import numpy as np
 from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.policies import make_policy
+from earlyexit.tasks import find_task
+from offramp.jobs.chain_records import chain_outputs
 from optimizer.confidences import LEVELS, ShareArray, choose_confidences
 from optimizer.plan import policy_of_score
 from profiles.records import ExitRecords
@@ -47,19 +49,30 @@ def record_exits(
     dtype: FloatName = "float32",
     progress: Progress | None = None,
 ) -> ExitRecords:
-    """Exit records of labelled rows under a calibrated model, for evaluation; `confidences` are those of shares."""
+    """Exit records of labelled rows under a calibrated model, for evaluation; `confidences` are those of shares.
+
+    Of a chain every network runs in full on every row.
+    """
     import torch
 
-    from earlyexit.store import load_model
+    from earlyexit.store import load_model, read_card
     from earlyexit.train import no_progress
 
-    model = load_model(folder, dtype=getattr(torch, dtype))
-    codec = find_codec(model.info.codec, folder)
-    truth_N = data.targets(model.task, codec)
-    encoded = data.encode(codec)
-    parts = batches_of_outputs(model, encoded, progress or no_progress)
-    records = join_records(parts, policy, model.task, truth_N, confidences=confidences)
-    records = replace(records, tokens_N=tokens_of(model, encoded))
+    card, progress = read_card(folder), progress or no_progress
+    if not card.chain.is_one:
+        task = find_task(card.task)
+        truth_N = task.targets(data.labels)
+        outputs, tokens_N = chain_outputs(folder, card, data, dtype, progress)
+        records = join_records([outputs], policy, task, truth_N, confidences=confidences)
+    else:
+        model = load_model(folder, dtype=getattr(torch, dtype))
+        codec = find_codec(model.info.codec, folder)
+        truth_N = data.targets(model.task, codec)
+        encoded = data.encode(codec)
+        parts = batches_of_outputs(model, encoded, progress)
+        records = join_records(parts, policy, model.task, truth_N, confidences=confidences)
+        tokens_N = tokens_of(model, encoded)
+    records = replace(records, tokens_N=tokens_N)
     return records if ids is None else replace(records, sample_ids=tuple(ids))
 
 

@@ -16,6 +16,7 @@ from earlyexit.errors import DataError, InputError
 from earlyexit.source_file import Source
 from earlyexit.store import WEIGHTS_FILE, read_card
 from offramp.jobs.calibration import RECORDS_FILE, read_calibration
+from offramp.jobs.chain_records import check_members
 from offramp.service.shape import AccuracyDocument, ModelDocument
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec, policy_of_score
@@ -55,6 +56,7 @@ def read_exits(
     path = (base / document.records).resolve() if document.records is not None else model / RECORDS_FILE
     with source.said_at(("accuracy", "records") if document.records is not None else ("accuracy",)):
         records = _records(path, card)
+        check_members(records.provenance, model, path)
         if score != "recorded" and score != records.score:
             raise InputError(f"the policy is {score}, {path} holds scores of {records.score}")
         if name == "recorded":

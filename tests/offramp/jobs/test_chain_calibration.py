@@ -1,0 +1,179 @@
+"""Calibrations of a chain: every network run in full, thresholds of all ramps and ends together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.checkpoint import RampOptions
+from earlyexit.codecs import find_codec
+from earlyexit.dataset import LabelledRows, read_labelled
+from earlyexit.errors import DataError, ModelFolderError
+from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
+from earlyexit.train import exit_outputs
+from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
+from offramp.jobs.chain_records import check_members, parameters_by_block
+from offramp.jobs.recording import record_exits
+from offramp.jobs.train_job import TrainJob
+from offramp.jobs.training import train
+from optimizer.calibration_file import CALIBRATION_FILE
+from optimizer.risk import Guarantee
+from profiles.latency import LatencyProfile
+from profiles.records import ExitRecords
+from profiles.table import LatencyTable
+
+EASY = CalibrateJob(guarantee=Guarantee(budget=0.4, confidence=0.8), source="data.csv")
+
+
+@pytest.fixture(scope="module")
+def rows(data: Path) -> LabelledRows:
+    return read_labelled(data)
+
+
+@pytest.fixture(scope="module")
+def calibrated(checkpoint: Path, rows: LabelledRows, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `small`, of which only block 0 has a ramp, `large`, and `chain` of both, not calibrated."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, ramps in (("small", RampOptions(at=(0,))), ("large", RampOptions())):
+        torch.manual_seed(len(name))
+        train(TrainJob(backbone=str(checkpoint), name=name, epochs=2, ramps=ramps), rows, folder / name)
+        calibrate(folder / name, rows, EASY)
+    small, large = (read_card(folder / name) for name in ("small", "large"))
+    chain = large.model_dump(mode="json") | {
+        "name": "both",
+        "family": "chain",
+        "backbone": {"models": ["../small", "../large"], "names": ["small", "large"], "blocks": [3, 3]},
+        "boundaries": [each.model_dump(mode="json")["boundaries"] for each in (small, large)],
+        "ramps": [0, 2, 3, 4],
+        "num_blocks": 6,
+    }
+    chain["boundaries"] = [block for member in chain["boundaries"] for block in member]
+    (folder / "chain").mkdir()
+    (folder / "chain" / CARD_FILE).write_text(json.dumps(chain), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def models(calibrated: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(calibrated, tmp_path / "models")
+
+
+def test_records_join_what_every_model_says_alone(models: Path, rows: LabelledRows) -> None:
+    before = {name: (models / name / WEIGHTS_FILE).read_bytes() for name in ("small", "large")}
+    card, records = calibrate(models / "chain", rows, EASY)
+    assert (records.num_blocks, records.ramps) == (6, (0, 2, 3, 4))
+    assert set(card.thresholds) == {0, 2, 3, 4}
+    small, large = (load_model(models / name) for name in ("small", "large"))
+    encoded = rows.encode(find_codec(small.info.codec, models / "small"))
+    outputs = [exit_outputs(model, encoded) for model in (small, large)]
+    of_block = {0: outputs[0][0], 2: outputs[0][2], 3: outputs[1][0], 4: outputs[1][1], 5: outputs[1][2]}
+    answers = np.stack([large.task.answer(each).numpy() for each in of_block.values()], axis=1)
+    assert records.answers().tolist() == answers.tolist()
+    assert records.losses_NR.tolist() == (answers[:, :-1] != answers[:, -1:]).tolist()
+    assert records.tokens_N is not None
+    assert records.tokens_N.tolist() == [each.length for each in encoded]
+    again = record_exits(models / "chain", rows, card.policy)
+    np.testing.assert_array_equal(again.scores_NR, records.scores_NR)
+    assert before == {name: (models / name / WEIGHTS_FILE).read_bytes() for name in before}, "models stay as they are"
+
+
+def test_every_exit_of_a_model_has_a_temperature_its_end_too(models: Path, rows: LabelledRows) -> None:
+    for name, exits in (("small", (0, 2)), ("large", (0, 1, 2))):
+        model = load_model(models / name)
+        fitted = model.temperatures_E.clone()
+        assert all(float(fitted[block]) != 1.0 for block in exits), name
+        model.temperatures_E.fill_(1.0)
+        outputs = exit_outputs(model, rows.encode(find_codec(model.info.codec, models / name)))
+        labels = rows.targets(model.task, find_codec(model.info.codec, models / name))
+        for block in exits:
+            raw, right = outputs[block], torch.from_numpy(labels)
+            losses = [torch.nn.functional.cross_entropy(raw / t, right) for t in (1.0, float(fitted[block]))]
+            assert losses[1] <= losses[0] + 1e-3, (name, block)
+
+
+def test_leaving_is_priced_by_parameters_and_by_seconds_where_they_are_known(
+    models: Path, rows: LabelledRows, tmp_path: Path
+) -> None:
+    card = read_card(models / "chain")
+    sizes = parameters_by_block(models / "chain", card)
+    block = load_model(models / "small").backbone.get_submodule("blocks.0")
+    assert sizes == [float(sum(each.numel() for each in block.parameters()))] * 6
+    profile = LatencyProfile(
+        model="both",
+        num_blocks=6,
+        ramps=(0, 2, 3, 4),
+        device="cpu",
+        backend="torch",
+        dtype="float32",
+        kind="measured",
+        tables={
+            length: LatencyTable(
+                batches=(1, 2), block_s_NB=np.array([[9.0, seconds]] * 6), ramp_s_EB=np.full((4, 2), 1e-4)
+            )
+            for length, seconds in ((3, 1.0), (16, 2.0))
+        },
+        provenance={},
+    )
+    profile.save(tmp_path / "latency.json")
+    plain, _ = calibrate(models / "chain", rows, EASY)
+    measured, _ = calibrate(models / "chain", rows, replace(EASY, latency=tmp_path / "latency.json"))
+    assert measured.thresholds == plain.thresholds, "all blocks alike, by either"
+    assert measured.provenance["latency"] == str(tmp_path / "latency.json")
+    with pytest.raises(DataError, match=r"latency.json has 6 blocks, the model 3"):
+        calibrate(models / "small", rows, replace(EASY, latency=tmp_path / "latency.json"))
+
+
+def test_a_model_without_calibration_is_refused(models: Path, rows: LabelledRows) -> None:
+    (models / "small" / CALIBRATION_FILE).unlink()
+    with pytest.raises(ModelFolderError, match="small is not calibrated; run: offramp calibrate"):
+        calibrate(models / "chain", rows, EASY)
+
+
+def test_a_model_with_other_ramps_than_the_chain_knows_is_refused(models: Path, rows: LabelledRows) -> None:
+    path = models / "chain" / CARD_FILE
+    text = path.read_text(encoding="utf-8")
+    path.write_text(json.dumps(json.loads(text) | {"ramps": [0, 1, 2, 3, 4]}), encoding="utf-8")
+    with pytest.raises(ModelFolderError, match=r"'small' has ramps \[0\], the chain knows \[0, 1\]; `offramp chain`"):
+        calibrate(models / "chain", rows, EASY)
+
+
+def _recalibrated(models: Path, rows: LabelledRows) -> None:
+    calibrate(models / "large", rows, replace(EASY, seed=5, design_share=0.6))
+
+
+def _replaced(models: Path, rows: LabelledRows) -> None:
+    weights = models / "small" / WEIGHTS_FILE
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(_recalibrated, "large"), (_replaced, "small")], ids=["calibrated since", "other weights"]
+)
+def test_what_is_of_other_models_is_refused(
+    models: Path, rows: LabelledRows, change: Callable[[Path, LabelledRows], None], name: str
+) -> None:
+    chain = models / "chain"
+    card, _ = calibrate(chain, rows, EASY)
+    assert [each["name"] for each in card.provenance["members"]] == ["small", "large"]
+    assert read_calibration(chain).thresholds == card.thresholds
+    check_members(ExitRecords.load(chain / RECORDS_FILE).provenance, chain, chain / RECORDS_FILE)
+    change(models, rows)
+    with pytest.raises(ModelFolderError) as refused:
+        read_calibration(chain)
+    assert str(refused.value) == (
+        f"{chain / CALIBRATION_FILE}: {name} of {chain} is not what it was then, trained or calibrated since: "
+        "calibrate the chain again"
+    )
+
+
+def test_records_of_a_chain_are_no_single_models(models: Path, rows: LabelledRows) -> None:
+    _, records = calibrate(models / "chain", rows, EASY)
+    with pytest.raises(ModelFolderError, match=r"r.npz is of small before large, .*large of large: calibrate again"):
+        check_members(records.provenance, models / "large", Path("r.npz"))
