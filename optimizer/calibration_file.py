@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ from optimizer.risk import Metric
 from profiles.scores import Score
 
 CALIBRATION_FILE = "calibration.json"
+MEMBERS = "members"
+"""In the provenance of a chain's calibration and records: the models that they are of."""
 
 
 class CalibrationCard(BaseModel):
@@ -41,6 +44,11 @@ class CalibrationCard(BaseModel):
         """The file's text; of policies that have no confidences it names none, of agreement no metric."""
         left_out = {"confidences": self.confidences is None, "metric": self.metric == "agreement"}
         return self.model_dump_json(indent=2, exclude={name for name, out in left_out.items() if out}) + "\n"
+
+
+def members_in(provenance: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """The models of a chain, `name` and `sha256`, that a calibration or records are of; none where they do not say."""
+    return list((provenance or {}).get(MEMBERS, ()))
 
 
 def read_calibration_file(path: Path) -> CalibrationCard:

@@ -68,7 +68,7 @@ def _thresholds(
 
 def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[int, float]:
     """Of a calibration, which has thresholds for every ramp that was recorded, those of the problem's ramps."""
-    from optimizer.calibration_file import read_calibration_file
+    from optimizer.calibration_file import members_in, read_calibration_file
 
     try:
         card = read_calibration_file(path)
@@ -83,6 +83,9 @@ def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[
             f"survival.calibration: {path} is of confidence {of_card.get(others[0])} at ramp {others[0]}, the records "
             f"are of {of_records.get(others[0])}; take the records that were calibrated on"
         )
+    of_card, of_records = (members_in(each) for each in (card.provenance, records.provenance))
+    if of_card and of_records and of_card != of_records:
+        raise PlanError(f"survival.calibration: {path} is of other models than the records; take those of one chain")
     missing = sorted(set(problem.ramps) - set(card.thresholds))
     if missing:
         raise PlanError(f"survival.calibration: {path} has no thresholds for ramps {missing}")

@@ -82,6 +82,13 @@ def calibrate(
         float, typer.Option(min=1e-6, help="Largest mean loss; of labels, the share answered otherwise, or harmed.")
     ] = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
+    latency: Annotated[
+        Path | None,
+        typer.Option(
+            help="Latency profile of the model: leaving is then priced by the seconds it saves. Default: by blocks, "
+            "of a chain by their parameters."
+        ),
+    ] = None,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
     test_part: Annotated[str | None, typer.Option(help="Which part of the test data.", **completes(PARTS))] = None,
     dtype: Dtype = "float32",
@@ -101,7 +108,9 @@ def calibrate(
     if records is not None:
         if model is not None or data is not None or test is not None:
             raise InputError("--records stands for itself: no model, --data or --test goes with it")
-        job = CalibrateJob(policy=score, guarantee=guarantee, metric=promised, seed=seed, source=str(records))
+        job = CalibrateJob(
+            policy=score, guarantee=guarantee, metric=promised, latency=latency, seed=seed, source=str(records)
+        )
         return _print_calibration(*_calibrate_records(records, scale, out, job), as_json=as_json)
     if model is None or data is None:
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
@@ -112,7 +121,13 @@ def calibrate(
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     computed_in = choice("dtype", dtype, DTYPES)
     job = CalibrateJob(
-        policy=score, guarantee=guarantee, metric=promised, dtype=computed_in, seed=seed, source=str(data)
+        policy=score,
+        guarantee=guarantee,
+        metric=promised,
+        latency=latency,
+        dtype=computed_in,
+        seed=seed,
+        source=str(data),
     )
     return _print_calibration(*_calibrate_model(model, read(data, part=part), held_out, job), as_json=as_json)
 

@@ -13,6 +13,7 @@ from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.errors import ModelFolderError
 from earlyexit.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card
+from optimizer.calibration_file import members_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from offramp.jobs.recording import Outputs
     from profiles.records import IntArray
 
-MEMBERS = "members"
-"""In the provenance of a chain's calibration and records: the models that they are of."""
 OF_BLOCK = re.compile(r"backbone\.blocks\.(\d+)\.")
 """Weights of a block, in a model's file."""
 
@@ -88,7 +87,7 @@ def check_members(provenance: Mapping[str, Any] | None, folder: Path, path: Path
 
     Files that do not say, such as those of single models, pass.
     """
-    made = list((provenance or {}).get(MEMBERS, ()))
+    made = members_in(provenance)
     if not made:
         return
     card = read_card(folder)

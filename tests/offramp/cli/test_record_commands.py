@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from experiments.data import data_folder
 from experiments.recorded_exits import BERT12_SST2
+from profiles.records import ExitRecords
 from tests.offramp.cli.runs import PROBLEM, Captured, played, refused, run, written
 
 HEADER = "sample_id,exit,confidence,prediction,label"
@@ -170,6 +172,23 @@ def test_a_calibration_that_does_not_fit_is_refused_at_its_line(exits: Path, tmp
     for changes, message in (({"policy": "entropy"}, "is of entropy"), ({"thresholds": {}}, "has no thresholds for")):
         written(out / "other.json", json.dumps(card | changes))
         assert message in said(f"{{{records}, calibration: calibrated/other.json}}")
+
+
+def test_a_calibration_of_other_models_than_the_records_is_refused(
+    exits: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "calibrated"
+    calibrated(capsys, exits, "--out", out)
+    records = ExitRecords.load(out / "exit_records.npz")
+    replace(records, provenance={"members": [{"name": "small", "sha256": "1"}]}).save(out / "exit_records.npz")
+    card = json.loads((out / "calibration.json").read_text(encoding="utf-8"))
+    card["provenance"]["members"] = [{"name": "small", "sha256": "2"}]
+    written(out / "calibration.json", json.dumps(card))
+    survival = "{records: calibrated/exit_records.npz, calibration: calibrated/calibration.json}"
+    problem = written(tmp_path / "problem.yaml", PROBLEM.replace("[1.0, 0.5]", survival))
+    assert "calibration.json is of other models than the records; take those of one chain" in refused(
+        capsys, "plan", problem
+    )
 
 
 def test_bert_on_sst2_as_others_recorded_it_is_calibrated_as_it_is(capsys: Captured) -> None:
