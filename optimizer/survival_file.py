@@ -77,14 +77,14 @@ def _calibrated(path: Path, problem: PlanProblem, records: ExitRecords) -> dict[
     if card.policy != records.score:
         raise PlanError(f"survival.calibration: {path} is of {card.policy}, the records are of {records.score}")
     of_card, of_records = card.confidences or {}, records.confidences or {}
-    others = [ramp for ramp in problem.ramps if of_card.get(ramp) != of_records.get(ramp)]
-    if others:
+    unlike = [ramp for ramp in problem.ramps if of_card.get(ramp) != of_records.get(ramp)]
+    if unlike:
         raise PlanError(
-            f"survival.calibration: {path} is of confidence {of_card.get(others[0])} at ramp {others[0]}, the records "
-            f"are of {of_records.get(others[0])}; take the records that were calibrated on"
+            f"survival.calibration: {path} is of confidence {of_card.get(unlike[0])} at ramp {unlike[0]}, the records "
+            f"are of {of_records.get(unlike[0])}; take the records that were calibrated on"
         )
-    of_card, of_records = (members_in(each) for each in (card.provenance, records.provenance))
-    if of_card and of_records and of_card != of_records:
+    models, others = members_in(card.provenance), members_in(records.provenance)
+    if models and others and models != others:
         raise PlanError(f"survival.calibration: {path} is of other models than the records; take those of one chain")
     missing = sorted(set(problem.ramps) - set(card.thresholds))
     if missing:

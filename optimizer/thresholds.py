@@ -118,7 +118,7 @@ def worst_totals(
     rises_NR = np.diff(np.maximum(worst_NR, end_losses_N[:, None]), axis=1, prepend=end_losses_N[:, None])
     prices, group = np.unique(prices_NR, return_inverse=True)
     rises = np.bincount(group.ravel(), weights=rises_NR.ravel(), minlength=len(prices))
-    return prices, float(end_losses_N.sum()) + np.cumsum(rises)
+    return prices, np.asarray(end_losses_N.sum() + np.cumsum(rises), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
