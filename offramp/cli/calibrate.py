@@ -45,6 +45,31 @@ TASK_FIGURES = {"pck": "PCK", "pixel_accuracy": "pixel accuracy", "mean_iou": "m
 """What tasks with maps tell beside accuracy, which is a mean over inputs."""
 
 
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        help="entropy, confidence or share; default: what fits the task, or the records'.", **completes(SCORES)
+    ),
+]
+MetricName = Annotated[
+    str,
+    typer.Option(
+        help="What is promised: agreement with the full model, or harm: to be wrong where that is right.",
+        **completes(METRICS),
+    ),
+]
+Budget = Annotated[
+    float, typer.Option(min=1e-6, help="Largest mean loss; of labels, the share answered otherwise, or harmed.")
+]
+Latency = Annotated[
+    Path | None,
+    typer.Option(
+        help="Latency profile of the model: leaving is then priced by the seconds it saves. Default: by blocks, "
+        "of a chain by their parameters."
+    ),
+]
+
+
 def calibrate(
     model: Annotated[Path | None, typer.Argument(help="Model folder, as `offramp train` writes it.")] = None,
     data: OptionalDataFile = None,
@@ -65,30 +90,11 @@ def calibrate(
     out: Annotated[
         Path | None, typer.Option(help="With --records: folder for calibration.json and exit_records.npz.")
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            help="entropy, confidence or share; default: what fits the task, or the records'.", **completes(SCORES)
-        ),
-    ] = None,
-    metric: Annotated[
-        str,
-        typer.Option(
-            help="What is promised: agreement with the full model, or harm: to be wrong where that is right.",
-            **completes(METRICS),
-        ),
-    ] = "agreement",
-    budget: Annotated[
-        float, typer.Option(min=1e-6, help="Largest mean loss; of labels, the share answered otherwise, or harmed.")
-    ] = 0.01,
+    policy: Policy = None,
+    metric: MetricName = "agreement",
+    budget: Budget = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
-    latency: Annotated[
-        Path | None,
-        typer.Option(
-            help="Latency profile of the model: leaving is then priced by the seconds it saves. Default: by blocks, "
-            "of a chain by their parameters."
-        ),
-    ] = None,
+    latency: Latency = None,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
     test_part: Annotated[str | None, typer.Option(help="Which part of the test data.", **completes(PARTS))] = None,
     dtype: Dtype = "float32",
@@ -102,15 +108,18 @@ def calibrate(
     from offramp.jobs.calibration import CalibrateJob
     from optimizer.risk import Guarantee
 
-    guarantee = Guarantee(budget=budget, confidence=confidence)
-    score = None if policy is None else choice("policy", policy, SCORES)
-    promised = choice("metric", metric, METRICS)
+    job = CalibrateJob(
+        policy=None if policy is None else choice("policy", policy, SCORES),
+        guarantee=Guarantee(budget=budget, confidence=confidence),
+        metric=choice("metric", metric, METRICS),
+        latency=latency,
+        dtype=choice("dtype", dtype, DTYPES),
+        seed=seed,
+        source=str(data if records is None else records),
+    )
     if records is not None:
         if model is not None or data is not None or test is not None:
             raise InputError("--records stands for itself: no model, --data or --test goes with it")
-        job = CalibrateJob(
-            policy=score, guarantee=guarantee, metric=promised, latency=latency, seed=seed, source=str(records)
-        )
         return _print_calibration(*_calibrate_records(records, scale, out, job), as_json=as_json)
     if model is None or data is None:
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
@@ -119,16 +128,6 @@ def calibrate(
     columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     read = partial(_read_rows, columns=columns, joints=joints, classes=classes)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
-    computed_in = choice("dtype", dtype, DTYPES)
-    job = CalibrateJob(
-        policy=score,
-        guarantee=guarantee,
-        metric=promised,
-        latency=latency,
-        dtype=computed_in,
-        seed=seed,
-        source=str(data),
-    )
     return _print_calibration(*_calibrate_model(model, read(data, part=part), held_out, job), as_json=as_json)
 
 

@@ -12,8 +12,15 @@ from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
-from offramp.jobs.chain_records import chain_outputs, check_members, members_of, parameters_by_block
-from offramp.jobs.recording import Outputs, batches_of_outputs, join_records, records_of_chosen_shares, tokens_of
+from offramp.jobs.chain_members import check_members, members_of, parameters_by_block
+from offramp.jobs.recording import (
+    Outputs,
+    batches_of_outputs,
+    chain_outputs,
+    join_records,
+    records_of_chosen_shares,
+    tokens_of,
+)
 from optimizer.calibration_file import CALIBRATION_FILE, MEMBERS, CalibrationCard, read_calibration_file
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee, Metric

@@ -14,9 +14,9 @@ import numpy as np
 
 from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
+from earlyexit.errors import ModelFolderError
 from earlyexit.policies import make_policy
 from earlyexit.tasks import find_task
-from offramp.jobs.chain_records import chain_outputs
 from optimizer.confidences import LEVELS, ShareArray, choose_confidences
 from optimizer.plan import policy_of_score
 from profiles.records import ExitRecords
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from earlyexit.policies.base import Opinion
     from earlyexit.policies.threshold import ThresholdPolicy
     from earlyexit.signature import Encoded
+    from earlyexit.store import ModelCard
     from earlyexit.tasks.base import Task, ValueArray
     from earlyexit.train import Progress
     from profiles.records import IntArray
@@ -74,6 +75,44 @@ def record_exits(
         tokens_N = tokens_of(model, encoded)
     records = replace(records, tokens_N=tokens_N)
     return records if ids is None else replace(records, sample_ids=tuple(ids))
+
+
+def chain_outputs(
+    folder: Path, card: ModelCard, data: LabelledRows, dtype: FloatName, progress: Progress
+) -> tuple[Outputs, IntArray | None]:
+    """All rows, and every exit's outputs of them by the chain's block; and tokens of every row in the first network.
+
+    Each exit's outputs are at its own model's temperature. One network at a time is in memory. Raises ModelFolderError
+    for models that are no longer those of the chain, or have other ramps.
+    """
+    import torch
+
+    from earlyexit.store import load_model
+    from earlyexit.train import exit_outputs
+
+    chain, tokens_N = card.chain, None
+    outputs: dict[int, Tensor] = {}
+    for network, member in enumerate(card.members(folder)):
+        model = load_model(member, dtype=getattr(torch, dtype))
+        _check_ramps(model, chain.ramps_of(network), folder)
+        encoded = data.encode(find_codec(model.info.codec, member))
+        tokens_N = tokens_of(model, encoded) if network == 0 else tokens_N
+        told = _told_of(progress, chain.names[network])
+        first = chain.starts[network]
+        outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=told).items()}
+    return (range(len(data)), outputs), tokens_N
+
+
+def _check_ramps(model: EarlyExitModel, ramps: Sequence[int], folder: Path) -> None:
+    if model.ramp_indices != tuple(ramps):
+        raise ModelFolderError(
+            f"{folder}: {model.info.name!r} has ramps {list(model.ramp_indices)}, the chain knows "
+            f"{list(ramps)}; `offramp chain` makes the chain anew"
+        )
+
+
+def _told_of(progress: Progress, name: str) -> Progress:
+    return lambda what, done, total: progress(f"{what} {name}", done, total)
 
 
 def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray | None:

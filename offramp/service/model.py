@@ -16,7 +16,7 @@ from earlyexit.errors import DataError, InputError
 from earlyexit.source_file import Source
 from earlyexit.store import WEIGHTS_FILE, read_card
 from offramp.jobs.calibration import RECORDS_FILE, read_calibration
-from offramp.jobs.chain_records import check_members
+from offramp.jobs.chain_members import check_members
 from offramp.service.shape import AccuracyDocument, ModelDocument
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec, policy_of_score

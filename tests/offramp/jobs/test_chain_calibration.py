@@ -19,7 +19,7 @@ from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.train import exit_outputs
 from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
-from offramp.jobs.chain_records import check_members, parameters_by_block
+from offramp.jobs.chain_members import check_members, parameters_by_block
 from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train

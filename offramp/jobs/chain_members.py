@@ -1,58 +1,20 @@
-"""What a chain's exits answer to labelled rows, every network run in full on every row; and whose records these are."""
+"""The models of a chain: how large their blocks are, and whether they are still those that a file was made with."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from earlyexit.boundary import FloatName
-from earlyexit.codecs import find_codec
 from earlyexit.errors import ModelFolderError
-from earlyexit.store import CARD_FILE, WEIGHTS_FILE, ModelCard, read_card
+from earlyexit.store import WEIGHTS_FILE, ModelCard, read_card
 from optimizer.calibration_file import members_in
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from earlyexit.dataset import LabelledRows
-    from earlyexit.model import EarlyExitModel
-    from earlyexit.train import Progress
-    from offramp.jobs.recording import Outputs
-    from profiles.records import IntArray
 
 OF_BLOCK = re.compile(r"backbone\.blocks\.(\d+)\.")
 """Weights of a block, in a model's file."""
-
-
-def chain_outputs(
-    folder: Path, card: ModelCard, data: LabelledRows, dtype: FloatName, progress: Progress
-) -> tuple[Outputs, IntArray | None]:
-    """All rows, and every exit's outputs of them by the chain's block; and tokens of every row in the first network.
-
-    Each exit's outputs are at its own model's temperature. One network at a time is in memory. Raises ModelFolderError
-    for models that are no longer those of the chain, or have other ramps.
-    """
-    import torch
-
-    from earlyexit.store import load_model
-    from earlyexit.train import exit_outputs
-    from offramp.jobs.recording import tokens_of
-
-    chain, tokens_N = card.chain, None
-    outputs: dict[int, Tensor] = {}
-    for network, member in enumerate(card.members(folder)):
-        model = load_model(member, dtype=getattr(torch, dtype))
-        _check_ramps(model, chain.ramps_of(network), folder)
-        encoded = data.encode(find_codec(model.info.codec, member))
-        tokens_N = tokens_of(model, encoded) if network == 0 else tokens_N
-        told = _told_of(progress, chain.names[network])
-        first = chain.starts[network]
-        outputs |= {first + block: each for block, each in exit_outputs(model, encoded, progress=told).items()}
-    return (range(len(data)), outputs), tokens_N
 
 
 def parameters_by_block(folder: Path, card: ModelCard) -> list[float] | None:
@@ -113,15 +75,3 @@ def _sha256(folder: Path, card: ModelCard) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _check_ramps(model: EarlyExitModel, ramps: Sequence[int], folder: Path) -> None:
-    if model.ramp_indices != tuple(ramps):
-        raise ModelFolderError(
-            f"{folder / CARD_FILE}: {model.info.name!r} has ramps {list(model.ramp_indices)}, the chain knows "
-            f"{list(ramps)}; `offramp chain` makes the chain anew"
-        )
-
-
-def _told_of(progress: Progress, name: str) -> Progress:
-    return lambda what, done, total: progress(f"{what} {name}", done, total)
