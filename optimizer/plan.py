@@ -128,6 +128,13 @@ class Stage:
         """How many it runs."""
         return sum([split.end - split.first for split in self.splits])
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """First block and one past the last of what it runs without a gap."""
+        after = [each.first for before, each in pairwise(self.splits) if before.end < each.first]
+        before = [each.end for each, then in pairwise(self.splits) if each.end < then.first]
+        return tuple(zip((self.first, *after), (*before, self.end), strict=True))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -13,7 +13,8 @@ from optimizer.plan import Plan
 def plan_words(placed: PlacedPlan) -> str:
     """Such as `3 x V100 blocks 0-5 | 1 x P100 blocks 6-11, 812/s in 41 ms predicted`."""
     stages = " | ".join(
-        f"{stage.replicas} x {stage.device} blocks {stage.first}-{stage.end - 1}" for stage in placed.plan.stages
+        f"{stage.replicas} x {stage.device} blocks {' and '.join(f'{first}-{end - 1}' for first, end in stage.ranges)}"
+        for stage in placed.plan.stages
     )
     avoided = f", {len(placed.avoided)} replicas rest" if placed.avoided else ""
     return f"{stages}{_predicted_words(placed.plan.predicted)}{avoided}"

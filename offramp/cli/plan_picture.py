@@ -65,7 +65,8 @@ def draw_bands(axes: Axes, stages: Sequence[Stage]) -> None:
     """Every stage as a coloured band over its blocks."""
     for index, stage in enumerate(stages):
         color = BANDS[index % len(BANDS)]
-        axes.axvspan(stage.first - 0.5, stage.end - 0.5, color=color, alpha=0.25, zorder=0)
+        for first, end in stage.ranges:
+            axes.axvspan(first - 0.5, end - 0.5, color=color, alpha=0.25, zorder=0)
 
 
 def stage_label(index: int, stage: Stage) -> str:
@@ -110,7 +111,7 @@ def _draw_batches(axes: Axes, planned: Planned) -> None:
     fused = [batch for each in figures.splits for batch in each.batch_at_block]
     without = batches_without_fusing(figures)
     draw_bands(axes, planned.stages)
-    blocks = range(len(fused))
+    blocks = [block for each in figures.splits for block in range(each.split.first, each.split.end)]
     axes.bar(blocks, fused, width=0.7, color=FUSED, label="with fusing")
     axes.plot(
         blocks, without, color=SHRINKING, marker="o", label=f"one batch of {_counted(figures.splits[0].split)} shrinks"

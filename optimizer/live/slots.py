@@ -67,7 +67,8 @@ def _cost(
 
 
 def _shared_blocks(stage: Stage, other: Stage | None) -> int:
-    return 0 if other is None else max(0, min(stage.end, other.end) - max(stage.first, other.first))
+    ranges = () if other is None else other.ranges
+    return sum(max(0, min(a, b) - max(first, start)) for first, a in stage.ranges for start, b in ranges)
 
 
 def _first_of_cheapest(cost_KS: IntArray) -> list[int]:

@@ -43,6 +43,11 @@ def test_a_plan_may_leave_out_networks(stages: list[Stage], entry: int, used: tu
     assert read_plan(tmp_path / "plan.yaml", SHAPE) == made
 
 
+def test_a_stage_says_which_blocks_it_runs_without_a_gap() -> None:
+    assert stage((0, 1), (1, 2), (5, 9)).ranges == ((0, 2), (5, 9))
+    assert stage((2, 5)).ranges == ((2, 5),)
+
+
 REFUSED: list[Any] = [
     pytest.param([[(0, 5), (5, 9)]], "blocks 0 to 4 runs over a crossing: a network ends after block 1", id="crossing"),
     pytest.param([[(0, 2)], [(2, 5)]], "the last network, blocks 5 to 8, is left out", id="without the last"),

@@ -1,0 +1,40 @@
+"""A chain whose networks run on ONNX Runtime answers as one that torch runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from earlyexit.chain_network import ChainSegments
+from earlyexit.network import PreparedSegments
+from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.policies.threshold import ConfidencePolicy
+from earlyexit.split import Segment, Split
+from tests.earlyexit.chains import chained, follow, inputs_for, offline
+from tests.earlyexit.cuts import assert_same
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_where_it_is_active(tmp_path: Path) -> None:
+    network, policy = chained(1, 1, at=((), ())), ConfidencePolicy(0.5)
+    inputs = inputs_for(network, count=8)
+    members = [OnnxSegments(member, cache=tmp_path, num_threads=1) for member in network.members]
+    segments = ChainSegments(network, members)
+    assert isinstance(segments, PreparedSegments)
+    large = Split(first=1, end=2, batch=8)
+    for ramps in ((0,), ()):
+        small = Split(first=0, end=1, batch=8, ramps=ramps)
+        wanted = {each for split in (small, large) for each in split.segments()}
+        segments.prepare(wanted)
+        assert all(map(segments.is_ready, wanted))
+        answers, _ = follow(network, policy, inputs, (small, large), segments=segments)
+        expected, _ = offline(network, policy, inputs, ramps, (0, 1))
+        assert_same(answers, expected, within=1e-4)
+    names = sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("*.onnx"))
+    assert names == ["m0-0-1", "m0-0-1-exit", "m1-0-1-exit"]
+    segments.prepare({Segment(first=1, end=2, ramp=None)})
+    segments.prepare({Segment(first=1, end=2, ramp=None)})
+    assert not segments.is_ready(Segment(first=0, end=1, ramp=0))
