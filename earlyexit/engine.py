@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal
 
@@ -80,11 +80,13 @@ class BatchEngine(Generic[P]):
         "_deepest_first",
         "_dispatch",
         "_hosted",
+        "_hosting",
         "_order",
         "_passing",
         "_run_sums",
         "_serial",
         "_splits",
+        "_starts",
         "_trust",
         "times",
     )
@@ -96,8 +98,11 @@ class BatchEngine(Generic[P]):
         *,
         dispatch: Dispatch = "work-conserving",
         order: OrderSpec = DEFAULT,
+        starts: Collection[int] = (),
     ) -> None:
+        """`starts`: the blocks that networks of a chain begin with; who waits for one is encoded anew, elsewhere."""
         self.times = times
+        self._starts = tuple(sorted(starts))
         self._serial = 0
         self._trust = 1.0
         self._run_sums = RunSums()
@@ -137,9 +142,12 @@ class BatchEngine(Generic[P]):
         return waiting
 
     def hosts(self, block: int) -> bool:
-        """Whether a hosted split holds `block`, at its start or inside."""
-        for split in self._splits:  # noqa: SIM110 - `any` of a generator takes five times as long, for every batch
-            if split.first <= block < split.end:
+        """Whether survivors wait here for `block`: a hosted split holds it, and it begins no network of a chain.
+
+        At the end of a network they leave, though the next one be hosted here: only an ingress has what it takes.
+        """
+        for first, end in self._hosting:  # noqa: SIM110 - `any` of a generator takes five times as long, for every batch
+            if first <= block < end:
                 return True
         return False
 
@@ -151,6 +159,7 @@ class BatchEngine(Generic[P]):
         before = [*self._hosted.values(), *self._passing.values()]
         unchanged = {queue.split: queue for queue in self._hosted.values()}
         self._splits = tuple(splits)
+        self._hosting = tuple((split.first + (split.first in self._starts), split.end) for split in splits)
         self._dispatch = dispatch
         self._order = order.build()
         self._hosted = {split.first: unchanged.get(split) or Queue(split) for split in splits}
@@ -287,10 +296,11 @@ class BatchEngine(Generic[P]):
         return all(self._seconds_on_way_of(queue))
 
     def _seconds_on_way_of(self, queue: Queue[P]) -> list[float]:
-        """Of a full batch of its split, and of those that its members may still run here."""
+        """Of a full batch of its split, and of those of the same network that its members may still run here."""
         times = self.times
         own_s = times.batch_s(queue.split, queue.tokens_when_full(times.mean_tokens(queue.split)))
-        deeper = [split for split in self._splits if split.end > queue.split.end]
+        ends_at = min((start for start in self._starts if start >= queue.split.end), default=math.inf)
+        deeper = [split for split in self._splits if queue.split.end < split.end <= ends_at]
         return [
             own_s,
             *(times.batch_s(split, split.budget.tokens_when_full(times.mean_tokens(split))) for split in deeper),

@@ -24,6 +24,8 @@ class TextTokenizer:
         self._cutting = Tokenizer.from_str(tokenizer.to_str())
         self._cutting.enable_truncation(max_length)
         self.max_length = max_length
+        self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
+        """Of a text, and of a pair."""
 
     @classmethod
     def load(cls, folder: Path, max_length: int) -> TextTokenizer:
@@ -42,6 +44,15 @@ class TextTokenizer:
             Encoded(len(encoding.ids), (np.array(encoding.ids, dtype=np.int32),))
             for encoding in self.encodings(texts, truncate=truncate)
         ]
+
+    def surely_takes(self, texts: Sequence[str]) -> bool:
+        """Whether the texts of one input fit, with a token at least, however they are cut up: cheap, and careful.
+
+        Of ASCII a token holds a character at least, but for special ones and one that some put before a text.
+        """
+        special = self._special[len(texts) - 1]
+        most = special + sum(map(len, texts)) + len(texts)
+        return special > 0 and most <= self.max_length and all(map(str.isascii, texts))
 
     def encodings(self, rows: Sequence[TextOrPair], *, truncate: bool = False) -> list[Encoding]:
         """What the tokenizer makes of every text, or pair of texts.

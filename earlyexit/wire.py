@@ -93,19 +93,26 @@ class WirePiece:
     tensors: tuple[npt.NDArray[np.generic], ...]
     """What crosses before `next_block`: one array per tensor of the network's boundary, with a row per token of all
     inputs, or a row per input; bfloat16 as its bits (uint16). float16 where hops are in half precision, which their
-    reader need not be told. Empty where nothing is computed."""
+    reader need not be told. Before a network's first block on the way there its inputs, as its codec gives them. Empty
+    where nothing is computed."""
     state_BS: npt.NDArray[np.generic] | None
-    """The exit policy's state; None before block 0, where the policy's initial state stands for it."""
+    """The exit policy's state; None of inputs that come from no block: the policy's initial state stands for it."""
 
 
-def entering(sample_ids: Sequence[str], encoded: Sequence[Encoded]) -> WirePiece:
-    """Inputs before block 0, as one piece."""
+def entering(
+    sample_ids: Sequence[str],
+    encoded: Sequence[Encoded],
+    *,
+    block: int = 0,
+    state_BS: npt.NDArray[np.generic] | None = None,
+) -> WirePiece:
+    """Inputs before the first block of a network, as one piece; `state_BS`: of those that come from another network."""
     return WirePiece(
         sample_ids=tuple(sample_ids),
-        next_block=0,
+        next_block=block,
         lengths_B=np.array([each.length for each in encoded], dtype=np.int32),
         tensors=tuple(map(np.concatenate, zip(*(each.tensors for each in encoded), strict=True))),
-        state_BS=None,
+        state_BS=state_BS,
     )
 
 

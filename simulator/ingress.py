@@ -190,7 +190,7 @@ class SimulatedIngress:
         self.settled(len(numbers), False)
 
     def _send(self, send: SendCall) -> None:
-        trip, block, members = send
+        trip, block, members, network = send
         assert isinstance(trip, Trip)
         if members is None:
             probe = trip.probe
@@ -198,6 +198,8 @@ class SimulatedIngress:
                 Member(sample_id="", payload=flight, tokens=flight.tokens, deadline_s=flight.deadline_s, probe=probe)
                 for flight in trip.flights
             ]
+        elif network is not None:  # who is not awaited does not cross
+            members = [member for member in members if member.payload.holder is trip]
         trip.begin(self, members)
         delay_s = self._entry_s if trip.is_first else 0.0
         if not self.go(trip, block, delay_s):

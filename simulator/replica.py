@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from deployments.ingress.core.flights import Flight
 from deployments.messages import Assignment
@@ -44,7 +44,17 @@ class SimulatedReplica:
         "until_s",
     )
 
-    def __init__(self, name: str, index: int, device: str, works: Works, problem: PlanProblem, events: Events) -> None:
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        device: str,
+        works: Works,
+        problem: PlanProblem,
+        events: Events,
+        starts: Collection[int] = (),
+    ) -> None:
+        """`starts`: the blocks that networks of a chain begin with."""
         self.name = name
         self.index = index
         self.device = device
@@ -57,7 +67,7 @@ class SimulatedReplica:
         self.busy_s = 0.0
         self.trips: set[Trip] = set()
         """Those of which inputs are inside."""
-        self.engine: BatchEngine[Flight[int]] = BatchEngine((), ObservedTimes())
+        self.engine: BatchEngine[Flight[int]] = BatchEngine((), ObservedTimes(), starts=starts)
         self._loop = DeviceLoop(self.engine)
         self._problem = problem
         self._events = events

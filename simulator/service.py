@@ -89,8 +89,8 @@ class SimulatedService:
 
     def boot(self) -> None:
         """Start the plan's replicas, ready for work."""
-        legs = self.ingresses[0].core.itinerary.legs
-        for leg in legs:
+        legs = {leg.slot: leg for leg in self.ingresses[0].core.itinerary.legs}
+        for leg in legs.values():
             for _ in range(leg.stage.replicas):
                 self.start(leg.slot, leg.assignment)
 
@@ -99,7 +99,8 @@ class SimulatedService:
         slot = self.slots[slot_name]
         index, slot.num_ever = slot.num_ever, slot.num_ever + 1
         name, works = f"{slot_name}#{index}", self._works_of(slot.device, 1.0)
-        replica = SimulatedReplica(name, index, slot.device, works, self.scenario.problem, self.events)
+        starts = (0, *self.placed.plan.networks[:-1])
+        replica = SimulatedReplica(name, index, slot.device, works, self.scenario.problem, self.events, starts)
         if assignment is not None:
             replica.prepare(assignment)
         slot.add(replica)

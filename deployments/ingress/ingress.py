@@ -26,8 +26,9 @@ from deployments.ingress.core.own_plan import own_plan
 from deployments.ingress.dashboard.feed import Feed, Viewer
 from deployments.ingress.dashboard.lookout import Everyone, Lookout
 from deployments.ingress.dashboard.snapshot import ServiceFacts, image_facts
-from deployments.ingress.dispatch.build import build_core
+from deployments.ingress.dispatch.build import build_core, encode_of, taken_inputs
 from deployments.ingress.dispatch.dispatcher import Dispatcher
+from deployments.ingress.dispatch.entrance import entrance_of
 from deployments.ingress.dispatch.flow_metrics import FlowMetrics
 from deployments.ingress.rpc.methods import RpcMethods
 from deployments.ingress.tracing.hooks import start_tracing
@@ -87,11 +88,20 @@ class Ingress(RpcMethods):
             for name in self._slots
         }
         self._core = build_core(self._settings, self.card, self._transports)
-        self._dispatcher = Dispatcher(self._core, self._clock, self._metrics)
+        entrance = entrance_of(self._core.name, codec)
+        self._dispatcher = Dispatcher(self._core, self._clock, self._metrics, entrance=entrance)
         self._feed = self._build_feed()
         trace = None if self._tracing is None else self._tracing.follow
-        inputs = None if self.card.inputs is None else [each.spec() for each in self.card.inputs]
-        self._service = InferService(codec, self._dispatcher, self._settings, self._clock, inputs=inputs, trace=trace)
+        encode = encode_of(codec, self._core)
+        self._service = InferService(
+            codec,
+            self._dispatcher,
+            self._settings,
+            self._clock,
+            inputs=taken_inputs(self.card),
+            trace=trace,
+            encode=encode,
+        )
         self.version = self._settings.version
         store, repository = RayStore(), self._settings.repository
         self.versions = Versions(self, self._settings, store, RayIngressLink, self._clock, VersionMetrics().show)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,20 +130,21 @@ def recorded_answers(records: ExitRecords) -> RecordedAnswers:
     )
 
 
-def warm_up(runner: Runner[Any], splits: Sequence[Split], *, clock: Clock) -> Times:
+def warm_up(runner: Runner[Any], splits: Sequence[Split], *, clock: Clock, starts: Collection[int] = ()) -> Times:
     """Run every split alone and at its full batch, so that the first request pays for nothing but itself.
 
+    `starts`: the blocks that networks of a chain begin with; what leaves one is not run by the next.
     Gives what that taught of how long batches take; of an emulated device what its profile says of them, which is not
     waited for.
     """
     computing = runner.inner if isinstance(runner, PacedRunner) else runner
     times = ObservedTimes()
-    _run_splits(computing, splits, times, clock)
+    _run_splits(computing, splits, times, clock, starts)
     times = ObservedTimes()  # the first round was cold; only the second says how long batches take
     if isinstance(runner, PacedRunner):
         _learn_profile(runner, splits, times)
     else:
-        _run_splits(computing, splits, times, clock)
+        _run_splits(computing, splits, times, clock, starts)
     return times
 
 
@@ -154,8 +155,10 @@ def expect_no_loss(releases: list[Release[Any]]) -> None:
             raise release.error
 
 
-def _run_splits(runner: Runner[Any], splits: Sequence[Split], times: Times, clock: Clock) -> None:
-    device = Device(BatchEngine(splits, times), runner, clock, expect_no_loss)
+def _run_splits(
+    runner: Runner[Any], splits: Sequence[Split], times: Times, clock: Clock, starts: Collection[int]
+) -> None:
+    device = Device(BatchEngine(splits, times, starts=starts), runner, clock, expect_no_loss)
     for split in splits:
         for size in _sizes(split):
             singles = runner.warm_up_pieces(split, size).singles()

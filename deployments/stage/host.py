@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from cluster.paced import PacedRunner
@@ -41,7 +41,9 @@ class StageHost:
         *,
         on_batch: OnBatch[Any] = ignore_batch,
         on_death: Callable[[], None] = ignore_death,
+        starts: Collection[int] = (),
     ) -> None:
+        """`starts`: the blocks that networks of a chain begin with."""
         self.epoch = NOTHING
         self._settings = settings
         self._device_name = device
@@ -49,7 +51,9 @@ class StageHost:
         self._runner = runner
         self._clock = clock
         watched = runner if settings.tracing is None else WatchedRunner(runner)
-        self._device: Device[Any] = Device(BatchEngine((), ObservedTimes()), watched, clock, deliver, on_batch)
+        self._starts = starts
+        engine: BatchEngine[Any] = BatchEngine((), ObservedTimes(), starts=starts)
+        self._device: Device[Any] = Device(engine, watched, clock, deliver, on_batch)
         self._thread = DeviceThread(self._device, name=f"device-{device}", on_death=on_death)
         self._policy: tuple[PolicySpec | None, Any] = None, policy_for(settings, device, None)
 
@@ -72,7 +76,9 @@ class StageHost:
         self._policy = assignment.policy, policy
         if self.epoch == NOTHING:
             self._thread.follow((), assignment.dispatch, policy, assignment.order)
-            times = await asyncio.to_thread(warm_up, self._runner, assignment.stage.splits, clock=self._clock)
+            times = await asyncio.to_thread(
+                warm_up, self._runner, assignment.stage.splits, clock=self._clock, starts=self._starts
+            )
             if self.epoch == NOTHING:  # else a call was faster, and its batches have taught the times since
                 self._device.engine.times = times
                 self.follow(assignment)

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -21,6 +22,7 @@ from deployments.stage.metrics import StageMetrics
 from deployments.stage.server import CallServer
 from earlyexit.clock import MonotonicClock
 from earlyexit.release import Release
+from earlyexit.store import read_card
 from optimizer.placement import initial_placement
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -57,6 +59,7 @@ class StageReplica:
             self._deliver,
             on_batch=self._metrics.batch_finished,
             on_death=_end_replica,
+            starts=read_card(Path(self._settings.model)).chain.starts,
         )
         assignment = await self._first_assignment()
         if assignment is not None:

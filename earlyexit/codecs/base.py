@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
@@ -19,11 +19,17 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any] | list[Any]]
 list where each is a row."""
 
 
+class Encode(Protocol):
+    """As `Codec.encode`."""
+
+    def __call__(self, rows: Sequence[Any], *, truncate: bool) -> Sequence[Encoded]: ...
+
+
 class Codec(ABC, Generic[Row]):
     """Pure functions beside a declaration: checks, descriptions and clients follow from `inputs`."""
 
     name: ClassVar[str]
-    content_types: ClassVar[tuple[str, ...]] = ()
+    content_types: tuple[str, ...] = ()
     """Of bodies of `POST /predict` that are one input as they are; `from_content` reads them."""
     reads_tokenizer: ClassVar[bool] = False
     """Whether `load` reads the tokenizer in a model's folder, which training then puts there."""
@@ -59,6 +65,15 @@ class Codec(ABC, Generic[Row]):
 
     def is_slow(self, rows: Sequence[Row]) -> bool:
         """Whether `encode` takes milliseconds and leaves the event loop."""
+        return False
+
+    def of(self, network: int) -> Codec[Any]:
+        """The codec of one of a chain's networks; of a single network it is this one."""
+        assert network == 0, f"there is one network, and no network {network}"
+        return self
+
+    def surely_takes(self, row: Row) -> bool:
+        """Whether `encode` takes a row that another codec of the same kind took: a cheap look, False where unsure."""
         return False
 
     @abstractmethod

@@ -69,6 +69,10 @@ class ImageCodec(Codec[ImageRow]):
         """Files always: a small one may hold a large image."""
         return any(isinstance(row, bytes) for row in rows) or sum(map(_num_bytes, rows)) > LARGE_BYTES
 
+    def surely_takes(self, row: ImageRow) -> bool:
+        """A file that could be read can be made any size; pixels are of one."""
+        return isinstance(row, bytes) or row.shape[:2] == (self.size.height, self.size.width)
+
     def encode(self, rows: Sequence[ImageRow], *, truncate: bool = False) -> list[Encoded]:
         pixels = [
             decode(row, self.size, f"input {k}") if isinstance(row, bytes) else to_pixels(row, f"input {k}")

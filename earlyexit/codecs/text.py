@@ -34,6 +34,11 @@ class TokenizedCodec(Codec[Row]):
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "max_length": self.max_length}
 
+    def surely_takes(self, row: Row) -> bool:
+        """Of ASCII, which no normalizer makes longer, a token holds at least a character."""
+        texts = (row,) if isinstance(row, str) else row
+        return self._tokenizer.surely_takes(texts)
+
 
 class TextCodec(TokenizedCodec[str]):
     """Texts to token ids, int32 per token."""

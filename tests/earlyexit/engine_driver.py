@@ -149,11 +149,13 @@ def member(name: str, *, tokens: int = 1, deadline_s: float = math.inf, origin: 
     )
 
 
-def two_splits(*, dispatch: Dispatch = "work-conserving", leave: Mapping[int, str] | None = None) -> Driver:
+def two_splits(
+    *, dispatch: Dispatch = "work-conserving", leave: Mapping[int, str] | None = None, starts: tuple[int, ...] = ()
+) -> Driver:
     """Blocks 0-1 and 2-3, batches of 2, one second each."""
     seconds = {0: 1.0, 2: 1.0}
     splits = [Split(first=0, end=2, batch=2), Split(first=2, end=4, batch=2)]
-    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch), seconds, leave or {})
+    return Driver(Engine(splits, TableTimes(seconds), dispatch=dispatch, starts=starts), seconds, leave or {})
 
 
 def one_split(batch: int, *, dispatch: Dispatch = "work-conserving") -> Driver:

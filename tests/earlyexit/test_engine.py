@@ -174,6 +174,18 @@ def test_a_block_that_no_split_holds_is_refused() -> None:
         engine.submit(4, [member("a")], 0.0)
 
 
+def test_where_a_network_begins_nobody_waits_who_comes_from_the_one_before() -> None:
+    driver = two_splits(starts=(0, 2))
+    assert [driver.engine.hosts(block) for block in range(5)] == [False, True, False, True, False]
+    log = driver.play([Arrival(0, "ab"), Arrival(0, "xy", block=2)])  # who was encoded for it does
+    assert log == ["0.000 start 2:[x y]", "1.000 start 0:[a b]"]
+
+
+def test_deferred_keeps_no_time_for_the_next_network_which_is_in_the_reserve() -> None:
+    log = two_splits(dispatch="deferred", starts=(0, 2)).play([Arrival(0, "a", deadline_s=10.0, reserve_s=3.0)])
+    assert log == ["6.000 start 0:[a]"]
+
+
 def test_counts_tell_how_full_and_how_busy_every_split_was() -> None:
     driver = two_splits(leave={0: "ab"})
     driver.play([Arrival(0, "abc")])

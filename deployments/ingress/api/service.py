@@ -16,7 +16,7 @@ from deployments.ingress.dispatch.dispatcher import Dispatcher
 from deployments.settings import ServeSettings
 from earlyexit.boundary import TensorSpec, misfit
 from earlyexit.clock import Clock
-from earlyexit.codecs.base import Codec
+from earlyexit.codecs.base import Codec, Encode
 from earlyexit.errors import DeadlineError, InputError, OfframpError, OverloadedError, UnprocessableInputError
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer
@@ -42,12 +42,14 @@ class InferService:
         *,
         inputs: Sequence[TensorSpec] | None = None,
         trace: Callable[[Sequence[LiveFlight]], None] | None = None,
+        encode: Encode | None = None,
     ) -> None:
         """`inputs`: what the network takes; None where the model does not say it.
 
-        `trace`: told of every request's flights; None where nobody wants to know.
+        `trace`: told of every request's flights; None where nobody wants to know. `encode`: None for the codec's.
         """
         self._codec = codec
+        self._encode_rows: Encode = encode or codec.encode
         self._inputs = inputs
         self._encoders = ThreadPoolExecutor(min(MOST_ENCODERS, os.cpu_count() or 1), "encode")
         self._num_encoding = 0
@@ -106,12 +108,12 @@ class InferService:
         self, rows: Sequence[Any], deadline_s: float, timeout_s: float, *, truncate: bool
     ) -> Sequence[Encoded]:
         if not self._codec.is_slow(rows):
-            return self._codec.encode(rows, truncate=truncate)
+            return self._encode_rows(rows, truncate=truncate)
         if self._num_encoding + len(rows) > self._settings.max_queued:
             message = f"{self._num_encoding} inputs wait to be encoded, at most {self._settings.max_queued} are taken"
             self._dispatcher.refuse(OverloadedError(message, retry_after_s=RETRY_S), len(rows))
         self._num_encoding += len(rows)
-        encode = partial(self._codec.encode, rows, truncate=truncate)
+        encode = partial(self._encode_rows, rows, truncate=truncate)
         try:
             async with asyncio.timeout(deadline_s - self._clock.now_s()):
                 return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)

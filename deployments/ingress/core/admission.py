@@ -58,7 +58,7 @@ class Costly(Protocol):
     """An input that had others before it."""
 
     @property
-    def tokens(self) -> int: ...
+    def cost(self) -> int: ...
 
     @property
     def ahead(self) -> int: ...
@@ -95,7 +95,7 @@ class Admission:
 
     def cost_of(self, flight: Costly) -> tuple[int, int]:
         """What was unanswered when an input arrived, and what it costs itself, as is counted now."""
-        return (flight.ahead_tokens, flight.tokens) if self.counts_tokens else (flight.ahead, 1)
+        return (flight.ahead_tokens, flight.cost) if self.counts_tokens else (flight.ahead, 1)
 
     def follow(self, plan: Plan, tokens_per_input: float | None = None) -> None:
         """Another plan: its limit is expected to be as far from what it says as the last one's was.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Generic
+from typing import Any, Generic
 
 from deployments.ingress.core.entries import Watch
-from deployments.ingress.core.flights import Call, Flight, I, W
-from deployments.ingress.core.itinerary import Itinerary, Leg
+from deployments.ingress.core.flights import Call, Flight, I, SendCall, W
+from deployments.ingress.core.itinerary import Crossing, Itinerary, Leg
 from deployments.ingress.core.routing import least_to_call
 
 
@@ -82,6 +82,31 @@ class Calls(Generic[I, W]):
             call.heard = True
             if call.is_first:
                 self._count_unheard(call.leg.slot, -1)
+
+    def take_away(self, call: Call[I, W], flights: Sequence[Flight[I]], now_s: float) -> list[Flight[I]]:
+        """What a call will not bring to an end; gives those of the inputs that it had."""
+        mine = [flight for flight in flights if flight.holder is call]
+        if mine:
+            for flight in mine:
+                flight.holder = None
+            self.part(call, len(mine), now_s, took_time=False)
+        return mine
+
+    def cross(
+        self,
+        call: Call[I, W],
+        mine: Sequence[Flight[I]],
+        awaited: Sequence[Flight[I]],
+        crossing: Crossing,
+        payload: Any,
+        now_s: float,
+    ) -> SendCall:
+        """Have inputs enter the next network; of `mine`, which have left a call, those that are awaited."""
+        for flight in mine:
+            flight.holder = None
+        leg = self.itinerary.at(crossing.block)
+        entering = self.begin(leg, awaited, awaited, now_s, call.epoch, call.watch, False)
+        return SendCall(entering, crossing.block, payload, crossing.network)
 
     def _count_unheard(self, slot: str, change: int) -> None:
         self._unheard[slot] += change

@@ -22,6 +22,7 @@ class Flight(Generic[I]):
         "ahead_tokens",
         "arrived_s",
         "attempt",
+        "cost",
         "deadline_s",
         "holder",
         "input",
@@ -36,7 +37,9 @@ class Flight(Generic[I]):
         self.arrived_s = arrived_s
         self.deadline_s = deadline_s
         self.tokens = tokens
-        """Its length, which is what it costs; 1 where inputs have none."""
+        """Its length, for the network that it was last encoded for; 1 where inputs have none."""
+        self.cost = tokens
+        """What it counts among those without an outcome: its length as it came, whatever other networks make of it."""
         self.ahead = ahead
         """Inputs that had no outcome when it arrived."""
         self.ahead_tokens = ahead_tokens
@@ -163,7 +166,9 @@ class SendCall(NamedTuple):
     call: Call[Any, Any]
     block: int
     payload: Any
-    """What its inputs came with from the stage before; None for new ones."""
+    """What its inputs came with from the stage before, others too where it `enters`; None for new ones."""
+    enters: int | None = None
+    """The network of the chain for which its inputs are to be encoded, those of `call.flights` alone."""
 
 
 class Answered(NamedTuple):

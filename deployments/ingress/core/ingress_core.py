@@ -184,13 +184,14 @@ class IngressCore(Generic[I, W]):
     def pump(self, now_s: float) -> Actions:
         """Send whatever may be sent now to the first stage."""
         actions: Actions = []
-        leg, book, share = self.itinerary.first, self._probes, self._rules.probe_share
-        unseen: Watch | None = "stay" if self.itinerary.stays else None
+        itinerary, book, share = self.itinerary, self._probes, self._rules.probe_share
+        leg = itinerary.first
+        unseen: Watch | None = "stay" if itinerary.stays else None
         while self.is_due:
-            flights = self._line.leave(leg.budgets[0], self.itinerary.order, now_s)
+            flights = self._line.leave(leg.budgets[0], itinerary.order, now_s)
             watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
-            actions.append(SendCall(call, 0, None))
+            actions.append(SendCall(call, itinerary.entry, None, itinerary.network))
         return actions
 
     def is_awaited(self, call: Call[I, W], flight: Flight[I]) -> bool:
@@ -232,7 +233,10 @@ class IngressCore(Generic[I, W]):
         return self._outcomes.fail(mine, error, now_s)
 
     def go_on(self, call: Call[I, W], flights: Flights[I], block: int, payload: Any, now_s: float) -> Actions:
-        """Inputs go on to a block, with this payload; to whoever hosts it now, if anybody waits for any of them."""
+        """Inputs go on to a block, with this payload; to whoever hosts it now, if anybody waits for any of them.
+
+        Those that nobody waits for travel along, but not into another network, for which all would be encoded.
+        """
         mine = [flight for flight in flights if flight.holder is call]
         if not mine:
             return []
@@ -242,8 +246,11 @@ class IngressCore(Generic[I, W]):
             for flight in mine:
                 flight.holder = None
             return []
-        leg = self._calls.itinerary.at(block)
-        call = self._calls.begin(leg, flights, mine, now_s, call.epoch, call.watch, False)
+        itinerary = self._calls.itinerary
+        if itinerary.crossings and (crossing := itinerary.crossings.get(block)) is not None:
+            awaited = [flight for flight in mine if self.is_awaited(call, flight)]
+            return [self._calls.cross(call, mine, awaited, crossing, payload, now_s)]
+        call = self._calls.begin(itinerary.at(block), flights, mine, now_s, call.epoch, call.watch, False)
         return [SendCall(call, block, payload)]
 
     def fail(self, call: Call[I, W], flights: Flights[I], now_s: float) -> Actions:
@@ -299,13 +306,9 @@ class IngressCore(Generic[I, W]):
 
     def _without(self, call: Call[I, W], flights: Flights[I], now_s: float) -> list[Flight[I]]:
         """Take away from a call what it will not bring to an end; what of the inputs it had."""
-        mine = [flight for flight in flights if flight.holder is call]
-        if mine:
-            for flight in mine:
-                flight.holder = None
-            if call.watch is not None and self._probes is not None:
-                self._probes.forget(mine)
-            self._calls.part(call, len(mine), now_s, took_time=False)
+        mine = self._calls.take_away(call, flights, now_s)
+        if call.watch is not None and self._probes is not None:
+            self._probes.forget(mine)
         return mine
 
     def _miss_deadline(self, flights: Flights[I], now_s: float) -> Actions:

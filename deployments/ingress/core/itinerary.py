@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.ingress.core.routing import weight_of
 from deployments.messages import Assignment
 from earlyexit.errors import PlanError
-from earlyexit.split import Budget
+from earlyexit.split import Budget, Split
 from optimizer.placement import PlacedPlan
-from optimizer.plan import Stage
+from optimizer.plan import Plan, Stage
 
 W = TypeVar("W")
 """The way to a stage: the live service's is a `Transport`."""
@@ -28,18 +29,28 @@ class Sized(Protocol):
     def tokens(self) -> int: ...
 
 
+class Crossing(NamedTuple):
+    """Where inputs enter a network: encoded anew, before its first block."""
+
+    block: int
+    network: int
+    """Its place in the chain."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Leg(Generic[W]):
-    """One stage of a plan on its slot."""
+    """One stage of a plan on its slot; of a stage with blocks of several networks, those of one."""
 
     index: int
     slot: str
+    first: int
+    """Its first block."""
     stage: Stage
     assignment: Assignment
     """Made once per plan: every call to the stage carries it."""
     transport: W
     budgets: tuple[Budget, ...]
-    """Of the splits' batches, by the stage's blocks."""
+    """Of the splits' batches, by its blocks."""
     expected_s: float
     """What a call takes until its inputs are answered or go on; 0 while nothing is known."""
 
@@ -49,11 +60,11 @@ class Leg(Generic[W]):
 
     @property
     def num_blocks(self) -> int:
-        return self.stage.end - self.stage.first
+        return len(self.budgets)
 
     def weigh(self, block: int, inputs: Sequence[Sized]) -> tuple[int, int]:
         """What inputs that wait for a block weigh, as one piece, and what a full batch there does; see `weight_of`."""
-        budget = self.budgets[block - self.stage.splits[0].first]
+        budget = self.budgets[block - self.first if block > self.first else 0]
         tokens = 0 if budget.tokens is None else sum([each.tokens for each in inputs])
         return weight_of(budget, len(inputs), tokens)
 
@@ -65,7 +76,8 @@ class Leg(Generic[W]):
 class Itinerary(Generic[W]):
     """The stages of one plan, in their order."""
 
-    def __init__(self, placed: PlacedPlan, legs: tuple[Leg[W], ...]) -> None:
+    def __init__(self, placed: PlacedPlan, legs: tuple[Leg[W], ...], block_s: Sequence[float]) -> None:
+        """`block_s`: what blocks were expected to take before, those too that this plan leaves out."""
         self.placed = placed
         self.legs = legs
         self.order = placed.plan.order.build()
@@ -73,8 +85,18 @@ class Itinerary(Generic[W]):
         self.ramps = frozenset(placed.plan.ramps)
         self.stays = placed.plan.after_answer == "stay"
         self.last_split = placed.plan.splits[-1].first
+        plan = placed.plan
+        self.entry = plan.entry
+        self.used = plan.used
+        self.network = self.used[0]
+        """Which inputs enter first."""
+        self.crossings: Mapping[int, Crossing] = crossings_of(plan)
+        """Where survivors go that wait for a block to which no hidden state can be sent: a network's first, and any of
+        a network that the plan leaves out. None where there is one network."""
+        self._block_s = tuple(block_s)
         self._later = tuple(legs[leg.index + 1 :] for leg in legs)
-        self._leg_of = tuple(leg for leg in legs for _ in range(leg.num_blocks))
+        hosting = {leg.first + k: leg for leg in legs for k in range(leg.num_blocks)}
+        self._leg_of = tuple(hosting[self.hosted(block)] for block in range(plan.num_blocks))
 
     @property
     def epoch(self) -> int:
@@ -85,8 +107,25 @@ class Itinerary(Generic[W]):
         return self.legs[0]
 
     def at(self, block: int) -> Leg[W]:
-        """The stage that hosts a block."""
+        """The stage that hosts a block; of a network that is left out, the one that hosts the next one's first."""
         return self._leg_of[block]
+
+    def hosted(self, block: int) -> int:
+        """Where inputs go on that wait for a block: there or, if its network is left out, at the next one's start."""
+        crossing = self.crossings.get(block)
+        return block if crossing is None else crossing.block
+
+    @property
+    def seconds_per_block(self) -> list[float]:
+        """Every stage's expected time, spread evenly over its blocks; of blocks that none hosts, what was known before.
+
+        From it follows what a new plan's stages take until they were seen: exact for those that stay as they are, near
+        enough for the others.
+        """
+        block_s = list(self._block_s)
+        for leg in self.legs:
+            block_s[leg.first : leg.first + leg.num_blocks] = [leg.expected_s / leg.num_blocks] * leg.num_blocks
+        return block_s
 
     def reserve_s(self, leg: Leg[W]) -> float:
         """What the stages after this one are expected to take; infinite where a stage might wait, not knowing."""
@@ -107,28 +146,50 @@ def lay_out(placed: PlacedPlan, transports: Mapping[str, W], before: Itinerary[W
     if missing:
         raise PlanError(f"the plan needs slots {missing}; there are {sorted(transports)}")
     plan = placed.plan
-    if before is not None and before.placed.plan.num_blocks != plan.num_blocks:
-        raise PlanError(f"a plan of {plan.num_blocks} blocks cannot follow one of {before.placed.plan.num_blocks}")
-    block_s = [0.0] * plan.num_blocks if before is None else seconds_per_block(before)
-    legs = (
-        Leg(
-            index=index,
-            slot=slot,
-            stage=stage,
-            assignment=Assignment.of(plan, stage),
-            transport=transports[slot],
-            budgets=tuple(split.budget for split in stage.splits for _ in range(split.first, split.end)),
-            expected_s=sum(block_s[stage.first : stage.end]),
-        )
-        for index, (slot, stage) in enumerate(zip(placed.slots, plan.stages, strict=True))
-    )
-    return Itinerary(placed, tuple(legs))
+    if before is not None:
+        _check_follows(plan, before.placed.plan)
+    block_s = [0.0] * plan.num_blocks if before is None else before.seconds_per_block
+    legs: list[Leg[W]] = []
+    for slot, stage in zip(placed.slots, plan.stages, strict=True):
+        assignment = Assignment.of(plan, stage)
+        for splits in _by_network(stage, plan.networks):
+            first, end = splits[0].first, splits[-1].end
+            leg = Leg(
+                index=len(legs),
+                slot=slot,
+                first=first,
+                stage=stage,
+                assignment=assignment,
+                transport=transports[slot],
+                budgets=tuple(split.budget for split in splits for _ in range(split.first, split.end)),
+                expected_s=sum(block_s[first:end]),
+            )
+            legs.append(leg)
+    return Itinerary(placed, tuple(legs), block_s)
 
 
-def seconds_per_block(itinerary: Itinerary[W]) -> list[float]:
-    """Every stage's expected time, spread evenly over its blocks.
+def crossings_of(plan: Plan) -> dict[int, Crossing]:
+    """By block, where who waits for it enters a network: the block's own, or the next that is used."""
+    found: dict[int, Crossing] = {}
+    used, starts = plan.used, (0, *plan.networks[:-1])
+    for network, (start, end) in enumerate(zip(starts, plan.networks, strict=False)):
+        entered = next(each for each in used if each >= network)
+        for block in range(start, start + 1 if entered == network else end):
+            found[block] = Crossing(starts[entered], entered)
+    return found
 
-    From it follows what a new plan's stages take until they were seen: exact for those that stay as they are, near
-    enough for the others.
-    """
-    return [leg.expected_s / leg.num_blocks for leg in itinerary.legs for _ in range(leg.num_blocks)]
+
+def _by_network(stage: Stage, networks: Sequence[int]) -> list[list[Split]]:
+    """A stage's splits, those of every network together."""
+    by_network: dict[int, list[Split]] = {}
+    for split in stage.splits:
+        by_network.setdefault(bisect_right(networks, split.first), []).append(split)
+    return list(by_network.values())
+
+
+def _check_follows(plan: Plan, before: Plan) -> None:
+    if before.num_blocks != plan.num_blocks:
+        raise PlanError(f"a plan of {plan.num_blocks} blocks cannot follow one of {before.num_blocks}")
+    if before.networks != plan.networks:
+        ends = list(plan.networks), list(before.networks)
+        raise PlanError(f"a plan of networks that end at {ends[0]} cannot follow one of {ends[1]}")

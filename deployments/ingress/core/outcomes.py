@@ -34,7 +34,7 @@ from deployments.reports import BUCKET
 from earlyexit.errors import AdmissionError, InputError, OfframpError, OverloadedError
 from optimizer.plan import Plan
 
-_tokens_of = attrgetter("tokens")
+_cost_of = attrgetter("cost")
 PER_BUCKET = 1 / math.log(BUCKET)
 SHORTEST_S = 1e-6
 """Below, latencies are one bucket: a clock that stood still has no logarithm."""
@@ -305,7 +305,7 @@ class Outcomes:
 
     def _leave(self, flights: Flights[Any]) -> int:
         """Inputs have their outcome; how many tokens they have."""
-        num_tokens: int = sum(map(_tokens_of, flights))
+        num_tokens: int = sum(map(_cost_of, flights))
         self.num_unanswered -= len(flights)
         self.unanswered_tokens -= num_tokens
         return num_tokens

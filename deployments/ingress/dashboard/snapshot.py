@@ -32,6 +32,7 @@ class ServiceFacts:
 
 def image_facts(codec: Codec[Any]) -> Mapping[str, Any] | None:
     """What the page must know to show an image as the model sees it; None for models of other inputs."""
+    codec = codec.of(0)  # callers send what a chain's first network takes
     return {**codec.spec(), "types": codec.content_types} if codec.name == "image" else None
 
 

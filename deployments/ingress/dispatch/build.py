@@ -7,12 +7,16 @@ import random
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.dispatch.departure import Query
 from deployments.ingress.transport.transport import Transport
 from deployments.settings import ServeSettings
+from earlyexit.boundary import Boundary
+from earlyexit.codecs.base import Codec, Encode
+from earlyexit.codecs.chain import ChainCodec
 from earlyexit.errors import PlanError
 from earlyexit.store import ModelCard
 from earlyexit.tasks import find_task
@@ -43,6 +47,23 @@ def build_core(
     placed = initial_placement(settings.plan)
     rng = random.Random()  # another one in every ingress: each picks its own probes
     return IngressCore(uuid.uuid4().hex[:8], placed, transports, rules, rng)
+
+
+def encode_of(codec: Codec[Any], core: IngressCore[Any, Any]) -> Encode | None:
+    """Of a chain, what encodes rows for the network that they enter under the plan of that moment; else None."""
+    if not isinstance(codec, ChainCodec):
+        return None
+    return lambda rows, *, truncate: codec.encode_for(rows, core.itinerary.used, truncate=truncate)
+
+
+def taken_inputs(card: ModelCard) -> Boundary | None:
+    """What every encoded input is held against; None of a model that does not say it.
+
+    None of a chain too: its codec looks, network by network.
+    """
+    if card.inputs is None or not card.chain.is_one:
+        return None
+    return tuple(each.spec() for each in card.inputs)
 
 
 def check_staying(plan: Plan) -> None:

@@ -7,14 +7,15 @@ import contextvars
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure
+from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle
+from deployments.ingress.dispatch.entrance import Entrance
 from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
@@ -71,8 +72,11 @@ class Dispatcher:
         metrics: DispatchMetrics,
         *,
         later: Later = on_loop,
+        entrance: Entrance | None = None,
     ) -> None:
+        """`entrance`: of a chain; None where the model is one network."""
         self.core = core
+        self._entrance = entrance or Entrance(core.name)
         self._clock = clock
         self._metrics = metrics
         self._later = later
@@ -181,10 +185,10 @@ class Dispatcher:
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case SendCall(call, _, None):
-                    self._depart(call)
-                case SendCall(call, _, payload):
-                    self._send(call, payload)
+                case SendCall(call, _, payload, None):
+                    self._send(call, payload, call.flights)
+                case SendCall(call, block, payload, network):
+                    self._enter(call, block, network, payload)
                 case Answered(flights, block, answers, _):
                     self._metrics.answers([block] * len(flights))
                     for flight, answer in zip(flights, answers, strict=True):
@@ -202,38 +206,59 @@ class Dispatcher:
                     self._metrics.retried(slot, number)
         self._set_alarm()
 
-    def _depart(self, call: LiveCall) -> None:
-        """Send new inputs; where the codec gave what does not fit together, they get an error."""
-        try:
-            piece = departure(self.core.name, call.flights)
-        except Exception as error:
-            logger.warning("%d inputs of %s make no piece: %r", len(call.flights), _requests_of(call.flights), error)
-            said = ExecutionError(f"the encoded inputs do not fit together: {type(error).__name__}: {error}")
-            self._do(self.core.lose(call, call.flights, said, self._clock.now_s()))
-            self._plan_turn()
+    def _enter(self, call: LiveCall, block: int, network: int, going_on: WirePiece | None) -> None:
+        """Send inputs to a network's first block, new ones or those that cross."""
+        if self._entrance.is_slow(call.flights, network):
+            self._tasks[call] = self._begin(self._enter_slowly(call, block, network, going_on))
         else:
-            self._send(call, piece)
+            self._enter_now(call, block, network, going_on)
 
-    def _send(self, call: LiveCall, piece: WirePiece) -> None:
+    async def _enter_slowly(self, call: LiveCall, block: int, network: int, going_on: WirePiece | None) -> None:
+        """Have them encoded beside the event loop first."""
+        await asyncio.to_thread(self._entrance.prepare, call.flights, network)
+        self._enter_now(call, block, network, going_on)
+
+    def _enter_now(self, call: LiveCall, block: int, network: int, going_on: WirePiece | None) -> None:
+        """Where the codec gave what does not fit together, inputs get an error."""
+        try:
+            entering = self._entrance.enter(call.flights, block, network, going_on)
+        except Exception as error:
+            self._tasks.pop(call, None)
+            self._lose(call, call.flights, error, "the encoded inputs do not fit together")
+            return
+        for flight, error in entering.refused:
+            self._lose(call, (flight,), error, "the next network's codec makes nothing of it")
+        if entering.flights:
+            self._send(call, entering.piece, entering.flights)
+
+    def _lose(self, call: LiveCall, flights: Sequence[LiveFlight], error: Exception, why: str) -> None:
+        logger.warning("%d inputs of %s are lost, %s: %r", len(flights), _requests_of(flights), why, error)
+        said = ExecutionError(f"{why}: {type(error).__name__}: {error}")
+        self._do(self.core.lose(call, flights, said, self._clock.now_s()))
+        self._plan_turn()
+
+    def _send(self, call: LiveCall, piece: WirePiece, flights: Sequence[LiveFlight]) -> None:
         now_s = self._clock.now_s()
         stage_call = StageCall(
             piece=piece,
             # An input that nobody waits for any more has no time left: the stage drops it unrun.
             remaining_s=tuple(
-                flight.deadline_s - now_s if self.core.is_awaited(call, flight) else -1.0 for flight in call.flights
+                flight.deadline_s - now_s if self.core.is_awaited(call, flight) else -1.0 for flight in flights
             ),
             reserve_s=call.reserve_s,
             assignment=call.leg.assignment,
             probe=call.probe,
         )
-        task = asyncio.get_running_loop().create_task(self._carry(call, stage_call), context=self._context.copy())
-        self._tasks[call] = task
+        self._tasks[call] = self._begin(self._carry(call, stage_call, flights))
 
-    async def _carry(self, call: LiveCall, stage_call: StageCall) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work, context=self._context.copy())
+
+    async def _carry(self, call: LiveCall, stage_call: StageCall, flights: Sequence[LiveFlight]) -> None:
         """Have a stage run a call; what it leaves unsettled, because it or the way to it failed, starts again."""
-        flights = dict(zip(stage_call.piece.sample_ids, call.flights, strict=True))
-        weight, batch = call.leg.weigh(stage_call.piece.next_block, call.flights)
-        avoided, take = self.core.itinerary.avoided, partial(self._take, call, flights)
+        by_id = dict(zip(stage_call.piece.sample_ids, flights, strict=True))
+        weight, batch = call.leg.weigh(stage_call.piece.next_block, flights)
+        avoided, take = self.core.itinerary.avoided, partial(self._take, call, by_id)
         try:
             await call.leg.transport.call(stage_call, weight=weight, batch=batch, avoided=avoided, take=take)
         except Exception as error:

@@ -124,5 +124,7 @@ def test_ones_own_codec_is_named_by_module_and_function() -> None:
 def test_what_makes_no_codec_is_refused() -> None:
     with pytest.raises(ModelFolderError, match="gave NoneType; a Codec is needed"):
         find_codec({"name": f"{__name__}:nothing"}, Path())
-    with pytest.raises(ModelFolderError, match="unknown codec 'sound'; known: text, text_pair, image, tensor, or your"):
+    with pytest.raises(
+        ModelFolderError, match="unknown codec 'sound'; known: text, text_pair, image, tensor, chain, or"
+    ):
         find_codec({"name": "sound"}, Path())

@@ -100,10 +100,12 @@ class CoreScene:
 
     def _write(self, action: Action) -> None:
         match action:
-            case SendCall(call, block, payload):
+            case SendCall(call, block, payload, network):
                 self.calls.append(call)
-                what = payload or _letters(call.flights)
-                self._say(f"send {len(self.calls) - 1}: {what} to {NAMES[call.leg.slot]} for block {block}")
+                crosses = network is not None and payload is not None
+                what = _letters(call.flights) if crosses else payload or _letters(call.flights)
+                into = f" of network {network}" if network else ""
+                self._say(f"send {len(self.calls) - 1}: {what} to {NAMES[call.leg.slot]} for block {block}{into}")
             case Answered(flights, block, answers, _):
                 self._settle(flights, "answered")
                 self._say(f"answer {', '.join(answers)} after block {block}")

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,12 @@ from deployments.ingress.core.ingress_core import RETRY_PAUSE_S, IngressCore
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.dispatch.departure import LiveFlight, Query
 from deployments.ingress.dispatch.dispatcher import Dispatcher
+from deployments.ingress.dispatch.entrance import entrance_of
 from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, GoingOn, StageCall, Timing
 from deployments.reports import IngressReport
 from earlyexit.clock import ManualClock
+from earlyexit.codecs.base import Codec
 from earlyexit.errors import OfframpError
 from earlyexit.signature import Encoded
 from earlyexit.split import Split
@@ -60,7 +63,7 @@ class StageCallLog:
     def id_of(self, name: str) -> str:
         return next(sample_id for sample_id in self.sample_ids if sample_id.startswith(f"{name}#"))
 
-    def answer(self, names: str, *, exit_block: int = 1) -> None:
+    def answer(self, names: Sequence[str], *, exit_block: int = 1) -> None:
         self.say(Chunk(answers=self._answers(names, exit_block)))
 
     def answer_early(self, names: str, *, exit_block: int) -> None:
@@ -87,7 +90,7 @@ class StageCallLog:
     def fail(self) -> None:
         self._parts.put_nowait(ConnectionError("the replica died"))
 
-    def _answers(self, names: str, exit_block: int) -> tuple[tuple[Answer, Timing], ...]:
+    def _answers(self, names: Sequence[str], exit_block: int) -> tuple[tuple[Answer, Timing], ...]:
         return tuple(
             (Answer(sample_id=self.id_of(name), value=0, score=1.0, exit=exit_block), TIMING) for name in names
         )
@@ -198,6 +201,9 @@ class Scene:
     calls_per_replica: int = 2
     max_attempts: int = 3
     plan: Plan = PLAN
+    slots: tuple[str, ...] = SLOTS
+    codec: Codec[Any] | None = None
+    """Of a chain."""
     slo_s: float | None = None
     slack: float = 0.0
     shape: StreamShape | None = None
@@ -219,9 +225,10 @@ class Scene:
             probe_share=self.probe_share,
         )
         ways: dict[str, Transport] = dict(zip(SLOTS, self.stages, strict=True))
-        placed = PlacedPlan(plan=self.plan, slots=SLOTS)
+        placed = PlacedPlan(plan=self.plan, slots=self.slots)
         self.core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
-        self.dispatcher = Dispatcher(self.core, self.clock, self.metrics, later=self.alarms.later)
+        entrance = None if self.codec is None else entrance_of(self.core.name, self.codec)
+        self.dispatcher = Dispatcher(self.core, self.clock, self.metrics, later=self.alarms.later, entrance=entrance)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[LiveFlight]:
         """One input per letter."""

@@ -1,0 +1,118 @@
+"""What inputs are, where they enter a network: as they depart from here, and where they cross into the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from deployments.ingress.dispatch.departure import LiveFlight, departure, sample_id_of
+from earlyexit.codecs.base import Codec
+from earlyexit.codecs.chain import ChainCodec, ChainEncoded
+from earlyexit.signature import Encoded
+from earlyexit.wire import WirePiece, entering
+
+TIMES_SLOWER = 10
+"""So many times as many rows are asked about before some are encoded on the event loop: there, replies wait meanwhile.
+Of texts it is 2,000 characters, a millisecond or two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entering:
+    """Inputs before a network's first block."""
+
+    piece: WirePiece
+    flights: Sequence[LiveFlight]
+    """In the piece's order."""
+    refused: Sequence[tuple[LiveFlight, Exception]] = ()
+    """Those that the network's codec makes nothing of, though it took them, or did not doubt, when they came."""
+
+
+class Entrance:
+    """Of a model that is one network: what was encoded as inputs came."""
+
+    def __init__(self, ingress: str) -> None:
+        self._ingress = ingress
+
+    def is_slow(self, flights: Sequence[LiveFlight], network: int) -> bool:  # the chain's contract
+        """Whether `prepare` takes milliseconds and leaves the event loop."""
+        return False
+
+    def prepare(self, flights: Sequence[LiveFlight], network: int) -> None:
+        """Encode whoever was not encoded for a network; may be called beside the event loop."""
+
+    def enter(self, flights: Sequence[LiveFlight], block: int, network: int, going_on: WirePiece | None) -> Entering:
+        """Inputs as the piece that waits for a network's first block; `going_on`: what the one before let go of."""
+        assert block == 0, "a single network is entered once"
+        return Entering(piece=departure(self._ingress, flights), flights=flights)
+
+
+class ChainEntrance(Entrance):
+    """Of a chain: every input is encoded once for every network that it gets to."""
+
+    def __init__(self, ingress: str, codec: ChainCodec) -> None:
+        super().__init__(ingress)
+        self._codec = codec
+
+    def is_slow(self, flights: Sequence[LiveFlight], network: int) -> bool:
+        rows = [_given(flight).row for flight in self._missing(flights, network)]
+        return bool(rows) and self._codec.of(network).is_slow(rows * TIMES_SLOWER)
+
+    def prepare(self, flights: Sequence[LiveFlight], network: int) -> None:
+        missing = [_given(flight) for flight in self._missing(flights, network)]
+        if not missing:
+            return
+        alike = self._codec.alike(network)
+        try:
+            made = self._codec.encoded([each.row for each in missing], alike, truncate=True)
+        except Exception:
+            if len(missing) > 1:  # whose fault it was shows `enter`; the others' it was not
+                return
+            raise
+        for each, encoded in zip(missing, made, strict=True):
+            each.others[alike] = encoded
+
+    def enter(self, flights: Sequence[LiveFlight], block: int, network: int, going_on: WirePiece | None) -> Entering:
+        """Every flight's `tokens` are those of the network from now on."""
+        self.prepare(flights, network)
+        alike, refused = self._codec.alike(network), list[tuple[LiveFlight, Exception]]()
+        entered, encoded = list[LiveFlight](), list[Encoded]()
+        for flight in flights:
+            made = _given(flight).of(alike)
+            if made is None:
+                try:
+                    self.prepare([flight], network)
+                except Exception as error:
+                    refused.append((flight, error))
+                    continue
+                made = _given(flight).of(alike)
+                assert made is not None
+            flight.tokens = made.length
+            entered.append(flight)
+            encoded.append(made)
+        ids = [sample_id_of(self._ingress, flight) for flight in entered]
+        piece = entering(ids, encoded, block=block, state_BS=None if going_on is None else _states_of(ids, going_on))
+        return Entering(piece=piece, flights=entered, refused=refused)
+
+    def _missing(self, flights: Sequence[LiveFlight], network: int) -> list[LiveFlight]:
+        alike = self._codec.alike(network)
+        return [flight for flight in flights if _given(flight).of(alike) is None]
+
+
+def entrance_of(ingress: str, codec: Codec[Any]) -> Entrance:
+    """As its codec says, a chain's or a single network's."""
+    return ChainEntrance(ingress, codec) if isinstance(codec, ChainCodec) else Entrance(ingress)
+
+
+def _given(flight: LiveFlight) -> ChainEncoded:
+    return cast("ChainEncoded", flight.input.encoded)
+
+
+def _states_of(ids: Sequence[str], going_on: WirePiece) -> Any:
+    """The exit policy's states of some of a piece's inputs."""
+    if going_on.state_BS is None or tuple(ids) == going_on.sample_ids:
+        return going_on.state_BS
+    row_of = {sample_id: row for row, sample_id in enumerate(going_on.sample_ids)}
+    return going_on.state_BS[np.array([row_of[each] for each in ids], dtype=np.int64)]

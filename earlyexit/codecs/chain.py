@@ -1,0 +1,167 @@
+"""Inputs of a chain: callers see the first network's codec, and every network gets what its own makes of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from earlyexit.boundary import Boundary, misfit
+from earlyexit.codecs import find_codec, make_codec
+from earlyexit.codecs.base import Codec, Columns
+from earlyexit.errors import ModelFolderError, UnprocessableInputError
+from earlyexit.named import NamedSpec
+from earlyexit.signature import Column, Encoded
+from earlyexit.tokenizer import TOKENIZER_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class ChainEncoded(Encoded):
+    """An input as the network takes it that it enters, and its row, of which any other network's is made."""
+
+    row: Any
+    network: int
+    """Of the chain, that `length` and `tensors` are for."""
+    others: dict[int, Encoded] = field(default_factory=dict)
+    """By network: what was made for others since, so that each is made once."""
+
+    def of(self, network: int) -> Encoded | None:
+        """As a network takes it; None while that was not made."""
+        return self if network == self.network else self.others.get(network)
+
+
+class ChainCodec(Codec[Any]):
+    """The codecs of a chain's networks.
+
+    A row is taken if all of them take it, whatever the plan leaves out, and refused when it comes: a plan may change
+    while it is under way, and a network that it crosses into must not be the first to find it too long.
+    """
+
+    name = "chain"
+
+    def __init__(self, members: Sequence[NamedSpec], models: Sequence[str], max_length: int | None = None) -> None:
+        """`members`: their codecs, as their cards have them; `models`: their folders, relative to the chain's.
+
+        `max_length`: in tokens, of the longest row that all take; what is here for a card's readers is checked by the
+        members. Raises ValueError.
+        """
+        if len(members) < 2 or len(members) != len(models):
+            raise ValueError(f"{len(members)} codecs for {len(models)} models; a chain has several, with one each")
+        self.members: tuple[Codec[Any], ...] = tuple(map(make_codec, members))
+        self.content_types = self.members[0].content_types
+        self._models = tuple(models)
+        self._max_length = max_length
+        self._inputs: tuple[Boundary | None, ...] = (None,) * len(models)
+        self._alike = tuple(range(len(models)))
+
+    def load(self, folder: Path) -> None:
+        from earlyexit.store import read_card  # the store knows all codecs
+
+        folders = [folder / model for model in self._models]
+        cards = [read_card(each) for each in folders]
+        self.members = tuple(find_codec(card.codec, each) for card, each in zip(cards, folders, strict=True))
+        taken = [None if card.inputs is None else tuple(each.spec() for each in card.inputs) for card in cards]
+        self._inputs = tuple(taken)
+        made = [_fingerprint(codec, each) for codec, each in zip(self.members, folders, strict=True)]
+        self._alike = tuple(map(made.index, made))
+
+    def of(self, network: int) -> Codec[Any]:
+        return self.members[network]
+
+    def alike(self, network: int) -> int:
+        """The first network whose codec makes the same of every row: for networks alike, rows are encoded once."""
+        return self._alike[network]
+
+    @property
+    def inputs(self) -> tuple[Column, ...]:
+        return self.members[0].inputs
+
+    def spec(self) -> dict[str, Any]:
+        limit = {} if self._max_length is None else {"max_length": self._max_length}
+        members = [codec.spec() for codec in self.members]
+        return {"name": self.name, "members": members, "models": list(self._models), **limit}
+
+    def from_columns(self, columns: Columns) -> list[Any]:
+        return self.members[0].from_columns(columns)
+
+    def from_json(self, inputs: object) -> tuple[list[Any], bool]:
+        return self.members[0].from_json(inputs)
+
+    def from_content(self, content_type: str, body: bytes) -> Any:
+        return self.members[0].from_content(content_type, body)
+
+    @property
+    def json_schema(self) -> Mapping[str, Any]:
+        return self.members[0].json_schema
+
+    def is_slow(self, rows: Sequence[Any]) -> bool:
+        return any(codec.is_slow(rows) for codec in self.members)
+
+    def surely_takes(self, row: Any) -> bool:
+        return all(codec.surely_takes(row) for codec in self.members)
+
+    def encode(self, rows: Sequence[Any], *, truncate: bool = False) -> list[Encoded]:
+        """As `encode_for` the first network."""
+        return list(self.encode_for(rows, range(len(self.members)), truncate=truncate))
+
+    def encode_for(self, rows: Sequence[Any], used: Sequence[int], *, truncate: bool = False) -> list[ChainEncoded]:
+        """What the first of the networks `used` takes, one per row; of slow rows what the others of them do as well.
+
+        Raises UnprocessableInputError naming the row that one of the chain's networks cannot take, used or not.
+        """
+        entry = self._alike[used[0]]
+        arrived = [
+            ChainEncoded(each.length, each.tensors, row, entry)
+            for row, each in zip(rows, self.encoded(rows, entry, truncate=truncate), strict=True)
+        ]
+        wanted = {self._alike[network] for network in used} if self.is_slow(rows) else set()
+        for network in sorted(set(self._alike) - {entry}):
+            asked = range(len(rows)) if network in wanted else self._unsure(rows, network, truncate)
+            for k, each in zip(asked, self._made(rows, asked, network, truncate), strict=True):
+                arrived[k].others[network] = each
+        return arrived
+
+    def encoded(self, rows: Sequence[Any], network: int, *, truncate: bool) -> list[Encoded]:
+        """What one network takes; raises UnprocessableInputError, for what would fail a batch of it as well."""
+        made = self.members[network].encode(rows, truncate=truncate)
+        inputs = self._inputs[network]
+        for k, each in enumerate(made if inputs is not None else ()):
+            said = misfit(inputs or (), each)
+            if said is not None:
+                raise UnprocessableInputError(f"input {k}: {said}")
+        return made
+
+    def _unsure(self, rows: Sequence[Any], network: int, truncate: bool) -> list[int]:
+        """The places of rows that have to be encoded to be known to fit."""
+        if truncate:
+            return []  # whatever is too long will be cut
+        takes = self.members[network].surely_takes
+        return [k for k, row in enumerate(rows) if not takes(row)]
+
+    def _made(self, rows: Sequence[Any], asked: Sequence[int], network: int, truncate: bool) -> list[Encoded]:
+        if not asked:
+            return []
+        try:
+            return self.encoded([rows[k] for k in asked], network, truncate=truncate)
+        except UnprocessableInputError:
+            for k in asked:  # which one it was, by its place in the request
+                self._check_one(rows[k], k, network, truncate)
+            raise
+
+    def _check_one(self, row: Any, place: int, network: int, truncate: bool) -> None:
+        try:
+            self.encoded([row], network, truncate=truncate)
+        except UnprocessableInputError as error:
+            said, model = str(error).replace("input 0", f"input {place}", 1), Path(self._models[network]).name
+            raise UnprocessableInputError(f"{said}; the chain goes on with {model}") from error
+
+
+def _fingerprint(codec: Codec[Any], folder: Path) -> tuple[object, ...]:
+    """Equal where two codecs make the same of every row."""
+    path = folder / TOKENIZER_FILE
+    try:
+        tokenizer = path.read_bytes() if codec.reads_tokenizer else b""
+    except OSError as error:
+        raise ModelFolderError(f"{path} cannot be read: {error}") from error
+    return type(codec), repr(codec.spec()), tokenizer

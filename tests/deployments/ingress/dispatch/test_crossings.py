@@ -1,0 +1,201 @@
+"""Inputs that cross from one network to the next, as stages get them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deployments.ingress.dispatch.departure import LiveFlight
+from deployments.messages import Chunk, GoingOn
+from earlyexit.codecs.chain import ChainCodec
+from earlyexit.signature import Encoded
+from earlyexit.split import Split
+from earlyexit.wire import WirePiece
+from optimizer.placement import PlacedPlan
+from optimizer.plan import Plan, PolicySpec, Stage
+from tests.chained_texts import chained
+from tests.deployments.ingress.dispatch.dispatcher_scene import SLOTS, TIMING, Scene, StageCallLog, turns
+
+SURE = PolicySpec(name="confidence", thresholds=0.9)
+SMALL, LARGE = Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=4, batch=4, tokens=12)
+
+
+def plan_of(*splits: Split, epoch: int = 1) -> Plan:
+    stages = tuple(Stage(device="cpu", replicas=1, splits=(split,)) for split in splits)
+    return Plan(stages=stages, policy=SURE, networks=(2, 4), epoch=epoch)
+
+
+CASCADE, ALONE = plan_of(SMALL, LARGE), plan_of(LARGE, epoch=2)
+
+
+class ChainScene(Scene):
+    """Texts that are their own ids."""
+
+    def __init__(self, codec: ChainCodec, plan: Plan = CASCADE) -> None:
+        super().__init__(plan=plan, slots=SLOTS[: len(plan.stages)], codec=codec)
+        self.chain = codec
+
+    def submit_texts(self, *texts: str, truncate: bool = False) -> list[LiveFlight]:
+        encoded = self.chain.encode_for(texts, self.core.itinerary.used, truncate=truncate)
+        return self.dispatcher.submit(list(zip(texts, encoded, strict=True)), 10.0, self._settle)
+
+    def follow(self, plan: Plan) -> None:
+        self.dispatcher.follow(PlacedPlan(plan=plan, slots=SLOTS[: len(plan.stages)]))
+
+
+def cross(call: StageCallLog, texts: Sequence[str], states: Sequence[int] | None = None, block: int = 2) -> None:
+    """A part of a reply in which a network's survivors come back, with their policy's states and no hidden ones."""
+    piece = WirePiece(
+        sample_ids=tuple(call.id_of(text) for text in texts),
+        next_block=block,
+        lengths_B=np.ones(len(texts), dtype=np.int32),
+        tensors=(),
+        state_BS=None if states is None else np.array(states)[:, None],
+    )
+    call.say(Chunk(going_on=GoingOn(piece=piece, timings=(TIMING,) * len(texts))))
+
+
+def ids(piece: WirePiece) -> list[int]:
+    [token_ids] = piece.tensors
+    return [int(each) for each in token_ids]
+
+
+async def test_survivors_are_encoded_anew_and_bring_their_policys_states(tmp_path: Path) -> None:
+    scene = ChainScene(chained(tmp_path))
+    flights = scene.submit_texts("ab", "b", "c")
+    await turns()
+    [call] = scene.stages[0].calls
+    assert (ids(call.call.piece), call.call.piece.next_block) == ([1, 3, 2, 1, 5, 2, 1, 6, 2], 0)
+    call.answer("b", exit_block=1)
+    cross(call, ["c", "ab"], states=[7, 9])
+    await turns()
+    [crossed] = scene.stages[1].calls
+    piece = crossed.call.piece
+    assert (ids(piece), piece.next_block, piece.lengths_B.tolist()) == ([1, 16, 2, 1, 14, 15, 2], 2, [3, 4])
+    assert piece.state_BS is not None
+    assert piece.state_BS.tolist() == [[7], [9]]
+    assert [flight.tokens for flight in flights] == [4, 3, 3]
+    assert [flight.cost for flight in flights] == [3, 3, 3]
+    assert (crossed.weight, crossed.batch) == (7, 12)  # tokens of the network that they enter
+    crossed.answer("c", exit_block=3)
+    crossed.answer(["ab"], exit_block=3)
+    await turns()
+    assert [name for name, _ in scene.outcomes] == ["b", "c", "ab"]
+
+
+async def test_who_was_given_up_is_not_encoded_and_the_states_stay_with_their_owners(tmp_path: Path) -> None:
+    scene = ChainScene(chained(tmp_path))
+    first, second, third = scene.submit_texts("a", "b", "c")
+    await turns()
+    scene.dispatcher.give_up([second], "abandoned")
+    cross(scene.stages[0].calls[0], ["a", "b", "c"], states=[1, 2, 3])
+    await turns()
+    [crossed] = scene.stages[1].calls
+    assert crossed.names == "ac"
+    assert crossed.call.piece.state_BS is not None
+    assert crossed.call.piece.state_BS.tolist() == [[1], [3]]
+    assert second.input.encoded.of(1) is None  # type: ignore[attr-defined] # of a chain
+    assert len(crossed.call.remaining_s) == 2
+    assert [flight.settled for flight in (first, third)] == [False, False]
+
+
+async def test_a_plan_without_the_small_network_takes_everybody_wherever_they_are(tmp_path: Path) -> None:
+    scene = ChainScene(chained(tmp_path))
+    scene.submit_texts("a")
+    await turns()
+    scene.submit_texts("b", "c")  # they wait: a call is under way
+    await turns()
+    scene.follow(ALONE)
+    cross(scene.stages[0].calls[0], ["a"], block=1)  # still inside the small one
+    await turns()
+    calls = scene.stages[0].calls[1:]
+    assert [(call.names, call.call.piece.next_block, ids(call.call.piece)) for call in calls] == [
+        ("a", 2, [1, 14, 2]),
+        ("bc", 2, [1, 15, 2, 1, 16, 2]),
+    ]
+    scene.follow(replace(CASCADE, epoch=3))
+    scene.submit_texts("d")
+    for call, texts in zip(calls, ("a", "bc"), strict=True):
+        call.answer(texts, exit_block=3)
+    await turns()
+    last = scene.stages[0].calls[-1]
+    assert (last.names, last.call.piece.next_block) == ("d", 0)
+    assert scene.answered == "abc"
+
+
+async def test_who_starts_again_is_encoded_for_every_network_once(tmp_path: Path) -> None:
+    codec = chained(tmp_path)
+    scene = ChainScene(codec)
+    [flight] = scene.submit_texts("a")
+    await turns()
+    cross(scene.stages[0].calls[0], ["a"])
+    await turns()
+    made = flight.input.encoded.of(1)  # type: ignore[attr-defined] # of a chain
+    scene.stages[1].calls[0].fail()
+    await turns()
+    again = scene.stages[0].calls[1]
+    assert (again.call.piece.next_block, ids(again.call.piece), again.call.piece.state_BS) == (0, [1, 4, 2], None)
+    cross(again, ["a"])
+    await turns()
+    assert flight.input.encoded.of(1) is made  # type: ignore[attr-defined] # of a chain
+    assert scene.stages[1].calls[1].sample_ids == ("a#i.1.1",)
+
+
+class Moody(ChainCodec):
+    """Fails on some rows when they cross."""
+
+    def encoded(self, rows: Sequence[object], network: int, *, truncate: bool) -> list[Encoded]:
+        if network == 1 and any("x" in str(row) for row in rows):
+            raise RuntimeError("not this one")
+        return super().encoded(rows, network, truncate=truncate)
+
+
+async def test_an_input_that_the_next_codec_fails_on_costs_its_mates_nothing(tmp_path: Path) -> None:
+    codec = chained(tmp_path)
+    codec.__class__ = Moody
+    scene = ChainScene(codec)
+    scene.submit_texts("a", "x", "b")
+    await turns()
+    cross(scene.stages[0].calls[0], ["a", "x", "b"], states=[1, 2, 3])
+    await turns()
+    [crossed] = scene.stages[1].calls
+    assert crossed.names == "ab"
+    assert crossed.call.piece.state_BS is not None
+    assert crossed.call.piece.state_BS.tolist() == [[1], [3]]
+    assert scene.errors == [("x", "execution")]
+    crossed.answer("a", exit_block=3)
+    crossed.answer("b", exit_block=3)
+    await turns()
+    assert scene.answered == "ab"
+    assert scene.core.num_unanswered == 0
+
+
+async def test_long_texts_are_encoded_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    began, go_on = asyncio.Event(), asyncio.Event()
+
+    async def aside(function: object, *given: object) -> None:
+        began.set()
+        await go_on.wait()
+        function(*given)  # type: ignore[operator]
+
+    monkeypatch.setattr(asyncio, "to_thread", aside)
+    scene, text = ChainScene(chained(tmp_path, max_lengths=(9000, 9000))), "a" * 2001
+    [flight] = scene.submit_texts(text)
+    await turns()
+    cross(scene.stages[0].calls[0], [text])
+    await turns()
+    assert began.is_set()
+    assert scene.stages[1].calls == []
+    scene.submit_texts("b")  # meanwhile others go their way
+    await turns()
+    assert scene.stages[0].calls[-1].names == "b"
+    go_on.set()
+    await turns()
+    assert scene.stages[1].calls[0].call.piece.lengths_B.tolist() == [2003]
+    assert flight.tokens == 2003

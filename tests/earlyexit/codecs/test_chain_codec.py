@@ -1,0 +1,122 @@
+"""Two networks that read the same rows differently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from earlyexit.codecs import find_codec, make_codec
+from earlyexit.codecs.chain import ChainCodec, ChainEncoded
+from earlyexit.errors import ModelFolderError, UnprocessableInputError
+from earlyexit.signature import Encoded
+from tests.chained_texts import chain_spec, chained
+
+
+def ids(encoded: Encoded | None) -> list[int]:
+    assert encoded is not None
+    return [int(each) for each in encoded.tensors[0]]
+
+
+def test_a_row_is_encoded_for_the_network_that_it_enters_and_keeps_what_others_are_made_of(tmp_path: Path) -> None:
+    codec = chained(tmp_path)
+    [of_first] = codec.encode_for(["a b"], (0, 1))
+    [of_second] = codec.encode_for(["a b"], (1,))
+    assert (of_first.row, of_first.network, ids(of_first)) == ("a b", 0, [1, 4, 5, 2])
+    assert (of_second.network, ids(of_second)) == (1, [1, 14, 15, 2])
+    assert ids(codec.of(1).encode(["ab cd"])[0]) == [1, 14, 15, 16, 17, 2]
+
+
+def test_of_a_short_row_nothing_is_made_that_the_plan_may_never_need(tmp_path: Path) -> None:
+    [short] = chained(tmp_path).encode_for(["a b"], (0, 1))
+    assert short.of(0) is short
+    assert short.of(1) is None
+
+
+def test_callers_see_the_first_networks_codec(tmp_path: Path) -> None:
+    codec = chained(tmp_path)
+    text = find_codec({"name": "text", "max_length": 8}, tmp_path / "m0")
+    assert (codec.inputs, codec.json_schema, codec.content_types) == (text.inputs, text.json_schema, text.content_types)
+    assert codec.from_json(["a", "b"]) == (["a", "b"], True)
+    assert codec.from_columns({"text": np.array([b"a"], dtype=object)}) == ["a"]
+    assert isinstance(codec.encode(["a b"])[0], ChainEncoded)
+
+
+def test_what_the_second_network_cannot_take_is_refused_as_it_comes_with_its_place(tmp_path: Path) -> None:
+    codec = chained(tmp_path, max_lengths=(16, 8))
+    said = r"input 1 has 9 tokens, the model takes 8; .*; the chain goes on with m1"
+    for used in ((0, 1), (0,), (1,)):
+        with pytest.raises(UnprocessableInputError, match="input 1 has 9 tokens, the model takes 8"):
+            codec.encode_for(["a", "abc defg", "b"], used)
+    with pytest.raises(UnprocessableInputError, match=said):
+        codec.encode(["a", "abc defg", "b"])
+
+
+def test_what_the_first_one_cannot_take_is_refused_though_the_plan_leaves_it_out(tmp_path: Path) -> None:
+    codec = chained(tmp_path, max_lengths=(4, 16))
+    with pytest.raises(UnprocessableInputError, match="input 0 has 5 tokens, the model takes 4"):
+        codec.encode_for(["a b c"], (1,))
+
+
+def test_truncated_it_is_cut_for_each_network_as_that_needs_it(tmp_path: Path) -> None:
+    codec = chained(tmp_path, max_lengths=(16, 4))
+    [encoded] = codec.encode_for(["abc def"], (0, 1), truncate=True)
+    assert ids(encoded) == [1, 3, 3, 2]
+    assert ids(codec.encoded(["abc def"], 1, truncate=True)[0]) == [1, 14, 15, 2]
+
+
+def test_a_row_that_had_to_be_encoded_to_be_known_to_fit_is_not_encoded_again(tmp_path: Path) -> None:
+    [encoded] = chained(tmp_path, max_lengths=(16, 8)).encode_for(["abc def"], (0, 1))
+    assert ids(encoded.of(1)) == [1, *range(14, 20), 2]
+
+
+def test_slow_rows_are_made_for_every_network_that_the_plan_uses_at_once(tmp_path: Path) -> None:
+    codec, row = chained(tmp_path, max_lengths=(30_000, 30_000)), "a" * 20_001
+    assert codec.is_slow([row])
+    assert codec.encode_for([row], (0, 1))[0].of(1) is not None
+    [alone] = codec.encode_for(["a " * 3], (1,))
+    assert alone.of(0) is None
+
+
+def test_networks_that_read_alike_share_what_is_made(tmp_path: Path) -> None:
+    codec = chained(tmp_path, firsts=(4, 4), halves=False)
+    assert (codec.alike(0), codec.alike(1)) == (0, 0)
+    [encoded] = codec.encode_for(["a b"], (1,))
+    assert encoded.of(codec.alike(1)) is encoded
+    assert chained(tmp_path / "other").alike(1) == 1
+    assert chained(tmp_path / "shorter", max_lengths=(8, 6), firsts=(4, 4), halves=False).alike(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "sure"),
+    [
+        pytest.param("abcde", True, id="5 letters and 2 marks and one that some put before a text"),
+        pytest.param("abcdef", False, id="may just not fit"),
+        pytest.param("ﷺ", False, id="one character that normalizers make 18 of"),
+        pytest.param("é", False, id="no ASCII"),
+    ],
+)
+def test_who_surely_fits_is_found_without_being_encoded(tmp_path: Path, text: str, sure: bool) -> None:
+    assert chained(tmp_path).surely_takes(text) is sure
+
+
+def test_its_card_says_all_that_is_needed_to_make_it_again(tmp_path: Path) -> None:
+    codec, spec = chained(tmp_path), chain_spec((8, 8))
+    assert codec.spec() == spec
+    assert make_codec(spec).inputs == codec.inputs
+
+
+def test_a_model_that_is_gone_and_a_chain_of_one_are_refused(tmp_path: Path) -> None:
+    chained(tmp_path)
+    (tmp_path / "m1" / "model.json").unlink()
+    with pytest.raises(ModelFolderError, match="m1 is not a model folder"):
+        find_codec(chain_spec((8, 8)), tmp_path)
+    with pytest.raises(ModelFolderError, match="1 codecs for 1 models; a chain has several"):
+        find_codec(chain_spec((8,)), tmp_path)
+
+
+def test_of_any_other_codec_the_only_networks_is_itself(tmp_path: Path) -> None:
+    codec = chained(tmp_path).of(0)
+    assert codec.of(0) is codec
+    assert not isinstance(codec, ChainCodec)
