@@ -82,7 +82,7 @@ class Ingress(RpcMethods):
         codec = find_codec(self.card.codec, folder)
         self.signature = Signature(codec, self.task)
         phase = random.random()
-        self._tracing = start_tracing(self._settings, self._clock)
+        self._tracing = start_tracing(self._settings, self._clock, self.card.chain.starts)
         self._transports = {
             name: LinkTransport(phase=phase, link=ReplicaLink if self._tracing is None else self._tracing.link(name))
             for name in self._slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from starlette.requests import Request
@@ -103,14 +103,17 @@ class Tracing:
         self.tracer.follow(flights)
 
 
-def start_tracing(settings: ServeSettings, clock: Clock) -> Tracing | None:
-    """None where the settings ask for none, and then OpenTelemetry is not loaded."""
+def start_tracing(settings: ServeSettings, clock: Clock, starts: Collection[int] = ()) -> Tracing | None:
+    """None where the settings ask for none, and then OpenTelemetry is not loaded.
+
+    `starts`: the blocks that networks of a chain begin with.
+    """
     if settings.tracing is None:
         return None
     from deployments.ingress.tracing.otlp import otlp_exporter
 
     exporter = otlp_exporter(settings.tracing, settings.app)
-    return Tracing(Tracer(exporter, clock), exporter.close)
+    return Tracing(Tracer(exporter, clock, starts), exporter.close)
 
 
 def check_tracing(settings: ServeSettings) -> None:

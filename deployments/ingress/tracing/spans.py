@@ -28,6 +28,10 @@ class Sent:
     """Counts from 0."""
     block: int
     """Where it stands in the model."""
+    tokens: int = 1
+    """Its length, as the network has it."""
+    crosses: bool = False
+    """Whether it was encoded anew, for a network that another let it go on to."""
     call_inputs: int
     """Inputs of the call that it went with."""
     at_s: float
@@ -59,6 +63,12 @@ class InputRecord:
         """It came back, or will not."""
         self.visits.append(visit)
         self.under_way = None
+
+    def went_on(self, attempt: int) -> bool:
+        """Whether it came back from a stage of this attempt, to go on."""
+        if not self.visits or self.visits[-1].sent.attempt != attempt:
+            return False
+        return self.visits[-1].exit is None and self.visits[-1].error is None
 
     @property
     def answered(self) -> bool:
@@ -138,11 +148,19 @@ def _way(record: InputRecord, ended_s: float) -> Iterator[Span]:
     at_s = record.submitted_s
     for visit in visits:
         if visit.sent.at_s > at_s or at_s == record.submitted_s:
-            yield Span(name="queue", begin_s=at_s, end_s=visit.sent.at_s)
+            yield _before(visit.sent, at_s)
         yield _stage(visit)
         at_s = visit.ended_s
     if ended_s > at_s:
         yield Span(name="queue", begin_s=at_s, end_s=ended_s)
+
+
+def _before(sent: Sent, since_s: float) -> Span:
+    """Until it was sent: encoded for the next network, or waiting."""
+    if sent.crosses:
+        attributes = {"offramp.block": sent.block, "offramp.tokens": sent.tokens}
+        return Span(name="crossing", begin_s=since_s, end_s=sent.at_s, attributes=attributes)
+    return Span(name="queue", begin_s=since_s, end_s=sent.at_s)
 
 
 def _stage(visit: Visit) -> Span:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
@@ -43,9 +43,11 @@ class Exporter(Protocol):
 class Tracer:
     """Of one ingress, on its event loop."""
 
-    def __init__(self, exporter: Exporter, clock: Clock) -> None:
+    def __init__(self, exporter: Exporter, clock: Clock, starts: Collection[int] = ()) -> None:
+        """`starts`: the blocks that networks of a chain begin with."""
         self._exporter = exporter
         self._clock = clock
+        self._starts = starts
         self._inputs: dict[int, InputRecord] = {}  # of sampled requests, by their flights' serials
 
     def begin(self, name: str, attributes: Attributes, headers: Mapping[str, str]) -> RequestRecord | None:
@@ -100,6 +102,8 @@ class Tracer:
                 epoch=call.assignment.epoch,
                 attempt=attempt,
                 block=piece.next_block,
+                tokens=int(piece.lengths_B[position]),
+                crosses=piece.next_block in self._starts and record.went_on(attempt),
                 call_inputs=len(piece.sample_ids),
                 at_s=now_s,
             )

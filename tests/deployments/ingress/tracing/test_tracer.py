@@ -8,13 +8,13 @@ import numpy as np
 
 from deployments.ingress.core.flights import Flight
 from deployments.ingress.dispatch.departure import LiveFlight, Query
-from deployments.ingress.tracing.spans import Span, Visit
+from deployments.ingress.tracing.spans import Span, Visit, request_spans
 from deployments.ingress.tracing.tracer import Attributes, Tracer
 from deployments.messages import Chunk, SplitRun
 from earlyexit.clock import ManualClock
 from earlyexit.errors import DeadlineError
 from earlyexit.signature import Encoded
-from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on
+from tests.deployments.wire_fakes import TIMING, answered, call_of, going_on, piece_of
 
 FIRST, SECOND = "a#i.1.0", "b#i.2.0"
 RUN = SplitRun(first=0, end=2, batch=2, tokens=2, target=4, queue_s=0.25, compute_s=0.5)
@@ -39,10 +39,10 @@ class FakeExporter:
 
 
 class Scene:
-    def __init__(self) -> None:
+    def __init__(self, starts: tuple[int, ...] = ()) -> None:
         self.clock = ManualClock(100.0)
         self.exporter = FakeExporter()
-        self.tracer = Tracer(self.exporter, self.clock)
+        self.tracer = Tracer(self.exporter, self.clock, starts)
 
     def follow(self, *serials: int) -> None:
         self.tracer.follow([self.flight(serial) for serial in serials])
@@ -132,3 +132,34 @@ def test_an_input_of_a_request_that_has_ended_is_not_noted_any_more() -> None:
     scene.tracer.end(record, {}, None, failure="nobody took the response")
     assert scene.tracer.sent("slot", "r1", call_of([FIRST])) is None
     assert scene.exporter.ended[0][3:] == ({"offramp.inputs": 1}, "nobody took the response")
+
+
+def way_of(*steps: tuple[str, int, Chunk | None], starts: tuple[int, ...]) -> list[str]:
+    """The spans of an input: sent by an id to a block, what came back a second later or nothing; then a second here."""
+    scene = Scene(starts)
+    record = scene.tracer.begin("POST /predict", {}, {})
+    assert record is not None
+    scene.follow(1)
+    for sample_id, block, chunk in steps:
+        traced = scene.tracer.sent("slot", "r1", replace(call_of([sample_id]), piece=piece_of([sample_id], block)))
+        assert traced is not None
+        scene.clock.advance(1.0)
+        if chunk is None:
+            traced.fail("it died")
+        else:
+            traced.listening(lambda _: None)(chunk)
+        scene.clock.advance(1.0)
+    [_, of_input, _] = request_spans(record, scene.clock.now_s())
+    return [span.name for span in of_input.children]
+
+
+def test_what_was_encoded_anew_between_two_networks_has_a_span_of_that() -> None:
+    on = going_on([FIRST])
+    names = way_of((FIRST, 0, on), (FIRST, 2, on), (FIRST, 4, answered([FIRST])), starts=(0, 4))
+    assert names == ["queue", "stage slot", "queue", "stage slot", "crossing", "stage slot"]
+
+
+def test_who_starts_again_waited_and_did_not_cross() -> None:
+    again = "a#i.1.1"
+    names = way_of((FIRST, 0, going_on([FIRST])), (FIRST, 4, None), (again, 4, answered([again])), starts=(0, 4))
+    assert names == ["queue", "stage slot", "crossing", "stage slot", "queue", "stage slot"]
