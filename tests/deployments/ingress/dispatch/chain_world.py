@@ -1,0 +1,404 @@
+"""A service of a chain on a manual clock: the live core, entrance, engines and devices; what is computed is arithmetic.
+
+An input's hidden state is a number that every block of a network changes in its own way, from the token ids that the
+network's own codec gives. So an answer tells by which network and which blocks it was made, and of which encoding.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.ingress.core.flights import Action, Answered, Dropped, HungUp, SendCall
+from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.core.rules import Rules
+from deployments.ingress.dispatch.departure import LiveFlight, Query
+from deployments.ingress.dispatch.entrance import ChainEntrance
+from deployments.messages import Assignment, Chunk
+from deployments.stage.chunks import OpenCall, chunks_by_call
+from earlyexit.boundary import HopDtype
+from earlyexit.chain import Chain
+from earlyexit.clock import ManualClock
+from earlyexit.codecs.chain import ChainCodec
+from earlyexit.device import Device, Runner
+from earlyexit.engine import Batch, BatchEngine
+from earlyexit.errors import OfframpError
+from earlyexit.member import Member
+from earlyexit.release import Release, Step
+from earlyexit.split import Split
+from earlyexit.times import ObservedTimes
+from earlyexit.wire import Answer, Lengths, Seen, WirePiece
+from optimizer.placement import PlacedPlan, slot_name
+from optimizer.plan import Plan
+from profiles.stream import StreamShape
+
+MODULUS = 1_000_003
+SHARE = 3
+"""One in so many inputs is sure at a ramp."""
+Numbers = npt.NDArray[np.int64]
+
+
+def begun(token_ids: Sequence[int]) -> int:
+    """The hidden state of an input before a network's first block."""
+    number = 17
+    for each in token_ids:
+        number = (number * 131 + each) % MODULUS
+    return number
+
+
+def after(number: int, block: int) -> int:
+    """What a block makes of it."""
+    return (number * 31 + block + 1) % MODULUS
+
+
+def is_sure(name: str, ramp: int) -> bool:
+    """Whether a ramp lets an input out, whatever was computed."""
+    return hash_of(name, ramp) % SHARE == 0
+
+
+def hash_of(name: str, ramp: int) -> int:
+    return sum((place + 7) * ord(letter) for place, letter in enumerate(name)) * 7919 + ramp * 104729
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Inputs on a device: a number each, or, where they enter a network, still their token ids."""
+
+    sample_ids: tuple[str, ...]
+    next_block: int
+    lengths_B: Lengths
+    numbers: tuple[int, ...]
+    states: tuple[int, ...]
+    """How many blocks they have seen; the exit policy's state."""
+
+    def singles(self) -> list[Self]:
+        return [self.select([k]) for k in range(len(self.sample_ids))]
+
+    def select(self, keep: Sequence[int]) -> Self:
+        return replace(
+            self,
+            sample_ids=tuple(self.sample_ids[k] for k in keep),
+            lengths_B=self.lengths_B[list(keep)],
+            numbers=tuple(self.numbers[k] for k in keep),
+            states=tuple(self.states[k] for k in keep),
+        )
+
+    def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
+        del hop_dtype
+        return WirePiece(
+            sample_ids=self.sample_ids,
+            next_block=self.next_block,
+            lengths_B=self.lengths_B,
+            tensors=(np.array(self.numbers, dtype=np.int64),),
+            state_BS=np.array(self.states, dtype=np.int64)[:, None],
+        )
+
+
+class Arithmetic(Runner[Piece]):
+    """Every block is a multiplication; nobody crosses in a split."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+
+    def from_wire(self, wire: WirePiece) -> Piece:
+        [values] = wire.tensors
+        if wire.next_block in self._chain.starts:
+            assert values.dtype == np.int32, "before a network stand token ids"
+            bounds = np.cumsum(wire.lengths_B)[:-1]
+            numbers = [begun([int(each) for each in row]) for row in np.split(values, bounds)]
+        else:
+            assert values.dtype == np.int64, "inside of it stand hidden states"
+            numbers = [int(each) for each in values]
+        state_BS = wire.state_BS
+        states = [0] * len(numbers) if state_BS is None else [int(each) for each in state_BS[:, 0]]
+        return Piece(
+            sample_ids=wire.sample_ids,
+            next_block=wire.next_block,
+            lengths_B=wire.lengths_B,
+            numbers=tuple(numbers),
+            states=tuple(states),
+        )
+
+    def follow(self, policy: Any) -> None:
+        """There is one policy."""
+
+    def prepare(self, splits: Sequence[Split]) -> None:
+        """Nothing is slow."""
+
+    def warm_up_pieces(self, split: Split, size: int) -> Piece:
+        raise NotImplementedError
+
+    def run(self, batch: Batch[Piece]) -> Iterator[Step[Piece]]:
+        split, last = batch.split, self._chain.num_blocks - 1
+        inside = _fused([member.payload for member in batch.members])
+        for block in range(split.first, split.end):
+            numbers = tuple(after(number, block) for number in inside.numbers)
+            states = tuple(state + 1 for state in inside.states)
+            inside = replace(inside, numbers=numbers, states=states, next_block=block + 1)
+            looks = block == last or (block in self._chain.ramps if batch.probe else block in split.ramps)
+            sure = [k for k in range(len(numbers)) if block == last or self._leaves(inside, k, block, split)]
+            answers = tuple(self._answer(inside, k, block) for k in sure)
+            if block == last:
+                seen = self._seen(inside, block) if batch.stays else ()
+                yield Step(answers=answers, survivors=None, seen=seen)
+                return
+            seen = self._seen(inside, block) if batch.stays and looks else ()
+            if not batch.stays:
+                inside = inside.select([k for k in range(len(numbers)) if k not in sure])
+            survivors = inside if inside.sample_ids else None
+            if answers or seen or block + 1 == split.end:
+                yield Step(answers=answers, survivors=survivors, seen=seen)
+            if survivors is None:
+                return
+
+    def _leaves(self, inside: Piece, k: int, block: int, split: Split) -> bool:
+        return block in split.ramps and is_sure(name_of(inside.sample_ids[k]), block)
+
+    def _answer(self, inside: Piece, k: int, block: int) -> Answer:
+        return Answer(
+            sample_id=inside.sample_ids[k], value=inside.numbers[k], score=float(inside.states[k]), exit=block
+        )
+
+    def _seen(self, inside: Piece, block: int) -> tuple[Seen, ...]:
+        score = math.nan if block == self._chain.num_blocks - 1 else 0.5
+        return tuple(
+            Seen(sample_id=sample_id, block=block, score=score, value=number)
+            for sample_id, number in zip(inside.sample_ids, inside.numbers, strict=True)
+        )
+
+
+def _fused(pieces: Sequence[Piece]) -> Piece:
+    assert len({piece.next_block for piece in pieces}) == 1
+    return Piece(
+        sample_ids=tuple(each for piece in pieces for each in piece.sample_ids),
+        next_block=pieces[0].next_block,
+        lengths_B=np.concatenate([piece.lengths_B for piece in pieces]),
+        numbers=tuple(each for piece in pieces for each in piece.numbers),
+        states=tuple(each for piece in pieces for each in piece.states),
+    )
+
+
+def name_of(sample_id: str) -> str:
+    """The caller's id."""
+    return sample_id.rpartition("#")[0]
+
+
+class Replica:
+    """One device of a slot."""
+
+    def __init__(self, world: World, chain: Chain) -> None:
+        self.alive = True
+        self.calls: dict[OpenCall, tuple[SendCall, Mapping[str, LiveFlight]]] = {}
+        self._world = world
+        self._runner = Arithmetic(chain)
+        engine: BatchEngine[Piece] = BatchEngine((), ObservedTimes(), starts=chain.starts)
+        self._device = Device(engine, self._runner, world.clock, self._deliver)
+        self._epoch = -1
+        self._busy = False
+
+    def submit(self, send: SendCall, piece: WirePiece, flights: Mapping[str, LiveFlight]) -> None:
+        """As `StageHost.submit`."""
+        call, assignment = send.call, send.call.leg.assignment
+        self.follow(assignment)
+        opened = OpenCall(unsettled=len(piece.sample_ids), take=lambda _: None)
+        self.calls[opened] = send, flights
+        members = [
+            Member(
+                sample_id=single.sample_ids[0],
+                payload=single,
+                tokens=int(single.lengths_B[0]),
+                reserve_s=call.reserve_s,
+                origin=opened,
+                probe=call.probe,
+            )
+            for single in self._runner.from_wire(piece).singles()
+        ]
+        now_s = self._world.clock.now_s()
+        self._device.engine.submit(piece.next_block, members, now_s, assignment.stage.splits)
+        self._start()
+
+    def follow(self, assignment: Assignment) -> None:
+        if assignment.epoch > self._epoch:
+            self._epoch = assignment.epoch
+            self._device.engine.follow(assignment.stage.splits, assignment.dispatch, assignment.order)
+
+    def die(self) -> None:
+        """Its calls fail; of what was computed nothing comes any more."""
+        self.alive = False
+        for send, _ in self.calls.values():
+            self._world.fail(send)
+        self.calls.clear()
+
+    def _start(self) -> None:
+        if self._busy or not self.alive:
+            return
+        batch = self._device.start_next()
+        if isinstance(batch, Batch):
+            self._busy = True
+            self._world.later(self._world.rng.random(), lambda: self._end(batch))
+
+    def _end(self, batch: Batch[Piece]) -> None:
+        if self.alive:
+            self._device.requeue(self._device.run(batch))
+            self._busy = False
+            self._start()
+
+    def _deliver(self, releases: list[Release[Piece]]) -> None:
+        for opened, chunk in chunks_by_call(releases):
+            send, flights = self.calls[opened]
+            opened.unsettled -= chunk.num_inputs
+            if not opened.unsettled:
+                del self.calls[opened]
+            self._world.later(
+                self._world.rng.random() / 10, lambda s=send, f=flights, c=chunk: self._world.take(s, f, c)
+            )
+
+
+class World:
+    """Slots, their replicas, and an ingress whose every action is carried out."""
+
+    def __init__(self, chain: Chain, codec: ChainCodec, plan: Plan, seed: int, *, num_slots: int = 3) -> None:
+        self.rng = random.Random(seed)
+        self.clock = ManualClock()
+        self.chain, self.codec = chain, codec
+        self.outcomes: dict[str, Answer | str] = {}
+        self.crossed: list[tuple[str, int, int]] = []
+        """Who was sent where, by the plan of which epoch."""
+        names = [slot_name("cpu", index) for index in range(num_slots)]
+        self.replicas = {name: [Replica(self, chain) for _ in range(2)] for name in names}
+        shape = StreamShape(score="confidence", num_blocks=chain.num_blocks, ramps=chain.ramps)
+        rules = Rules(calls_per_replica=2, max_attempts=1000, shape=shape, probe_share=0.2)
+        placed = PlacedPlan(plan=plan, slots=tuple(names[: len(plan.stages)]))
+        ways = dict.fromkeys(names, None)
+        self.core: IngressCore[Query, None] = IngressCore("i", placed, ways, rules, self.rng)
+        self._entrance = ChainEntrance("i", codec)
+        self._events: list[tuple[float, int, Any]] = []
+        self._serial = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._events and math.isinf(self.core.wake_s)
+
+    def submit(self, texts: Sequence[str], names: Sequence[str]) -> list[LiveFlight]:
+        now_s = self.clock.now_s()
+        encoded = self.codec.encode_for(texts, self.core.itinerary.used)
+        queries = []
+        for name, each in zip(names, encoded, strict=True):
+            self._serial += 1
+            queries.append(Query(key=name, encoded=each, serial=self._serial, request_id="r", settle=lambda *_: None))
+        lengths = [each.length for each in encoded]
+        flights = self.core.submit(queries, tokens=lengths, arrived_s=now_s, deadline_s=math.inf, now_s=now_s)
+        self._do(())
+        return flights
+
+    def follow(self, plan: Plan) -> None:
+        slots = self.rng.sample(sorted(self.replicas), len(plan.stages))
+        self.core.follow(PlacedPlan(plan=plan, slots=tuple(slots)))
+        for slot, stage in zip(slots, plan.stages, strict=True):
+            for replica in self.replicas[slot]:
+                if self.rng.random() < 0.5:  # the others learn it with their next call
+                    replica.follow(Assignment.of(plan, stage))
+        self._do(())
+
+    def give_up(self, flights: Sequence[LiveFlight]) -> None:
+        self._do(self.core.give_up(flights, "abandoned", self.clock.now_s()))
+
+    def kill(self) -> None:
+        """A replica, in whose place another one comes at once."""
+        slot = self.rng.choice(sorted(self.replicas))
+        replicas = self.replicas[slot]
+        dead = replicas.pop(self.rng.randrange(len(replicas)))
+        replicas.append(Replica(self, self.chain))
+        dead.die()
+
+    def later(self, seconds: float, what: Any) -> None:
+        self._serial += 1
+        heappush(self._events, (self.clock.now_s() + seconds, self._serial, what))
+
+    def run(self, seconds: float = math.inf) -> None:
+        """Let time pass, or until nothing happens any more."""
+        until_s = self.clock.now_s() + seconds
+        while True:
+            at_s = self._events[0][0] if self._events else math.inf
+            wake_s = self.core.wake_s
+            next_s = min(at_s, wake_s)
+            if next_s > until_s or math.isinf(next_s):
+                break
+            self.clock.advance(max(0.0, next_s - self.clock.now_s()))
+            if wake_s < at_s:
+                self._do(self.core.wake(self.clock.now_s()))
+            else:
+                heappop(self._events)[2]()
+        if not math.isinf(seconds):
+            self.clock.advance(until_s - self.clock.now_s())
+
+    def fail(self, send: SendCall) -> None:
+        self.later(0.0, lambda: self._do(self.core.fail(send.call, send.call.inside(), self.clock.now_s())))
+
+    def take(self, send: SendCall, flights: Mapping[str, LiveFlight], chunk: Chunk) -> None:
+        """As `Dispatcher._take`."""
+        core, call, now_s = self.core, send.call, self.clock.now_s()
+        if chunk.seen:
+            core.see(call, [(flights[seen.sample_id], seen) for seen in chunk.seen])
+        actions: list[Action] = []
+        for answer, _ in chunk.answers:
+            actions += core.answer(call, [flights[answer.sample_id]], answer.exit, now_s, [answer])
+        for answer, _ in chunk.early:
+            actions += core.answer_early(call, [flights[answer.sample_id]], answer.exit, now_s, [answer])
+        assert not chunk.lost, chunk.lost
+        if chunk.going_on is not None:
+            piece = chunk.going_on.piece
+            mine = [flights[sample_id] for sample_id in piece.sample_ids]
+            actions += core.go_on(call, mine, piece.next_block, piece, now_s)
+        self._do(actions)
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        todo = list(actions)
+        while todo or self.core.is_due:
+            if not todo:
+                todo += self.core.pump(self.clock.now_s())
+            match todo.pop(0):
+                case SendCall() as send:
+                    self._send(send)
+                case Answered(flights, _, answers, _):
+                    for flight, answer in zip(flights, answers, strict=True):
+                        self._settle(flight, answer)
+                case Dropped(flights, reason, _):
+                    for flight in flights:
+                        self._settle(flight, reason)
+                case HungUp():
+                    raise AssertionError("without deadlines nothing hangs")
+
+    def _send(self, send: SendCall) -> None:
+        call, flights = send.call, list(send.call.flights)
+        piece: WirePiece = send.payload
+        if send.enters is not None:
+            entering = self._entrance.enter(flights, send.block, send.enters, send.payload)
+            assert not entering.refused
+            piece, flights = entering.piece, list(entering.flights)
+            for flight in flights:
+                self.crossed.append((flight.input.key, send.block, call.leg.epoch))
+        by_id = dict(zip(piece.sample_ids, flights, strict=True))
+        replica = self.rng.choice(self.replicas[call.leg.slot])
+        weight, batch = call.leg.weigh(piece.next_block, flights)
+        assert weight > 0 < batch
+
+        def arrive() -> None:
+            if replica.alive:
+                replica.submit(send, piece, by_id)
+            else:
+                self._do(self.core.fail(call, call.inside(), self.clock.now_s()))
+
+        self.later(self.rng.random() / 10, arrive)
+
+    def _settle(self, flight: LiveFlight, outcome: Answer | OfframpError | str) -> None:
+        assert flight.input.key not in self.outcomes, "an input has one outcome"
+        assert not isinstance(outcome, OfframpError)
+        self.outcomes[flight.input.key] = outcome
