@@ -34,11 +34,6 @@ class TokenizedCodec(Codec[Row]):
     def spec(self) -> dict[str, Any]:
         return {"name": self.name, "max_length": self.max_length}
 
-    def surely_takes(self, row: Row) -> bool:
-        """Of ASCII, which no normalizer makes longer, a token holds at least a character."""
-        texts = (row,) if isinstance(row, str) else row
-        return self._tokenizer.surely_takes(texts)
-
 
 class TextCodec(TokenizedCodec[str]):
     """Texts to token ids, int32 per token."""
@@ -66,6 +61,9 @@ class TextCodec(TokenizedCodec[str]):
 
     def is_slow(self, rows: Sequence[str]) -> bool:
         return sum(map(len, rows)) > LONG_CHARS
+
+    def surely_takes(self, row: str) -> bool:
+        return self._tokenizer.surely_takes((row,))
 
     def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         return self._tokenizer.encode(rows, truncate=truncate)

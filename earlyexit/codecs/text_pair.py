@@ -47,6 +47,9 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
     def is_slow(self, rows: Sequence[tuple[str, str]]) -> bool:
         return sum(len(one) + len(another) for one, another in rows) > LONG_CHARS
 
+    def surely_takes(self, row: tuple[str, str]) -> bool:
+        return self._tokenizer.surely_takes(row)
+
     def encode(self, rows: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
         return [self._encoded(encoding) for encoding in self._tokenizer.encodings(rows, truncate=truncate)]
 

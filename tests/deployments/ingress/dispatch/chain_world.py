@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Self
 
@@ -256,9 +257,7 @@ class Replica:
             opened.unsettled -= chunk.num_inputs
             if not opened.unsettled:
                 del self.calls[opened]
-            self._world.later(
-                self._world.rng.random() / 10, lambda s=send, f=flights, c=chunk: self._world.take(s, f, c)
-            )
+            self._world.later(self._world.rng.random() / 10, partial(self._world.take, send, flights, chunk))
 
 
 class World:
