@@ -14,13 +14,14 @@ Settle = Callable[["LiveFlight", Answer | OfframpError], None]
 """Told an input's outcome, once, unless it is given up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Query:
-    """One input, as its caller gave it."""
+    """One input, as its caller gave it; nothing of it changes, but frozen it would take twice as long to make."""
 
     key: str
     """The caller's id of it, or an empty string."""
     encoded: Encoded
+    """Of a chain a `ChainEncoded`, which has its row and all that is made of it for other networks."""
     serial: int
     """Counts the inputs of its ingress."""
     request_id: str

@@ -14,8 +14,8 @@ from typing import Any, NoReturn, Protocol
 
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle
-from deployments.ingress.dispatch.entrance import Entrance
+from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure
+from deployments.ingress.dispatch.entrance import ChainEntrance
 from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
@@ -27,6 +27,7 @@ from optimizer.placement import PlacedPlan
 # A child of the logger that Serve writes as JSON, with the request id where there is one.
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
+MISFIT = "the encoded inputs do not fit together"
 LiveCall = Call[Query, Transport]
 
 _NOBODY: LiveFlight = Flight(
@@ -72,11 +73,11 @@ class Dispatcher:
         metrics: DispatchMetrics,
         *,
         later: Later = on_loop,
-        entrance: Entrance | None = None,
+        entrance: ChainEntrance | None = None,
     ) -> None:
         """`entrance`: of a chain; None where the model is one network."""
         self.core = core
-        self._entrance = entrance or Entrance(core.name)
+        self._entrance = entrance
         self._clock = clock
         self._metrics = metrics
         self._later = later
@@ -208,23 +209,38 @@ class Dispatcher:
 
     def _enter(self, call: LiveCall, block: int, network: int, going_on: WirePiece | None) -> None:
         """Send inputs to a network's first block, new ones or those that cross."""
-        if self._entrance.is_slow(call.flights, network):
-            self._tasks[call] = self._begin(self._enter_slowly(call, block, network, going_on))
+        entrance = self._entrance
+        if entrance is None:
+            self._depart(call)
+        elif entrance.is_slow(call.flights, network):
+            self._tasks[call] = self._begin(self._enter_slowly(entrance, call, block, network, going_on))
         else:
-            self._enter_now(call, block, network, going_on)
+            self._enter_network(entrance, call, block, network, going_on)
 
-    async def _enter_slowly(self, call: LiveCall, block: int, network: int, going_on: WirePiece | None) -> None:
-        """Have them encoded beside the event loop first."""
-        await asyncio.to_thread(self._entrance.prepare, call.flights, network)
-        self._enter_now(call, block, network, going_on)
-
-    def _enter_now(self, call: LiveCall, block: int, network: int, going_on: WirePiece | None) -> None:
-        """Where the codec gave what does not fit together, inputs get an error."""
+    def _depart(self, call: LiveCall) -> None:
+        """Where there is one network, for which all were encoded as they came."""
         try:
-            entering = self._entrance.enter(call.flights, block, network, going_on)
+            piece = departure(self.core.name, call.flights)
+        except Exception as error:
+            self._lose(call, call.flights, error, MISFIT)
+        else:
+            self._send(call, piece, call.flights)
+
+    async def _enter_slowly(
+        self, entrance: ChainEntrance, call: LiveCall, block: int, network: int, going_on: WirePiece | None
+    ) -> None:
+        """Have them encoded beside the event loop first."""
+        await asyncio.to_thread(entrance.prepare, call.flights, network)
+        self._enter_network(entrance, call, block, network, going_on)
+
+    def _enter_network(
+        self, entrance: ChainEntrance, call: LiveCall, block: int, network: int, going_on: WirePiece | None
+    ) -> None:
+        try:
+            entering = entrance.enter(call.flights, block, network, going_on)
         except Exception as error:
             self._tasks.pop(call, None)
-            self._lose(call, call.flights, error, "the encoded inputs do not fit together")
+            self._lose(call, call.flights, error, MISFIT)
             return
         for flight, error in entering.refused:
             self._lose(call, (flight,), error, "the next network's codec makes nothing of it")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from deployments.ingress.dispatch.departure import LiveFlight, departure, sample_id_of
+from deployments.ingress.dispatch.departure import LiveFlight, sample_id_of
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded
 from earlyexit.signature import Encoded
@@ -30,37 +30,20 @@ class Entering:
     """Those that the network's codec makes nothing of, though it took them, or did not doubt, when they came."""
 
 
-class Entrance:
-    """Of a model that is one network: what was encoded as inputs came."""
-
-    def __init__(self, ingress: str) -> None:
-        self._ingress = ingress
-
-    def is_slow(self, flights: Sequence[LiveFlight], network: int) -> bool:  # the chain's contract
-        """Whether `prepare` takes milliseconds and leaves the event loop."""
-        return False
-
-    def prepare(self, flights: Sequence[LiveFlight], network: int) -> None:
-        """Encode whoever was not encoded for a network; may be called beside the event loop."""
-
-    def enter(self, flights: Sequence[LiveFlight], block: int, network: int, going_on: WirePiece | None) -> Entering:
-        """Inputs as the piece that waits for a network's first block; `going_on`: what the one before let go of."""
-        assert block == 0, "a single network is entered once"
-        return Entering(piece=departure(self._ingress, flights), flights=flights)
-
-
-class ChainEntrance(Entrance):
+class ChainEntrance:
     """Of a chain: every input is encoded once for every network that it gets to."""
 
     def __init__(self, ingress: str, codec: ChainCodec) -> None:
-        super().__init__(ingress)
+        self._ingress = ingress
         self._codec = codec
 
     def is_slow(self, flights: Sequence[LiveFlight], network: int) -> bool:
+        """Whether `prepare` takes milliseconds and leaves the event loop."""
         rows = [_given(flight).row for flight in self._missing(flights, network)]
         return bool(rows) and self._codec.of(network).is_slow(rows * TIMES_SLOWER)
 
     def prepare(self, flights: Sequence[LiveFlight], network: int) -> None:
+        """Encode whoever was not encoded for a network; may be called beside the event loop."""
         missing = [_given(flight) for flight in self._missing(flights, network)]
         if not missing:
             return
@@ -75,7 +58,10 @@ class ChainEntrance(Entrance):
             each.others[alike] = encoded
 
     def enter(self, flights: Sequence[LiveFlight], block: int, network: int, going_on: WirePiece | None) -> Entering:
-        """Every flight's `tokens` are those of the network from now on."""
+        """Inputs as the piece that waits for a network's first block; `going_on`: what the one before let go of.
+
+        Every flight's `tokens` are those of the network from now on.
+        """
         self.prepare(flights, network)
         alike, refused = self._codec.alike(network), list[tuple[LiveFlight, Exception]]()
         entered, encoded = list[LiveFlight](), list[Encoded]()
@@ -101,9 +87,9 @@ class ChainEntrance(Entrance):
         return [flight for flight in flights if _given(flight).of(alike) is None]
 
 
-def entrance_of(ingress: str, codec: Codec[Any]) -> Entrance:
-    """As its codec says, a chain's or a single network's."""
-    return ChainEntrance(ingress, codec) if isinstance(codec, ChainCodec) else Entrance(ingress)
+def entrance_of(ingress: str, codec: Codec[Any]) -> ChainEntrance | None:
+    """Of a chain; None where there is one network, for which inputs are encoded as they come."""
+    return ChainEntrance(ingress, codec) if isinstance(codec, ChainCodec) else None
 
 
 def _given(flight: LiveFlight) -> ChainEncoded:

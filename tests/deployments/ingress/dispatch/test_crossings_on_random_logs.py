@@ -13,7 +13,8 @@ from earlyexit.split import AfterAnswer, Split
 from earlyexit.wire import Answer
 from optimizer.plan import Plan, PolicySpec, Stage
 from tests.chained_texts import LETTERS, chained
-from tests.deployments.ingress.dispatch.chain_world import World, after, begun, is_sure
+from tests.deployments.ingress.dispatch.chain_arithmetic import after, begun, is_sure
+from tests.deployments.ingress.dispatch.chain_world import World
 
 CHAIN = joined(("m0", "m1", "m2"), (2, 3, 3), ((0,), (0,), (0, 1)))
 SURE = PolicySpec(name="confidence", thresholds=0.5)
