@@ -188,7 +188,7 @@ class Dispatcher:
             match action:
                 case SendCall(call, _, payload, None):
                     self._send(call, payload, call.flights)
-                case SendCall(call, block, payload, network):
+                case SendCall(call, block, payload, int(network)):
                     self._enter(call, block, network, payload)
                 case Answered(flights, block, answers, _):
                     self._metrics.answers([block] * len(flights))
@@ -242,8 +242,11 @@ class Dispatcher:
             self._tasks.pop(call, None)
             self._lose(call, call.flights, error, MISFIT)
             return
-        for flight, error in entering.refused:
-            self._lose(call, (flight,), error, "the next network's codec makes nothing of it")
+        for flight, refusal in entering.refused:
+            self._lose(call, (flight,), refusal, "the next network's codec makes nothing of it")
+        if going_on is not None:
+            took_s = self._clock.now_s() - call.started_s
+            self.core.counts.cross(block, [took_s] * len(entering.flights))
         if entering.flights:
             self._send(call, entering.piece, entering.flights)
 

@@ -1,4 +1,4 @@
-"""What is computed where only the way of inputs matters: a number that every block of a chain changes in its own way."""
+"""What is computed where only the way of inputs matters: every block of a chain changes a number in its own way."""
 
 from __future__ import annotations
 

@@ -202,8 +202,7 @@ class Scene:
     max_attempts: int = 3
     plan: Plan = PLAN
     slots: tuple[str, ...] = SLOTS
-    codec: Codec[Any] | None = None
-    """Of a chain."""
+    chain_codec: Codec[Any] | None = None
     slo_s: float | None = None
     slack: float = 0.0
     shape: StreamShape | None = None
@@ -227,7 +226,7 @@ class Scene:
         ways: dict[str, Transport] = dict(zip(SLOTS, self.stages, strict=True))
         placed = PlacedPlan(plan=self.plan, slots=self.slots)
         self.core: IngressCore[Query, Transport] = IngressCore("i", placed, ways, rules, random.Random(0))
-        entrance = None if self.codec is None else entrance_of(self.core.name, self.codec)
+        entrance = None if self.chain_codec is None else entrance_of(self.core.name, self.chain_codec)
         self.dispatcher = Dispatcher(self.core, self.clock, self.metrics, later=self.alarms.later, entrance=entrance)
 
     def submit(self, names: str, *, deadline_s: float = 10.0, encoded: Encoded = TWO_TOKENS) -> list[LiveFlight]:

@@ -36,7 +36,7 @@ class ChainScene(Scene):
     """Texts that are their own ids."""
 
     def __init__(self, codec: ChainCodec, plan: Plan = CASCADE) -> None:
-        super().__init__(plan=plan, slots=SLOTS[: len(plan.stages)], codec=codec)
+        super().__init__(plan=plan, slots=SLOTS[: len(plan.stages)], chain_codec=codec)
         self.chain = codec
 
     def submit_texts(self, *texts: str, truncate: bool = False) -> list[LiveFlight]:
@@ -85,6 +85,7 @@ async def test_survivors_are_encoded_anew_and_bring_their_policys_states(tmp_pat
     crossed.answer(["ab"], exit_block=3)
     await turns()
     assert [name for name, _ in scene.outcomes] == ["b", "c", "ab"]
+    assert scene.core.counts.crossings == {2: 2}
 
 
 async def test_who_was_given_up_is_not_encoded_and_the_states_stay_with_their_owners(tmp_path: Path) -> None:
