@@ -10,6 +10,9 @@ that is computed there, which is u(k) where answered inputs stop, and 1 where th
 - a hop after a stage takes T_x and bounds the rate at m*b/(s(i)*T_x): a replica sends while it computes;
 - an input waits for its batch: b/(R*s(i)) for the first split of a stage, m times that for the further ones, where
   each replica fills its own;
+- of a chain, only the networks that the plan uses count. Between two of them survivors go back to the ingress: that
+  takes T_x and `crossing_s`, in the middle of a stage as well, where it bounds no rate, and the batches behind it are
+  filled there, as those of a first split;
 - the rate is the smallest bound, the worst-case latency the sum of all waits, T and T_x;
 - the mean answer time counts the same seconds by who has no answer yet: half of a split's wait by u(i), every block and
   ramp by u(k), every hop by u(j);
@@ -26,7 +29,9 @@ import numpy as np
 
 from earlyexit.split import Split
 from optimizer.batch_seconds import computed_shares, expected_batches, step_seconds
+from optimizer.between import crossing_s, divided, hop_s, wait_s
 from optimizer.fits import check_fits
+from optimizer.networks import part_of
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 from optimizer.tokens import in_token_batches, in_tokens
@@ -70,6 +75,8 @@ class ExpectedSplit:
     """Its part of the mean answer time: what an input without an answer waits and runs here, over all inputs."""
     batch_at_block: tuple[float, ...]
     """Expected batch at each of its blocks: tokens where its split has a budget of them, else inputs."""
+    crossing_s: float = 0.0
+    """Until what is left of a batch may begin the next network; a hop at its stage's end is not in it."""
 
     @property
     def fill(self) -> float:
@@ -133,9 +140,23 @@ def evaluate(
 
     `reach` replaces the nested survival, for example by that of joint exit records; `recorded` the seconds of the mean
     batch by those of recorded ones. Where inputs have lengths, shares are of tokens (`optimizer.tokens`): of what
-    reaches a block, and of what counts in the mean answer time.
+    reaches a block, and of what counts in the mean answer time. Stages, and what `reach` and `recorded` are asked, are
+    in the chain's numbers, where a plan leaves networks out as well.
     """
     check_fits(problem, stages)
+    part = part_of(problem, stages)
+    if part.problem is problem:
+        return _of_part(problem, stages, reach, recorded)
+    inner_reach = None if reach is None else part.shares_of(reach)
+    inner_recorded = None if recorded is None else part.splits_of(recorded)
+    figures = _of_part(part.problem, part.stages_of(stages), inner_reach, inner_recorded)
+    splits = [split for stage in stages for split in stage.splits]
+    named = tuple(replace(each, split=split) for each, split in zip(figures.splits, splits, strict=True))
+    return replace(figures, splits=named)
+
+
+def _of_part(problem: PlanProblem, stages: Sequence[Stage], reach: Reach | None, recorded: Steps | None) -> Evaluation:
+    """Of a problem whose networks are all used."""
     if problem.lengths is not None:
         figures = _evaluated(in_tokens(problem), in_token_batches(problem, stages), reach, recorded)
         return _of_inputs(figures, stages, problem.lengths)
@@ -162,7 +183,7 @@ def _evaluated(
     rate_per_s = min(min(each.rate_per_s, each.hop_rate_per_s) for each in figures)
     served_per_s = rate_per_s if problem.asked_per_s is None else problem.asked_per_s
     splits = tuple(
-        _expected(stages, stage_index, index, steps[stage_index][index], served_per_s, share_N, unanswered_N)
+        _expected(problem, stages, stage_index, index, steps[stage_index][index], served_per_s, share_N, unanswered_N)
         for stage_index, stage in enumerate(stages)
         for index in range(len(stage.splits))
     )
@@ -170,7 +191,8 @@ def _evaluated(
     return Evaluation(
         rate_per_s=rate_per_s,
         served_per_s=served_per_s,
-        latency_s=sum(each.wait_s + each.seconds for each in splits) + sum(each.hop_s for each in figures),
+        latency_s=sum(each.wait_s + each.seconds + each.crossing_s for each in splits)
+        + sum(each.hop_s for each in figures),
         mean_latency_s=sum(each.unanswered_s for each in splits)
         + sum(unanswered_N[stage.end] * each.hop_s for stage, each in zip(stages[:-1], figures, strict=False)),
         ramp_overhead=ramp_s / (sum(each.seconds for each in splits) - ramp_s),
@@ -276,6 +298,7 @@ def _total(steps: Sequence[StepSeconds]) -> float:
 
 
 def _expected(
+    problem: PlanProblem,
     stages: Sequence[Stage],
     stage_index: int,
     index: int,
@@ -285,7 +308,8 @@ def _expected(
     unanswered_N: Sequence[float],
 ) -> ExpectedSplit:
     split = stages[stage_index].splits[index]
-    wait_s = _wait_s(stages[stage_index], index, rate_per_s, share_N)
+    waits_s = wait_s(problem, stages[stage_index], index, rate_per_s, share_N)
+    crosses_s = crossing_s(problem, stages[stage_index], split, share_N)
     steps_s = sum(each.unanswered_s for each in steps)
     unanswered = unanswered_N[split.first]
     return ExpectedSplit(
@@ -294,10 +318,13 @@ def _expected(
         reached_by=share_N[split.first],
         seconds=_total(steps),
         ramp_s=sum(each.ramp_s for each in steps),
-        wait_s=wait_s,
+        wait_s=waits_s,
         # Batches fill evenly, so an input waits half of the time on average; nobody waits where nobody comes.
-        unanswered_s=steps_s + (unanswered * wait_s / 2 if unanswered else 0.0),
+        unanswered_s=steps_s
+        + (unanswered * waits_s / 2 if unanswered else 0.0)
+        + (unanswered_N[split.end] * crosses_s if crosses_s else 0.0),
         batch_at_block=tuple(expected_batches(split, share_N, split.batch)),
+        crossing_s=crosses_s,
     )
 
 
@@ -305,26 +332,14 @@ def _stage_figures(
     problem: PlanProblem, stage: Stage, seconds: Sequence[float], share_N: Sequence[float]
 ) -> StageFigures:
     work_s = sum(share_N[split.first] * each / split.batch for split, each in zip(stage.splits, seconds, strict=True))
-    hop_s, hop_rate_per_s = 0.0, np.inf
+    after_s, hop_rate_per_s = 0.0, np.inf
     if stage.end < problem.num_blocks:
         last = stage.splits[-1]
-        enters = share_N[last.first]
-        leaves = last.batch * (share_N[last.end] / enters if enters else 1.0)
-        hop_s = problem.link.seconds(problem.bytes_per_sample_N[last.end - 1] * leaves)
-        hop_rate_per_s = _divided(stage.replicas * last.batch, enters * hop_s)
+        after_s = hop_s(problem, last, share_N)
+        hop_rate_per_s = divided(stage.replicas * last.batch, share_N[last.first] * after_s)
     return StageFigures(
         work_s=work_s,
-        rate_per_s=_divided(stage.replicas, work_s),
-        hop_s=hop_s,
+        rate_per_s=divided(stage.replicas, work_s),
+        hop_s=after_s,
         hop_rate_per_s=hop_rate_per_s,
     )
-
-
-def _wait_s(stage: Stage, index: int, rate_per_s: float, share_N: Sequence[float]) -> float:
-    split = stage.splits[index]
-    filled_apart = 1 if index == 0 else stage.replicas
-    return _divided(filled_apart * split.batch, rate_per_s * share_N[split.first])
-
-
-def _divided(amount: float, by: float) -> float:
-    return amount / by if by > 0 else np.inf

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
+from optimizer.networks import part_of
 from optimizer.plan import Stage
 from optimizer.problem import PlanProblem
 
@@ -15,9 +16,7 @@ def check_fits(problem: PlanProblem, stages: Sequence[Stage]) -> None:
     splits = [split for stage in stages for split in stage.splits]
     if len({split.after_answer for split in splits}) > 1:
         raise PlanError("the splits of a plan all stop after an answer, or all stay")
-    bounds = [0, *(split.end for split in splits)]
-    if [split.first for split in splits] != bounds[:-1] or bounds[-1] != problem.num_blocks:
-        raise PlanError(f"the splits must run blocks 0 to {problem.num_blocks - 1} without gap or overlap")
+    part_of(problem, stages)
     for stage in stages:
         if stage.device not in problem.devices:
             raise PlanError(f"unknown device {stage.device!r}; the problem's devices are {sorted(problem.devices)}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from earlyexit.chain import check_networks
 from earlyexit.errors import PlanError
 from profiles.batches import RecordedBatches
 from profiles.lengths import Lengths
@@ -16,6 +17,8 @@ from profiles.table import LatencyTable
 ANY_LATENCY_S = 1e15
 # Of a block, for any batch: nothing is so quick or so slow. Far beyond, rates overflow and searches never end.
 LEAST_BLOCK_S, MOST_BLOCK_S = 1e-9, 1e9
+MOST_NETWORKS = 6
+"""Of a chain: every set of them that ends with the last is a problem of its own, 32 in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +133,19 @@ class PlanProblem:
     that latencies are of, and batches are counted in inputs."""
     stayers_length_N: tuple[float, ...] | None = None
     """Per block, the mean length of inputs that reach it, all ramps active, over that of all inputs; None: alike."""
+    networks: tuple[int, ...] = ()
+    """Of a chain: one past the last block of each network, the last being the reference; (): there is one network."""
+    survival_of: Mapping[tuple[int, ...], tuple[float, ...]] | None = None
+    """By the networks that a plan uses, what `survival_N` is with only their ramps active, in the chain's numbering
+    (blocks of others do not count); of sets that are not in it, and for None, survival is nested."""
+    crossing_s: float = 0.0
+    """What the ingress takes until survivors of a network are on their way to the next, encoded anew; the hop, which
+    carries `bytes_per_sample_N` of that block, comes on top."""
+    network_tokens: tuple[float, ...] = ()
+    """Per network, tokens of an input there over those that `lengths` count, by tokenizer; (): alike."""
+    crossing_tokens: tuple[float, ...] = ()
+    """Per network, the share of an input's tokens that is left of it where it came over a crossing, words having been
+    pruned (Tabi, section 4.2); (): all. Batches take what so many tokens take."""
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
@@ -145,6 +161,32 @@ class PlanProblem:
             _check_number("budget usd_per_hour", self.budget_usd_per_hour)
         self._check_batches()
         self._check_lengths()
+        self._check_networks()
+
+    def _check_networks(self) -> None:
+        check_networks(self.networks)
+        if len(self.networks) > MOST_NETWORKS:
+            raise PlanError(f"a chain has at most {MOST_NETWORKS} networks, not {len(self.networks)}")
+        if self.networks and self.networks[-1] != self.num_blocks:
+            raise PlanError(f"the last network ends at block {self.networks[-1]}, there are {self.num_blocks} blocks")
+        _check_number("crossing_s", self.crossing_s)
+        for name in ("network_tokens", "crossing_tokens"):
+            shares = getattr(self, name)
+            if shares and len(shares) != max(1, len(self.networks)):
+                raise PlanError(f"{name} needs a number for each network")
+            for share in shares:
+                _check_number(name, share, above_zero=True)
+        if max(self.crossing_tokens, default=0) > 1:
+            raise PlanError(f"crossing_tokens are shares, at most 1, not {max(self.crossing_tokens)}")
+        for used, survival_N in (self.survival_of or {}).items():
+            self._check_survival_of(used, survival_N)
+
+    def _check_survival_of(self, used: tuple[int, ...], survival_N: tuple[float, ...]) -> None:
+        last = len(self.networks) - 1
+        if list(used) != sorted(set(used)) or not used or used[0] < 0 or used[-1] != last:
+            raise PlanError(f"survival_of is by ascending networks that end with the last, {last}, not {list(used)}")
+        if len(survival_N) != self.num_blocks or not all(0 <= share <= 1 for share in survival_N):
+            raise PlanError(f"survival_of {list(used)} needs {self.num_blocks} shares from 0 to 1, one per block")
 
     def _check_ramps(self) -> None:
         if list(self.ramps) != sorted(set(self.ramps)):

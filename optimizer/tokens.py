@@ -12,6 +12,7 @@ planned at the tokens that it holds on average (`Lengths.filled`), and bounded b
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ from profiles.table import LatencyTable
 def in_tokens(problem: PlanProblem) -> PlanProblem:
     """The problem with every token an input; raises PlanError where a budget that was measured holds no mean input."""
     lengths = _lengths(problem)
-    latency = {device: _in_tokens(device, problem.latency[device], lengths) for device in problem.devices}
+    latency = {device: _in_tokens(problem, device) for device in problem.devices}
     asked_per_s = problem.asked_per_s
     same = problem if asked_per_s is None else problem.with_rate(asked_per_s * lengths.mean)
     return replace(
@@ -38,6 +39,7 @@ def in_tokens(problem: PlanProblem) -> PlanProblem:
         bytes_per_sample_N=tuple(each / bytes_length(problem) for each in problem.bytes_per_sample_N),
         lengths=None,
         stayers_length_N=None,
+        network_tokens=(),
     )
 
 
@@ -61,7 +63,7 @@ def with_budgets(problem: PlanProblem, stages: Sequence[Stage]) -> tuple[Stage, 
     return tuple(
         replace(
             stage,
-            splits=tuple(_with_budget(split, problem.latency[stage.device], lengths) for split in stage.splits),
+            splits=tuple(_with_budget(split, problem, stage.device, lengths) for split in stage.splits),
         )
         for stage in stages
     )
@@ -97,36 +99,56 @@ def _lengths(problem: PlanProblem) -> Lengths:
     return problem.lengths
 
 
-def _in_tokens(device: str, table: LatencyTable, lengths: Lengths) -> LatencyTable:
-    filled = tuple(_budgets(device, table, lengths))
+def tokens_at(problem: PlanProblem, block: int) -> float:
+    """Tokens of an input in a block's network, over those that lengths count."""
+    if not problem.network_tokens:
+        return 1.0
+    return problem.network_tokens[bisect_right(problem.networks, block)]
+
+
+def _in_tokens(problem: PlanProblem, device: str) -> LatencyTable:
+    table, lengths = problem.latency[device], _lengths(problem)
+    filled = tuple(_budgets(problem, device, lengths))
     size_X = np.array(filled) / (table.length or 1)
-    return LatencyTable(batches=filled, block_s_NB=table.blocks_at(size_X), ramp_s_EB=table.ramps_at(size_X), length=1)
+    whole = LatencyTable(batches=filled, block_s_NB=table.blocks_at(size_X), ramp_s_EB=table.ramps_at(size_X), length=1)
+    if not problem.network_tokens:
+        return whole
+    blocks = [table.blocks_at(size_X * tokens_at(problem, block))[block] for block in range(problem.num_blocks)]
+    ramps = [table.ramps_at(size_X * tokens_at(problem, ramp))[row] for row, ramp in enumerate(problem.ramps)]
+    return replace(whole, block_s_NB=np.array(blocks), ramp_s_EB=np.array(ramps).reshape(whole.ramp_s_EB.shape))
 
 
-def _budgets(device: str, table: LatencyTable, lengths: Lengths) -> dict[int, int]:
-    """By the mean tokens of a batch, ascending, the budget that it has: of all batches that were measured."""
+def _budgets(problem: PlanProblem, device: str, lengths: Lengths) -> dict[int, int]:
+    """By the mean tokens of a batch, ascending, the budget that it has: of all batches that were measured.
+
+    Both are as `lengths` counts; where a network has more tokens of an input, they must be measured as well.
+    """
+    table, more = problem.latency[device], max((1.0, *problem.network_tokens))
     length = table.length or 1
     budgets: dict[int, int] = {}
     for batch in table.batches:
         filled = round(lengths.filled(batch * length))
-        if max(budgets, default=0) < filled <= most_tokens(table):
+        if max(budgets, default=0) < filled and filled * more <= most_tokens(table):
             budgets[filled] = batch * length
     if not budgets:
         raise PlanError(
-            f"latency of {device}: inputs have {lengths.mean:.4g} tokens, and measured are batches of at most "
+            f"latency of {device}: inputs have {lengths.mean * more:.4g} tokens, and measured are batches of at most "
             f"{most_tokens(table)} together"
         )
     return budgets
 
 
-def _with_budget(split: Split, table: LatencyTable, lengths: Lengths) -> Split:
-    tokens = _budgets("", table, lengths)[split.batch]
-    return replace(split, batch=max(1, math.ceil(tokens / lengths.shortest)), tokens=tokens)
+def _with_budget(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
+    tokens = _budgets(problem, device, lengths)[split.batch]
+    batch = max(1, math.ceil(tokens / lengths.shortest))
+    return replace(split, batch=batch, tokens=max(1, math.floor(tokens * tokens_at(problem, split.first))))
 
 
 def _of_tokens(split: Split, problem: PlanProblem, device: str, lengths: Lengths) -> Split:
-    table = problem.latency[device]
-    most, held = most_tokens(table), mean_tokens(split, lengths)
-    if held > most:
-        raise PlanError(f"a batch of {held:.6g} tokens is not measured on {device}; measured are at most {most}")
+    """Of a split whose budget counts its own network's tokens, the batch in those that `lengths` counts."""
+    table, more = problem.latency[device], tokens_at(problem, split.first)
+    tokens = None if split.tokens is None else max(1, round(split.tokens / more))
+    most, held = most_tokens(table), mean_tokens(replace(split, tokens=tokens), lengths)
+    if held * more > most:
+        raise PlanError(f"a batch of {held * more:.6g} tokens is not measured on {device}; measured are at most {most}")
     return replace(split, batch=max(1, round(held)), tokens=None)

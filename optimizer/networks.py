@@ -1,0 +1,206 @@
+"""A problem of a chain, reduced to the networks that a plan uses, and the way back.
+
+Networks that are left out take their blocks and ramps with them; what is left is numbered anew, from block 0, and is a
+problem like any other, of which splits end where a network does. `optimizer.subsets` asks for the best of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations
+from typing import TypeVar
+
+import numpy as np
+
+from earlyexit.chain import used_of
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from optimizer.plan import Stage
+from optimizer.problem import PlanProblem
+from profiles.batches import RecordedBatches
+from profiles.table import FloatArray, LatencyTable
+
+Used = tuple[int, ...]
+T = TypeVar("T")
+
+
+def choices(problem: PlanProblem) -> tuple[Used, ...]:
+    """Every set of networks that ends with the last, the smaller first; of one network there is one."""
+    last = max(1, len(problem.networks)) - 1
+    return tuple((*some, last) for size in range(last + 1) for some in combinations(range(last), size))
+
+
+def crossings(problem: PlanProblem) -> frozenset[int]:
+    """The blocks at which networks begin, the first one's apart."""
+    return frozenset(problem.networks[:-1])
+
+
+def is_whole(problem: PlanProblem) -> bool:
+    """Whether nothing of it depends on which networks are used: one that was reduced, or has but one."""
+    return problem.survival_of is None and not problem.crossing_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A chain's problem, and the networks that are used of it."""
+
+    whole: PlanProblem
+    used: Used
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """Those that are left, by their numbers in the chain."""
+        ends = self.whole.networks or (self.whole.num_blocks,)
+        starts = (0, *ends)
+        return tuple(block for network in self.used for block in range(starts[network], ends[network]))
+
+    @cached_property
+    def problem(self) -> PlanProblem:
+        """The problem of these networks alone."""
+        whole, blocks = self.whole, self.blocks
+        if len(blocks) == whole.num_blocks and is_whole(whole):
+            return whole
+        new = {block: number for number, block in enumerate(blocks)}
+        ramps = tuple(ramp for ramp in whole.ramps if ramp in new)
+        ends = tuple(new[whole.networks[network] - 1] + 1 for network in self.used) if whole.networks else ()
+        tokens = self._tokens() if whole.networks else whole.network_tokens
+        return replace(
+            whole,
+            num_blocks=len(blocks),
+            ramps=tuple(new[ramp] for ramp in ramps),
+            survival_N=self._survival_N(ramps),
+            latency={device: self._table(table, ramps) for device, table in whole.latency.items()},
+            bytes_per_sample_N=tuple(whole.bytes_per_sample_N[block] for block in blocks),
+            batches=None if whole.batches is None else _batches(whole.batches, ramps, new),
+            stayers_length_N=self._nested(whole.stayers_length_N, ramps),
+            networks=ends if len(ends) > 1 else (),
+            survival_of=None,
+            network_tokens=tokens if whole.lengths is not None else (),
+            crossing_tokens=(),
+        )
+
+    def stages_of(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """The stages of a plan of the chain, in the numbers of the part."""
+        new = {block: number for number, block in enumerate(self.blocks)}
+        return tuple(_renumbered(stage, new) for stage in stages)
+
+    def in_chain(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """The way back."""
+        return tuple(_renumbered(stage, dict(enumerate(self.blocks))) for stage in stages)
+
+    def shares_of(self, reach: Callable[[Sequence[int]], Sequence[float]]) -> Callable[[Sequence[int]], list[float]]:
+        """From the active ramps to the shares of blocks: what is said of the chain, said of the part."""
+
+        def inner(active: Sequence[int]) -> list[float]:
+            share_N = reach([self.blocks[ramp] for ramp in active])
+            return [share_N[block] for block in self.blocks]
+
+        return inner
+
+    def splits_of(self, said: Callable[[Stage, Split], T]) -> Callable[[Stage, Split], T]:
+        """The same of what is said of a stage's split."""
+
+        def inner(stage: Stage, split: Split) -> T:
+            [outer] = self.in_chain([replace(stage, splits=(split,))])
+            return said(outer, outer.splits[0])
+
+        return inner
+
+    def _survival_N(self, ramps: Sequence[int]) -> tuple[float, ...]:
+        """Recorded where it is known of these networks; else who passes its last ramp would pass all before it."""
+        given = (self.whole.survival_of or {}).get(self.used)
+        if given is not None:
+            return tuple(given[block] for block in self.blocks)
+        survival_N = self._nested(self.whole.survival_N, ramps)
+        assert survival_N is not None
+        return survival_N
+
+    def _nested(self, given_N: Sequence[float] | None, ramps: Sequence[int]) -> tuple[float, ...] | None:
+        """Of every block what is said behind the last ramp before it; 1 before the first."""
+        if given_N is None:
+            return None
+        if len(self.blocks) == self.whole.num_blocks:
+            return tuple(given_N)
+        behind = {block: max((ramp for ramp in ramps if ramp < block), default=None) for block in self.blocks}
+        return tuple(1.0 if ramp is None else given_N[ramp + 1] for ramp in behind.values())
+
+    def _tokens(self) -> tuple[float, ...]:
+        """Per network that is used, tokens of an input over those that are counted."""
+        own = self.whole.network_tokens or (1.0,) * len(self.whole.networks)
+        left = self.whole.crossing_tokens or (1.0,) * len(self.whole.networks)
+        return tuple(own[each] * (left[each] if each != self.used[0] else 1.0) for each in self.used)
+
+    def _table(self, table: LatencyTable, ramps: Sequence[int]) -> LatencyTable:
+        """The rows that are left; without lengths, of the inputs that are left of pruned ones."""
+        blocks = list(self.blocks)
+        rows = [self.whole.ramps.index(ramp) for ramp in ramps]
+        kept = replace(table, block_s_NB=table.block_s_NB[blocks], ramp_s_EB=table.ramp_s_EB[rows])
+        if not self.whole.crossing_tokens or self.whole.lengths is not None:
+            return kept
+        ends, shares = self.whole.networks, (1.0, *self.whole.crossing_tokens[1:])
+        share_of = {
+            block: 1.0 if network == self.used[0] else shares[network]
+            for network in self.used
+            for block in range(ends[network - 1] if network else 0, ends[network])
+        }
+        return scaled(kept, [share_of[block] for block in blocks], [share_of[ramp] for ramp in ramps])
+
+
+def scaled(table: LatencyTable, block_shares: Sequence[float], ramp_shares: Sequence[float]) -> LatencyTable:
+    """A table whose batches hold so many times the tokens, row by row."""
+    return replace(
+        table,
+        block_s_NB=_read_at(table.batches, table.block_s_NB, block_shares),
+        ramp_s_EB=_read_at(table.batches, table.ramp_s_EB, ramp_shares),
+    )
+
+
+def _read_at(batches: Sequence[int], seconds_RB: FloatArray, shares: Sequence[float]) -> FloatArray:
+    sizes_B = np.array(batches, dtype=np.float64)
+    rows = [np.interp(sizes_B * share, batches, row) for row, share in zip(seconds_RB, shares, strict=True)]
+    return np.array(rows).reshape(seconds_RB.shape)
+
+
+def part_of(problem: PlanProblem, stages: Sequence[Stage]) -> Part:
+    """The networks that a plan uses; raises PlanError unless its splits run these, whole, one after the other."""
+    splits = [split for stage in stages for split in stage.splits]
+    ends = problem.networks or (problem.num_blocks,)
+    part = Part(whole=problem, used=used_of(problem.networks, {split.first for split in splits}))
+    over = [end for end in ends[:-1] for split in splits if split.first < end < split.end]
+    if over:
+        raise PlanError(f"a split runs over block {over[0]}, where a network begins; it must end there")
+    if [block for split in splits for block in range(split.first, split.end)] != list(part.blocks):
+        wanted = f"blocks 0 to {problem.num_blocks - 1}"
+        if problem.networks:
+            wanted += f", less whole networks before the last (they end at blocks {list(ends)}),"
+        raise PlanError(f"the splits must run {wanted} without gap or overlap")
+    if part.used[-1] != len(ends) - 1:
+        raise PlanError(f"the splits leave out the last network, blocks {ends[-2]} to {ends[-1] - 1}")
+    return part
+
+
+def with_networks(problem: PlanProblem, used: Used) -> PlanProblem:
+    """The problem of some networks alone, the last among them."""
+    return Part(whole=problem, used=used).problem
+
+
+def _renumbered(stage: Stage, new: Mapping[int, int]) -> Stage:
+    return replace(stage, splits=tuple(_split(split, new) for split in stage.splits))
+
+
+def _split(split: Split, new: Mapping[int, int]) -> Split:
+    ramps = tuple(new[ramp] for ramp in split.ramps)
+    return replace(split, first=new[split.first], end=new[split.end - 1] + 1, ramps=ramps)
+
+
+def _batches(batches: RecordedBatches, ramps: Sequence[int], new: Mapping[int, int]) -> RecordedBatches:
+    columns = [batches.ramps.index(ramp) for ramp in ramps]
+    return replace(
+        batches,
+        num_blocks=len(new),
+        ramps=tuple(new[ramp] for ramp in ramps),
+        sure_NR=batches.sure_NR[:, columns],
+        losses_NR=batches.losses_NR[:, columns],
+    )
