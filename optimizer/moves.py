@@ -30,6 +30,8 @@ from optimizer.split_times import (
 )
 from optimizer.step import FloatArray, IntArray, batch_inside, hop_s
 
+FIGURES = 6
+"""Of a move that are seconds, or inputs."""
 RULES: dict[RampRule, int] = {"choose": CHOOSE, "all": ALL, "none": NONE, "split-ends": SPLIT_ENDS}
 
 
@@ -53,6 +55,10 @@ class MoveArrays(NamedTuple):
     """s(i)*T_x/b: the link's seconds per input."""
     rank_M: IntArray
     """Last active ramp at its end, as a rank: at the model's end one node stands for all."""
+    cross_M: FloatArray
+    """From a network's end to the next one's batches, the hop included, which `hop_M` then is not; 0 elsewhere."""
+    pooled_M: IntArray
+    """1 where its batch is filled at the ingress in the middle of a stage as well: behind a crossing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +126,7 @@ def build_graph(
     """
     nodes = nodes or all_nodes(problem)
     names = device_names(problem)
-    wire = Wire(np.array(problem.bytes_per_sample_N), problem.link.bandwidth_bytes_per_s, problem.link.delay_s)
+    wire = wire_of(problem)
     parts = [
         _moves_of_device(
             device, RULES[rule], seconds_of(problem.latency[name]), ranks_of(problem), nodes, wire,
@@ -131,13 +137,18 @@ def build_graph(
     if any(len(part[0]) > most_moves for part in parts):
         raise PlanError(f"more than {most_moves} splits to choose from")
     whole_MI = np.concatenate([part[0] for part in parts] or [np.empty((0, 5), dtype=np.int64)])
-    whole_MF = np.concatenate([part[1] for part in parts] or [np.empty((0, 5))])
+    whole_MF = np.concatenate([part[1] for part in parts] or [np.empty((0, FIGURES))])
     order_M = np.argsort(whole_MI[:, 0], kind="stable")
     whole_MI, whole_MF = whole_MI[order_M], whole_MF[order_M]
     first_move_P = np.searchsorted(whole_MI[:, 0], np.arange(len(nodes.block_P) + 1))
     to_M, device_M, batch_M, rank_M = (np.ascontiguousarray(whole_MI[:, column]) for column in (1, 2, 3, 4))
-    seconds_M, work_M, wait_M, hop_M, hop_work_M = (np.ascontiguousarray(whole_MF[:, column]) for column in range(5))
-    moves = MoveArrays(first_move_P, to_M, device_M, batch_M, seconds_M, work_M, wait_M, hop_M, hop_work_M, rank_M)
+    seconds_M, work_M, wait_M, hop_M, hop_work_M, cross_M = (
+        np.ascontiguousarray(whole_MF[:, column]) for column in range(FIGURES)
+    )
+    pooled_M = np.isin(nodes.block_P[whole_MI[:, 0]], problem.networks[:-1]).astype(np.int64)
+    moves = MoveArrays(
+        first_move_P, to_M, device_M, batch_M, seconds_M, work_M, wait_M, hop_M, hop_work_M, rank_M, cross_M, pooled_M
+    )
     return Graph(
         problem=problem, rule=rule, device_names=names, block_P=nodes.block_P, rank_P=nodes.rank_P, moves=moves
     )
@@ -174,6 +185,19 @@ class Wire(NamedTuple):
     bytes_N: FloatArray
     bandwidth: float
     delay_s: float
+    end_N: IntArray
+    """By block, where its network ends: no split runs further."""
+    crossing_s: float
+
+
+def wire_of(problem: PlanProblem) -> Wire:
+    """Of a problem whose networks are all used."""
+    ends = problem.networks or (problem.num_blocks,)
+    end_N = np.array(ends)[np.searchsorted(ends, np.arange(problem.num_blocks), side="right")]
+    link = problem.link
+    return Wire(
+        np.array(problem.bytes_per_sample_N), link.bandwidth_bytes_per_s, link.delay_s, end_N, problem.crossing_s
+    )
 
 
 @compiled
@@ -188,20 +212,20 @@ def _moves_of_device(
     every_batch: bool,
     most_moves: int,
 ) -> tuple[IntArray, FloatArray]:
-    """Columns (from, to, device, batch, rank) and (seconds, work, wait, hop, hop work) of one device's moves."""
+    """Columns (from, to, device, batch, rank) and those of `_write_sizes`, of one device's moves."""
     num_blocks, num_ranks, num_sizes = seconds.sums_GK.shape[1] - 1, ranks.share_Q.size, seconds.sizes_G.size
     whole = np.empty((1024, 5), dtype=np.int64)
-    real = np.empty((1024, 5))
+    real = np.empty((1024, FIGURES))
     count = 0
     least_BEQ = np.empty((num_sizes, num_blocks + 1, num_ranks))
     before_Q = np.zeros(num_ranks, dtype=np.int64)
-    figures_B = np.empty((num_sizes, 5))
+    figures_B = np.empty((num_sizes, FIGURES))
     kept_B = np.empty(num_sizes, dtype=np.bool_)
     for node in range(nodes.block_P.size - 1):
         first, entry = nodes.block_P[node], nodes.rank_P[node]
         for size in range(num_sizes):
             least_times(rule, first, entry, seconds.sizes_G[size], seconds, ranks, least_BEQ[size], before_Q)
-        for end in range(first + 1, num_blocks + 1):
+        for end in range(first + 1, wire.end_N[first] + 1):
             for rank in range(entry, num_ranks):
                 target = nodes.node_KQ[end, rank]
                 if target < 0:
@@ -236,17 +260,19 @@ def _write_sizes(
     least_BEQ: FloatArray,
     figures_B: FloatArray,
 ) -> None:
-    """Seconds, work, wait, hop and hop work of one split, by batch size."""
+    """Seconds, work, wait, hop, hop work and crossing of one split, by batch size."""
     for size in range(sizes_G.size):
         seconds, per_input, after_s = least_BEQ[size, end, rank], share_Q[entry] / sizes_G[size], 0.0
         if end < wire.bytes_N.size:
             leaving = batch_inside(share_Q, entry, rank, sizes_G[size])
             after_s = hop_s(wire.delay_s, wire.bytes_N[end - 1], leaving, wire.bandwidth)
+        crosses = end < wire.bytes_N.size and end == wire.end_N[end - 1]
         figures_B[size, 0] = seconds
         figures_B[size, 1] = per_input * seconds
         figures_B[size, 2] = 1.0 / per_input
-        figures_B[size, 3] = after_s
+        figures_B[size, 3] = 0.0 if crosses else after_s
         figures_B[size, 4] = per_input * after_s
+        figures_B[size, 5] = after_s + wire.crossing_s if crosses else 0.0
 
 
 @compiled
@@ -260,7 +286,7 @@ def _drop_worse(figures_B: FloatArray, kept_B: npt.NDArray[np.bool_]) -> None:
 
 @compiled
 def _no_worse(figures_B: FloatArray, size: int, than: int) -> bool:
-    for column in range(5):  # noqa: SIM110 - kernels have no generators
+    for column in range(FIGURES):  # noqa: SIM110 - kernels have no generators
         if figures_B[size, column] > figures_B[than, column]:
             return False
     return True

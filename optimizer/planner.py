@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy, gap_between
 from optimizer.evaluate import evaluate, merit, sought
 from optimizer.exact.solve import solve_exactly
 from optimizer.pame.solve import solve_pame
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, Objective, PlanProblem
-from optimizer.scale.solve import solve_at_scale
-from optimizer.soonest.solve import solve_soonest
+from optimizer.scale.solve import bound_at_scale, solve_at_scale
+from optimizer.soonest.solve import bound_soonest, solve_soonest
 from optimizer.space import SPACES, Space
+from optimizer.subsets import best_of_networks
 from optimizer.tokens import in_tokens, with_budgets
 
 Planner = Callable[[PlanProblem, Space], Decision | None]
@@ -36,8 +38,22 @@ def solve(
     Raises PlanError where no plan is found and none is ruled out.
     """
     space = space if isinstance(space, Space) else SPACES[space]
+    if problem.networks:
+        return best_of_networks(problem, partial(_solve, space=space, planners=planners), partial(_bound, space=space))
+    return _solve(problem, space, planners)
+
+
+def _bound(problem: PlanProblem, space: Space) -> float | None:
+    """What no plan of a space is better than, soon told; None: there is none."""
+    if isinstance(problem.objective, MinimizeLatency):
+        return bound_soonest(problem, space)
+    return bound_at_scale(problem, _sensible(problem, space))
+
+
+def _solve(problem: PlanProblem, space: Space, planners: tuple[Planner, ...] | None) -> Decision:
+    """Of a problem whose networks are all used."""
     if problem.lengths is not None:
-        return _of_inputs(problem, solve(in_tokens(problem), space, planners))
+        return _of_inputs(problem, _solve(in_tokens(problem), space, planners))
     space = _sensible(problem, space)
     best: Decision | None = None
     usual = OF_STRATEGIES.get(space.strategy, PLANNERS[type(problem.objective)])

@@ -77,7 +77,7 @@ def answer(
 
 
 def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
-    """The answer as plain JSON data; a plan's first four keys are the plan, the rest what is to say of it."""
+    """The answer as plain JSON data; a plan's first keys are the plan, the rest what is to say of it."""
     if isinstance(answer, NoPlanAnswer):
         return {
             "no_plan": _no_plan_document(answer.decision) | {"message": answer.message},
@@ -86,6 +86,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
         }
     planned, figures = answer.planned, answer.planned.figures
     return {
+        **({"networks": list(answer.problem.networks)} if answer.problem.networks else {}),
         "stages": stages_document(planned.stages),
         **promised(answer.problem, figures),
         **batches_document(planned.stages),
@@ -106,6 +107,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
                 "reached_by": each.reached_by,
                 "batch_at_block": list(each.batch_at_block),
                 "fill": each.fill,
+                **({"crossing_s": each.crossing_s} if each.crossing_s else {}),
             }
             for each in figures.splits
         ],
@@ -132,6 +134,7 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
         policy=_policy(file, ramps, threshold) if ramps else None,
         order=file.order,
         predicted=promised(file.problem, planned.figures),
+        networks=file.problem.networks,
     )
 
 

@@ -60,7 +60,7 @@ def prices_of(limits: Limits, share_R: FloatArray, price_C: FloatArray) -> float
 def price_of_move(moves: MoveArrays, limits: Limits, price_C: FloatArray, price_latency: float, move: int) -> float:
     """The least that a split can cost: its share of devices, its time and one wait."""
     devices: float = limits.required_rate * moves.work_M[move]
-    latency_s: float = moves.seconds_M[move] + moves.wait_M[move] / limits.wait_rate
+    latency_s: float = moves.seconds_M[move] + moves.wait_M[move] / limits.wait_rate + moves.cross_M[move]
     price: float = price_C[moves.device_M[move]] * devices + price_latency * latency_s
     return price
 
@@ -119,7 +119,7 @@ def best_prices(
             used_R[device] += devices / max(limits.count_C[device], 1)
             used_R[num_devices] += devices * limits.usd_C[device] / limits.budget
             used_R[num_devices + 1] += (
-                moves.seconds_M[move] + moves.wait_M[move] / limits.wait_rate
+                moves.seconds_M[move] + moves.wait_M[move] / limits.wait_rate + moves.cross_M[move]
             ) / limits.latency_s
             node = moves.to_M[move]
         highest = 0.0

@@ -110,8 +110,8 @@ def _follow(
             if spent + route.to_end_M[move] > WHOLE:
                 break
             target, stage_s = moves.to_M[move], work_s + moves.work_M[move]
-            passed_s, batches = latency_s + moves.seconds_M[move], labels.real_LF[label, BATCHES]
-            if open_device == CLOSED:
+            passed_s, batches = latency_s + moves.seconds_M[move] + moves.cross_M[move], labels.real_LF[label, BATCHES]
+            if open_device == CLOSED or moves.pooled_M[move]:
                 passed_s += moves.wait_M[move] / limits.wait_rate
             else:
                 batches += moves.wait_M[move]
@@ -223,6 +223,7 @@ def _longest_way(moves: MoveArrays, limits: Limits, order_M: IntArray, first_of_
         for position in range(first_of_cell[node * num_devices], first_of_cell[(node + 1) * num_devices]):
             move = order_M[position]
             wait_s = limits.count_C[moves.device_M[move]] * moves.wait_M[move] / limits.wait_rate
-            way_s = moves.seconds_M[move] + wait_s + moves.hop_M[move] + longest_P[moves.to_M[move]]
+            way_s = moves.seconds_M[move] + wait_s + moves.hop_M[move] + moves.cross_M[move]
+            way_s += longest_P[moves.to_M[move]]
             longest_P[node] = max(longest_P[node], way_s)
     return longest_P

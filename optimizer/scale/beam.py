@@ -197,8 +197,10 @@ def _extend(
     end, rate, device = moves.first_move_P.size - 2, steer.rate_per_s, moves.device_M[move]
     work, seconds = moves.work_M[move], moves.seconds_M[move]
     way_from = ways.open_PC[start, device] if inside else ways.closed_P[start]
-    first_s = 0.0 if inside else moves.wait_M[move] / rate
-    least = rate * (steer.used_C[device] * work) + steer.latency * (seconds * (1 + inside) + first_s)
+    apart = 1 if inside and not moves.pooled_M[move] else 0
+    first_s = 0.0 if apart else moves.wait_M[move] / rate
+    cross_s = moves.cross_M[move]
+    least = rate * (steer.used_C[device] * work) + steer.latency * (seconds * (1 + apart) + first_s + cross_s)
     may_close = bounds.may_hop or node == end
     may_go_on = bounds.may_split and node != end
     way_on = steer.latency * moves.hop_M[move] + ways.closed_P[node] if may_close else np.inf
@@ -213,8 +215,8 @@ def _extend(
         stage_work, batches = work, 0.0
         if inside:
             stage_work += source.work_L[label]
-            batches = source.batches_L[label] + moves.wait_M[move]
-        latency_s = source.latency_L[label] + seconds + first_s
+            batches = source.batches_L[label] + (moves.wait_M[move] if apart else 0.0)
+        latency_s = source.latency_L[label] + seconds + first_s + cross_s
         for closing in range(2):
             if not (may_close if closing else may_go_on):
                 continue

@@ -48,7 +48,7 @@ def whole_stages(graph: Graph, rate_per_s: float) -> Graph:
     from_M = np.repeat(np.arange(len(graph.block_P)), np.diff(moves.first_move_P))
     cell_M = (from_M * len(graph.block_P) + moves.to_M) * len(graph.device_names) + moves.device_M
     needed_M = np.maximum(moves.work_M, moves.hop_work_M)
-    latency_M = moves.seconds_M + moves.hop_M + moves.wait_M / rate_per_s
+    latency_M = moves.seconds_M + moves.hop_M + moves.wait_M / rate_per_s + moves.cross_M
     order_M = np.lexsort((latency_M, needed_M, cell_M))
     return graph.only(_quickest_so_far(order_M, cell_M, latency_M))
 

@@ -33,7 +33,8 @@ from optimizer.scale.bound import Bounded, CuttingPlanes
 from optimizer.scale.chains import at_rate, fastest
 from optimizer.scale.graph import nodes_around, whole_stages, window_of
 from optimizer.scale.stages import cheapest_ways, stages_of
-from optimizer.scale.walks import Allowed, Prices, Walks, tables_of
+from optimizer.scale.tables import tables_of
+from optimizer.scale.walks import Allowed, Prices, Walks
 from optimizer.space import Space, parts_of
 
 # Shares of the bound that are tried until one has a plan.
@@ -65,6 +66,12 @@ def solve_at_scale(problem: PlanProblem, space: Space) -> Decision:
         return decision
     gap = gap_between(sought(problem, found.figures), decision.bound)
     return replace(decision, stages=found.chain, figures=found.figures, gap=gap)
+
+
+def bound_at_scale(problem: PlanProblem, space: Space) -> float | None:
+    """What no plan of a space is better than, a rate or a cost; None: proven to have none."""
+    bounds = [bound for search in _searches(problem, space) if (bound := search.bounded()) is not None]
+    return _best_of(problem, bounds) if bounds else None
 
 
 def solve_by_beam(problem: PlanProblem, space: Space) -> Decision:

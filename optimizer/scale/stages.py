@@ -43,14 +43,15 @@ def cheapest_ways(
             ending = np.inf
             if may_hop or target == end:
                 hops = max(moves.hop_work_M[move] - moves.work_M[move], 0.0) * price_C[device]
-                ending = work + latency * (moves.seconds_M[move] + moves.hop_M[move]) + closed_P[target]
+                after = moves.hop_M[move] + moves.cross_M[move]
+                ending = work + latency * (moves.seconds_M[move] + after) + closed_P[target]
             else:
                 hops = 0.0
             going_on = np.inf
             if may_split and target != end:
-                going_on = work + latency * moves.seconds_M[move] + open_PC[target, device]
-            further = latency * moves.seconds_M[move]
+                going_on = work + latency * (moves.seconds_M[move] + moves.cross_M[move]) + open_PC[target, device]
             first = latency * moves.wait_M[move] / fill_rate
+            further = first if moves.pooled_M[move] else latency * moves.seconds_M[move]
             if ending + further < open_PC[node, device]:
                 open_PC[node, device], open_move_PC[node, device] = ending + further, move
                 open_closes_PC[node, device] = 1
@@ -76,9 +77,11 @@ def _account_of(moves: MoveArrays, ways: Ways, num_devices: int) -> Walk:
         closes = ways.open_closes_PC[node, device] if further else ways.closes_P[node]
         device = moves.device_M[move]
         needed = moves.work_M[move]
-        latency_s += moves.seconds_M[move] * (2 if further else 1)
-        if not further:
+        apart = further and not moves.pooled_M[move]
+        latency_s += moves.seconds_M[move] * (2 if apart else 1) + moves.cross_M[move]
+        if not apart:
             fill += moves.wait_M[move]
+        if not further:
             stages_C[device] += 1.0
         if closes:
             latency_s += moves.hop_M[move]

@@ -10,6 +10,8 @@ What is relaxed, and why no plan is better than the bound:
 - L counts every split's seconds, every hop, and the wait of a stage's first split at a rate that no plan exceeds. A
   further split of a stage with m replicas waits m*b/(R*s); since R <= m/w for the stage's work w, and w holds the
   split's own s*T/b, it waits at least T: it is counted twice, and the rest of its wait left out.
+- Behind a crossing batches are filled at the ingress, in the middle of a stage as well: its wait is that of a first
+  split, and the crossing's hop costs latency, work of hops only where a stage ends.
 - Several walks may share the load in any proportion. With one walk this is a plan's own account, so the optimum over
   mixtures is at least as good as any plan; it is a linear program, and any prices bound it: by the cheapest walk.
 """
@@ -26,8 +28,9 @@ import numpy.typing as npt
 
 from optimizer.compiled import compiled
 from optimizer.problem import PlanProblem
-from optimizer.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
-from optimizer.step import FloatArray, IntArray, batch_inside, hop_s, locate, seconds_at
+from optimizer.scale.tables import Tables, crosses_after, hop_seconds
+from optimizer.split_times import ALL, NONE, SPLIT_ENDS
+from optimizer.step import FloatArray, IntArray, seconds_at
 
 # What a walk does after a block: with RAMP added, the ramp there is active.
 GO_ON, CUT, HOP, RAMP = 0, 1, 2, 3
@@ -71,23 +74,6 @@ class Prices(NamedTuple):
         )
 
 
-class Tables(NamedTuple):
-    """A problem as arrays: devices C, batch sizes G, blocks N, ramps E, ranks Q (0: no ramp yet)."""
-
-    sizes_CG: FloatArray
-    num_sizes_C: IntArray
-    block_s_CNG: FloatArray
-    ramp_s_CEG: FloatArray
-    share_Q: FloatArray
-    after_Q: IntArray
-    cell_CGQQ: IntArray
-    """Where in the measured sizes a batch is that entered at one rank and has passed another."""
-    part_CGQQ: FloatArray
-    bytes_N: FloatArray
-    bandwidth: float
-    delay_s: float
-
-
 class Choices(NamedTuple):
     """What the cheapest walk does, filled by the kernel."""
 
@@ -96,45 +82,6 @@ class Choices(NamedTuple):
     further_size_KQC: IntArray
     first_size_KQ: IntArray
     first_device_KQ: IntArray
-
-
-def tables_of(problem: PlanProblem, names: tuple[str, ...], batch: int | None) -> Tables:
-    """The named devices' figures; with `batch`, splits of that size only."""
-    share_Q, after_Q = ranks_of(problem)
-    latency = [problem.latency[name] for name in names]
-    num_sizes = max(len(table.batches) for table in latency)
-    shape = len(names), problem.num_blocks, num_sizes
-    sizes_CG, num_sizes_C = np.zeros((len(names), num_sizes)), np.array([len(table.batches) for table in latency])
-    block_s_CNG, ramp_s_CEG = np.zeros(shape), np.zeros((len(names), max(1, len(problem.ramps)), num_sizes))
-    for device, table in enumerate(latency):
-        count = len(table.batches)
-        sizes_CG[device, :count] = table.batches
-        block_s_CNG[device, :, :count] = table.block_s_NB
-        ramp_s_CEG[device, : len(problem.ramps), :count] = table.ramp_s_EB
-    cell_CGQQ, part_CGQQ = _located(sizes_CG, num_sizes_C, share_Q)
-    return Tables(
-        sizes_CG if batch is None else np.where(sizes_CG == batch, sizes_CG, 0.0),
-        num_sizes_C, block_s_CNG, ramp_s_CEG, share_Q, after_Q, cell_CGQQ, part_CGQQ,
-        np.array(problem.bytes_per_sample_N), problem.link.bandwidth_bytes_per_s, problem.link.delay_s,
-    )  # fmt: skip
-
-
-@compiled
-def _located(sizes_CG: FloatArray, num_sizes_C: IntArray, share_Q: FloatArray) -> tuple[IntArray, FloatArray]:
-    num_ranks = share_Q.size
-    cell_CGQQ = np.zeros((*sizes_CG.shape, num_ranks, num_ranks), dtype=np.int64)
-    part_CGQQ = np.zeros((*sizes_CG.shape, num_ranks, num_ranks))
-    for device in range(sizes_CG.shape[0]):
-        sizes_G = sizes_CG[device, : num_sizes_C[device]]
-        for size in range(sizes_G.size):
-            for entry in range(num_ranks):
-                if share_Q[entry] <= 0:
-                    continue
-                for rank in range(entry, num_ranks):
-                    cell, part = locate(sizes_G, batch_inside(share_Q, entry, rank, sizes_G[size]))
-                    cell_CGQQ[device, size, entry, rank] = cell
-                    part_CGQQ[device, size, entry, rank] = part
-    return cell_CGQQ, part_CGQQ
 
 
 class Allowed(NamedTuple):
@@ -154,6 +101,8 @@ class Room(NamedTuple):
     """By a new stage."""
     hop_Q: FloatArray
     """Of the hop there, by last ramp, for the split at hand."""
+    cut_Q: FloatArray
+    """Of going on to a further split there: nothing, unless it is of the next network."""
 
 
 @compiled
@@ -167,6 +116,7 @@ def cheapest_walk(allowed: Allowed, tables: Tables, prices: Prices, fill_rate: f
         np.full((num_blocks + 1, num_ranks, num_devices), np.inf),
         np.full((num_blocks + 1, num_ranks), np.inf),
         np.full(num_ranks, np.inf),
+        np.zeros(num_ranks),
     )
     for block in range(num_blocks - 1, -1, -1):
         ramp, top = 0, 0
@@ -190,7 +140,8 @@ def _fill_inside(
     here: FloatArray, after: FloatArray, room: Room, choices: Choices,
 ) -> None:  # fmt: skip
     """The least prices from before a block to the end, by rank at entry and last rank; `ramp` 0: there is none."""
-    ends = block == tables.bytes_N.size - 1
+    ends = block == tables.wire.bytes_N.size - 1
+    crosses = not ends and crosses_after(tables, block)
     block_s_G, ramp_s_G = tables.block_s_CNG[device, block], tables.ramp_s_CEG[device, max(ramp, 1) - 1]
     further_QC, first_Q = room.further_KQC[block + 1], room.first_KQ[block + 1]
     for entry in range(top + 1):
@@ -200,7 +151,11 @@ def _fill_inside(
         cell_Q, part_Q = tables.cell_CGQQ[device, size, entry], tables.part_CGQQ[device, size, entry]
         price_hop = prices.latency + prices.hop_C[device] * per_input
         for rank in range(entry, max(ramp, top) + 1):
-            room.hop_Q[rank] = _hop_s(tables, block, device, size, entry, rank) * price_hop
+            after_s = hop_seconds(tables, block, device, size, entry, rank)
+            room.hop_Q[rank], room.cut_Q[rank] = after_s * price_hop, 0.0
+            if crosses:
+                room.hop_Q[rank] += prices.latency * tables.wire.crossing_s
+                room.cut_Q[rank] = prices.latency * (after_s + tables.wire.crossing_s)
         for further in range(2):
             price = prices.work_C[device] * per_input + prices.latency * (1 + further)
             here_Q, after_Q = here[further, device, size, entry], after[further, device, size, entry]
@@ -213,11 +168,13 @@ def _fill_inside(
                 least, best = np.inf, GO_ON
                 if ramp == 0 or allowed.rule != ALL:
                     hop = room.hop_Q[rank] + first_Q[rank]
-                    least, best = _cheaper(least, best, 0, after_Q[rank], further_QC[rank, device], hop)
+                    stay = np.inf if crosses else after_Q[rank]
+                    least, best = _cheaper(least, best, 0, stay, room.cut_Q[rank] + further_QC[rank, device], hop)
                 if ramp > 0 and allowed.rule != NONE:
                     spent = seconds_at(ramp_s_G, cell_Q[rank], part_Q[rank]) * price
-                    stay = np.inf if allowed.rule == SPLIT_ENDS else spent + after_Q[ramp]
-                    cut, hop = spent + further_QC[ramp, device], spent + room.hop_Q[ramp] + first_Q[ramp]
+                    stay = np.inf if crosses or allowed.rule == SPLIT_ENDS else spent + after_Q[ramp]
+                    cut = spent + room.cut_Q[ramp] + further_QC[ramp, device]
+                    hop = spent + room.hop_Q[ramp] + first_Q[ramp]
                     least, best = _cheaper(least, best, RAMP, stay, cut, hop)
                 here_Q[rank] = least + block_price
                 choice_Q[rank] = best
@@ -241,6 +198,7 @@ def _fill_starts(
     here: FloatArray, room: Room, choices: Choices,
 ) -> None:  # fmt: skip
     """The least prices of a split that starts with a block, further in its stage or first, with its batch size."""
+    crossed = block > 0 and crosses_after(tables, block - 1)
     for rank in range(top + 1):
         if tables.share_Q[rank] <= 0:
             continue
@@ -249,23 +207,18 @@ def _fill_starts(
                 batch = tables.sizes_CG[device, size]
                 if batch <= 0:
                     continue
+                wait_s = batch / (fill_rate * tables.share_Q[rank])
                 further_price = here[1, device, size, rank, rank]
+                if crossed:
+                    further_price = here[0, device, size, rank, rank] + prices.latency * wait_s
                 if allowed.may_split and further_price < room.further_KQC[block, rank, device]:
                     room.further_KQC[block, rank, device] = further_price
                     choices.further_size_KQC[block, rank, device] = size
-                wait_s = batch / (fill_rate * tables.share_Q[rank])
                 first_price = here[0, device, size, rank, rank] + prices.latency * wait_s - prices.stage_C[device]
                 if (allowed.may_hop or block == 0) and first_price < room.first_KQ[block, rank]:
                     room.first_KQ[block, rank] = first_price
                     choices.first_size_KQ[block, rank] = size
                     choices.first_device_KQ[block, rank] = device
-
-
-@compiled
-def _hop_s(tables: Tables, block: int, device: int, size: int, entry: int, rank: int) -> float:
-    """T_x after a block, of a split's batch that has passed a rank."""
-    leaving = batch_inside(tables.share_Q, entry, rank, tables.sizes_CG[device, size])
-    return hop_s(tables.delay_s, tables.bytes_N[block], leaving, tables.bandwidth)
 
 
 @compiled
@@ -291,10 +244,16 @@ def account_of(tables: Tables, choices: Choices) -> tuple[Walk, IntArray]:
             seconds += seconds_at(tables.ramp_s_CEG[device, rank - 1], cell, part)
         work_C[device] += per_input * seconds
         latency_s += seconds * (1 + further)
+        crosses = crosses_after(tables, block)
+        if crosses:
+            latency_s += tables.wire.crossing_s
         if way % RAMP == CUT:
-            further, entry, size = 1, rank, choices.further_size_KQC[block + 1, rank, device]
+            if crosses:
+                latency_s += hop_seconds(tables, block, device, size, entry, rank)
+            further, entry, size = int(not crosses), rank, choices.further_size_KQC[block + 1, rank, device]
+            fill += tables.sizes_CG[device, size] / tables.share_Q[rank] if crosses else 0.0
         elif way % RAMP == HOP:
-            after_s = _hop_s(tables, block, device, size, entry, rank)
+            after_s = hop_seconds(tables, block, device, size, entry, rank)
             hop_work_C[device] += per_input * after_s
             device, size = choices.first_device_KQ[block + 1, rank], choices.first_size_KQ[block + 1, rank]
             latency_s += after_s

@@ -14,7 +14,10 @@ from optimizer.compiled import compiled
 from optimizer.soonest.prices import CUT, GO_ON, HOP
 from optimizer.soonest.tables import (
     RunTables,
+    after_split_s,
+    after_stage_s,
     block_seconds,
+    crosses_after,
     entry_of,
     hop_seconds,
     may_be_off,
@@ -127,15 +130,16 @@ def _branch(
 ) -> int:  # fmt: skip
     """All that may follow a block once its ramp is on or off."""
     device, end = tables.device_R[run], block + 1 == tables.rank_N.size
-    hop_s, last = 0.0, HOP if tables.may_hop or end else CUT
+    after_s, last = 0.0, HOP if tables.may_hop or end else CUT
     for how in range(last + 1):
-        if (end and how != HOP) or (how == GO_ON and not may_go_on(tables, active)) or (
+        if (end and how != HOP) or (how == GO_ON and not may_go_on(tables, block, active)) or (
             how == CUT and not tables.may_split
         ):  # fmt: skip
             continue
         work_s = now[WORK]
         if how == HOP and not end:
             hop_s = hop_seconds(tables, block, run, entry, rank)
+            after_s = after_stage_s(tables, block, run, entry, rank)
             work_s = max(work_s, tables.enters_E[entry] * hop_s / tables.batch_R[run])
         replicas = replicas_for(tables, work_s)
         usd = spent_usd + replicas * tables.usd_C[device]
@@ -144,7 +148,11 @@ def _branch(
         for column in range(NUM_REALS):
             then[column] = now[column]
         if how == HOP:
-            _close(tables, then, replicas, hop_s, tables.unanswered_Q[rank])
+            _close(tables, then, replicas, after_s, tables.unanswered_Q[rank])
+        elif how == CUT:
+            crossing_s = after_split_s(tables, block, run, entry, rank)
+            then[MEAN] += tables.unanswered_Q[rank] * crossing_s
+            then[LATENCY] += crossing_s
         count = _write_ways(
             tables, rows, cutoffs, block, labels, label, then, run, entry, rank, active, how, replicas, room, count
         )
@@ -181,7 +189,7 @@ def _write_ways(
             continue
         if starts:
             inputs = wait_inputs(tables, other, entered)
-            if how == CUT:
+            if how == CUT and not crosses_after(tables, block):
                 real_F[MEAN_INPUTS] += tables.unanswered_Q[rank] * inputs / 2
                 real_F[INPUTS] += inputs
             else:

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from optimizer.compiled import compiled
 from optimizer.soonest.tables import (
     RunTables,
+    after_split_s,
+    after_stage_s,
     block_seconds,
     entry_of,
-    hop_seconds,
     may_be_off,
     may_be_on,
     may_go_on,
@@ -134,15 +135,16 @@ def _after(
     if block + 1 == tables.rank_N.size:
         return 0.0, GO_ON
     best, way = np.inf, GO_ON
-    if may_go_on(tables, active):
+    if may_go_on(tables, block, active):
         best = ends.inside_NREQ[block + 1, run, entry, rank]
+    second = prices.mean * tables.unanswered_Q[rank] + prices.latency
     if tables.may_split:
         cost = ends.start_NCQ[block + 1, tables.device_R[run], rank]
+        cost += second * after_split_s(tables, block, run, entry, rank)
         if cost < best:
             best, way = cost, CUT
     if tables.may_hop:
-        hop_s = hop_seconds(tables, block, run, entry, rank)
-        hop = (prices.mean * tables.unanswered_Q[rank] + prices.latency) * hop_s
+        hop = second * after_stage_s(tables, block, run, entry, rank)
         for device in range(tables.count_C.size):
             cost = hop + ends.start_NCQ[block + 1, device, rank]
             if cost < best:
@@ -173,11 +175,12 @@ def cheapest_walk(tables: RunTables, ends: Ends, device: int) -> FloatArray:
         if way % 2 == 1:
             rank = tables.rank_N[block]
         starts, next_device = way // 2 != GO_ON, tables.device_R[run]
+        after_s = after_split_s(tables, block, run, entry, rank)
         if way // 2 >= HOP:
             next_device = way // 2 - HOP
-            hop_s = hop_seconds(tables, block, run, entry, rank)
-            used[0] += tables.unanswered_Q[rank] * hop_s
-            used[1] += hop_s
+            after_s = after_stage_s(tables, block, run, entry, rank)
+        used[0] += tables.unanswered_Q[rank] * after_s
+        used[1] += after_s
         block += 1
         if starts:
             run, entry = ends.run_NCQ[block, next_device, rank], entry_of(tables, rank)

@@ -12,7 +12,7 @@ from optimizer.evaluate import TOLERANCE
 from optimizer.exact.solve import solve_exactly
 from optimizer.problem import MaximizeRate, MinimizeLatency, PlanProblem, device_names
 from optimizer.scale.solve import solve_at_scale
-from optimizer.soonest.bound import Allowance
+from optimizer.soonest.bound import Allowance, best_row
 from optimizer.soonest.search import SAME, WIDTHS, Soonest, SoonestSearch, best_first
 from optimizer.soonest.tables import MOST_STATES, num_states, tables_of
 from optimizer.space import Space, parts_of
@@ -43,6 +43,15 @@ def solve_soonest(problem: PlanProblem, space: Space, *, widths: tuple[int, ...]
         gap=gap_between(best.figures.mean_latency_s, answer.bound),
         candidates=tuple(each.chain for each in answer.found[1:]),
     )
+
+
+def bound_soonest(problem: PlanProblem, space: Space) -> float | None:
+    """What no plan of a space answers before; None: proven to have none."""
+    limits = Allowance.of(problem)
+    least_s = min(
+        (best_row(each.tables, limits).least for each in _searches(problem, space, limits, ())), default=math.inf
+    )
+    return None if math.isinf(least_s) else least_s
 
 
 def _best_of(problem: PlanProblem, space: Space, limits: Allowance, widths: tuple[int, ...]) -> Soonest:

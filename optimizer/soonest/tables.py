@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from earlyexit.split import AfterAnswer
 from optimizer.compiled import compiled
-from optimizer.moves import RULES
+from optimizer.moves import RULES, Wire, wire_of
 from optimizer.problem import PlanProblem, device_names
 from optimizer.space import Space
 from optimizer.split_times import ALL, NONE, SPLIT_ENDS, ranks_of
@@ -41,9 +41,7 @@ class RunTables(NamedTuple):
     rank_N: IntArray
     """Of the ramp after each block; 0: there is none."""
     after_Q: IntArray
-    bytes_N: FloatArray
-    bandwidth: float
-    delay_s: float
+    wire: Wire
     rate_per_s: float
     count_C: IntArray
     usd_C: FloatArray
@@ -82,9 +80,7 @@ def tables_of(problem: PlanProblem, space: Space, after_answer: AfterAnswer, bat
         unanswered_Q=share_Q,
         rank_N=rank_N,
         after_Q=ranks.after_Q,
-        bytes_N=np.array(problem.bytes_per_sample_N, dtype=float),
-        bandwidth=problem.link.bandwidth_bytes_per_s,
-        delay_s=problem.link.delay_s,
+        wire=wire_of(problem),
         rate_per_s=_asked(problem),
         count_C=np.array([problem.devices[name].count for name in names], dtype=np.int64),
         usd_C=np.array([problem.devices[name].usd_per_hour for name in names], dtype=float),
@@ -171,8 +167,27 @@ def wait_inputs(tables: RunTables, run: int, entry: int) -> float:
 def hop_seconds(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
     """E3's T_x, of what is left of a batch after a block."""
     leaving = tables.batch_R[run] * tables.inside_EQ[entry, rank]
-    seconds: float = hop_s(tables.delay_s, tables.bytes_N[block], leaving, tables.bandwidth)
+    seconds: float = hop_s(tables.wire.delay_s, tables.wire.bytes_N[block], leaving, tables.wire.bandwidth)
     return seconds
+
+
+@compiled
+def crosses_after(tables: RunTables, block: int) -> bool:
+    """Whether another network begins behind a block: inputs go there by the ingress, which fills its batches."""
+    return bool(tables.wire.end_N[block] == block + 1 and block + 1 < tables.rank_N.size)
+
+
+@compiled
+def after_stage_s(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
+    """From a stage's last block to the next stage's batches."""
+    seconds: float = hop_seconds(tables, block, run, entry, rank)
+    return seconds + tables.wire.crossing_s if crosses_after(tables, block) else seconds
+
+
+@compiled
+def after_split_s(tables: RunTables, block: int, run: int, entry: int, rank: int) -> float:
+    """From a split's last block to the batches of the same stage's next split."""
+    return after_stage_s(tables, block, run, entry, rank) if crosses_after(tables, block) else 0.0
 
 
 @compiled
@@ -197,6 +212,6 @@ def may_be_on(tables: RunTables, block: int, rank: int) -> bool:
 
 
 @compiled
-def may_go_on(tables: RunTables, active: int) -> bool:
-    """Whether a split may go on after a block whose ramp is active."""
-    return bool(active == 0 or tables.rule != SPLIT_ENDS)
+def may_go_on(tables: RunTables, block: int, active: int) -> bool:
+    """Whether a split may go on after a block, whose ramp is active or not."""
+    return bool((active == 0 or tables.rule != SPLIT_ENDS) and not crosses_after(tables, block))

@@ -6,44 +6,21 @@ stages. The scores are written anew from the definitions of the cost model; what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import chain, combinations, product
-from typing import TypeVar
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.split import AfterAnswer, Split
 from optimizer.decision import Strategy
 from optimizer.evaluate import TOLERANCE, Evaluation, evaluate, violations
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
+from profiles.table import LatencyTable
+from tests.optimizer.layouts import Blocks, Layout, blocks_of, layouts, plan_of
 
-T = TypeVar("T")
 FloatArray = npt.NDArray[np.float64]
-Blocks = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """A plan without its batches and replicas."""
-
-    stages: tuple[tuple[Blocks, ...], ...]
-    """Per stage its splits, per split its blocks."""
-    devices: tuple[str, ...]
-    """Per stage."""
-    ramps: tuple[int, ...]
-    """Active ones."""
-    constant_batch: bool
-    """All splits at one batch size, as E3 has it."""
-    after_answer: AfterAnswer = "stop"
-
-    @property
-    def splits(self) -> tuple[tuple[Blocks, str], ...]:
-        """With the device that runs each."""
-        pairs = zip(self.stages, self.devices, strict=True)
-        return tuple((blocks, device) for splits, device in pairs for blocks in splits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,50 +67,14 @@ class Optimum:
     figures: Evaluation
 
 
-def layouts(problem: PlanProblem, strategy: Strategy) -> Iterator[Layout]:
-    """Every way to cut the blocks into splits, group these, place the groups and switch ramps on."""
-    there = [device for device, supply in problem.devices.items() if supply.count > 0]
-    for splits in _consecutive_groups(range(problem.num_blocks)):
-        for stages in _consecutive_groups(splits):
-            if _in_space(strategy, len(stages), len(splits)):
-                for ramps, devices in product(_ramp_sets(problem, strategy), product(there, repeat=len(stages))):
-                    for after_answer in _after_answers(problem, strategy):
-                        yield Layout(
-                            stages=stages,
-                            devices=devices,
-                            ramps=ramps,
-                            constant_batch=strategy == "e3",
-                            after_answer=after_answer,
-                        )
-
-
-def plan_of(layout: Layout, batch_S: FloatArray, replicas_G: FloatArray) -> tuple[Stage, ...]:
-    batches = iter(batch_S)
-    return tuple(
-        Stage(
-            device=device,
-            replicas=int(replicas),
-            splits=tuple(
-                Split(
-                    first=blocks[0],
-                    end=blocks[-1] + 1,
-                    batch=int(next(batches)),
-                    ramps=tuple(ramp for ramp in layout.ramps if ramp in blocks),
-                    after_answer=layout.after_answer,
-                )
-                for blocks in splits
-            ),
-        )
-        for splits, device, replicas in zip(layout.stages, layout.devices, replicas_G, strict=True)
-    )
-
-
 class Twin:
     """Answers one problem for any strategy, remembering the times of splits."""
 
     def __init__(self, problem: PlanProblem) -> None:
         self._problem = problem
-        self._seconds: dict[tuple[Blocks, str, tuple[int, ...], float, str], tuple[FloatArray, FloatArray]] = {}
+        self._seconds: dict[
+            tuple[Blocks, str, tuple[int, ...], tuple[float, ...], str, float], tuple[FloatArray, FloatArray]
+        ] = {}
 
     def best(self, strategy: Strategy) -> Optimum | None:
         """The plan of the highest rate, the least cost or the least mean answer time; None where none meets it."""
@@ -184,7 +125,8 @@ class Twin:
         )
 
     def _parts(self, layout: Layout, batch_PS: FloatArray) -> Parts:
-        reached = reached_by(self._problem, layout.ramps)
+        problem = self._problem
+        reached = reached_by(problem, layout.ramps, layout.used)
         runs = [1.0] * len(reached) if layout.after_answer == "stay" else reached
         parts = Parts.empty(len(batch_PS), len(layout.stages))
         column = 0
@@ -202,13 +144,18 @@ class Twin:
                 filled_P = batch_P * (1 / share if share else np.inf)
                 # Half of the wait, of those without an answer; as many as run where inputs stop.
                 mean_filled_P = batch_P / 2 * (waiting if layout.after_answer == "stay" else 1.0)
-                if index == 0:
+                if index == 0 or blocks[0] in problem.networks:  # there the ingress fills it
                     parts.first_P += filled_P
                     parts.mean_first_P += mean_filled_P
                 else:
                     parts.further_PG[:, stage] += filled_P
                     parts.mean_further_PG[:, stage] += mean_filled_P
                 column += 1
+                if blocks[-1] + 1 in problem.networks[:-1]:
+                    inside = index + 1 < len(splits)
+                    crossing_s_P = problem.crossing_s + inside * self._hop_s(blocks, batch_P, runs)
+                    parts.fixed_s_P += crossing_s_P
+                    parts.mean_s_P += reached[blocks[-1] + 1] * crossing_s_P
             if stage + 1 < len(layout.stages):
                 hop_s_P = self._hop_s(blocks, batch_P, runs)
                 parts.cycle_s_PG[:, stage] = np.maximum(parts.cycle_s_PG[:, stage], share * hop_s_P / batch_P)
@@ -224,16 +171,19 @@ class Twin:
         What happened before a split counts by the share that it lets in.
         """
         problem, table = self._problem, self._problem.latency[device]
+        network = sum(end <= blocks[0] for end in problem.networks)
+        crossed = bool(problem.crossing_tokens) and network != layout.used[0]
+        left = problem.crossing_tokens[network] if crossed else 1.0
         inside = tuple(ramp for ramp in layout.ramps if ramp in blocks)
-        key = (blocks, device, inside, runs[blocks[0]], layout.after_answer)
+        key = (blocks, device, inside, tuple(runs[block] for block in blocks), layout.after_answer, left)
         if key not in self._seconds:
             block_s_LB, ramp_s_LB = np.zeros((2, len(blocks), len(table.batches)))
             for index, block in enumerate(blocks):
                 expected_B = np.array(table.batches) * _share_left(runs, blocks[0], block)
-                block_s_LB[index] = _linear(expected_B, table.batches, table.block_s_NB[block])
+                block_s_LB[index] = _linear(expected_B, table.batches, _pruned(table, table.block_s_NB[block], left))
                 if block in inside:
                     ramp_s_B = table.ramp_s_EB[problem.ramps.index(block)]
-                    ramp_s_LB[index] = _linear(expected_B, table.batches, ramp_s_B)
+                    ramp_s_LB[index] = _linear(expected_B, table.batches, _pruned(table, ramp_s_B, left))
             self._seconds[key] = (block_s_LB, ramp_s_LB)
         which_P = np.searchsorted(table.batches, batch_P)
         block_s_LB, ramp_s_LB = self._seconds[key]
@@ -283,43 +233,18 @@ class Twin:
         return Optimum(stages=stages, figures=figures)
 
 
-def reached_by(problem: PlanProblem, active: Sequence[int]) -> list[float]:
-    """Per block, and after the last one, the share of inputs that reaches it: survival after the last active ramp."""
+def reached_by(problem: PlanProblem, active: Sequence[int], used: tuple[int, ...] = ()) -> list[float]:
+    """Per block, and after the last one, the share of inputs that reaches it: survival after the last active ramp.
+
+    Of a chain, with the networks that are used.
+    """
     before = [[ramp for ramp in active if ramp < block] for block in range(problem.num_blocks + 1)]
-    return [problem.survival_N[max(ramps) + 1] if ramps else 1.0 for ramps in before]
-
-
-def _in_space(strategy: Strategy, num_stages: int, num_splits: int) -> bool:
-    if strategy in ("stock", "early-exit", "apparate"):
-        return num_splits == 1
-    if strategy == "serial":
-        return num_stages == 1
-    return strategy == "best" or num_stages == num_splits
-
-
-def _after_answers(problem: PlanProblem, strategy: Strategy) -> tuple[AfterAnswer, ...]:
-    """Nothing but early answers is won by staying."""
-    if not isinstance(problem.objective, MinimizeLatency) or strategy in ("stock", "early-exit", "e3"):
-        return ("stop",)
-    return ("stay",) if strategy == "apparate" else ("stop", "stay")
-
-
-def _ramp_sets(problem: PlanProblem, strategy: Strategy) -> list[tuple[int, ...]]:
-    stays = strategy == "apparate"
-    if strategy == "stock" or (stays and not isinstance(problem.objective, MinimizeLatency)):
-        return [()]  # where inputs stay, ramps win neither rate nor money
-    if strategy in ("early-exit", "e3"):
-        return [problem.ramps]
-    return list(chain.from_iterable(combinations(problem.ramps, size) for size in range(len(problem.ramps) + 1)))
-
-
-def _consecutive_groups(items: Sequence[T]) -> Iterator[tuple[tuple[T, ...], ...]]:
-    """All ways to cut a sequence into consecutive groups, none empty."""
-    if not items:
-        yield ()
-    for size in range(1, len(items) + 1):
-        for rest in _consecutive_groups(items[size:]):
-            yield (tuple(items[:size]), *rest)
+    known = (problem.survival_of or {}).get(used)
+    if known is None:
+        return [problem.survival_N[max(ramps) + 1] if ramps else 1.0 for ramps in before]
+    there = [block for network in used for block in blocks_of(problem, network)]
+    behind = {ramp: next(block for block in there if block > ramp) for ramp in active}
+    return [known[behind[max(ramps)]] if ramps else 1.0 for ramps in before]
 
 
 def _rows(choices: Sequence[Sequence[int]]) -> FloatArray:
@@ -330,6 +255,11 @@ def _rows(choices: Sequence[Sequence[int]]) -> FloatArray:
 def _share_left(reached: Sequence[float], first: int, block: int) -> float:
     """Of the inputs of a full batch at block `first`; a split that nothing reaches is counted as full."""
     return reached[block] / reached[first] if reached[first] else 1.0
+
+
+def _pruned(table: LatencyTable, seconds_B: FloatArray, left: float) -> FloatArray:
+    """Seconds of the batches that were measured, with so much left of every input."""
+    return _linear(np.array(table.batches) * left, table.batches, seconds_B)
 
 
 def _linear(x_B: FloatArray, known: Sequence[int], value_B: FloatArray) -> FloatArray:

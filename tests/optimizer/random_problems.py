@@ -20,6 +20,11 @@ def random_problem(seed: int) -> PlanProblem:
     rng = default_rng(seed)
     num_blocks = int(rng.choice([1, 2, 3, 4, 5], p=[0.03, 0.25, 0.35, 0.3, 0.07]))
     ramps = tuple(ramp for ramp in range(num_blocks - 1) if rng.random() < rng.choice([0.5, 1.0, 0.9]))
+    return random_problem_of(rng, num_blocks, ramps)
+
+
+def random_problem_of(rng: Generator, num_blocks: int, ramps: tuple[int, ...]) -> PlanProblem:
+    """Of these blocks and ramps."""
     names = ("V100", "T4")[: rng.integers(1, 3)]
     latency = {name: _table(rng, num_blocks, len(ramps)) for name in names}
     devices = {name: _supply(rng) for name in names}

@@ -13,7 +13,8 @@ from optimizer.evaluate import evaluate, nested_reach, violations
 from optimizer.plan import Stage
 from optimizer.problem import Link, MaximizeRate, MinimizeCost, PlanProblem, Slo, Supply
 from profiles.table import LatencyTable
-from tests.optimizer.brute_force import Layout, Twin, layouts, plan_of, reached_by
+from tests.optimizer.brute_force import Twin, reached_by
+from tests.optimizer.layouts import Layout, layouts, plan_of
 from tests.optimizer.random_problems import random_problem
 
 SPLIT_AFTER_THE_RAMP = (Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4))

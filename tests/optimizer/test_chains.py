@@ -1,0 +1,137 @@
+"""Plans of chains of networks, beside every plan there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from optimizer.decision import NoPlan, Planned, Strategy
+from optimizer.evaluate import evaluate, sought, violations
+from optimizer.networks import with_networks
+from optimizer.plan import Stage
+from optimizer.planner import solve
+from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from profiles.table import LatencyTable
+from tests.optimizer.brute_force import Twin
+from tests.optimizer.random_chains import random_chain
+
+
+def some(few: int, many: int) -> pytest.MarkDecorator:
+    """The first seeds, and for `make test-all` all."""
+    rest = pytest.param(range(few, many), id="many", marks=pytest.mark.slow)
+    return pytest.mark.parametrize("seeds", [pytest.param(range(few), id="few"), rest])
+
+
+@some(25, 500)
+@pytest.mark.parametrize("strategy", ["best", "serial", "e3", "stock"])
+def test_the_best_plan_of_a_chain_is_the_twins(seeds: range, strategy: Strategy) -> None:
+    for seed in seeds:
+        problem = random_chain(seed)
+        known, found = Twin(problem).best(strategy), solve(problem, strategy)
+        assert isinstance(found, NoPlan) == (known is None), seed
+        if known is None:
+            continue
+        assert isinstance(found, Planned)
+        value = sought(problem, found.figures)
+        assert value == pytest.approx(sought(problem, known.figures), rel=1e-9), seed
+        assert found.gap == 0, seed
+        assert violations(problem, found.stages, evaluate(problem, found.stages)) == [], seed
+
+
+def two_networks(**changes: object) -> PlanProblem:
+    """A block of 4 ms before one of 20 ms, batches of 4, half of the inputs leave between; a hop takes 1 ms."""
+    problem = PlanProblem(
+        num_blocks=2,
+        ramps=(0,),
+        survival_N=(1.0, 0.5),
+        latency={
+            "cpu": LatencyTable(batches=(4,), block_s_NB=np.array([[0.004], [0.020]]), ramp_s_EB=np.array([[0.0]]))
+        },
+        devices={"cpu": Supply(count=2, usd_per_hour=3.0)},
+        link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.001),
+        bytes_per_sample_N=(0.0, 0.0),
+        slo=Slo(latency_s=1.0, slack=0.0),
+        objective=MaximizeRate(),
+        networks=(1, 2),
+        crossing_s=0.002,
+    )
+    return replace(problem, **changes)  # type: ignore[arg-type]  # whatever a test changes
+
+
+SMALL, LARGE = Split(first=0, end=1, batch=4, ramps=(0,)), Split(first=1, end=2, batch=4)
+
+
+def test_a_crossing_takes_a_hop_in_the_middle_of_a_stage_where_it_bounds_no_rate() -> None:
+    figures = evaluate(two_networks(), [Stage(device="cpu", replicas=2, splits=(SMALL, LARGE))])
+    # Work: 4 ms and half of 20 ms for 4 inputs. Both batches are filled by all that comes: behind the crossing as well.
+    assert figures.rate_per_s == pytest.approx(2 * 4 / 0.014)
+    assert [split.crossing_s for split in figures.splits] == pytest.approx([0.003, 0.0])
+    waits_s = 4 / figures.rate_per_s + 4 / (0.5 * figures.rate_per_s)
+    assert figures.latency_s == pytest.approx(waits_s + 0.004 + 0.003 + 0.020)
+    mean_s = 4 / figures.rate_per_s / 2 + 0.004 + 0.5 * (0.003 + 4 / (0.5 * figures.rate_per_s) / 2 + 0.020)
+    assert figures.mean_latency_s == pytest.approx(mean_s)
+
+
+def test_a_crossing_between_stages_is_a_hop_and_more() -> None:
+    stages = [Stage(device="cpu", replicas=1, splits=(SMALL,)), Stage(device="cpu", replicas=1, splits=(LARGE,))]
+    figures = evaluate(two_networks(link=Link(bandwidth_bytes_per_s=1e9, delay_s=0.008)), stages)
+    assert figures.rate_per_s == pytest.approx(4 / 0.010)
+    assert figures.stages[0].hop_rate_per_s == pytest.approx(4 / 0.008)
+    waits_s = 4 / 400 + 4 / 200
+    assert figures.latency_s == pytest.approx(waits_s + 0.004 + 0.008 + 0.002 + 0.020)
+
+
+def test_a_network_that_is_left_out_takes_nothing() -> None:
+    figures = evaluate(two_networks(), [Stage(device="cpu", replicas=2, splits=(LARGE,))])
+    assert figures.rate_per_s == pytest.approx(2 * 4 / 0.020)
+    assert figures.splits[0].split == LARGE
+    assert figures.splits[0].reached_by == 1.0
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        pytest.param((Split(first=0, end=2, batch=4),), "a split runs over block 1", id="over the crossing"),
+        pytest.param((SMALL,), "leave out the last network, blocks 1 to 1", id="without the last"),
+    ],
+)
+def test_what_is_no_plan_of_a_chain_is_refused(splits: tuple[Split, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        evaluate(two_networks(), [Stage(device="cpu", replicas=1, splits=splits)])
+
+
+def test_recorded_survival_of_a_set_of_networks_is_taken_where_it_is_known() -> None:
+    problem = two_networks(
+        num_blocks=3,
+        ramps=(0, 1),
+        survival_N=(1.0, 0.5, 0.4),
+        networks=(1, 2, 3),
+        bytes_per_sample_N=(0.0,) * 3,
+        latency={"cpu": LatencyTable(batches=(4,), block_s_NB=np.ones((3, 1)), ramp_s_EB=np.zeros((2, 1)))},
+        survival_of={(1, 2): (1.0, 1.0, 0.7)},
+    )
+    assert with_networks(problem, (1, 2)).survival_N == (1.0, 0.7)
+    assert with_networks(problem, (0, 2)).survival_N == (1.0, 0.5)
+    assert with_networks(problem, (0, 1, 2)).survival_N == (1.0, 0.5, 0.4)
+    assert with_networks(problem, (2,)).networks == ()
+
+
+def test_of_equal_plans_the_one_of_fewer_networks_is_taken() -> None:
+    # Half of the work is saved by the small network, which takes as much: 10 + 0.5 * 20 ms.
+    table = LatencyTable(batches=(4,), block_s_NB=np.array([[0.010], [0.020]]), ramp_s_EB=np.array([[0.0]]))
+    found = solve(two_networks(latency={"cpu": table}))
+    assert isinstance(found, Planned)
+    assert [split.first for stage in found.stages for split in stage.splits] == [1]
+
+
+def test_words_pruned_at_a_crossing_make_the_network_behind_it_quicker_and_no_other() -> None:
+    table = LatencyTable(
+        batches=(2, 4), block_s_NB=np.array([[0.002, 0.004], [0.010, 0.020]]), ramp_s_EB=np.array([[0.0, 0.0]])
+    )
+    problem = two_networks(latency={"cpu": table}, crossing_tokens=(1.0, 0.75))
+    assert with_networks(problem, (0, 1)).latency["cpu"].block_s_NB.tolist() == [[0.002, 0.004], [0.010, 0.015]]
+    assert with_networks(problem, (1,)).latency["cpu"].block_s_NB.tolist() == [[0.010, 0.020]]
