@@ -51,14 +51,20 @@ def planner_plan(
         return found
     predicted = promised(file.problem, found.planned.figures)
     stages, policy = found.planned.stages, file.policy(ramps_of(found.planned.stages))
-    plan = Plan(stages=stages, policy=policy or STAND_IN, order=file.order, predicted=predicted)
+    plan = Plan(
+        stages=stages,
+        policy=policy or STAND_IN,
+        order=file.order,
+        predicted=predicted,
+        networks=file.problem.networks,
+    )
     return PlayedPlan(plan=plan, policy=policy, words=f"the planner's, {strategy}")
 
 
 def plan_of_file(path: Path, problem: PlanProblem) -> PlayedPlan:
     """A plan file, or what `offramp plan --json` printed; raises PlanError for one that does not fit the problem."""
     document = read_source(path, PlanError).document
-    shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps)
+    shape = ModelShape(num_blocks=problem.num_blocks, ramps=problem.ramps, networks=problem.networks)
     if isinstance(document, Mapping) and "no_plan" in document:
         raise PlanError(f"{path}: holds the answer that there is no plan")
     if isinstance(document, Mapping) and any(key in document for key in ANSWER_KEYS):

@@ -147,9 +147,7 @@ def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
             raise InputError(found.message)
     figures, scale = found.planned.figures, parts.inventory.time_scale
     predicted = promised(problem, _on_clock(figures, scale))
-    return Plan(
-        stages=found.planned.stages, policy=parts.exits.policy, predicted=predicted, networks=parts.problem.networks
-    )
+    return Plan(stages=found.planned.stages, policy=parts.exits.policy, predicted=predicted, networks=problem.networks)
 
 
 def _on_clock(figures: Evaluation, scale: float) -> Evaluation:
