@@ -198,8 +198,7 @@ def _extend(
     work, seconds = moves.work_M[move], moves.seconds_M[move]
     way_from = ways.open_PC[start, device] if inside else ways.closed_P[start]
     apart = 1 if inside and not moves.pooled_M[move] else 0
-    first_s = 0.0 if apart else moves.wait_M[move] / rate
-    cross_s = moves.cross_M[move]
+    first_s, cross_s = 0.0 if apart else moves.wait_M[move] / rate, moves.cross_M[move]
     least = rate * (steer.used_C[device] * work) + steer.latency * (seconds * (1 + apart) + first_s + cross_s)
     may_close = bounds.may_hop or node == end
     may_go_on = bounds.may_split and node != end
