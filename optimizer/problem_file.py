@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from earlyexit.errors import DataError, PlanError
+from earlyexit.errors import PlanError
 from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.source_file import Source, read_source
 from optimizer.batches_file import batches_of, check_survival, recorded_document, with_recorded_batches
+from optimizer.latency_file import LatencyEntry, Place, latency_table
 from optimizer.lengths_file import lengths_document, lengths_of, stayers_length_N
+from optimizer.models_file import as_chain
+from optimizer.networks_file import networks_document, survival_of_networks, with_networks_of
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
 from optimizer.problem import (
@@ -27,12 +31,8 @@ from optimizer.problem import (
     Supply,
 )
 from optimizer.problem_shape import (
-    MAX_BATCH,
     ObjectiveDocument,
     ProblemDocument,
-    ProfileFileDocument,
-    PublishedDocument,
-    TableDocument,
     refuse_unknown_fields,
 )
 from optimizer.survival_file import recorded_survival
@@ -104,7 +104,7 @@ def problem_document(problem: PlanProblem) -> dict[str, Any]:
             document["latency"][device] |= {"length": table.length}
     if problem.stayers_length_N is not None:
         document["stayers_length"] = list(problem.stayers_length_N)
-    return document
+    return document | networks_document(problem)
 
 
 def _objective_document(objective: Objective) -> dict[str, Any]:
@@ -129,13 +129,16 @@ def _table_document(table: LatencyTable) -> dict[str, Any]:
 
 def _build(source: Source, folder: Path) -> ProblemFile:
     """Field by field: the problem's own checks run after each, and speak at its line."""
+    source = as_chain(source, folder, partial(_of_model, source=source, folder=folder))
     refuse_unknown_fields(source)
     document = source.parse(ProblemDocument, called="the problem")
     with source.said_at(("ramps",)):
         problem = _blank(document)
+    problem = with_networks_of(problem, document, source)
     recorded = recorded_survival(document.survival, problem, source, folder)
     with source.said_at(("survival",)):
         problem = replace(problem, survival_N=_survival(document, recorded))
+        problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded))
     with source.said_at(("bytes_per_sample",)):
         problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
     problem = replace(problem, **_promises(document, source))
@@ -243,7 +246,7 @@ def objective_of(document: ObjectiveDocument, where: str = "objective") -> Objec
 def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Source, folder: Path) -> PlanProblem:
     """The problem with its latencies and devices, each checked at its line."""
     for device, entry in document.latency.items():
-        table = _latency_table(device, entry, problem, source, folder)
+        table = latency_table(("latency", device), entry, problem.num_blocks, problem.ramps, source, folder)
         with source.said_at(("latency", device)):
             problem = replace(problem, latency={**problem.latency, device: table})
     latency = {device: problem.latency[device] for device in document.latency}
@@ -255,69 +258,11 @@ def _with_devices(problem: PlanProblem, document: ProblemDocument, source: Sourc
     return problem
 
 
-def _latency_table(
-    device: str,
-    entry: TableDocument | PublishedDocument | ProfileFileDocument,
-    problem: PlanProblem,
-    source: Source,
-    folder: Path,
+def _of_model(
+    at: Place, entry: LatencyEntry, num_blocks: int, ramps: tuple[int, ...], *, source: Source, folder: Path
 ) -> LatencyTable:
-    """Seconds of one device, for the problem's blocks and ramps; raises PlanError at the line of what does not fit."""
-    if isinstance(entry, TableDocument):
-        return _written_out(device, entry, problem, source)
-    if isinstance(entry, PublishedDocument):
-        with source.said_at(("latency", device, "published")):
-            return _published(device, entry, problem)
-    with source.said_at(("latency", device, "profile")):
-        return _from_file(device, entry, problem, folder)
-
-
-def _written_out(device: str, entry: TableDocument, problem: PlanProblem, source: Source) -> LatencyTable:
-    num_batches = len(entry.batch)
-    wanted = (("block_s", entry.block_s, problem.num_blocks), ("ramp_s", entry.ramp_s, len(problem.ramps)))
-    for name, rows, num_rows in wanted:
-        at = ("latency", device, name)
-        with source.said_at(at):
-            if len(rows) != num_rows:
-                each = name.removesuffix("_s")
-                raise PlanError(f"{'.'.join(at)} has {len(rows)} rows; {num_rows} are needed, one per {each}")
-        for row, seconds in enumerate(rows):
-            with source.said_at((*at, row)):
-                if len(seconds) != num_batches:
-                    raise PlanError(
-                        f"{'.'.join(at)}.{row} has {len(seconds)} values; {num_batches} are needed, one for each batch "
-                        f"size of {entry.batch}"
-                    )
-    with source.said_at(("latency", device, "batch")):
-        try:
-            return replace(LatencyTable.of_rows(entry.batch, entry.block_s, entry.ramp_s), length=entry.length)
-        except DataError as error:
-            raise PlanError(f"latency.{device}.batch: {error}") from error
-
-
-def _published(device: str, entry: PublishedDocument, problem: PlanProblem) -> LatencyTable:
-    from profiles.catalogue import published_profile
-
-    try:
-        profile = published_profile(entry.published, device)
-        profile.check_fits(None, problem.num_blocks, problem.ramps)
-        return profile.at(entry.length)
-    except DataError as error:
-        raise PlanError(f"latency.{device}: {error}") from error
-
-
-def _from_file(device: str, entry: ProfileFileDocument, problem: PlanProblem, folder: Path) -> LatencyTable:
-    from profiles.latency import LatencyProfile
-
-    try:
-        profile = LatencyProfile.load(folder / entry.profile)
-        profile.check_fits(None, problem.num_blocks, problem.ramps)
-        table = profile.at(entry.length)
-    except DataError as error:
-        raise PlanError(f"latency.{device}: {error}") from error
-    if table.batches[-1] > MAX_BATCH:
-        raise PlanError(f"latency.{device}: a batch size is at most {MAX_BATCH}, not {table.batches[-1]}")
-    return table
+    """One network's, of a file with `models`."""
+    return latency_table(at, entry, num_blocks, ramps, source, folder)
 
 
 def _survival(document: ProblemDocument, recorded: Recorded | None) -> tuple[float, ...]:

@@ -228,6 +228,15 @@ LATENCY_KINDS: dict[str, type[StrictDocument]] = {
 }
 
 
+class SurvivalOfDocument(StrictDocument):
+    """Survival of plans that use some of a chain's networks."""
+
+    networks: list[int]
+    """Their places, the last network's among them."""
+    survival: list[float]
+    """Per block of the chain."""
+
+
 class ProblemDocument(StrictDocument):
     """A whole problem."""
 
@@ -249,6 +258,14 @@ class ProblemDocument(StrictDocument):
     """None: every input is as long as those of the latencies, and batches are counted in inputs."""
     stayers_length: list[float] | None = None
     """Per block, the mean length of inputs that reach it over that of all; None: the records', or alike."""
+    models: None = None
+    """In the place of blocks, ramps, latency and bytes_per_sample: networks of a chain (`optimizer.models_file`)."""
+    networks: list[int] = Field(default_factory=list)
+    """Of a chain: one past the last block of every network."""
+    survival_of: list[SurvivalOfDocument] = Field(default_factory=list)
+    crossing_s: Seconds = 0.0
+    network_tokens: list[float] = Field(default_factory=list)
+    crossing_tokens: list[float] = Field(default_factory=list)
 
 
 def refuse_unknown_fields(source: Source) -> None:

@@ -21,6 +21,7 @@ from optimizer.problem import Link, MinimizeCost, Objective, PlanProblem, Slo, S
 from optimizer.problem_file import ProblemFile, objective_of
 from optimizer.tokens import in_tokens
 from optimizer.what_if import with_batch_limit
+from profiles.networks import survival_of
 
 CROWDED_TRIES = 3
 """Times that a first plan is made again with fewer accelerators; the slots give way after that."""
@@ -44,6 +45,8 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
             slo=Slo(latency_s=document.slo.latency_s, slack=document.slo.slack),
             objective=objective,
             budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
+            networks=card.chain.networks,
+            survival_of=None if card.chain.is_one else survival_of(parts.exits.records, thresholds, card.chain),
         )
     problem = _with_lengths(problem, parts)
     if document.planner.strategy == "pame":

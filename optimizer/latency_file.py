@@ -1,0 +1,82 @@
+"""Latencies as a problem's file has them: written out, published, or a profile's file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from earlyexit.errors import DataError, PlanError
+from earlyexit.source_file import Source
+from optimizer.problem_shape import MAX_BATCH, ProfileFileDocument, PublishedDocument, TableDocument
+from profiles.table import LatencyTable
+
+LatencyEntry = TableDocument | PublishedDocument | ProfileFileDocument
+Place = tuple[str | int, ...]
+
+
+def latency_table(
+    at: Place, entry: LatencyEntry, num_blocks: int, ramps: tuple[int, ...], source: Source, folder: Path
+) -> LatencyTable:
+    """Seconds of one device, for these blocks and ramps; raises PlanError at the line of what does not fit.
+
+    `at` is the entry's place in the file; the device is its last part.
+    """
+    if isinstance(entry, TableDocument):
+        return _written_out(at, entry, num_blocks, len(ramps), source)
+    if isinstance(entry, PublishedDocument):
+        with source.said_at((*at, "published")):
+            return _published(at, entry, num_blocks, ramps)
+    with source.said_at((*at, "profile")):
+        return _from_file(at, entry, num_blocks, ramps, folder)
+
+
+def _written_out(at: Place, entry: TableDocument, num_blocks: int, num_ramps: int, source: Source) -> LatencyTable:
+    num_batches = len(entry.batch)
+    for name, rows, num_rows in (("block_s", entry.block_s, num_blocks), ("ramp_s", entry.ramp_s, num_ramps)):
+        with source.said_at((*at, name)):
+            if len(rows) != num_rows:
+                each = name.removesuffix("_s")
+                raise PlanError(f"{_dotted(at)}.{name} has {len(rows)} rows; {num_rows} are needed, one per {each}")
+        for row, seconds in enumerate(rows):
+            with source.said_at((*at, name, row)):
+                if len(seconds) != num_batches:
+                    raise PlanError(
+                        f"{_dotted(at)}.{name}.{row} has {len(seconds)} values; {num_batches} are needed, one for each "
+                        f"batch size of {entry.batch}"
+                    )
+    with source.said_at((*at, "batch")):
+        try:
+            return replace(LatencyTable.of_rows(entry.batch, entry.block_s, entry.ramp_s), length=entry.length)
+        except DataError as error:
+            raise PlanError(f"{_dotted(at)}.batch: {error}") from error
+
+
+def _published(at: Place, entry: PublishedDocument, num_blocks: int, ramps: tuple[int, ...]) -> LatencyTable:
+    from profiles.catalogue import published_profile
+
+    try:
+        profile = published_profile(entry.published, str(at[-1]))
+        profile.check_fits(None, num_blocks, ramps)
+        return profile.at(entry.length)
+    except DataError as error:
+        raise PlanError(f"{_dotted(at)}: {error}") from error
+
+
+def _from_file(
+    at: Place, entry: ProfileFileDocument, num_blocks: int, ramps: tuple[int, ...], folder: Path
+) -> LatencyTable:
+    from profiles.latency import LatencyProfile
+
+    try:
+        profile = LatencyProfile.load(folder / entry.profile)
+        profile.check_fits(None, num_blocks, ramps)
+        table = profile.at(entry.length)
+    except DataError as error:
+        raise PlanError(f"{_dotted(at)}: {error}") from error
+    if table.batches[-1] > MAX_BATCH:
+        raise PlanError(f"{_dotted(at)}: a batch size is at most {MAX_BATCH}, not {table.batches[-1]}")
+    return table
+
+
+def _dotted(at: Place) -> str:
+    return ".".join(map(str, at))

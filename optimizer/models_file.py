@@ -1,0 +1,182 @@
+"""`models:` in a problem file: networks each with its own blocks and latencies, written as one chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from earlyexit.errors import ModelFolderError, PlanError
+from earlyexit.source_file import Source, StrictDocument
+from optimizer.problem import MOST_NETWORKS
+from optimizer.problem_shape import MAX_BLOCKS, BytesDocument, LatencyDocument
+from profiles.table import LatencyTable
+
+ReadTable = Callable[[tuple[str | int, ...], Any, int, tuple[int, ...]], LatencyTable]
+"""From an entry's place in the file, the entry, and a model's blocks and ramps to its seconds."""
+OF_MODELS = ("blocks", "ramps", "latency", "bytes_per_sample", "networks", "network_tokens", "crossing_tokens")
+"""What a file with `models` does not say beside them."""
+
+
+class ModelDocument(StrictDocument):
+    """One network of a chain: its shape, or the folder that knows it, and what is its own."""
+
+    name: str | None = None
+    """By default the folder's."""
+    folder: str | None = None
+    """A model folder, relative to the file's: blocks and ramps are its card's."""
+    blocks: int | None = Field(default=None, ge=1, le=MAX_BLOCKS)
+    ramps: list[int] = Field(default_factory=list)
+    """Inside the network, in its own numbers. Its end is one more, of no seconds: they are in the last block's."""
+    latency: dict[str, LatencyDocument] = Field(min_length=1)
+    """As of a problem, of this network's own blocks and ramps."""
+    bytes_per_sample: BytesDocument = 0.0
+    """Of the hidden state; one number, or one per block but the last."""
+    crossing_bytes: float = Field(default=0.0, ge=0, le=1e18)
+    """What the survivors of its end carry to the next network, of one input."""
+    tokens: float = Field(default=1.0, gt=0, le=1e6)
+    """Of an input in this network, over those that `lengths` count."""
+    kept: float = Field(default=1.0, gt=0, le=1)
+    """Of the tokens of an input that crosses into this network, what pruning leaves."""
+
+
+class ModelsDocument(StrictDocument):
+    """All of them, smallest first."""
+
+    models: list[ModelDocument] = Field(min_length=1, max_length=MOST_NETWORKS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    document: ModelDocument
+    name: str
+    num_blocks: int
+    ramps: tuple[int, ...]
+
+
+def as_chain(source: Source, folder: Path, read: ReadTable) -> Source:
+    """The source with the fields of a chain in the place of `models`; as it is where it has none.
+
+    Raises PlanError at the line of what does not fit together.
+    """
+    document = source.document
+    if not isinstance(document, Mapping) or "models" not in document:
+        return source
+    for name in OF_MODELS:
+        if name in document:
+            with source.said_at((name,)):
+                raise PlanError(f"{name}: the models say it, each its own; leave one of the two out")
+    given = replace(source, document={"models": document["models"]}).parse(ModelsDocument, called="the problem")
+    models = [_model(source, index, each, folder) for index, each in enumerate(given.models)]
+    with source.said_at(("models",)):
+        _check_names(models)
+    rest = {name: value for name, value in document.items() if name != "models"}
+    return replace(source, document={**rest, **_chain(source, models, read)})
+
+
+def _model(source: Source, index: int, document: ModelDocument, folder: Path) -> _Model:
+    with source.said_at(("models", index)):
+        if (document.folder is None) == (document.blocks is None):
+            found = "neither" if document.folder is None else "both"
+            raise PlanError(f"models.{index}: {found} of folder and blocks are given; one of them is needed")
+        if document.folder is None:
+            assert document.blocks is not None
+            name, num_blocks, ramps = document.name or f"model {index}", document.blocks, tuple(document.ramps)
+        else:
+            if document.ramps:
+                raise PlanError(f"models.{index}: the folder says its ramps; leave one of the two out")
+            name, num_blocks, ramps = _of_folder(folder / document.folder)
+        if list(ramps) != sorted(set(ramps)) or any(not 0 <= ramp < num_blocks - 1 for ramp in ramps):
+            raise PlanError(f"models.{index}.ramps must ascend, each after one of blocks 0 to {num_blocks - 2}")
+    return _Model(document=document, name=document.name or name, num_blocks=num_blocks, ramps=ramps)
+
+
+def _of_folder(folder: Path) -> tuple[str, int, tuple[int, ...]]:
+    from earlyexit.store import read_card
+
+    try:
+        card = read_card(folder)
+    except ModelFolderError as error:
+        raise PlanError(str(error)) from error
+    if not card.chain.is_one:
+        raise PlanError(f"{folder} is a chain itself; name its models")
+    return card.name, card.num_blocks, tuple(card.ramps)
+
+
+def _check_names(models: Sequence[_Model]) -> None:
+    names = [each.name for each in models]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise PlanError(f"models: {twice!r} is there twice")
+
+
+def _chain(source: Source, models: Sequence[_Model], read: ReadTable) -> dict[str, Any]:
+    ends = list(accumulate(each.num_blocks for each in models))
+    starts = [0, *ends[:-1]]
+    end_ramps = [end - 1 for end in ends[:-1]]
+    inner = [start + ramp for start, each in zip(starts, models, strict=True) for ramp in each.ramps]
+    chain: dict[str, Any] = {
+        "blocks": ends[-1],
+        "ramps": sorted(inner + end_ramps),
+        "latency": _latencies(source, models, read),
+        "bytes_per_sample": [size for index, each in enumerate(models) for size in _bytes(source, index, each)],
+    }
+    if len(models) > 1:
+        chain["networks"] = ends
+    shares = {
+        "network_tokens": [each.document.tokens for each in models],
+        "crossing_tokens": [1.0, *(each.document.kept for each in models[1:])],
+    }
+    chain |= {name: values for name, values in shares.items() if set(values) != {1.0}}
+    return chain
+
+
+def _bytes(source: Source, index: int, model: _Model) -> list[float]:
+    given = model.document.bytes_per_sample
+    if isinstance(given, list) and len(given) != model.num_blocks - 1:
+        with source.said_at(("models", index, "bytes_per_sample")):
+            raise PlanError(
+                f"models.{index}.bytes_per_sample has {len(given)} values; allowed are one number or "
+                f"{model.num_blocks - 1}, one per block but the last"
+            )
+    inside = given if isinstance(given, list) else [given] * (model.num_blocks - 1)
+    return [*inside, model.document.crossing_bytes]
+
+
+def _latencies(source: Source, models: Sequence[_Model], read: ReadTable) -> dict[str, Any]:
+    """Written out, at the batch sizes that all models were measured with."""
+    tables: dict[str, list[LatencyTable]] = {}
+    for index, model in enumerate(models):
+        for device, entry in model.document.latency.items():
+            table = read(("models", index, "latency", device), entry, model.num_blocks, model.ramps)
+            tables.setdefault(device, []).append(table)
+    found: dict[str, Any] = {}
+    for device, of_models in tables.items():
+        with source.said_at(("models",)):
+            if len(of_models) < len(models):
+                raise PlanError(f"models: some have no latency on {device}")
+            common = sorted(set.intersection(*(set(table.batches) for table in of_models)))
+            if not common:
+                raise PlanError(f"models: no batch size was measured on {device} with all of them")
+        lengths = {table.length for table in of_models}
+        found[device] = {
+            "batch": common,
+            "block_s": [row for table in of_models for row in table.blocks_at(np.array(common, dtype=float)).tolist()],
+            "ramp_s": _ramp_rows(of_models, common),
+            **({"length": lengths.pop()} if len(lengths) == 1 and None not in lengths else {}),
+        }
+    return found
+
+
+def _ramp_rows(tables: Sequence[LatencyTable], batches: Sequence[int]) -> list[list[float]]:
+    """Inner ramps, and behind all but the last network's its end, which is in the seconds of its last block."""
+    rows: list[list[float]] = []
+    for table in tables:
+        rows += table.ramps_at(np.array(batches, dtype=float)).tolist()
+        rows.append([0.0] * len(batches))
+    return rows[:-1]

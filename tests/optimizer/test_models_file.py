@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from earlyexit.errors import PlanError
+from optimizer.problem_file import parse_problem, problem_document, read_problem
+from tests.optimizer.random_chains import random_chain
+
+TWO = """\
+models:
+- name: small
+  blocks: 2
+  ramps: [0]
+  latency: {V100: {batch: [1, 4], block_s: [[0.001, 0.002], [0.001, 0.002]], ramp_s: [[0.0001, 0.0002]]}}
+  bytes_per_sample: 1000
+  crossing_bytes: 8
+- name: large
+  blocks: 3
+  latency: {V100: {batch: [1, 2, 4], block_s: [[0.01, 0.02, 0.03], [0.01, 0.02, 0.03], [0.01, 0.02, 0.03]], ramp_s: []}}
+  bytes_per_sample: [2000, 3000]
+  kept: 0.86
+crossing_s: 0.001
+survival: [1.0, 0.8, 0.5, 0.5, 0.5]
+survival_of:
+- {networks: [1], survival: [1.0, 1.0, 1.0, 1.0, 1.0]}
+devices: {V100: {count: 2}}
+link: {bandwidth_bytes_per_s: 1.0e9}
+slo: {latency_s: 1.0}
+objective: {maximize: rate}
+"""
+
+
+def test_models_make_a_chain_with_blocks_numbered_through(tmp_path: Path) -> None:
+    path = tmp_path / "problem.yaml"
+    path.write_text(TWO)
+    problem = read_problem(path).problem
+    assert (problem.num_blocks, problem.ramps, problem.networks) == (5, (0, 1), (2, 5))
+    assert problem.bytes_per_sample_N == (1000.0, 8.0, 2000.0, 3000.0, 0.0)
+    table = problem.latency["V100"]
+    assert table.batches == (1, 4)  # measured of both
+    assert table.block_s_NB.tolist() == [[0.001, 0.002]] * 2 + [[0.01, 0.03]] * 3
+    assert table.ramp_s_EB.tolist() == [[0.0001, 0.0002], [0.0, 0.0]]  # a network's end is in its last block
+    assert problem.crossing_tokens == (1.0, 0.86)
+    assert problem.crossing_s == 0.001
+    assert problem.survival_of == {(1,): (1.0,) * 5}
+
+
+def test_one_model_is_a_problem_of_one_network(tmp_path: Path) -> None:
+    path = tmp_path / "problem.yaml"
+    small = TWO.replace("  crossing_bytes: 8\n", "").split("- name: large")[0]
+    rest = "devices:" + TWO.split("devices:")[1]
+    path.write_text(f"{small}survival: [1.0, 0.8]\n{rest}")
+    problem = read_problem(path).problem
+    assert (problem.num_blocks, problem.ramps, problem.networks) == (2, (0,), ())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_chains_problem_is_read_back_as_it_was_written(seed: int) -> None:
+    problem = random_chain(seed)
+    document: dict[str, Any] = problem_document(problem)
+    again = parse_problem(document).problem
+    assert problem_document(again) == document
+    assert (again.networks, again.survival_of, again.crossing_s) == (
+        problem.networks,
+        problem.survival_of or None,
+        problem.crossing_s,
+    )
+    assert again.crossing_tokens == problem.crossing_tokens
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("- name: large", "- name: small", "2: models: 'small' is there twice"),
+        ("crossing_s: 0.001", "blocks: 5", r":\d+: blocks: the models say it"),
+        ("  blocks: 3\n", "", "8: models.1: neither of folder and blocks"),
+        ("  blocks: 3\n", "  blocks: 3\n  folder: nowhere\n", "8: models.1: both of folder and blocks"),
+        ("  blocks: 3\n", "  folder: nowhere\n", "8: .*nowhere"),
+        ("ramps: [0]", "ramps: [1]", "2: models.0.ramps must ascend, each after one of blocks 0 to 0"),
+        ("kept: 0.86", "kept: 1.5", "models.1.kept: Input should be less than or equal to 1"),
+        ("bytes_per_sample: [2000, 3000]", "bytes_per_sample: [1]", "11: models.1.bytes_per_sample has 1 values"),
+        ("batch: [1, 2, 4]", "batch: [2, 3, 5]", "2: models: no batch size was measured on V100"),
+        ("ramp_s: []}}", "ramp_s: [[1, 1, 1]]}}", "models.1.latency.V100.ramp_s has 1 rows; 0 are needed"),
+        ("networks: [1]", "networks: [0]", "survival_of is by ascending networks that end with the last, 1"),
+        ("crossing_s: 0.001", "crossing_s: -1", "crossing_s: Input should be greater than or equal to 0"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_a_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+    path = tmp_path / "problem.yaml"
+    assert old in TWO
+    path.write_text(TWO.replace(old, new))
+    with pytest.raises(PlanError, match=message):
+        read_problem(path)
