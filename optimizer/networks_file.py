@@ -20,12 +20,16 @@ def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: So
     """The problem with its networks and what a crossing takes; raises PlanError at the line of what does not fit."""
     with source.said_at(("networks",)):
         problem = replace(problem, networks=tuple(document.networks))
-    for name in ("crossing_s", "network_tokens", "crossing_tokens"):
-        given = getattr(document, name)
+    for name in ("crossing_s", "crossing_tokens"):
         with source.said_at((name,)):
-            if given and not document.networks and name != "network_tokens":
+            if getattr(document, name) and not document.networks:
                 raise PlanError(f"{name} is of a chain; this problem has one network")
-            problem = replace(problem, **{name: tuple(given) if isinstance(given, list) else given})
+    with source.said_at(("crossing_tokens",)):
+        problem = replace(problem, crossing_tokens=tuple(document.crossing_tokens))
+    with source.said_at(("network_tokens",)):
+        problem = replace(problem, network_tokens=tuple(document.network_tokens))
+    with source.said_at(("crossing_s",)):
+        problem = replace(problem, crossing_s=document.crossing_s)
     return problem
 
 
