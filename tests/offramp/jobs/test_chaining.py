@@ -18,6 +18,7 @@ from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from offramp.cli.app import main
+from offramp.doctor.look_targets import look_at_target
 from offramp.jobs.chaining import chain_models
 from offramp.jobs.profiling import ProfileJob, profile_model
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
@@ -92,6 +93,14 @@ def test_a_profile_has_the_rows_of_its_models_one_after_the_other(pair: list[Pat
         (0, 2),
         (2, 5),
     }
+
+
+def test_doctor_looks_at_every_model(pair: list[Path], tmp_path: Path) -> None:
+    chain_models(pair, tmp_path / "both")
+    found = look_at_target(tmp_path / "both")
+    assert (found.problem, found.words) == (None, "large, a chain of small and large, 5 blocks, 3 labels")
+    (pair[1] / "model.safetensors").write_bytes(b"broken")
+    assert "big/model.safetensors cannot be read" in str(look_at_target(tmp_path / "both").problem)
 
 
 def other_labels(task: Task) -> Callable[[list[Path], Path], list[Path]]:
