@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from earlyexit.engine import Dispatch
 from earlyexit.errors import OfframpError
 from earlyexit.order import DEFAULT, OrderSpec
+from earlyexit.split import Split
 from earlyexit.wire import Answer, Seen, WirePiece
 from optimizer.plan import Plan, PolicySpec, Stage
 
@@ -30,11 +32,38 @@ class Assignment:
     policy: PolicySpec | None
     dispatch: Dispatch
     order: OrderSpec = DEFAULT
+    detours: tuple[Split, ...] = ()
+    """Networks that the plan leaves out, of which probes alone run the blocks here: else nobody would know what they
+    would answer."""
+
+    @property
+    def known(self) -> tuple[Split, ...]:
+        """All that may be asked for under this plan."""
+        return (*self.stage.splits, *self.detours)
 
     @classmethod
     def of(cls, plan: Plan, stage: Stage) -> Assignment:
         """What a plan has one of its stages do."""
-        return cls(epoch=plan.epoch, stage=stage, policy=plan.policy, dispatch=plan.dispatch, order=plan.order)
+        return cls(
+            epoch=plan.epoch,
+            stage=stage,
+            policy=plan.policy,
+            dispatch=plan.dispatch,
+            order=plan.order,
+            detours=_detours(plan, stage),
+        )
+
+
+def _detours(plan: Plan, stage: Stage) -> tuple[Split, ...]:
+    """The networks left out before those that begin in a stage, each as one split with the batches of what follows."""
+    found, end = [], 0
+    for split in plan.splits:
+        if split in stage.splits:
+            skipped = [bound for bound in plan.networks if end < bound <= split.first]
+            for first, bound in pairwise((end, *skipped)):
+                found.append(replace(split, first=first, end=bound, ramps=()))
+        end = split.end
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

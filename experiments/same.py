@@ -1,12 +1,13 @@
 """Whether this checkout answers as an older commit did: plans to the last bit, studies' figures, and planning's speed.
 
-    python -m experiments.same REVISION [--only plans speed studies] [--problems 500] [--rounds 5]
+    python -m experiments.same REVISION [--only plans speed studies simulations] [--problems 500] [--rounds 5]
 
 The older commit is checked out below runs/ and run by this environment's Python. Plans: seeded problems, small and
 large, of every objective, which both sides plan by every strategy; what `offramp plan --json` prints must not differ by
-a byte. Speed: processor time of the larger problems, in turns. Studies: `experiments.report --quick` on both sides;
-every figure that does not measure time must be the same. The exit status is 1 where anything differs. Minutes: about
-25 on two cores, 20 of them for the studies.
+a byte. Simulations: Poisson arrivals at these problems' best plans, of which `offramp simulate --json` must print the
+same but for the commit. Speed: processor time of the larger problems, in turns. Studies: `experiments.report --quick`
+on both sides; every figure that does not measure time must be the same. The exit status is 1 where anything differs.
+Minutes: about 25 on two cores, 20 of them for the studies.
 """
 
 from __future__ import annotations
@@ -41,19 +42,22 @@ ENOUGH_S = 0.15
 """Seconds of planning above which a problem's time is compared: below, starting costs more."""
 TIMED = ("fig20_planner_overhead",)
 """Studies whose figures are times."""
-PLAN_ALL = """
+PARTS = ("plans", "simulations", "speed", "studies")
+SIMULATED = ("--arrivals", "poisson:300", "--duration", "3", "--json")
+ASK_ALL = """
 import contextlib, importlib, io, json, sys, time
 module, name = sys.argv[1].split(":")
 main = getattr(importlib.import_module(module), name)
-def plan(path):
+command, *options = json.loads(sys.argv[2])
+def ask(path):
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
-        main(["plan", path, "--json"])
+        main([command, path, *options])
     return said
-plan(sys.argv[2])  # imports, and loads what is compiled
-for path in sys.argv[2:]:
+ask(sys.argv[3])  # imports, and loads what is compiled
+for path in sys.argv[3:]:
     began_s = time.process_time()
-    said = plan(path)
+    said = ask(path)
     print(json.dumps({"said": said.getvalue(), "seconds": time.process_time() - began_s}), flush=True)
 """
 
@@ -108,10 +112,14 @@ def _survival(rng: Generator, num_blocks: int, ramps: Sequence[int]) -> list[flo
 
 
 def planned(side: Side, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """What a checkout says of each problem, and its seconds of processor time."""
+    """What a checkout plans for each problem, and its seconds of processor time."""
+    return _asked(side, paths, "plan", "--json")
+
+
+def _asked(side: Side, paths: Sequence[Path], *command: str) -> list[dict[str, Any]]:
     entry = tomllib.loads((side.root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]["offramp"]
     done = subprocess.run(
-        [sys.executable, "-c", PLAN_ALL, entry, *(str(path.resolve()) for path in paths)],
+        [sys.executable, "-c", ASK_ALL, entry, json.dumps(command), *(str(path.resolve()) for path in paths)],
         cwd=side.root,
         env=side.environment(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1"),
         capture_output=True,
@@ -126,6 +134,25 @@ def compare_plans(older: Side, ours: Side, paths: Sequence[Path]) -> list[str]:
     before, now = planned(older, paths), planned(ours, paths)
     print(f"plans: {len(paths)} problems, {sum('stages' in each['said'] for each in before)} with a plan")
     return [path.name for path, one, other in zip(paths, before, now, strict=True) if one["said"] != other["said"]]
+
+
+def compare_simulations(older: Side, ours: Side, paths: Sequence[Path]) -> list[str]:
+    """Names of the problems whose plans the two simulate to different figures."""
+    before, now = (
+        [_without_commit(each["said"]) for each in _asked(side, paths, "simulate", *SIMULATED)]
+        for side in (older, ours)
+    )
+    print(f"simulations: {len(paths)} problems, {sum('simulated' in each for each in before)} simulated")
+    return [path.name for path, one, other in zip(paths, before, now, strict=True) if one != other]
+
+
+def _without_commit(said: str) -> dict[str, Any]:
+    """What was printed; of problems without a plan, in words."""
+    try:
+        document: dict[str, Any] = json.loads(said)
+    except ValueError:
+        return {"said": said}
+    return {name: value for name, value in document.items() if name != "provenance"}
 
 
 def compare_speed(older: Side, ours: Side, paths: Sequence[Path], rounds: int) -> None:
@@ -181,9 +208,7 @@ def main() -> None:
     """Compare, print, and end with 1 where anything differs."""
     parser = ArgumentParser(prog="python -m experiments.same", description=__doc__)
     parser.add_argument("revision")
-    parser.add_argument(
-        "--only", nargs="+", choices=("plans", "speed", "studies"), default=["plans", "speed", "studies"]
-    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--problems", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
@@ -194,6 +219,8 @@ def main() -> None:
     for path in paths:
         path.write_text(json.dumps(random_document(rng)) + "\n", encoding="utf-8")
     different = compare_plans(older, ours, paths) if "plans" in options.only else []
+    if "simulations" in options.only:
+        different += compare_simulations(older, ours, paths)
     if "speed" in options.only:
         given = sorted((older.root / "experiments/problems").glob("*.yaml"))  # later ones it may not understand
         compare_speed(older, ours, [*paths[:TIMED_PROBLEMS], *given], options.rounds)

@@ -42,6 +42,23 @@ def is_whole(problem: PlanProblem) -> bool:
     return problem.survival_of is None and not problem.crossing_tokens
 
 
+def ramps_of(problem: PlanProblem, used: Used) -> tuple[int, ...]:
+    """The ramps in these networks."""
+    return tuple(ramp for ramp in problem.ramps if used_of(problem.networks, {ramp})[0] in used)
+
+
+def survival_with(problem: PlanProblem, used: Used) -> tuple[float, ...]:
+    """Survival with the ramps of these networks alone, in the chain's numbers."""
+    given = (problem.survival_of or {}).get(used)
+    if given is not None:
+        return given
+    survival_N, share, ramps = list[float](), 1.0, set(ramps_of(problem, used))
+    for block in range(problem.num_blocks):
+        survival_N.append(share)
+        share = problem.survival_N[block + 1] if block in ramps else share
+    return tuple(survival_N)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A chain's problem, and the networks that are used of it."""

@@ -29,8 +29,7 @@ def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: So
     with source.said_at(("network_tokens",)):
         problem = replace(problem, network_tokens=tuple(document.network_tokens))
     with source.said_at(("crossing_s",)):
-        problem = replace(problem, crossing_s=document.crossing_s)
-    return problem
+        return replace(problem, crossing_s=document.crossing_s)
 
 
 def survival_of_networks(

@@ -17,6 +17,7 @@ from deployments.ingress.core.rules import Rules
 from earlyexit.errors import DeadlineError, OfframpError
 from earlyexit.member import Member
 from optimizer.placement import PlacedPlan
+from simulator.crossing import NetworkTokens
 from simulator.decisions import Probing, recorded_loss
 from simulator.events import COMES, WAKES, Events
 from simulator.outcome import REASONS, Ledger
@@ -60,9 +61,12 @@ class SimulatedIngress:
         self._ledger = ledger
         self._events = events
         self._slo_s = scenario.slo_s
-        self._tokens_C = tokens_in_turn(scenario)
+        tokens_C = tokens_in_turn(scenario)
+        self._tokens = None if tokens_C is None else NetworkTokens(scenario.problem, tokens_C)
         self._per_request = scenario.inputs_per_request
         self._entry_s, self._answer_s = scenario.entry_s, scenario.answer_s
+        self._crossing_s = scenario.problem.crossing_s
+        self._has_networks = len(scenario.problem.networks) > 1
         self._admits = scenario.admission and not math.isinf(scenario.slo_s)
         self._todo: deque[Action] = deque()
         self._is_busy = False
@@ -75,7 +79,7 @@ class SimulatedIngress:
         try:
             if self._admits:
                 core.check(self._per_request, deadline_s, now_s)
-            tokens = None if self._tokens_C is None else self._tokens_of(numbers)
+            tokens = None if self._tokens is None else self._tokens_of(numbers, self._tokens)
             core.submit(numbers, tokens=tokens, arrived_s=now_s, deadline_s=deadline_s, now_s=now_s)
         except OfframpError as refusal:
             self._drop(numbers, refusal.kind)
@@ -140,10 +144,9 @@ class SimulatedIngress:
             replica.submit(trip, block)
         return True
 
-    def _tokens_of(self, numbers: Sequence[int]) -> list[int]:
-        tokens_C = self._tokens_C
-        assert tokens_C is not None
-        return [tokens_C[number % len(tokens_C)] for number in numbers]
+    def _tokens_of(self, numbers: Sequence[int], tokens: NetworkTokens) -> list[int]:
+        network = self.core.itinerary.network
+        return [tokens.of(number, network) for number in numbers]
 
     def _do(self, actions: Iterable[Action]) -> None:
         """Carry actions out, and whatever they lead to at once; inside of that, leave them to whoever does."""
@@ -192,20 +195,31 @@ class SimulatedIngress:
     def _send(self, send: SendCall) -> None:
         trip, block, members, network = send
         assert isinstance(trip, Trip)
+        crosses = network is not None and members is not None
+        if network is not None and self._tokens is not None and self._has_networks:
+            self._tokens.enter(trip.flights, network, crossed=crosses)
         if members is None:
             probe = trip.probe
             members = [
                 Member(sample_id="", payload=flight, tokens=flight.tokens, deadline_s=flight.deadline_s, probe=probe)
                 for flight in trip.flights
             ]
-        elif network is not None:  # who is not awaited does not cross
-            members = [member for member in members if member.payload.holder is trip]
+        elif crosses:
+            members = self._crossing(trip, block, members)
         trip.begin(self, members)
-        delay_s = self._entry_s if trip.is_first else 0.0
+        delay_s = self._entry_s if trip.is_first else self._crossing_s if crosses else 0.0
         if not self.go(trip, block, delay_s):
             trip.leg.transport.pending.append((trip, block, delay_s))
             if math.isinf(self._slo_s):
                 self._events.at(self._events.time_s + WAITS_S + HANG_S, COMES, self._wait_no_more, trip)
+
+    def _crossing(self, trip: Trip, block: int, members: Sequence[Input]) -> list[Input]:
+        """Who is not awaited does not cross."""
+        entering = [member for member in members if member.payload.holder is trip]
+        for member in entering:
+            member.tokens = member.payload.tokens
+        self.core.counts.cross(block, [self._crossing_s] * len(entering))
+        return entering
 
     def _take_answers(self, answers: tuple[Trip, Sequence[Input], int]) -> None:
         trip, members, block = answers

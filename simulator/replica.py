@@ -99,7 +99,7 @@ class SimulatedReplica:
         assignment = trip.leg.assignment
         if assignment.epoch > self.epoch:
             self.follow(assignment)
-        self.engine.submit(block, trip.members, self._events.time_s, assignment.stage.splits)
+        self.engine.submit(block, trip.members, self._events.time_s, assignment.known)
         if not self._holds and self._loop.may_begin:
             self._start()
 

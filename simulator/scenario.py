@@ -74,6 +74,10 @@ class Scenario:
         problem, plan = self.problem, self.plan
         if plan.num_blocks != problem.num_blocks:
             raise PlanError(f"the plan has {plan.num_blocks} blocks, the problem {problem.num_blocks}")
+        if plan.networks != problem.networks:
+            raise PlanError(
+                f"the plan's networks end at {list(plan.networks)}, the problem's at {list(problem.networks)}"
+            )
         unknown = sorted(set(plan.ramps) - set(problem.ramps))
         if unknown:
             raise PlanError(f"the plan has ramps {unknown}, the problem {list(problem.ramps)}")

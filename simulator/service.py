@@ -15,6 +15,7 @@ from earlyexit.split import Split
 from optimizer.placement import PlacedPlan
 from optimizer.plan import PolicySpec
 from optimizer.tokens import bytes_length
+from simulator.crossing import pruned_table
 from simulator.decisions import Decisions, IntArray, Probing
 from simulator.events import Events
 from simulator.ingress import SimulatedIngress
@@ -133,11 +134,11 @@ class SimulatedService:
         plan, before = placed.plan, self.placed.plan
         if self._decide is not None and plan.policy != before.policy:
             self._decisions = self._decide(plan.policy)
-        if (plan.ramps, plan.policy) != (before.ramps, before.policy):
-            self._leaves = {}
-            for works in self._works.values():
-                works.forget()
         self.placed = placed
+        if (plan.ramps, plan.policy, plan.used) != (before.ramps, before.policy, before.used):
+            self._leaves = {}
+            for (device, slowness), works in self._works.items():
+                works.forget(self._pace_of(device, slowness))
         for slot in self.slots.values():
             slot.avoid(placed.avoided_ids)
         for ingress in self.ingresses:
@@ -149,12 +150,18 @@ class SimulatedService:
     def _works_of(self, device: str, slowness: float) -> Works:
         works = self._works.get((device, slowness))
         if works is None:
-            problem = self.scenario.problem
-            table, by_tokens = problem.latency[device], self.scenario.lengths_R is not None
-            pace = Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
-            hop_length = bytes_length(problem) if by_tokens else None
-            works = self._works[device, slowness] = Works(pace, self._work, hop_length)
+            by_tokens = self.scenario.lengths_R is not None
+            hop_length = bytes_length(self.scenario.problem) if by_tokens else None
+            works = self._works[device, slowness] = Works(self._pace_of(device, slowness), self._work, hop_length)
         return works
+
+    def _pace_of(self, device: str, slowness: float) -> Pace:
+        """By the present plan: of inputs that cost alike, those are shorter whose words are pruned on the way."""
+        problem, used = self.scenario.problem, self.placed.plan.used
+        table, by_tokens = problem.latency[device], self.scenario.lengths_R is not None
+        if problem.crossing_tokens and not by_tokens:
+            table = pruned_table(problem, table, used)
+        return Pace(table, problem.ramps, slowness, length=table.length if by_tokens else None)
 
     def _work(self, split: Split, pace: Pace) -> Work:
         leaves = self._leaves.get(split.ramps)

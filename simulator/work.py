@@ -123,6 +123,7 @@ class Works:
         full = split.batch if budget is None else max(1, min(split.batch, budget // length))
         return [(size, size * length) for size in sorted({1, full})]
 
-    def forget(self) -> None:
-        """Other ramps are active, so inputs leave elsewhere."""
+    def forget(self, pace: Pace) -> None:
+        """Other ramps are active, or other networks used, so inputs leave elsewhere and may be longer or shorter."""
+        self.pace = pace
         self._of.clear()

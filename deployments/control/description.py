@@ -7,10 +7,10 @@ from typing import Any
 
 from deployments.control.history import History
 from deployments.control.intake import latency_s, total
-from deployments.control.knowledge import Outlook
 from deployments.control.look import used
 from deployments.control.loop import ControlLoop
 from deployments.control.networks import network_figures
+from deployments.control.outlook import Outlook
 from deployments.reports import ReplicaReport
 from deployments.settings import ServeSettings
 from earlyexit.chain import Chain

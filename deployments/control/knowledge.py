@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from deployments.control.intake import Interval, total
+from deployments.control.outlook import Outlook, fewer_networks
 from earlyexit.errors import DataError
+from optimizer.networks import Used, ramps_of, survival_with
 from optimizer.problem import MaximizeRate, PlanProblem
 from optimizer.tokens import most_tokens
 from profiles.lengths import Lengths
@@ -21,6 +23,8 @@ from profiles.windows import Window, WindowEstimate, survival_history, windows
 
 if TYPE_CHECKING:
     from profiles.forecast import RateForecast, SurvivalForecast
+
+Prior = tuple[float, ...]
 
 KEEP_S = 7200.0
 """What is remembered: at most; sixty windows of two minutes show any drift that a forecast can use."""
@@ -35,22 +39,6 @@ LEAST_MEASURED = 300
 their mean, to 6 % (one standard deviation)."""
 LEAST_COVERED = 0.5
 """Share of a window that must have been counted for its rate to be known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """What the coming window is expected to be."""
-
-    at_s: float
-    """When this was said."""
-    survival: SurvivalForecast
-    """Of the level beneath: what endless inputs would show. Where only few probes were seen its middle leans to what
-    was expected before anything was, and its intervals hold both."""
-    num_probes: int
-    """What is behind it is worth as many; see `worth`."""
-    how: str
-    rate: RateForecast | None = None
-    """None where nothing was counted yet."""
 
 
 class Knowledge:
@@ -150,8 +138,21 @@ class Knowledge:
         return None
 
     def outlook(self, now_s: float) -> Outlook:
-        """Forecasts of the coming window. Takes up to a second of fitting, so call it off the event loop."""
-        return replace(self._survival_outlook(now_s), rate=self._rate(now_s))
+        """Forecasts of the coming window. Takes up to a second of fitting, so call it off the event loop.
+
+        Of a chain as many as there are sets of networks with ramps.
+        """
+        whole = self._survival_outlook(now_s, self.thresholds, self.expected_survival_N)
+        others = {used: self._outlook_of(used, now_s).survival for used in fewer_networks(self.problem)}
+        return replace(whole, rate=self._rate(now_s), survival_of=others)
+
+    def _outlook_of(self, used: Used, now_s: float) -> Outlook:
+        """Under plans that leave the other networks out."""
+        thresholds = {ramp: self.thresholds[ramp] for ramp in ramps_of(self.problem, used)}
+        stay_N = (1.0,) * self.problem.num_blocks
+        return self._survival_outlook(
+            now_s, thresholds, survival_with(self.problem, used) if self.is_calibrated else stay_N
+        )
 
     def questions(self, outlook: Outlook, counts: Mapping[str, int]) -> tuple[PlanProblem, ...]:
         """The problem as it is expected to be, on so many accelerators; further ones to ask where it has no plan.
@@ -164,12 +165,7 @@ class Knowledge:
             device: replace(supply, count=min(supply.count, counts.get(device, 0)))
             for device, supply in self.problem.devices.items()
         }
-        problem = replace(
-            self.problem,
-            survival_N=outlook.survival.next_survival,
-            devices=devices,
-            lengths=self.lengths(outlook.at_s),
-        )
+        problem = replace(outlook.expected(self.problem), devices=devices, lengths=self.lengths(outlook.at_s))
         named_per_s = problem.asked_per_s
         if named_per_s is None:
             return (problem,)
@@ -205,30 +201,27 @@ class Knowledge:
                 f"the problem has {self.problem.num_blocks} blocks and ramps {list(self.problem.ramps)}"
             )
 
-    def _survival_outlook(self, now_s: float) -> Outlook:
+    def _survival_outlook(self, now_s: float, thresholds: Mapping[int, float], prior_N: Prior) -> Outlook:
         from profiles.forecast import forecast_survival
 
         whole = [] if self._stream is None else windows(self._stream, now_s)
-        estimates = [each.estimate(self.thresholds) for each in whole if each.start_s >= self.changed_s]
+        estimates = [each.estimate(thresholds) for each in whole if each.start_s >= self.changed_s]
         num_probes = sum(map(worth, estimates))
         if num_probes < LEAST_PROBES:
-            return self._pooled_outlook(now_s)
+            return self._pooled_outlook(now_s, thresholds, prior_N)
         return Outlook(
             at_s=now_s,
-            survival=forecast_survival(
-                survival_history(estimates), prior=self.expected_survival_N, coverage=self.coverage
-            ),
+            survival=forecast_survival(survival_history(estimates), prior=prior_N, coverage=self.coverage),
             num_probes=num_probes,
             how=f"{len(estimates)} windows",
         )
 
-    def _pooled_outlook(self, now_s: float) -> Outlook:
+    def _pooled_outlook(self, now_s: float, thresholds: Mapping[int, float], prior_N: Prior) -> Outlook:
         """All that was seen since the stream changed as one window; of little, the prior keeps part of the weight."""
         from profiles.forecast import forecast_survival
         from profiles.survival_history import SurvivalHistory
 
-        prior_N = self.expected_survival_N
-        estimate = self.observed(self.changed_s, now_s)
+        estimate = self.observed(self.changed_s, now_s, tuple(thresholds))
         num_probes = worth(estimate)
         if estimate is None or estimate.survival is None:
             none = SurvivalHistory.from_counts(np.full((1, len(prior_N)), np.nan))

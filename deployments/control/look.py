@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deployments.control.intake import Interval, ReplicaIntake, total
-from deployments.control.knowledge import Outlook
+from deployments.control.outlook import Outlook
 from deployments.reports import ReplicaReport
 from earlyexit.split import Split
 from optimizer.batch_seconds import split_seconds
@@ -49,7 +49,7 @@ def survival_left(
     """
     if not plan.ramps:
         return None
-    expected = expected_shares(outlook.survival, plan.ramps, reach)
+    expected = expected_shares(outlook.of(plan.used), plan.ramps, reach)
     expected = replace(expected, coverage=_strict(expected.coverage, looks * len(RECENT_INPUTS)))
     for seen in filter(None, (_last(intervals, answers) for answers in RECENT_INPUTS)):
         # As many leave the service as enter it, whatever they are, unless those inside become more or fewer.

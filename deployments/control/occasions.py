@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from deployments.control.knowledge import LEAST_PROBES, Knowledge, Outlook, worth
+from deployments.control.knowledge import LEAST_PROBES, Knowledge, worth
 from deployments.control.look import rate_left, survival_left
+from deployments.control.outlook import Outlook
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.planning import Ground, Planning
 from deployments.control.watch import Look

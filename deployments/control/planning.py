@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.control.intake import total
-from deployments.control.knowledge import Knowledge, Outlook
+from deployments.control.knowledge import Knowledge
 from deployments.control.look import RATE_LOOKS, served
+from deployments.control.outlook import Outlook
 from deployments.control.plan_keeper import PlanKeeper
 from deployments.control.plan_words import predicted_rps
 from deployments.control.proposal import Proposal, Solve, propose
@@ -103,7 +104,7 @@ class Planning:
             ground,
             outlook=outlook,
             reach=self._reach(seen.at_s),
-            problem=replace(ground.problem, survival_N=outlook.survival.next_survival),
+            problem=outlook.expected(ground.problem),
             thresholds=self._knowledge.thresholds,
         )
 
@@ -269,11 +270,10 @@ class Planning:
     def _plan_of(self, found: Proposal) -> Plan:
         """With the policy even where no ramp is active: probes are seen by it."""
         before = self._keeper.placed.plan  # the planner chooses nothing of what is taken over from it
-        return Plan(
+        return replace(
+            before,
             stages=found.planned.stages,
             policy=self._keeper.policy,
-            dispatch=before.dispatch,
-            order=before.order,
             predicted=promised(found.problem, found.figures),
         ).with_overlap(before.overlap_below)
 

@@ -117,7 +117,8 @@ def _parse_thresholds(document: Mapping[str, float]) -> dict[int, float]:
 
 def _blame_document(blame: Blame) -> dict[str, Any]:
     """The stages as a plan, whose policy does not matter."""
-    plan = Plan(stages=blame.stages, policy=PolicySpec(name="patience", patience=1))
+    policy = PolicySpec(name="patience", patience=1)
+    plan = Plan(stages=blame.stages, policy=policy, networks=blame.problem.networks)
     return {"stages": plan_document(plan), "problem": problem_document(blame.problem), "until": blame.until}
 
 

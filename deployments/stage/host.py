@@ -98,7 +98,7 @@ class StageHost:
         """Queue a call's inputs; raises PlanError where no split, followed or of the call's own, holds the block."""
         self.follow(call.assignment)
         members = self._members(call, opened)
-        self._thread.submit(call.piece.next_block, members, fallback=call.assignment.stage.splits)
+        self._thread.submit(call.piece.next_block, members, fallback=call.assignment.known)
 
     def forget(self, opened: OpenCall) -> None:
         """Throw out what is queued of a call that nobody waits for any more."""
@@ -152,7 +152,7 @@ class StageHost:
         }
 
     def _make_ready(self, assignment: Assignment) -> Any:
-        self._runner.prepare(assignment.stage.splits)
+        self._runner.prepare(assignment.known)
         return policy_for(self._settings, self._device_name, assignment.policy, assignment.stage.splits)
 
     def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:

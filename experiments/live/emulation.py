@@ -93,7 +93,7 @@ class Bench:
 
     def plan(self, stages: tuple[Stage, ...]) -> Plan:
         """The stages as a service takes them; the policy also where no ramp is on: it says what the answers are."""
-        return Plan(stages=stages, policy=self.spec)
+        return Plan(stages=stages, policy=self.spec, networks=self.problem.networks)
 
     def predicted(self, plan: Plan) -> Evaluation:
         """What the cost model says of a plan, by the recorded exits."""

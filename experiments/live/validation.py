@@ -101,7 +101,7 @@ def serve_all(on: Bench, plans: Sequence[str], loads: Sequence[str]) -> None:
             print(f"{run.name}: {len(run.rows)} requests in {run.seconds:.0f} s; {run.driven().usage.told()}; {path}")
 
 
-def compare_all(folder: Path, records: ExitRecords) -> None:
+def compare_all(folder: Path, records: ExitRecords) -> list[Compared]:
     """Simulate every kept run, print the table, write it."""
     found = [read_run(path) for path in sorted(folder.glob("*.json"))]
     overheads = {run.plan_name: overhead_of(run, records) for run in found if run.load == IDLE}
@@ -118,6 +118,7 @@ def compare_all(folder: Path, records: ExitRecords) -> None:
         "runs": [row.document() for row in rows],
     }
     write(folder.name, document)
+    return rows
 
 
 def _overhead(overheads: Mapping[str, Overhead], run: Run) -> Overhead:

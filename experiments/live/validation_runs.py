@@ -155,5 +155,6 @@ def active_thresholds(plan: Plan) -> dict[int, float]:
 
 
 def stages_left(plan: Plan, exits_N: IntArray) -> IntArray:
-    """The stage that each input leaves in."""
-    return np.searchsorted(np.array([stage.end for stage in plan.stages]), exits_N, side="right")
+    """The stage that each input leaves in; of stages with several networks, each with its own part."""
+    ends = {stage.end for stage in plan.stages} | {end for end in plan.networks if end > plan.entry}
+    return np.searchsorted(np.array(sorted(ends)), exits_N, side="right")

@@ -148,7 +148,7 @@ def _print(simulated: Simulated, *, as_json: bool) -> None:
 
 def simulate_tables(simulated: Simulated) -> list[Table]:
     """The plan's splits, what it does and was to do, and where inputs left."""
-    return [_splits(simulated), *_lengths(simulated), _figures(simulated), _exits(simulated)]
+    return [_splits(simulated), *_lengths(simulated), _figures(simulated), *_networks(simulated), _exits(simulated)]
 
 
 def _splits(simulated: Simulated) -> Table:
@@ -232,6 +232,21 @@ def _rows(simulated: Simulated) -> Iterator[tuple[str, str, str]]:
         yield f"dropped: {reason}", "", _of(number, figures)
     yield "utilisation", "", f"{figures.utilisation:.1%}"
     yield "cost", f"{predicted.usd_per_hour:.2f} USD/h", f"{figures.usd_per_hour:.2f} USD/h"
+
+
+def _networks(simulated: Simulated) -> list[Table]:
+    """Of a chain, the share of what reached each network that it returned; nothing where there is one."""
+    from offramp.jobs.simulating import network_answers
+
+    rows = network_answers(simulated)
+    if not rows:
+        return []
+    table = make_table("network", "blocks", "reached by", "answers", "returned", title="Answers by network")
+    for number, row in enumerate(rows):
+        returned = f"{row.answers / row.reached:.2%}" if row.reached else "-"
+        blocks = f"{row.first}-{row.end - 1}" + ("" if row.used else ", left out")
+        table.add_row(str(number), blocks, str(row.reached), str(row.answers), returned)
+    return [table]
 
 
 def _exits(simulated: Simulated) -> Table:

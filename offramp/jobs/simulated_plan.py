@@ -122,5 +122,5 @@ def _check_predicted(path: Path, plan: Plan) -> None:
 def _of_answer(document: Mapping[str, Any]) -> dict[str, Any]:
     """An answer's plan as a plan file has it; it has no policy."""
     predicted = {key: document[key] for key in ANSWER_KEYS if key in document}
-    plan = {key: document[key] for key in ("stages", "after_answer", "overlap_below") if key in document}
+    plan = {key: document[key] for key in ("stages", "after_answer", "overlap_below", "networks") if key in document}
     return {**plan, "policy": {"name": STAND_IN.name, "thresholds": STAND_IN.thresholds}, "predicted": predicted}

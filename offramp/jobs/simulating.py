@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from offramp.load.arrivals import FloatArray, parse_arrivals
 from offramp.load.processes import MOST_ARRIVALS
 from optimizer.decision import Strategy
 from optimizer.evaluate import Evaluation, evaluate, nested_shares, violations
+from optimizer.networks import survival_with
 from optimizer.plan_file import plan_document
 from optimizer.planner import solve
 from optimizer.problem import PlanProblem
@@ -181,6 +183,7 @@ def simulated_document(simulated: Simulated) -> dict[str, Any]:
             **figures.document(),
             "in_slo_share": figures.in_slo_share,
             "utilisation": figures.utilisation,
+            **({"networks": [asdict(each) for each in found]} if (found := network_answers(simulated)) else {}),
         },
         "notes": list(simulated.notes),
         "provenance": {name: value for name, value in provenance().items() if name != "created_at"},
@@ -189,10 +192,39 @@ def simulated_document(simulated: Simulated) -> dict[str, Any]:
 
 def predicted_exits(simulation: Simulation) -> dict[int, float]:
     """By the problem's survival, the share of inputs that leave after each active ramp, and after the last block."""
-    problem, ramps = simulation.scenario.problem, simulation.played.plan.ramps
-    reach_N = nested_shares(problem.survival_N, ramps)
+    problem, plan = simulation.scenario.problem, simulation.played.plan
+    reach_N = nested_shares(survival_with(problem, plan.used), plan.ramps)
     last = problem.num_blocks - 1
-    return {**{ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in ramps}, last: reach_N[last]}
+    return {**{ramp: reach_N[ramp] - reach_N[ramp + 1] for ramp in plan.ramps}, last: reach_N[last]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkAnswers:
+    """What one network of a chain did."""
+
+    first: int
+    end: int
+    used: bool
+    """Whether the plan uses it."""
+    reached: int
+    """Answered inputs that came so far."""
+    answers: int
+    """That it gave."""
+
+
+def network_answers(simulated: Simulated) -> tuple[NetworkAnswers, ...]:
+    """Network by network; nothing where there is one."""
+    plan, exits = simulated.simulation.played.plan, simulated.figures.exits
+    return tuple(
+        NetworkAnswers(
+            first=first,
+            end=end,
+            used=number in plan.used,
+            reached=sum(count for block, count in exits.items() if block >= first) if number in plan.used else 0,
+            answers=sum(count for block, count in exits.items() if first <= block < end),
+        )
+        for number, (first, end) in enumerate(pairwise((0, *plan.networks)))
+    )
 
 
 def _predicted_document(simulation: Simulation) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class IngressCore(Generic[I, W]):
             flights = self._line.leave(leg.budgets[0], itinerary.order, now_s)
             watch = unseen if book is None else book.draw(flights, self.placed.plan, share, self._rng, now_s)
             call = self._calls.begin(leg, flights, flights, now_s, leg.epoch, watch, True)
-            actions.append(SendCall(call, itinerary.entry, None, itinerary.network))
+            actions.append(SendCall(call, *itinerary.entrance(probe=call.probe)))
         return actions
 
     def is_awaited(self, call: Call[I, W], flight: Flight[I]) -> bool:
@@ -247,7 +247,7 @@ class IngressCore(Generic[I, W]):
                 flight.holder = None
             return []
         itinerary = self._calls.itinerary
-        if itinerary.crossings and (crossing := itinerary.crossings.get(block)) is not None:
+        if itinerary.crossings and (crossing := itinerary.crossing(block, probe=call.probe)) is not None:
             awaited = [flight for flight in mine if self.is_awaited(call, flight)]
             return [self._calls.cross(call, mine, awaited, crossing, payload, now_s)]
         call = self._calls.begin(itinerary.at(block), flights, mine, now_s, call.epoch, call.watch, False)

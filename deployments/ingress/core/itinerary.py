@@ -93,6 +93,7 @@ class Itinerary(Generic[W]):
         self.crossings: Mapping[int, Crossing] = crossings_of(plan)
         """Where survivors go that wait for a block to which no hidden state can be sent: a network's first, and any of
         a network that the plan leaves out. None where there is one network."""
+        self._all_crossings = crossings_of_all(plan)
         self._block_s = tuple(block_s)
         self._later = tuple(legs[leg.index + 1 :] for leg in legs)
         hosting = {leg.first + k: leg for leg in legs for k in range(leg.num_blocks)}
@@ -109,6 +110,14 @@ class Itinerary(Generic[W]):
     def at(self, block: int) -> Leg[W]:
         """The stage that hosts a block; of a network that is left out, the one that hosts the next one's first."""
         return self._leg_of[block]
+
+    def crossing(self, block: int, *, probe: bool) -> Crossing | None:
+        """Where those enter a network that wait for a block; None where hidden states go on. Probes enter all."""
+        return (self._all_crossings if probe else self.crossings).get(block)
+
+    def entrance(self, *, probe: bool) -> tuple[int, None, int]:
+        """The block at which new inputs enter, that they bring nothing, and the network; probes enter the first."""
+        return (0, None, 0) if probe else (self.entry, None, self.network)
 
     def hosted(self, block: int) -> int:
         """Where inputs go on that wait for a block: there or, if its network is left out, at the next one's start."""
@@ -177,6 +186,12 @@ def crossings_of(plan: Plan) -> dict[int, Crossing]:
         for block in range(start, start + 1 if entered == network else end):
             found[block] = Crossing(starts[entered], entered)
     return found
+
+
+def crossings_of_all(plan: Plan) -> dict[int, Crossing]:
+    """By block, the network that probes enter there: every one, used or not, for what it would answer."""
+    starts = (0, *plan.networks[:-1]) if plan.networks else ()
+    return {start: Crossing(start, network) for network, start in enumerate(starts)}
 
 
 def _by_network(stage: Stage, networks: Sequence[int]) -> list[list[Split]]:

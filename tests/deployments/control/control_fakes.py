@@ -12,8 +12,8 @@ import numpy as np
 
 from deployments.control.fleet import Fleet
 from deployments.control.history import History
-from deployments.control.knowledge import Outlook
 from deployments.control.loop import ControlLoop
+from deployments.control.outlook import Outlook
 from deployments.control.tuning import MakeTuner
 from deployments.reports import IngressReport, ReplicaReport
 from deployments.settings import ControlSettings

@@ -1,0 +1,110 @@
+"""The live controller over a cascade: it comes and goes as the stream says, and nobody notices but by the exits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from earlyexit.split import Split
+from optimizer.plan import Plan, Stage
+from optimizer.problem import PlanProblem
+from profiles.table import LatencyTable
+from simulator.control.faults import ReplicaDies
+from simulator.control.run import Control, Controlled, Order, simulate_controlled
+from simulator.scenario import Scenario
+from tests.simulator import controlled_cases
+from tests.simulator.controlled_cases import EASY, HARD, POLICY, control, evenly
+from tests.simulator.test_control_run import check_outcomes
+
+NETWORKS = (2, 4)
+"""Two small blocks of 5 ms before two large ones of 20 ms, for one to four inputs."""
+SMALL, LARGE = Split(first=0, end=2, batch=4, ramps=(1,)), Split(first=2, end=4, batch=4)
+
+
+def problem(easy_share: float) -> PlanProblem:
+    """The small network returns the easy inputs, at its end."""
+    block_s_NB = np.array([[0.005] * 2, [0.005] * 2, [0.02] * 2, [0.02] * 2])
+    table = LatencyTable(batches=(1, 4), block_s_NB=block_s_NB, ramp_s_EB=np.zeros((3, 2)))
+    return replace(controlled_cases.problem(easy_share), latency={"cpu": table}, networks=NETWORKS)
+
+
+def plan(*stages: tuple[int, Split], **predicted: float) -> Plan:
+    made = tuple(Stage(device="cpu", replicas=replicas, splits=(split,)) for replicas, split in stages)
+    return Plan(stages=made, policy=POLICY, networks=NETWORKS, predicted=predicted)
+
+
+CASCADE = plan((2, SMALL), (2, LARGE), rate_per_s=500.0, latency_s=0.1)
+ALONE = plan((4, LARGE), rate_per_s=400.0, latency_s=0.08)
+
+
+def scenario(served_by: Plan, easy_shares: tuple[float, ...], each_s: float, rate_per_s: float) -> Scenario:
+    """One share of easy inputs after the other."""
+    number = int(rate_per_s * each_s)
+    rows = [EASY if place % 10 < 10 * share else HARD for share in easy_shares for place in range(number)]
+    duration_s = each_s * len(easy_shares)
+    return controlled_cases.scenario(
+        served_by, evenly(rate_per_s, duration_s), np.array(rows), duration_s=duration_s, problem=problem(0.0)
+    )
+
+
+def steered(easy_share: float, **options: Any) -> Control:
+    return replace(control(problem(easy_share)), **options)
+
+
+def networks_in_force(result: Controlled) -> list[list[int]]:
+    """First blocks of the splits of every plan that was in force, repeats left out."""
+    found: list[list[int]] = []
+    for row in result.plans:
+        stages = row.placed["plan"]["stages"]
+        firsts = sorted(split["first"] for stage in stages for split in stage["splits"])
+        if row.outcome == "in force" and firsts != found[-1:]:
+            found.append(firsts)
+    return found
+
+
+def test_orders_from_the_cascade_to_the_large_network_and_back_lose_nothing_and_answer_by_it() -> None:
+    orders = (Order(at_s=10.0, plan=ALONE), Order(at_s=30.0, plan=CASCADE))
+    made = scenario(CASCADE, (0.6,), 50.0, 120.0)
+    result = simulate_controlled(made, steered(0.6, hold=True, orders=orders))
+    figures = result.outcome.figures()
+    assert (figures.answered, figures.drops) == (6000, {})
+    check_outcomes(result)
+    assert result.words("error") == []
+    # Whoever came while the large network was alone was answered by it, easy or not: 15 s or so of 120/s.
+    arrived_s_N, exit_N = result.outcome.arrived_s_R, result.outcome.exit_N
+    assert set(exit_N[(arrived_s_N > 16.0) & (arrived_s_N < 29.0)]) == {3}
+    assert np.mean(exit_N[arrived_s_N < 9.0] == 1) == pytest.approx(0.6, abs=0.01)
+    assert np.mean(exit_N[arrived_s_N > 40.0] == 1) == pytest.approx(0.6, abs=0.01)
+
+
+def test_probes_of_a_plan_that_leaves_the_small_network_out_tell_what_it_would_return() -> None:
+    made = scenario(ALONE, (0.8,), 30.0, 100.0)
+    result = simulate_controlled(made, steered(0.0, hold=True))
+    (probes,) = [report.probes for report in result.reports]
+    assert probes is not None, "those since the last look"
+    assert not np.isnan(probes.scores_NR).any()
+    assert probes.exits_N.tolist() == [3] * len(probes), "answered by the plan, which is the large network's"
+    assert result.outcome.figures().answered == 3000
+
+
+def test_the_cascade_is_taken_when_the_small_network_returns_enough_and_left_when_it_does_not() -> None:
+    made = scenario(ALONE, (0.8, 0.0), 130.0, 40.0)
+    result = simulate_controlled(made, steered(0.0))
+    check_outcomes(result)
+    assert result.outcome.figures().drops == {}
+    used = networks_in_force(result)
+    assert used[0] == [2], "nothing was known of the small network but that it returns nobody"
+    assert any(firsts[0] == 0 for firsts in used)
+    assert used[-1] == [2]
+
+
+@pytest.mark.parametrize("slot", ["split-cpu-0", "split-cpu-1"], ids=["small", "large"])
+def test_the_inputs_of_a_dead_replica_of_either_network_are_answered_by_others(slot: str) -> None:
+    died = (ReplicaDies(at_s=10.01, slot=slot, rank=1),)
+    result = simulate_controlled(scenario(CASCADE, (0.6,), 30.0, 120.0), steered(0.6, hold=True), faults=died)
+    assert result.outcome.figures().answered == 3600
+    check_outcomes(result)
+    assert np.mean(result.outcome.exit_N == 1) == pytest.approx(0.6, abs=0.001)
