@@ -21,6 +21,7 @@ from deployments.settings import ServeSettings
 from deployments.slots import first_replicas, slot_counts, slot_devices
 from deployments.stage.build import check_emulated
 from deployments.stage.replica import StageReplica
+from earlyexit.prunable import check_prunable
 from earlyexit.store import read_card
 from optimizer.plan_file import ModelShape, parse_plan
 
@@ -47,6 +48,7 @@ def build(settings: dict[str, Any]) -> Application:
     card = read_card(Path(checked.model))
     shape = ModelShape.of(card)
     plan = parse_plan(settings["plan"], shape)
+    check_prunable(Path(checked.model), plan.prune)
     logging_config = logging_of(checked)
     check_control(checked, shape)
     check_staying(plan)

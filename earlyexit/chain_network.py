@@ -19,7 +19,7 @@ from earlyexit.chain import Chain, joined
 from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
 from earlyexit.network import PreparedSegments, SegmentRunner
-from earlyexit.piece import Piece, Tensors
+from earlyexit.piece import Piece, Tensors, halved
 from earlyexit.slots import Attention
 from earlyexit.split import Segment
 from earlyexit.store import CARD_FILE, load_model, read_card
@@ -32,7 +32,7 @@ class ChainNetwork:
     """A `Network` of several, in whose numbering all blocks and ramps are.
 
     The end of a network that is not the last is a ramp: its head is computed where that ramp is active or looks. After
-    it nothing crosses but what is carried beside the network's own tensors.
+    it nothing crosses but what is carried beside the network's own tensors: `importance`, in half precision.
     """
 
     def __init__(self, members: Sequence[EarlyExitModel]) -> None:
@@ -100,7 +100,7 @@ class ChainNetwork:
         member, (tensors, outputs_BC) = self.members[network], found
         if own.end < member.num_blocks or network == len(self.members) - 1:
             return found
-        return tensors[len(member.boundary(own.end - 1)) :], outputs_BC
+        return tuple(map(halved, tensors[len(member.boundary(own.end - 1)) :])), outputs_BC
 
 
 class ChainSegments:

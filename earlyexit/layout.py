@@ -21,8 +21,8 @@ from earlyexit.wire import Lengths
 Masks = Sequence[Tensor | None]
 """Of every operation of attention: which keys a query sees (True), or what is added to its score; None where it sees
 all of its row. Each extends to (R, H, T, T), queries before keys."""
-Attend = Callable[[Tensor, Tensor | None], Tensor]
-"""Rows (R, T, ...) that attend, each to itself, under a mask, to rows."""
+Attend = Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+"""Rows (R, T, ...) that attend, each to itself, under a mask, to rows, of one kind or several."""
 
 
 SCORES_PER_CALL = 500
@@ -131,19 +131,26 @@ class Layout:
             return [self._masked(self.same_R1TT, bias_HTT)]
         return [bias_HTT if self.uniform else self._masked(self.mask_BT[:, None, None, :], bias_HTT)]
 
-    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> Tensor:
-        """What `attend` makes of every input's own tokens, packed (N, D), by this layout's `masks`.
+    @cached_property
+    def counted_RT(self) -> Tensor | None:
+        """1 where a row's place is a token, 0 where it is padding that looks at tokens; None where none does so."""
+        lone = self.uniform or self.scheme == "apart" or self._shares_rows
+        return None if lone else self.mask_BT.float()
+
+    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> tuple[Tensor, ...]:
+        """What `attend` makes of every input's own tokens, packed (N, ...), by this layout's `masks`.
 
         In every scheme an input's tokens lie side by side in their row, so that what depends on the distance of two is
         the same for all rows.
         """
         if self.scheme == "apart":
             inputs = torch.split(values_ND, self.lengths_B.tolist())
-            return torch.cat([attend(each[None], mask)[0] for each, mask in zip(inputs, masks, strict=True)])
+            alone = [attend(each[None], mask) for each, mask in zip(inputs, masks, strict=True)]
+            return tuple(torch.cat([rows[0] for rows in kind]) for kind in zip(*alone, strict=True))
         (mask,) = masks
         if self._shares_rows:
             return self._attend_in_slots(values_ND, mask, attend)
-        return self.unpad(attend(self.pad(values_ND), mask))
+        return tuple(map(self.unpad, attend(self.pad(values_ND), mask)))
 
     @cached_property
     def _shares_rows(self) -> bool:
@@ -152,12 +159,12 @@ class Layout:
     def _masked(self, seen: Tensor, bias_HTT: Tensor | None) -> Tensor:
         return seen if bias_HTT is None else bias_HTT.masked_fill(~seen, -torch.inf)
 
-    def _attend_in_slots(self, values_ND: Tensor, mask: Tensor | None, attend: Attend) -> Tensor:
+    def _attend_in_slots(self, values_ND: Tensor, mask: Tensor | None, attend: Attend) -> tuple[Tensor, ...]:
         rows, length = self.owner_RT.shape
         slots = values_ND.new_zeros(rows * length, *values_ND.shape[1:])
         slots[self.row_place_N] = values_ND
-        context = attend(slots.view(rows, length, *values_ND.shape[1:]), mask)
-        return context.reshape(rows * length, *context.shape[2:])[self.row_place_N]
+        attended = attend(slots.view(rows, length, *values_ND.shape[1:]), mask)
+        return tuple(each.reshape(rows * length, *each.shape[2:])[self.row_place_N] for each in attended)
 
     def pad(self, values_ND: Tensor) -> Tensor:
         """Packed to padded, (B, T, D), zeros behind every input's last token."""

@@ -121,10 +121,20 @@ class EarlyExitModel(nn.Module):
         outputs_BC: Tensor = self.exit_head(block)(hidden[0], layout)
         return outputs_BC.float() / self.temperatures_E[block]
 
+    @property
+    def measures_importance(self) -> bool:
+        """Whether `run` adds to `importance`, where a piece carries it: see `Network.run`."""
+        return self.backbone.measures_importance
+
     def run_blocks(self, first: int, end: int, values: Tensors, layout: Layout) -> Tensors:
         """Blocks first to end - 1 on what crosses before the first of them (the model's inputs if that is 0)."""
-        hidden = self.backbone.embed(self._in_own_precision(values), layout) if first == 0 else values
-        return self.backbone.run_blocks(first, end, hidden, layout)
+        return self.backbone.run_blocks(first, end, values if first else self._embedded(values, layout), layout)
+
+    def _embedded(self, values: Tensors, layout: Layout) -> Tensors:
+        """What crosses before block 0, and whatever came beside the inputs."""
+        num_inputs = len(self.backbone.inputs)
+        inputs = self._in_own_precision(values[:num_inputs])
+        return (*self.backbone.embed(inputs, layout), *values[num_inputs:])
 
     def _in_own_precision(self, inputs: Tensors) -> Tensors:
         """Codecs give float32, whatever the model was loaded in."""

@@ -26,7 +26,10 @@ class SegmentRunner(Protocol):
     """What computes segments of a network: its own modules, ONNX Runtime, CUDA graphs."""
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        """What crosses after the segment, and the outputs (B, *output_shape) of the exit at its end, if any."""
+        """What crosses after the segment, and the outputs (B, *output_shape) of the exit at its end, if any.
+
+        A piece that carries `importance` beside that, as its last tensor, is given it back with what the segment adds.
+        """
         ...
 
 

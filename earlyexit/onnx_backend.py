@@ -59,8 +59,12 @@ class OnnxSegments:
         self._fingerprint: str | None = None
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
-        values = zip(value_names(self._model, segment.first), piece.tensors, strict=True)
-        feeds = dict(values) | index_tensors(self._model, Layout(piece.lengths_B, attention=self._attention))
+        names = value_names(self._model, segment.first)
+        if len(piece.tensors) > len(names):  # attention is to be measured, for which there are no graphs
+            return self._model.run(segment, piece)
+        feeds = dict(zip(names, piece.tensors, strict=True)) | index_tensors(
+            self._model, Layout(piece.lengths_B, attention=self._attention)
+        )
         results = self._sessions.get(segment).run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
         tensors = tuple(torch.from_numpy(result).to(self._model.device) for result in results)
         return (tensors[:-1], tensors[-1]) if self._model.has_exit(segment) else (tensors, None)

@@ -32,7 +32,8 @@ class Piece:
     lengths_B: Lengths
     """On the host, so that layouts are made without waiting for the device."""
     tensors: Tensors
-    """What crosses before `next_block`: tensors with a row per token of all inputs, or a row per input."""
+    """What crosses before `next_block`: tensors with a row per token of all inputs, or a row per input. Where words may
+    be pruned after it, one more: `importance` (N,), what attention every token has received so far."""
     state_BS: Tensor
     """The exit policy's state (PABEE's counter, votes), one row per input, S = 0 for policies without."""
 
@@ -96,7 +97,10 @@ class Piece:
 
 
 def fuse(pieces: Sequence[Piece]) -> Piece:
-    """One piece out of several that wait for the same block; the order of the inputs is kept."""
+    """One piece out of several that wait for the same block; the order of the inputs is kept.
+
+    Where some carry `importance` and others do not, that of the others is not known: NaN.
+    """
     first = pieces[0]
     assert all(piece.next_block == first.next_block for piece in pieces)
     if len(pieces) == 1:
@@ -106,9 +110,19 @@ def fuse(pieces: Sequence[Piece]) -> Piece:
         sample_ids=sample_ids,
         next_block=first.next_block,
         lengths_B=np.concatenate([piece.lengths_B for piece in pieces]),
-        tensors=tuple(map(torch.cat, zip(*(piece.tensors for piece in pieces), strict=True))),
+        tensors=tuple(map(torch.cat, zip(*_alike(pieces), strict=True))),
         state_BS=_cat_states([piece.state_BS for piece in pieces], len(sample_ids)),
     )
+
+
+def _alike(pieces: Sequence[Piece]) -> list[Tensors]:
+    """Their tensors, as many of each."""
+    most = max([len(piece.tensors) for piece in pieces])
+    return [piece.tensors if len(piece.tensors) == most else (*piece.tensors, _unknown(piece)) for piece in pieces]
+
+
+def _unknown(piece: Piece) -> Tensor:
+    return torch.full((int(piece.lengths_B.sum()),), torch.nan, device=piece.state_BS.device)
 
 
 def halved(values: Tensor) -> Tensor:

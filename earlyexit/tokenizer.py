@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
@@ -75,6 +76,18 @@ class TextTokenizer:
         if empty is not None:
             raise UnprocessableInputError(f"input {empty} has no tokens")
         return encodings
+
+    def offsets(self, row: TextOrPair) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where the tokens of a text, or pair, are: characters (N, 2), empty for special tokens, and which text (N,).
+
+        Of as many tokens as `encodings` gives, cut where it cuts; of special tokens the text is -1.
+        """
+        encoding = _encode(self._tokenizer, row)
+        if len(encoding.ids) > self.max_length:
+            encoding = _encode(self._cutting, row)
+        text_N = np.array([-1 if text is None else text for text in encoding.sequence_ids], dtype=np.int64)
+        offsets_N2 = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        return np.where((text_N < 0)[:, None], 0, offsets_N2), text_N
 
     def _batch(self, rows: Sequence[TextOrPair]) -> list[Encoding]:
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(rows))

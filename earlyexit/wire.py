@@ -93,8 +93,8 @@ class WirePiece:
     tensors: tuple[npt.NDArray[np.generic], ...]
     """What crosses before `next_block`: one array per tensor of the network's boundary, with a row per token of all
     inputs, or a row per input; bfloat16 as its bits (uint16). float16 where hops are in half precision, which their
-    reader need not be told. Before a network's first block on the way there its inputs, as its codec gives them. Empty
-    where nothing is computed."""
+    reader need not be told. Before a network's first block on the way there its inputs, as its codec gives them. One
+    more, `importance`, where that is measured. Empty where nothing is computed."""
     state_BS: npt.NDArray[np.generic] | None
     """The exit policy's state; None of inputs that come from no block: the policy's initial state stands for it."""
 
@@ -105,13 +105,20 @@ def entering(
     *,
     block: int = 0,
     state_BS: npt.NDArray[np.generic] | None = None,
+    measured: bool = False,
 ) -> WirePiece:
-    """Inputs before the first block of a network, as one piece; `state_BS`: of those that come from another network."""
+    """Inputs before the first block of a network, as one piece; `state_BS`: of those that come from another network.
+
+    `measured`: they carry `importance` (N,) beside the network's own inputs, what attention their tokens have received:
+    zeros as yet, to which each block adds.
+    """
+    lengths_B = np.array([each.length for each in encoded], dtype=np.int32)
+    tensors = tuple(map(np.concatenate, zip(*(each.tensors for each in encoded), strict=True)))
     return WirePiece(
         sample_ids=tuple(sample_ids),
         next_block=block,
-        lengths_B=np.array([each.length for each in encoded], dtype=np.int32),
-        tensors=tuple(map(np.concatenate, zip(*(each.tensors for each in encoded), strict=True))),
+        lengths_B=lengths_B,
+        tensors=(*tensors, np.zeros(lengths_B.sum(), dtype=np.float16)) if measured else tensors,
         state_BS=state_BS,
     )
 

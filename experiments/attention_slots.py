@@ -51,10 +51,10 @@ class OneLengthTogether(Layout):
         """None."""
         return ()
 
-    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> Tensor:
+    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> tuple[Tensor, ...]:
         """As every scheme."""
-        context = [attend(values_ND[rows].view(-1, length, values_ND.shape[1]), None) for length, rows in self._groups]
-        return torch.cat([each.flatten(0, 1) for each in context])[self._back]
+        groups = [attend(values_ND[rows].view(-1, length, values_ND.shape[1]), None) for length, rows in self._groups]
+        return tuple(torch.cat([each.flatten(0, 1) for each in kind])[self._back] for kind in zip(*groups, strict=True))
 
     @cached_property
     def _groups(self) -> list[tuple[int, Tensor]]:
@@ -76,10 +76,10 @@ class Nested(Layout):
         """None."""
         return ()
 
-    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> Tensor:
+    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> tuple[Tensor, ...]:
         """As every scheme."""
         jagged = torch.nested.nested_tensor_from_jagged(values_ND, self._offsets)
-        return attend(jagged, None).values()
+        return tuple(each.values() for each in attend(jagged, None))
 
     @cached_property
     def _offsets(self) -> Tensor:

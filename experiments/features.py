@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ BATCH = 64
 
 
 def features_of(
-    model: EarlyExitModel, rows: LabelledRows, codec: Codec[object], path: Path, dtype: FloatName
+    model: EarlyExitModel, rows: LabelledRows, codec: Codec[Any], path: Path, dtype: FloatName
 ) -> dict[int, Tensor]:
     """`exit_features` of rows, float32 though kept in half precision; read from the file if it is of these texts.
 

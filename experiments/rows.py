@@ -49,10 +49,11 @@ class Rows(Layout):
         alone = len(self.slots) == self.num_inputs
         return [self._masked((self.owner_RT >= 0)[:, None, None, :] if alone else self.same_R1TT, bias_HTT)]
 
-    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> Tensor:
+    def attend(self, values_ND: Tensor, masks: Masks, attend: Attend) -> tuple[Tensor, ...]:
         """Of rows that are already there."""
         (mask,) = masks
-        return attend(values_ND.view(len(self.slots), self.longest, -1), mask).flatten(0, 1)
+        attended = attend(values_ND.view(len(self.slots), self.longest, -1), mask)
+        return tuple(each.flatten(0, 1) for each in attended)
 
 
 def padded_rows(lengths: Sequence[int]) -> Rows:

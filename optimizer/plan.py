@@ -17,6 +17,7 @@ from earlyexit.order import DEFAULT, OrderSpec
 from earlyexit.policies import PolicyName, kind_of
 from earlyexit.reroute import check_rule
 from earlyexit.split import AfterAnswer, Split
+from earlyexit.words import check_prune
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,9 @@ class Plan:
     """What the planner expects of it: rate_per_s, latency_s, usd_per_hour."""
     networks: tuple[int, ...] = ()
     """One past the last block of every network of the chain, used or not; nothing where there is but one network."""
+    prune: Mapping[int, float] = field(default_factory=dict)
+    """By end ramp, of the inputs that go on there: words are cut whose tokens got no more than so much of the mean
+    attention, Tabi's alpha (section 4.2). Nothing: the texts go on whole."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -165,6 +169,7 @@ class Plan:
             check_begins(split, end, self.networks)
             check_crossings(split, self.networks)
         check_end(splits[-1].end, self.networks)
+        check_prune(self.prune, self.networks)
         for before, after in pairwise(splits):
             if before.after_answer != after.after_answer:
                 raise PlanError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -109,6 +109,7 @@ class PlanDocument(StrictDocument):
     after_answer: AfterAnswer = "stop"
     overlap_below: int | None = Field(default=None, ge=1)
     networks: list[int] = Field(default_factory=list)
+    prune: dict[RampKey, float] = Field(default_factory=dict)
     order: OrderDocument = Field(default_factory=OrderDetails)
     epoch: int = Field(default=0, ge=0)
     predicted: dict[str, Any] = Field(default_factory=dict)
@@ -147,6 +148,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "epoch": plan.epoch,
         "policy": None if policy is None else policy_document(policy),
         **({"networks": list(plan.networks)} if plan.networks else {}),
+        **({"prune": dict(plan.prune)} if plan.prune else {}),
         "stages": stages_document(plan.stages),
         "predicted": dict(plan.predicted),
     }
@@ -231,7 +233,7 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
     with source.said_at(("order",)):
         order = order_of(document.order)
     with source.said_at(("policy",)):
-        return Plan(
+        plan = Plan(
             stages=tuple(stages),
             policy=policy,
             dispatch=document.dispatch,
@@ -240,6 +242,8 @@ def _build(source: Source, shape: ModelShape | None) -> Plan:
             predicted=document.predicted,
             networks=networks,
         )
+    with source.said_at(("prune",)):
+        return replace(plan, prune=document.prune)
 
 
 def _check_chain(networks: tuple[int, ...], shape: ModelShape) -> None:

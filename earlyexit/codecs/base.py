@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
-from earlyexit.errors import InputError
+from earlyexit.errors import InputError, PlanError
 from earlyexit.signature import Column, Encoded
+from earlyexit.words import Words, left_of
 
 Row = TypeVar("Row")
 """One input as its caller knows it: a text, a pair of texts, an image's bytes, an array."""
@@ -31,6 +33,8 @@ class Codec(ABC, Generic[Row]):
     name: ClassVar[str]
     content_types: tuple[str, ...] = ()
     """Of bodies of `POST /predict` that are one input as they are; `from_content` reads them."""
+    prunes: ClassVar[bool] = False
+    """Whether its rows have words that `pruned` can leave out."""
     reads_tokenizer: ClassVar[bool] = False
     """Whether `load` reads the tokenizer in a model's folder, which training then puts there."""
 
@@ -75,6 +79,25 @@ class Codec(ABC, Generic[Row]):
     def surely_takes(self, row: Row) -> bool:
         """Whether `encode` takes a row that another codec of the same kind took: a cheap look, False where unsure."""
         return False
+
+    def words(self, row: Row) -> tuple[Words, ...]:
+        """Of every text of a row its words, and whose the tokens are that `encode` makes of it, cut if need be.
+
+        Raises PlanError where rows have no words.
+        """
+        raise PlanError(f"words are pruned of texts; this model's inputs are encoded by {self.name!r}")
+
+    def pruned(self, row: Row, importance_N: npt.NDArray[np.floating], alpha: float, *, rest: bool = True) -> Row:
+        """The row without the words that got little attention: see `words.pruned`.
+
+        `importance_N`: of the tokens that `encode` makes of the row, cut if need be; `rest`: whether what was cut off
+        stays. Raises PlanError for alphas that are none, and where rows have no words.
+        """
+        return self.row_of(left_of(self.words(row), importance_N, alpha, rest=rest))
+
+    def row_of(self, texts: Sequence[str]) -> Row:
+        """The row of these texts, which are as many as `words` gives; raises PlanError as that does."""
+        raise PlanError(f"words are pruned of texts; this model's inputs are encoded by {self.name!r}")
 
     @abstractmethod
     def encode(self, rows: Sequence[Row], *, truncate: bool = False) -> list[Encoded]:

@@ -10,6 +10,7 @@ from earlyexit.codecs.base import Codec, Columns, Row, texts_of
 from earlyexit.errors import InputError
 from earlyexit.signature import Column, Encoded
 from earlyexit.tokenizer import TextTokenizer
+from earlyexit.words import Words
 
 LONG_CHARS = 20_000
 """Of a request's texts together; above this, tokenizing takes milliseconds."""
@@ -19,6 +20,7 @@ TEXT = {"type": "string", "minLength": 1}
 class TokenizedCodec(Codec[Row]):
     """By the tokenizer in the model's folder, up to so many tokens."""
 
+    prunes = True
     reads_tokenizer = True
     _tokenizer: TextTokenizer
 
@@ -67,3 +69,11 @@ class TextCodec(TokenizedCodec[str]):
 
     def encode(self, rows: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         return self._tokenizer.encode(rows, truncate=truncate)
+
+    def words(self, row: str) -> tuple[Words, ...]:
+        offsets_N2, _ = self._tokenizer.offsets(row)
+        return (Words.of(row, offsets_N2),)
+
+    def row_of(self, texts: Sequence[str]) -> str:
+        (text,) = texts
+        return text

@@ -12,6 +12,7 @@ from earlyexit.codecs.base import Columns, texts_of
 from earlyexit.codecs.text import LONG_CHARS, TEXT, TokenizedCodec
 from earlyexit.errors import InputError
 from earlyexit.signature import Column, Encoded
+from earlyexit.words import Words
 
 PAIR = {"type": "array", "items": TEXT, "minItems": 2, "maxItems": 2}
 
@@ -52,6 +53,15 @@ class TextPairCodec(TokenizedCodec[tuple[str, str]]):
 
     def encode(self, rows: Sequence[tuple[str, str]], *, truncate: bool = False) -> list[Encoded]:
         return [self._encoded(encoding) for encoding in self._tokenizer.encodings(rows, truncate=truncate)]
+
+    def words(self, row: tuple[str, str]) -> tuple[Words, ...]:
+        offsets_N2, text_N = self._tokenizer.offsets(row)
+        own = (np.where((text_N == k)[:, None], offsets_N2, 0) for k in range(len(row)))
+        return tuple(map(Words.of, row, own))
+
+    def row_of(self, texts: Sequence[str]) -> tuple[str, str]:
+        one, another = texts
+        return one, another
 
     def _encoded(self, encoding: Encoding) -> Encoded:
         columns = (encoding.ids, encoding.type_ids) if self.token_types else (encoding.ids,)

@@ -26,6 +26,9 @@ FILES = {"exported": ("graph.json",), "onnx": ("graph.onnx", "graph.onnx.data")}
 FLOAT32_ONLY = ("exported", "onnx")
 """Families whose networks run in float32 whatever type is asked for, known before one is loaded."""
 
+MEASURES_IMPORTANCE = ("bert", "distilbert", "mpnet", "roberta")
+"""Families whose networks tell how much attention every token receives (`Backbone.measures_importance`)."""
+
 
 def find_family(name: str) -> Family:
     """The family of that name, or anybody's own by `module:function`, imported now.

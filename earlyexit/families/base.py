@@ -34,6 +34,9 @@ class Backbone(nn.Module, ABC):
     another layout."""
     float32_only: ClassVar[bool] = False
     """Whether it computes in float32 whatever type is asked for; it may then be without parameters."""
+    measures_importance: ClassVar[bool] = False
+    """Whether `run_blocks` takes and gives one tensor more, `importance` (N,): what attention every token has received,
+    to which each block adds."""
     own_segments: ClassVar[str | None] = None
     """Where what computes its segments is, as in `BACKENDS`, whichever backend is named; None where that one does."""
 

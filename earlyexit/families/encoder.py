@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from earlyexit.boundary import Boundary, TensorSpec
 from earlyexit.errors import ModelFolderError
 from earlyexit.families.base import Backbone, FinalHead, JsonDict
+from earlyexit.families.received import attend_and_measure
 from earlyexit.layout import Layout, Masks
 from earlyexit.piece import Tensors
 from earlyexit.ramps import RampStyle
@@ -84,14 +85,29 @@ class EncoderBlock(nn.Module):
 
     def forward(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> Tensor:
         """Packed (N, D) to (N, D); only the attention itself sees rows, and the masks that the layout has of them."""
-        return self._finish(hidden_ND, layout.attend(self.qkv(hidden_ND), masks, self._attend))
+        (context_ND,) = layout.attend(self.qkv(hidden_ND), masks, self._attend)
+        return self._finish(hidden_ND, context_ND)
 
-    def _attend(self, qkv_RTD: Tensor, mask: Tensor | None) -> Tensor:
+    def measured(self, hidden_ND: Tensor, layout: Layout, masks: Masks) -> tuple[Tensor, Tensor]:
+        """As `forward`, and what attention every token receives, (N,), summed over the block's heads and queries."""
+        counted_RT = layout.counted_RT
+
+        def attend(qkv_RTD: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+            context_RHTd, received_RT = attend_and_measure(*self._by_head(qkv_RTD), mask, counted_RT)
+            return context_RHTd.transpose(1, 2).flatten(-2), received_RT
+
+        context_ND, received_N = layout.attend(self.qkv(hidden_ND), masks, attend)
+        return self._finish(hidden_ND, context_ND), received_N
+
+    def _attend(self, qkv_RTD: Tensor, mask: Tensor | None) -> tuple[Tensor]:
+        context_RHTd = F.scaled_dot_product_attention(*self._by_head(qkv_RTD), attn_mask=mask)
+        return (context_RHTd.transpose(1, 2).flatten(-2),)
+
+    def _by_head(self, qkv_RTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query_RHTd, key_RHTd, value_RHTd = qkv_RTD.view(*qkv_RTD.shape[:2], 3, self.num_heads, -1).permute(
             2, 0, 3, 1, 4
         )
-        context_RHTd = F.scaled_dot_product_attention(query_RHTd, key_RHTd, value_RHTd, attn_mask=mask)
-        return context_RHTd.transpose(1, 2).flatten(-2)
+        return query_RHTd, key_RHTd, value_RHTd
 
     def _finish(self, hidden: Tensor, context: Tensor) -> Tensor:
         hidden = self.attention_norm(self.attention_out(context) + hidden)
@@ -107,6 +123,8 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
 
 class EncoderBackbone(Backbone):
     """Embeddings and a chain of encoder blocks."""
+
+    measures_importance = True
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -133,10 +151,18 @@ class EncoderBackbone(Backbone):
 
     def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
         masks = layout.masks(self.attention_bias(layout))
-        (hidden_ND,) = hidden
-        for index in range(first, end):
-            hidden_ND = self.blocks[index](hidden_ND, layout, masks)
-        return (hidden_ND,)
+        hidden_ND, *measured = hidden
+        if not measured:
+            for index in range(first, end):
+                hidden_ND = self.blocks[index](hidden_ND, layout, masks)
+            return (hidden_ND,)
+        (importance_N,) = measured
+        importance_N = importance_N.float()  # in half precision a sum over many blocks would stop growing
+        for block in self.blocks[first:end]:
+            assert isinstance(block, EncoderBlock)
+            hidden_ND, received_N = block.measured(hidden_ND, layout, masks)
+            importance_N = importance_N + received_N
+        return hidden_ND, importance_N
 
     def attention_bias(self, layout: Layout) -> Tensor | None:
         """What is added to the scores of tokens in a row, (H, T, T), queries before keys: the same for all blocks.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from earlyexit.errors import PlanError
 from earlyexit.split import Split
@@ -127,3 +129,37 @@ def test_weights_of_an_ensemble_are_of_the_networks_ends(tmp_path: Path) -> None
         Plan(stages=made.stages, networks=NETWORKS, policy=PolicySpec(thresholds=0.4, weights={3: 0.2}))
     with pytest.raises(PlanError, match="are of a chain's networks, and the model is a single one"):
         Plan(stages=(stage((0, 9)),), policy=PolicySpec(thresholds=0.4, weights={3: 0.2}))
+
+
+def test_words_are_pruned_by_an_alpha_after_each_network_that_inputs_leave(tmp_path: Path) -> None:
+    made = replace(plan(stage((0, 2), (2, 5)), stage((5, 9))), prune={1: 0.7, 4: 0.9})
+    write_plan(made, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml", SHAPE) == made
+    assert "prune" not in plan_document(plan(stage((5, 9))))
+
+
+@pytest.mark.parametrize(
+    ("prune", "said"),
+    [
+        pytest.param("{3: 0.7}", r"not after block 3: networks end after blocks \[1, 4\]", id="no end"),
+        pytest.param("{8: 0.7}", r"not after block 8: networks end after blocks \[1, 4\]", id="the last"),
+        pytest.param("{1: .nan}", "(above 0 and up to 2|a finite number), not nan", id="not a number"),
+        pytest.param("{1: 0.0}", "above 0 and up to 2, not 0.0", id="nothing"),
+        pytest.param("{1: 14.0}", "above 0 and up to 2, not 14.0", id="per cent"),
+    ],
+)
+def test_a_plan_that_prunes_elsewhere_or_by_nonsense_is_refused_at_its_line(
+    prune: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.yaml"
+    lines = ["networks: [2, 5, 9]", f"prune: {prune}", "stages:", "- splits:"]
+    path.write_text("\n".join([*lines, "  - {first: 0, end: 2, batch: 4}", "  - {first: 5, end: 9, batch: 4}"]))
+    with pytest.raises(PlanError, match=rf"plan\.yaml:2: .*{said}"):
+        read_plan(path)
+    with pytest.raises(PlanError, match=said):
+        replace(plan(stage((0, 2), (5, 9))), prune=yaml.safe_load(prune))
+
+
+def test_a_plan_of_one_network_prunes_no_words() -> None:
+    with pytest.raises(PlanError, match="not after block 8: the model is a single one"):
+        Plan(stages=(stage((0, 9)),), prune={8: 0.7})

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from earlyexit.codecs import find_codec
+from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.text import TextCodec
 from earlyexit.codecs.text_pair import TextPairCodec
-from earlyexit.errors import InputError, ModelFolderError, UnprocessableInputError
+from earlyexit.errors import InputError, ModelFolderError, PlanError, UnprocessableInputError
 from earlyexit.signature import Encoded
 
 VOCABULARY = {"[CLS]": 1, "[SEP]": 2, "[UNK]": 3, **{letter: 4 + k for k, letter in enumerate("abcdefgh")}}
@@ -162,3 +162,28 @@ def test_a_card_names_them_and_their_length(folder: Path, name: str, beside: dic
 def test_a_codec_without_content_types_takes_json_only(folder: Path) -> None:
     with pytest.raises(InputError, match="a body of text/plain is not taken; inputs are sent as JSON"):
         text_codec(folder).from_content("text/plain", b"a b")
+
+
+def test_a_text_is_pruned_by_the_importance_of_its_tokens(folder: Path) -> None:
+    codec = text_codec(folder)
+    assert codec.pruned("a b c", np.array([9.0, 1.0, 5.0, 3.0, 9.0]), 0.9) == "b c"
+    assert codec.pruned("a b c", np.array([9.0, 1.0, 5.0, 3.0, 9.0], dtype=np.float16), 1.1) == "b"
+    cut = text_codec(folder, max_length=4)
+    assert cut.pruned("a b c d", np.array([9.0, 1.0, 5.0, 9.0]), 0.9) == "b c d", "what was cut is not known"
+
+
+def test_a_pair_is_pruned_as_one(folder: Path) -> None:
+    codec = pair_codec(folder)
+    importance = np.array([50.0, 3.0, 10.0, 50.0, 1.0, 2.0, 50.0])
+    assert codec.pruned(("a b", "c d"), importance, 0.4) == ("a b", "d")
+    assert codec.pruned(("a b", "c d"), importance, 0.8) == ("b", "c d")
+
+
+def test_what_is_no_text_has_no_words_to_prune() -> None:
+    codec = make_codec({"name": "tensor", "columns": [{"name": "x", "shape": [2], "datatype": "FP32"}]})
+    assert not codec.prunes
+    assert TextCodec.prunes
+    with pytest.raises(PlanError, match="words are pruned of texts; this model's inputs are encoded by 'tensor'"):
+        codec.pruned(np.zeros(2), np.ones(1), 0.5)
+    with pytest.raises(PlanError, match="words are pruned of texts"):
+        codec.row_of(["a"])

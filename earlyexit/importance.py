@@ -1,0 +1,44 @@
+"""What attention the tokens of many inputs receive in a whole network, for calibration and studies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from earlyexit.errors import PlanError
+from earlyexit.signature import Encoded
+from earlyexit.train import batches_by_length, no_progress, pack
+
+if TYPE_CHECKING:
+    from earlyexit.model import EarlyExitModel
+    from earlyexit.train import Progress
+
+
+@torch.inference_mode()
+def importance_of(
+    model: EarlyExitModel, encoded: Sequence[Encoded], *, batch: int = 64, progress: Progress = no_progress
+) -> list[npt.NDArray[np.float32]]:
+    """Of every input, (N,): summed over blocks, heads and queries. Raises PlanError where the network cannot tell."""
+    check_measures(model)
+    found: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)] * len(encoded)
+    for rows in batches_by_length(encoded, batch):
+        inputs, layout = pack([encoded[row] for row in rows], model.device)
+        begun = (*inputs, torch.zeros(layout.num_tokens, device=model.device))
+        importance_N = model.run_blocks(0, model.num_blocks, begun, layout)[-1]
+        for row, own in zip(rows, torch.split(importance_N, layout.lengths_B.tolist()), strict=True):
+            found[row] = own.cpu().numpy()
+        progress("attention", sum(len(each) > 0 for each in found), len(encoded))
+    return found
+
+
+def check_measures(model: EarlyExitModel) -> None:
+    """Raise PlanError for a network that cannot tell how much attention tokens receive."""
+    if not model.measures_importance:
+        raise PlanError(
+            f"{model.info.name}: words are pruned by the attention that they receive, which networks of the family "
+            f"{model.info.family!r} do not tell"
+        )

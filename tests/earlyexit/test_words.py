@@ -1,0 +1,207 @@
+"""Words stay by the attention that their tokens receive; what no token tells of stays too."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from earlyexit.errors import DataError, PlanError
+from earlyexit.words import (
+    LARGEST_ALPHA,
+    Words,
+    alpha_for,
+    check_prune,
+    left_of,
+    mean_of_words,
+    num_words,
+    pruned,
+    standing_of,
+)
+
+CLS = (0, 0)
+
+
+def offsets(*spans: tuple[int, int]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    return np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+
+def cut(text: str, spans: list[tuple[int, int]], importance: list[float], alpha: float = 0.8) -> str:
+    return pruned(text, offsets(*spans), np.array(importance), alpha)
+
+
+def test_a_word_stays_by_more_than_alpha_times_the_mean_over_words() -> None:
+    # [CLS] this | film | shines [SEP]; the mean over words is 4, so that 0.8 of it is 3.2.
+    spans = [CLS, (0, 4), (5, 9), (10, 16), CLS]
+    assert cut("this film shines", spans, [90.0, 3.0, 4.0, 5.0, 90.0]) == "film shines"
+    assert cut("this film shines", spans, [90.0, 4.0, 3.2, 4.8, 90.0]) == "this shines", "no more than the limit is cut"
+
+
+def test_special_tokens_are_left_out_of_the_mean() -> None:
+    spans = [CLS, (0, 1), (2, 3), CLS]
+    assert cut("a b", spans, [1000.0, 1.0, 1.0, 1000.0]) == "a b"
+
+
+def test_a_word_stays_if_one_of_its_tokens_does() -> None:
+    # beautiful|ly gone: only "gone" is below half of the mean of 2.
+    spans = [CLS, (0, 9), (9, 11), (12, 16), CLS]
+    assert cut("beautifully gone", spans, [9.0, 5.0, 0.1, 0.9, 9.0], alpha=0.5) == "beautifully"
+    assert cut("beautifully gone", spans, [9.0, 0.1, 5.0, 0.9, 9.0], alpha=0.5) == "beautifully"
+
+
+def test_the_text_stays_where_all_words_would_go() -> None:
+    assert cut("a b", [CLS, (0, 1), (2, 3), CLS], [0.0, 1.0, 1.0, 0.0], alpha=1.0) == "a b"
+    assert cut("a b", [CLS, (0, 1), (2, 3), CLS], [5.0, 0.0, 0.0, 5.0]) == "a b"
+
+
+def test_the_text_stays_where_the_importance_of_a_word_is_not_known() -> None:
+    spans = [CLS, (0, 1), (2, 3), CLS]
+    assert cut("a b", spans, [1.0, math.nan, 9.0, 1.0]) == "a b"
+    assert cut("a b", spans, [math.nan, 1.0, 9.0, math.nan]) == "b", "that of special tokens is never asked"
+
+
+def test_texts_without_words_or_tokens_stay() -> None:
+    assert cut("", [CLS, CLS], [1.0, 1.0]) == ""
+    assert cut(" \t\n", [CLS, CLS], [1.0, 1.0]) == " \t\n"
+    assert cut("a b", [CLS, CLS], [1.0, 1.0]) == "a b"
+    assert pruned("a b", offsets(), np.zeros(0), 0.5) == "a b"
+
+
+def test_words_that_no_token_tells_of_stay() -> None:
+    # A text cut after "b"; and a character that the tokenizer dropped.
+    spans = [CLS, (0, 1), (2, 3), CLS]
+    assert cut("a b c d", spans, [0.0, 1.0, 9.0, 0.0]) == "b c d"
+    assert cut("a b c d", spans, [0.0, 1.0, 1.0, 0.0], alpha=1.0) == "a b c d"
+    assert pruned("a b c d", offsets(*spans), np.array([0.0, 1.0, 9.0, 0.0]), 0.8, rest=False) == "b"
+    assert pruned("a b c d", offsets(*spans), np.array([0.0, 9.0, 9.0, 0.0]), 0.8, rest=False) == "a b"
+    assert cut("a \u200b b", [CLS, (0, 1), (4, 5), CLS], [0.0, 1.0, 9.0, 0.0]) == "\u200b b"
+
+
+def test_white_space_stays_behind_the_word_before_it() -> None:
+    spans = [(1, 2), (4, 5), (6, 7)]
+    assert cut(" a  b\nc ", spans, [9.0, 1.0, 9.0]) == " a  c"
+    assert cut(" a  b\nc ", spans, [9.0, 9.0, 1.0]) == " a  b"
+    assert cut(" a  b\nc ", spans, [9.0, 9.0, 9.0]) == " a  b\nc ", "what loses no word is the very text"
+
+
+def test_white_space_is_that_of_every_script() -> None:
+    assert cut("a\u3000b\u00a0c", [(0, 1), (2, 3), (4, 5)], [9.0, 1.0, 9.0]) == "a\u3000c"
+
+
+def test_a_chinese_sentence_is_one_word() -> None:
+    spans = [(0, 1), (1, 2), (2, 3), (4, 5)]
+    assert cut("好电影 x", spans, [0.1, 0.1, 9.0, 0.1]) == "好电影"
+
+
+def test_the_bytes_of_an_emoji_are_one_word() -> None:
+    spans = [(0, 1), (2, 3), (2, 3), (2, 3)]
+    assert cut("a 🎉", spans, [0.1, 0.1, 0.1, 9.0]) == "🎉"
+
+
+def test_a_token_with_the_space_before_it_is_the_words_behind() -> None:
+    assert cut("a b c", [(0, 1), (1, 3), (3, 5)], [9.0, 0.1, 9.0]) == "a c"
+    assert cut("a b", [(0, 1), (1, 2), (2, 3)], [9.0, 500.0, 9.0]) == "a b", "a lone space is no word's"
+
+
+def test_a_token_over_two_words_keeps_both() -> None:
+    assert cut("in fact no", [(0, 7), (8, 10)], [9.0, 0.1]) == "in fact"
+
+
+def test_half_precision_prunes_as_full_precision_does() -> None:
+    rng = np.random.default_rng(0)
+    text = " ".join(f"w{k}" for k in range(200))
+    ends = np.cumsum([len(word) + 1 for word in text.split()]) - 1
+    spans = offsets(*((int(end) - len(word), int(end)) for word, end in zip(text.split(), ends, strict=True)))
+    half = rng.uniform(50, 150, 200).astype(np.float16)
+    assert pruned(text, spans, half, 0.9) == pruned(text, spans, half.astype(np.float64), 0.9) != text
+
+
+def test_the_texts_of_a_pair_share_one_mean() -> None:
+    # [CLS] a b [SEP] c d [SEP]: the mean is 4; of the second text alone it would be 1.5.
+    first = offsets(CLS, (0, 1), (2, 3), CLS, CLS, CLS, CLS)
+    second = offsets(CLS, CLS, CLS, CLS, (0, 1), (2, 3), CLS)
+    importance = np.array([50.0, 3.0, 10.0, 50.0, 1.0, 2.0, 50.0])
+    words = [Words.of("a b", first), Words.of("c d", second)]
+    assert left_of(words, importance, 0.4) == ("a b", "d")
+    assert left_of(words, importance, 0.8) == ("b", "c d"), "no text is left empty"
+    assert standing_of(words, importance).tolist() == [0.75, 2.5, 0.25, 0.5]
+
+
+@given(
+    words=st.lists(st.text("ab🎉好", min_size=1, max_size=4), max_size=12),
+    seed=st.integers(0, 999),
+    alpha=st.floats(0.01, LARGEST_ALPHA),
+)
+def test_what_is_left_are_words_of_the_text_in_their_order(words: list[str], seed: int, alpha: float) -> None:
+    text = " ".join(words)
+    spans = offsets(CLS, *((k, k + 1) for k, letter in enumerate(text) if letter != " "), CLS)
+    importance = np.random.default_rng(seed).exponential(size=len(spans))
+    left = pruned(text, spans, importance, alpha).split()
+    rest = iter(words)
+    assert all(word in rest for word in left)
+    assert bool(left) == bool(words)
+
+
+@given(seed=st.integers(0, 999))
+def test_the_larger_alpha_the_fewer_words(seed: int) -> None:
+    text = " ".join("abcdefghij")
+    spans = offsets(*((2 * k, 2 * k + 1) for k in range(10)))
+    importance = np.random.default_rng(seed).exponential(size=10)
+    limit = np.max(importance) / np.mean(importance)
+    counts = [num_words(pruned(text, spans, importance, alpha)) for alpha in (0.1, 0.4, 0.7, 1.0) if alpha < limit]
+    assert counts == sorted(counts, reverse=True)
+
+
+@given(seed=st.integers(0, 999), share=st.floats(0.05, 0.6))
+def test_an_alpha_is_found_for_a_share_of_the_words(seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    text = " ".join("ab" for _ in range(200))
+    spans = offsets(CLS, *((3 * k + part, 3 * k + part + 1) for k in range(200) for part in (0, 1)), CLS)
+    importance = rng.uniform(1, 3, size=len(spans))
+    alpha = alpha_for(share, standing_of([Words.of(text, spans)], importance))
+    assert abs(200 * (1 - share) - num_words(pruned(text, spans, importance, alpha))) <= 1
+
+
+def test_a_share_that_no_alpha_cuts_is_refused() -> None:
+    with pytest.raises(DataError, match="above 0 and below 1, not 1"):
+        alpha_for(1.0, np.ones(3))
+    with pytest.raises(DataError, match="nothing is known of how much attention words get"):
+        alpha_for(0.5, np.zeros(0))
+    with pytest.raises(DataError, match="50% of the words get up to 3 times the mean: alphas go to 2"):
+        alpha_for(0.5, np.full(3, 3.0))
+
+
+def test_a_word_stands_as_its_best_token_does() -> None:
+    words = [Words.of("ab c \u200b d", offsets(CLS, (0, 1), (1, 2), (3, 4), (7, 8), CLS))]
+    assert standing_of(words, np.array([9.0, 1.0, 3.0, 2.0, 2.0, 9.0])).tolist() == [1.5, 1.0, 1.0]
+    assert standing_of(words, np.array([9.0, 1.0, math.nan, 2.0, 2.0, 9.0])).size == 0
+
+
+def test_the_mean_is_not_known_without_words() -> None:
+    assert math.isnan(mean_of_words([Words.of("", offsets(CLS))], np.ones(1)))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.5, math.nan, math.inf, 2.1])
+def test_an_alpha_that_is_none_is_refused(alpha: float) -> None:
+    with pytest.raises(PlanError, match="alpha above 0 and up to 2, not"):
+        cut("a", [(0, 1)], [1.0], alpha)
+
+
+def test_so_many_tokens_as_importances_are_needed() -> None:
+    with pytest.raises(ValueError, match="3 tokens have an importance, of 1"):
+        cut("a", [(0, 1)], [1.0, 1.0, 1.0])
+
+
+def test_words_are_pruned_only_where_inputs_go_on_to_another_network() -> None:
+    check_prune({5: 0.7}, (6, 18))
+    with pytest.raises(PlanError, match=r"not after block 3: networks end after blocks \[5\]"):
+        check_prune({3: 0.7}, (6, 18))
+    with pytest.raises(PlanError, match="not after block 17: "):
+        check_prune({17: 0.7}, (6, 18))
+    with pytest.raises(PlanError, match="not after block 5: the model is a single one"):
+        check_prune({5: 0.7}, ())
+    with pytest.raises(PlanError, match="not nan"):
+        check_prune({5: math.nan}, (6, 18))
