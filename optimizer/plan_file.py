@@ -22,7 +22,8 @@ from earlyexit.policies import PolicyName
 from earlyexit.source_file import Source, StrictDocument, read_source
 from earlyexit.split import AfterAnswer, Split
 from earlyexit.store import ModelCard
-from optimizer.plan import Plan, PolicySpec, Stage, check_begins, check_crossings, check_end, check_own
+from optimizer.plan import Plan, PolicySpec, Stage, check_own
+from optimizer.plan_bounds import check_begins, check_crossings, check_end
 
 RampKey = Annotated[int, Field(strict=False)]
 """JSON has string keys only."""
