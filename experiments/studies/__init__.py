@@ -9,7 +9,7 @@ from experiments.studies.study import Study
 
 FIGURES: tuple[str, ...] = tuple(
     path.stem
-    for of in ("fig", "apparate_", "pame_", "tcb_")
+    for of in ("fig", "apparate_", "pame_", "tcb_", "tabi_")
     for path in sorted(Path(__file__).parent.glob(f"{of}*.py"))
 )
 """Modules of this folder in the order of the papers, E3's first; a new study is a module and a Markdown file here."""

@@ -23,7 +23,7 @@ accelerators replaced by known times. Real: measured on the machine that the rep
 LONGEST_CLAIM = 120
 """Characters of a claim that a table can hold."""
 
-SYSTEMS = ("Apparate", "PAME", "TCB")
+SYSTEMS = ("Apparate", "PAME", "TCB", "Tabi")
 """Whose figures' modules begin with the name; those of E3 have none."""
 
 Series = Mapping[str, Sequence[float | None]]
@@ -155,16 +155,17 @@ class About:
 
     @property
     def figure(self) -> str:
-        """Of the paper, from the name: "7", "table 2"."""
-        found = re.match(r"(?:apparate_|pame_|tcb_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
+        """Of the paper, from the name: "7", "table 2"; of a study of our own its name: "v100"."""
+        found = re.match(r"(?:apparate_|pame_|tcb_|tabi_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
         if found is None:
-            return self.name
+            return self.name.partition("_")[2]
         return found[2] if found[1] == "fig" else f"table {found[2]}"
 
     @property
     def heading(self) -> str:
         """The same where a line begins: "Figure 7", "Table 2"."""
-        return self.figure.capitalize() if self.figure.startswith("table ") else f"Figure {self.figure}"
+        named = self.figure.startswith("table ") or not self.figure[0].isdigit()
+        return self.figure.capitalize() if named else f"Figure {self.figure}"
 
     @property
     def command(self) -> str:
