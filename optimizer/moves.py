@@ -294,10 +294,8 @@ def _no_worse(figures_B: FloatArray, size: int, than: int) -> bool:
 
 @compiled
 def _doubled(whole: IntArray, real: FloatArray) -> tuple[IntArray, FloatArray]:
-    rows, columns = whole.shape
-    bigger_whole, bigger_real = np.empty((2 * rows, columns), dtype=np.int64), np.empty((2 * rows, columns))
-    for row in range(rows):
-        for column in range(columns):
-            bigger_whole[row, column] = whole[row, column]
-            bigger_real[row, column] = real[row, column]
+    rows = whole.shape[0]
+    bigger_whole, bigger_real = np.empty((2 * rows, whole.shape[1]), dtype=np.int64), np.empty((2 * rows, FIGURES))
+    bigger_whole[:rows] = whole
+    bigger_real[:rows] = real
     return bigger_whole, bigger_real
