@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from deployments.ingress.versions.store import AppStatus
 from deployments.ingress.versions.tally import Tally
 from deployments.ingress.versions.versions import LOOK_S, Versions
 from deployments.settings import RepositorySettings, ServeSettings
+from earlyexit.chain_card import ModelFolder, chain_card
 from earlyexit.clock import ManualClock
 from earlyexit.errors import ControlRefusedError, InputError, UnknownModelError, VersionUnavailableError
+from earlyexit.store import WEIGHTS_FILE
 from optimizer.plan import stock_plan
 from tests.deployments.ingress.versions.version_fakes import FakeLink, FakeServed, FakeStore, SilentLink, a_request
 from tests.model_cards import a_card
@@ -260,3 +263,16 @@ async def test_versions_that_requests_are_sent_to_are_not_free(scene: Scene) -> 
             await scene.versions.check_free("intents", version)
     await scene.versions.check_free("intents", "3")
     await scene.versions.check_free("other", "1")
+
+
+async def test_a_cascade_is_a_version_of_its_large_model(scene: Scene, tmp_path: Path) -> None:
+    scene.own.card = a_card()
+    members = [ModelFolder(folder=tmp_path / name, card=a_card(name=name)) for name in ("small", "intents")]
+    for member in members:
+        member.folder.mkdir()
+        (member.folder / WEIGHTS_FILE).write_bytes(b"")
+    cascade = chain_card("intents", tmp_path / "cascade", members, provenance={})
+    scene.links["two"].served.card = cascade
+    await scene.versions.set_canary(CANARY)
+    assert (cascade.name, cascade.chain.names) == ("intents", ("small", "intents"))
+    assert await scene.answered_by() == "2"
