@@ -28,6 +28,8 @@ class CalibrationCard(BaseModel):
     thresholds: dict[int, float]
     confidences: dict[int, float] | None = None
     """Of shares, per ramp: above which a principal value counts."""
+    weights: dict[int, float] | None = None
+    """Of an ensemble that pays, by the end of a network."""
     metric: Metric = "agreement"
     """What the budget is of."""
     budget: float
@@ -38,11 +40,20 @@ class CalibrationCard(BaseModel):
 
     def policy_spec(self) -> PolicySpec:
         """As a plan names it."""
-        return policy_of_score(self.policy, self.thresholds, self.confidences)
+        return policy_of_score(self.policy, self.thresholds, self.confidences, self.weights)
+
+    def with_ensemble(self, weights: Mapping[int, float] | None, found: dict[str, Any]) -> CalibrationCard:
+        """The same, of an ensemble with these weights, None where it is off, and what was found of it."""
+        tested = {**self.tested, "ensemble": found}
+        return self.model_copy(update={"weights": None if weights is None else dict(weights), "tested": tested})
 
     def to_json(self) -> str:
-        """The file's text; of policies that have no confidences it names none, of agreement no metric."""
-        left_out = {"confidences": self.confidences is None, "metric": self.metric == "agreement"}
+        """The file's text, without confidences and weights where there are none, and of agreement without a metric."""
+        left_out = {
+            "confidences": self.confidences is None,
+            "weights": self.weights is None,
+            "metric": self.metric == "agreement",
+        }
         return self.model_dump_json(indent=2, exclude={name for name, out in left_out.items() if out}) + "\n"
 
 

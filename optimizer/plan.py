@@ -74,16 +74,19 @@ class PolicySpec:
 
 
 def policy_of_score(
-    score: PolicyName, thresholds: float | Mapping[int, float], confidences: Mapping[int, float] | None
+    score: PolicyName,
+    thresholds: float | Mapping[int, float],
+    confidences: Mapping[int, float] | None,
+    weights: Mapping[int, float] | None = None,
 ) -> PolicySpec:
-    """The policy that compares such scores with thresholds; confidences are those of shares.
+    """The policy that compares such scores with thresholds; confidences are those of shares, weights an ensemble's.
 
     Raises PlanError for shares without.
     """
     counts = "confidences" in kind_of(score).takes
     if counts and confidences is None:
         raise PlanError(f"nothing says above which confidence a {score} counts; exit records of `offramp calibrate` do")
-    return PolicySpec(name=score, thresholds=thresholds, confidences=confidences if counts else None)
+    return PolicySpec(name=score, thresholds=thresholds, confidences=confidences if counts else None, weights=weights)
 
 
 def _numbers(one_or_several: float | Mapping[int, float] | None) -> Iterable[float]:

@@ -41,7 +41,8 @@ from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
     from optimizer.survival_file import Recorded
-    from profiles.records import ExitRecords
+    from profiles.networks import weights_of
+from profiles.records import ExitRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class ProblemFile:
         if self.records is None or self.thresholds is None:
             return None
         thresholds = {ramp: self.thresholds[ramp] for ramp in ramps}
-        return policy_of_score(self.records.score, thresholds, self.records.confidences)
+        return policy_of_score(self.records.score, thresholds, self.records.confidences, weights_of(self.records))
 
 
 def read_problem(path: Path) -> ProblemFile:

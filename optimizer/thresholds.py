@@ -69,12 +69,19 @@ def divide(num_inputs: int, num_first: int, seed: int) -> tuple[IntArray, IntArr
 
 
 def learn_then_test(
-    design: ExitRecords, tested: ExitRecords, guarantee: Guarantee, block_costs: Sequence[float] | None = None
+    design: ExitRecords,
+    tested: ExitRecords,
+    guarantee: Guarantee,
+    block_costs: Sequence[float] | None = None,
+    *,
+    others: Sequence[ExitRecords] = (),
 ) -> Calibration:
     """The boldest thresholds on the path that the test accepts; raises DataError for too few inputs.
 
     What is kept to is the mean of `losses_NR` and `end_losses_N`, whatever these count. Where the end alone loses more
-    than the budget no ramp has a threshold, and `worst_loss` says so. `block_costs` as in `lay_path`.
+    than the budget no ramp has a threshold, and `worst_loss` says so. `block_costs` as in `lay_path`. `others`: the
+    tested inputs as other plans see them, such as those that leave networks of an ensemble out; an input counts with
+    the worst of all.
     """
     if len(tested) < guarantee.least_inputs:
         raise DataError(
@@ -82,22 +89,30 @@ def learn_then_test(
             f"{guarantee.confidence:.0%}; {guarantee.least_inputs} are needed"
         )
     path = lay_path(design, block_costs)
-    for log_price in _passing(path.log_prices_NR(tested), tested, guarantee):
+    views = (tested, *others)
+    for log_price in _passing(path, views, guarantee):
         thresholds = path.thresholds(log_price)
-        total = float(tested.worst_losses_N(thresholds).sum())
+        total = float(_worst_losses_N(views, thresholds).sum())
         # As policies compare, in float32: a threshold between two scores may round to the wrong one of them.
         if guarantee.holds(total, len(tested), zero_one=tested.zero_one):
             return Calibration(thresholds=thresholds, tested=tested.outcome(thresholds), worst_loss=total / len(tested))
-    return Calibration(thresholds={}, tested=tested.outcome({}), worst_loss=float(tested.worst_losses_N({}).mean()))
+    return Calibration(thresholds={}, tested=tested.outcome({}), worst_loss=float(_worst_losses_N(views, {}).mean()))
 
 
-def _passing(log_prices_NR: FloatArray, tested: ExitRecords, guarantee: Guarantee) -> Sequence[float]:
+def _worst_losses_N(views: Sequence[ExitRecords], thresholds: Mapping[int, float]) -> FloatArray:
+    """Per input, the largest loss of any view of it."""
+    return np.asarray(np.max([view.worst_losses_N(thresholds) for view in views], axis=0))
+
+
+def _passing(path: Path, views: Sequence[ExitRecords], guarantee: Guarantee) -> Sequence[float]:
     """Prices before the first at which the test fails, the boldest first; between those at which inputs leave.
 
     The rest of the path is left out: prices further back only matter where rounding spoils one or two.
     """
-    prices, totals = worst_totals(log_prices_NR, tested.losses_NR, tested.worst_losses_N({}))
-    allowed = guarantee.most_loss(totals, len(tested), zero_one=tested.zero_one)
+    log_prices_NR = np.concatenate([path.log_prices_NR(view) for view in views], axis=1)
+    losses_NR = np.concatenate([view.losses_NR for view in views], axis=1)
+    prices, totals = worst_totals(log_prices_NR, losses_NR, _worst_losses_N(views, {}))
+    allowed = guarantee.most_loss(totals, len(views[0]), zero_one=views[0].zero_one)
     count = int(np.searchsorted(totals, allowed, side="right"))
     # Whatever the ramps say, everybody leaves where the price is that of a whole loss.
     upper = [0.0] if count == len(prices) else []

@@ -9,32 +9,60 @@ from earlyexit.chain import Chain
 from earlyexit.errors import DataError
 from profiles.records import ExitRecords
 
+WEIGHTS = "weights"
+"""In the provenance of records of an ensemble: by the end of a network, what counts in what comes after it."""
+
+
+def weights_of(records: ExitRecords) -> dict[int, float] | None:
+    """Of an ensemble: what exits say is then of inputs that came by all networks before; None: nothing is mixed."""
+    found = (records.provenance or {}).get(WEIGHTS)
+    return None if found is None else {int(end): float(weight) for end, weight in found.items()}
+
+
+def check_weights(records: ExitRecords, weights: Mapping[int, float] | None, name: str) -> None:
+    """Raise DataError for records of other weights than a policy's, or a calibration's."""
+    held, wanted = weights_of(records) or {}, weights or {}
+    if held != wanted:
+        raise DataError(
+            f"{name} holds what networks say with the weights {held or 'of none'}, not {wanted or 'of none'}"
+        )
+
 
 def of_networks(records: ExitRecords, used: Sequence[int], chain: Chain) -> ExitRecords:
     """The records without the ramps of networks that are not used; blocks keep the chain's numbers.
 
     Survival still has an entry for every block of the chain: who reaches a network's start has passed the blocks of
-    those left out before it, without running them. Raises DataError for records of another chain, and for networks that
-    do not end at the reference.
+    those left out before it, without running them. Raises DataError for records of another chain, for networks that
+    do not end at the reference, and for those of an ensemble without one that counts in what comes after it.
     """
     _check_chain(records, chain)
     last = len(chain.lengths) - 1
     if list(used) != sorted(set(used)) or not used or used[-1] != last or used[0] < 0:
         raise DataError(f"networks {list(used)}: some of 0 to {last}, ascending, the last of them {last}")
+    missing = [
+        end for end, weight in (weights_of(records) or {}).items() if weight and chain.network_of(end) not in used
+    ]
+    if missing:
+        raise DataError(
+            f"exit records of an ensemble: what ended after blocks {missing} is mixed into what comes after, and "
+            f"networks {list(used)} are without it; records of the networks alone are needed"
+        )
     return records.of_ramps([ramp for ramp in records.ramps if chain.network_of(ramp) in used])
 
 
 def survival_of(
-    records: ExitRecords, thresholds: Mapping[int, float], chain: Chain
+    records: ExitRecords, thresholds: Mapping[int, float], chain: Chain, alone: ExitRecords | None = None
 ) -> dict[tuple[int, ...], tuple[float, ...]]:
     """By networks used, the share of inputs that reach every block of the chain, all ramps of these networks active.
 
     Exact for these inputs: that a small network's hard inputs are also a later one's is in the records. Ramps without
-    a threshold are never active. Raises DataError as `of_networks` does.
+    a threshold are never active. `alone`: of an ensemble's records, the same inputs where nothing is mixed, which is
+    exact where a network before the last counts alone. Raises DataError as `of_networks` does.
     """
     _check_chain(records, chain)
+    whole = len(chain.lengths)
     return {
-        used: of_networks(records, used, chain)
+        used: of_networks(records if alone is None or len(used) == whole else alone, used, chain)
         .outcome({ramp: value for ramp, value in thresholds.items() if chain.network_of(ramp) in used})
         .survival
         for used in subsets(chain)

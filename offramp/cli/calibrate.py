@@ -68,6 +68,9 @@ Latency = Annotated[
         "of a chain by their parameters."
     ),
 ]
+EnsembleFlag = Annotated[
+    bool, typer.Option("--ensemble", help="Of a chain: mix what its networks say, where that pays (docs/cascades.md).")
+]
 
 
 def calibrate(
@@ -95,6 +98,7 @@ def calibrate(
     budget: Budget = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
     latency: Latency = None,
+    ensemble: EnsembleFlag = False,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
     test_part: Annotated[str | None, typer.Option(help="Which part of the test data.", **completes(PARTS))] = None,
     dtype: Dtype = "float32",
@@ -113,6 +117,7 @@ def calibrate(
         guarantee=Guarantee(budget=budget, confidence=confidence),
         metric=choice("metric", metric, METRICS),
         latency=latency,
+        ensemble=ensemble,
         dtype=choice("dtype", dtype, DTYPES),
         seed=seed,
         source=str(data if records is None else records),
@@ -120,6 +125,8 @@ def calibrate(
     if records is not None:
         if model is not None or data is not None or test is not None:
             raise InputError("--records stands for itself: no model, --data or --test goes with it")
+        if ensemble:
+            raise InputError("--ensemble needs what every network says, which exit records do not hold: give the chain")
         return _print_calibration(*_calibrate_records(records, scale, out, job), as_json=as_json)
     if model is None or data is None:
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
@@ -156,6 +163,7 @@ def _calibrate_model(
                 held_out,
                 card.policy,
                 confidences=card.confidences,
+                weights=card.weights,
                 dtype=job.dtype,
                 progress=lambda what, done, total: progress(f"test {what}", done, total),
             )

@@ -13,6 +13,7 @@ from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
 from offramp.jobs.chain_members import check_members, members_of, parameters_by_block
+from offramp.jobs.mixing import ALONE_FILE, likely_thresholds, mix_where_it_pays
 from offramp.jobs.recording import (
     Outputs,
     batches_of_outputs,
@@ -53,6 +54,8 @@ class CalibrateJob:
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
     latency: Path | None = None
     """Profile whose seconds leaving is priced by; None: of a chain parameters of its blocks, else blocks."""
+    ensemble: bool = False
+    """Whether later networks of a chain answer together with those before them, where that pays."""
     dtype: FloatName = "float32"
     """In which the model computes what thresholds are found by."""
     seed: int = 0
@@ -92,6 +95,8 @@ def calibrate(
     chain = read_card(folder)
     if not chain.chain.is_one:
         return _calibrate_chain(folder, chain, data, job, outputs, progress or no_progress)
+    if job.ensemble:
+        raise DataError(f"{folder} is a single network: an ensemble is of a chain's")
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)
     labels = data.targets(model.task, codec)
@@ -132,18 +137,28 @@ def _calibrate_chain(
     task = find_task(chain.task)
     labels = task.targets(data.labels)
     parts = _parts(data, job)
-    policy = _policy(task, job.policy)
     tokens_N = None
     if outputs is None:
-        found, tokens_N = chain_outputs(folder, chain, data, job.dtype, progress)
-        outputs = [found]
+        run, tokens_N = chain_outputs(folder, chain, data, job.dtype, progress)
+        outputs = [run]
+    outputs = list(outputs)
     facts = _facts(job) | {MEMBERS: members_of(folder, chain)}
+    policy = _policy(task, job.policy)
     records = _recorded(outputs, policy, task, labels, design=parts[0], job=job, facts=facts)
     records = replace(records, tokens_N=tokens_N)
     costs = _measured_costs(records, job) or parameters_by_block(folder, chain)
-    card = _card(records, parts, job, facts, task=task, block_costs=costs)
-    save_calibration(card, records, folder)
-    return card, records
+    views, found = [records], None
+    if job.ensemble:
+        promised = records if job.metric == "agreement" else _of_harm(records, job)
+        likely = likely_thresholds(promised.subset(parts[0]), job.guarantee.budget, costs)
+        found, views = mix_where_it_pays(outputs[0][1], records, likely, chain.chain, task, labels, parts[0])
+    card = _card(views[0], parts, job, facts, task=task, block_costs=costs, others=views[1:])
+    forget_calibration(folder)
+    if len(views) > 1:
+        records.save(folder / ALONE_FILE)
+    card = card if found is None else card.with_ensemble(found.weights if found.is_on else None, found.document())
+    save_calibration(card, views[0], folder)
+    return card, views[0]
 
 
 def _parts(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
@@ -230,11 +245,13 @@ def _card(
     *,
     task: Task | None = None,
     block_costs: Sequence[float] | None = None,
+    others: Sequence[ExitRecords] = (),
 ) -> CalibrationCard:
-    """What is found by records whose parts, rows, lay the path and test it."""
-    promised = records if job.metric == "agreement" else _of_harm(records, job)
+    """What is found by records whose parts, rows, lay the path and test it; `others`: the same rows in other plans."""
+    promised, *views = (each if job.metric == "agreement" else _of_harm(each, job) for each in (records, *others))
     design, tested = (promised.subset(rows) for rows in parts)
-    found = learn_then_test(design, tested, job.guarantee, block_costs)
+    seen = [each.subset(parts[1]) for each in views]
+    found = learn_then_test(design, tested, job.guarantee, block_costs, others=seen)
     return CalibrationCard(
         policy=records.score,
         thresholds=found.thresholds,
@@ -274,7 +291,7 @@ def _policy(task: Task, asked: Score | None) -> Score:
 
 def forget_calibration(folder: Path) -> None:
     """Remove thresholds and records, before the model changes: they promise nothing about another one."""
-    for name in (CALIBRATION_FILE, RECORDS_FILE):
+    for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
         (folder / name).unlink(missing_ok=True)
 
 

@@ -17,14 +17,17 @@ from earlyexit.codecs import find_codec
 from earlyexit.errors import ModelFolderError
 from earlyexit.policies import make_policy
 from earlyexit.tasks import find_task
+from offramp.jobs.ensemble import mixed_outputs
 from optimizer.confidences import LEVELS, ShareArray, choose_confidences
 from optimizer.plan import policy_of_score
+from profiles.networks import WEIGHTS
 from profiles.records import ExitRecords
 from profiles.scores import Score
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from earlyexit.chain import Chain
     from earlyexit.dataset import LabelledRows
     from earlyexit.model import EarlyExitModel
     from earlyexit.policies.base import Opinion
@@ -47,12 +50,13 @@ def record_exits(
     ids: Sequence[str] | None = None,
     *,
     confidences: Confidences | None = None,
+    weights: Mapping[int, float] | None = None,
     dtype: FloatName = "float32",
     progress: Progress | None = None,
 ) -> ExitRecords:
     """Exit records of labelled rows under a calibrated model, for evaluation; `confidences` are those of shares.
 
-    Of a chain every network runs in full on every row.
+    Of a chain every network runs in full on every row, and `weights` are those of its ensemble.
     """
     import torch
 
@@ -65,6 +69,8 @@ def record_exits(
         truth_N = task.targets(data.labels)
         outputs, tokens_N = chain_outputs(folder, card, data, dtype, progress)
         records = join_records([outputs], policy, task, truth_N, confidences=confidences)
+        if weights is not None:
+            records = records_of_ensemble(outputs[1], records, card.chain, task, truth_N, weights)
     else:
         model = load_model(folder, dtype=getattr(torch, dtype))
         codec = find_codec(model.info.codec, folder)
@@ -113,6 +119,36 @@ def _check_ramps(model: EarlyExitModel, ramps: Sequence[int], folder: Path) -> N
 
 def _told_of(progress: Progress, name: str) -> Progress:
     return lambda what, done, total: progress(f"{what} {name}", done, total)
+
+
+def records_of_ensemble(
+    outputs: Mapping[int, Tensor],
+    alone: ExitRecords,
+    chain: Chain,
+    task: Task,
+    truth_N: ValueArray,
+    weights: Mapping[int, float],
+    used: Sequence[int] | None = None,
+) -> ExitRecords:
+    """Records of a chain's exits, each saying what it does together with the networks before it (`mixed_outputs`).
+
+    `alone` are those of the same rows and outputs with nothing mixed: the last network's own answer, in these records
+    too, is what losses are against, and the end costs something where the mixture says something else.
+    """
+    found = records_from_outputs(mixed_outputs(outputs, chain, task, weights, used), alone.score, task, truth_N)
+    answers_NE, full_N = found.answers(), alone.answers()[:, -1]
+    losses_NE = np.stack([task.loss(answers_NE[:, column], full_N) for column in range(answers_NE.shape[1])], axis=1)
+    assert found.true_losses_NE is not None
+    assert alone.true_losses_NE is not None
+    return replace(
+        alone,
+        scores_NR=found.scores_NR,
+        losses_NR=losses_NE[:, :-1],
+        end_losses_N=losses_NE[:, -1],
+        answers_NE=np.column_stack([answers_NE[:, :-1], full_N]),
+        true_losses_NE=np.column_stack([found.true_losses_NE[:, :-1], alone.true_losses_NE[:, -1]]),
+        provenance=dict(alone.provenance or {}) | {WEIGHTS: dict(weights)},
+    )
 
 
 def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray | None:

@@ -12,6 +12,7 @@ import numpy as np
 from earlyexit.errors import DataError, InputError
 from offramp.jobs.simulated_plan import PlayedPlan
 from optimizer.plan import PolicySpec, policy_of_score
+from profiles.networks import check_weights
 from profiles.records import ExitRecords
 from profiles.records_table import read_records
 from profiles.scores import SCORES
@@ -128,6 +129,8 @@ def _rule(name: str, records: ExitRecords, policy: PolicySpec | None, ramps: tup
     if policy.name not in ("recorded", records.score):
         raise InputError(f"the plan leaves by {policy.name}, {name} holds scores of {records.score}")
     _check_confidences(name, records, policy, ramps)
+    if policy.name != "recorded":
+        check_weights(records, policy.weights, name)
     side = "at least" if SCORES[records.score].larger_is_surer else "at most"
     values = sorted(set(_thresholds(policy, ramps).values()))
     limits = f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}, by ramp"

@@ -21,6 +21,7 @@ from offramp.service.shape import AccuracyDocument, ModelDocument
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem_shape import PublishedDocument, TableDocument
+from profiles.networks import check_weights, weights_of
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def read_exits(
         policy = (
             PolicySpec(name=name, thresholds=thresholds, records=str(path))
             if name == "recorded"
-            else policy_of_score(name, thresholds, records.confidences)
+            else policy_of_score(name, thresholds, records.confidences, weights_of(records))
         )
     # Probes know the full model's answers and no labels: nothing that is live can be held against a budget of harm.
     promised = calibration if calibration is not None and calibration.metric == "agreement" else None
@@ -113,6 +114,7 @@ def _check_of_calibration(path: Path, records: ExitRecords, calibration: Calibra
     """Refuse records whose scores are not those that the calibration's thresholds are for."""
     if records.score != calibration.policy:
         raise InputError(f"the calibration's thresholds are of {calibration.policy}, {path} holds {records.score}")
+    check_weights(records, calibration.weights, str(path))
     if records.confidences != calibration.confidences:
         raise InputError(
             f"the calibration's shares are of values above {_listed(calibration.confidences)}, "

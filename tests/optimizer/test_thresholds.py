@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain, combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -315,3 +316,29 @@ def test_what_the_end_costs_is_part_of_the_budget() -> None:
     spent = replace(tested, end_losses_N=(np.arange(1000) < 100).astype(np.float64))
     found = learn_then_test(design, spent, guarantee)
     assert (found.thresholds, found.worst_loss) == ({}, 0.1)
+
+
+def test_other_views_of_the_same_inputs_count_where_they_are_worse() -> None:
+    rng = np.random.default_rng(5)
+    answers = np.column_stack([rng.random(900) < 0.9, np.ones(900)]).astype(np.int64)
+    scores = np.where(answers[:, :1] == 1, rng.random((900, 1)) * 0.5, 0.2 + rng.random((900, 1)) * 0.8)
+    shared: dict[str, Any] = {
+        "score": "entropy",
+        "num_blocks": 3,
+        "ramps": (0,),
+        "sample_ids": tuple(map(str, range(900))),
+    }
+    records = ExitRecords.of_answers(answers, scores_NR=scores.astype(np.float32), **shared)
+    worse = ExitRecords.of_answers(
+        np.where(rng.random((900, 2)) < 0.05, 0, answers), scores_NR=records.scores_NR, **shared
+    )
+    design, tested = records.subset(np.arange(300)), records.subset(np.arange(300, 900))
+    guarantee = Guarantee(budget=0.1, confidence=0.9)
+    alone = learn_then_test(design, tested, guarantee)
+    same = learn_then_test(design, tested, guarantee, others=[tested])
+    assert (same.thresholds, same.worst_loss) == (alone.thresholds, alone.worst_loss)
+    other = worse.subset(np.arange(300, 900))
+    both = learn_then_test(design, tested, guarantee, others=[other])
+    assert both.thresholds[0] < alone.thresholds[0]
+    union_N = np.maximum(tested.worst_losses_N(both.thresholds), other.worst_losses_N(both.thresholds))
+    assert both.worst_loss == union_N.mean()
