@@ -41,8 +41,7 @@ from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
     from optimizer.survival_file import Recorded
-    from profiles.networks import weights_of
-from profiles.records import ExitRecords
+    from profiles.records import ExitRecords
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +60,8 @@ class ProblemFile:
         """The exit policy of the records, for these ramps; None where the file names no records."""
         if self.records is None or self.thresholds is None:
             return None
+        from profiles.networks import weights_of
+
         thresholds = {ramp: self.thresholds[ramp] for ramp in ramps}
         return policy_of_score(self.records.score, thresholds, self.records.confidences, weights_of(self.records))
 

@@ -101,7 +101,7 @@ def cutoffs(confidence_NL: FloatArray, right_NL: FloatArray, k: float = SLOPE) -
     average = float(right_NL.mean())
     tried: list[Cutoff] = []
     for step in range(round(FIRST_CUTOFF / CUTOFF_STEP) + 1):
-        found = at_cutoff(confidence_NL, right_NL, round(FIRST_CUTOFF - step * CUTOFF_STEP, 10), k)
+        found = at_cutoff(confidence_NL, right_NL, max(0.0, round(FIRST_CUTOFF - step * CUTOFF_STEP, 10)), k)
         if found.accuracy < average - ROUNDING:
             break
         tried.append(found)

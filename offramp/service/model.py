@@ -17,6 +17,7 @@ from earlyexit.source_file import Source
 from earlyexit.store import WEIGHTS_FILE, read_card
 from offramp.jobs.calibration import RECORDS_FILE, read_calibration
 from offramp.jobs.chain_members import check_members
+from offramp.jobs.mixing import ALONE_FILE
 from offramp.service.shape import AccuracyDocument, ModelDocument
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec, policy_of_score
@@ -38,6 +39,8 @@ class Exits:
     """With a threshold for every ramp that may be active."""
     thresholds: Mapping[int, float]
     records: ExitRecords
+    alone: ExitRecords | None
+    """Of an ensemble: the same inputs with nothing mixed."""
     budget: float | None
     confidence: float | None
     """That the calibration's thresholds keep its budget of agreement; None where none was tested."""
@@ -64,6 +67,7 @@ def read_exits(
             _check_answers(records, path, asked=document.policy == "recorded")
         if calibration is not None:
             _check_of_calibration(path, records, calibration)
+        alone = _alone(path, records)
     with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
         thresholds = _thresholds(document, calibration, card, records)
     with source.said_at(("accuracy",)):
@@ -78,6 +82,7 @@ def read_exits(
         policy=policy,
         thresholds=thresholds,
         records=records,
+        alone=alone,
         budget=document.budget if promised is None or document.budget is not None else promised.budget,
         confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
     )
@@ -98,6 +103,18 @@ def _records(path: Path, card: ModelCard) -> ExitRecords:
             f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
         )
     return records
+
+
+def _alone(path: Path, records: ExitRecords) -> ExitRecords | None:
+    """What lies beside an ensemble's records; raises InputError where it is gone."""
+    from profiles.records import ExitRecords
+
+    beside = path.with_name(ALONE_FILE)
+    if weights_of(records) is None:
+        return None
+    if not beside.is_file():
+        raise InputError(f"{path} is of an ensemble, and {beside.name} is not beside it: calibrate again")
+    return ExitRecords.load(beside)
 
 
 def _check_answers(records: ExitRecords, path: Path, *, asked: bool) -> None:

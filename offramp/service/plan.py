@@ -46,7 +46,7 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
             objective=objective,
             budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
             networks=card.chain.networks,
-            survival_of=None if card.chain.is_one else survival_of(parts.exits.records, thresholds, card.chain),
+            survival_of=_survival_of(parts, thresholds),
         )
     problem = _with_lengths(problem, parts)
     if document.planner.strategy == "pame":
@@ -54,6 +54,14 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
     limit = document.planner.batch_limit
     with parts.source.said_at(("planner", "batch_limit")):
         return problem if limit is None else with_batch_limit(problem, limit)
+
+
+def _survival_of(
+    parts: ServiceParts, thresholds: Mapping[int, float]
+) -> dict[tuple[int, ...], tuple[float, ...]] | None:
+    """By networks used; None of a single network."""
+    chain, exits = parts.card.chain, parts.exits
+    return None if chain.is_one else survival_of(exits.records, thresholds, chain, exits.alone)
 
 
 def _with_lengths(problem: PlanProblem, parts: ServiceParts) -> PlanProblem:
