@@ -68,6 +68,9 @@ Latency = Annotated[
         "of a chain by their parameters."
     ),
 ]
+RecordsOut = Annotated[
+    Path | None, typer.Option(help="With --records: folder for calibration.json and exit_records.npz.")
+]
 EnsembleFlag = Annotated[
     bool, typer.Option("--ensemble", help="Of a chain: mix what its networks say, where that pays (docs/cascades.md).")
 ]
@@ -90,9 +93,7 @@ def calibrate(
         float | None,
         typer.Option(help="Of records whose answers are numbers: a difference of this much is wholly wrong."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="With --records: folder for calibration.json and exit_records.npz.")
-    ] = None,
+    out: RecordsOut = None,
     policy: Policy = None,
     metric: MetricName = "agreement",
     budget: Budget = 0.01,
@@ -125,8 +126,6 @@ def calibrate(
     if records is not None:
         if model is not None or data is not None or test is not None:
             raise InputError("--records stands for itself: no model, --data or --test goes with it")
-        if ensemble:
-            raise InputError("--ensemble needs what every network says, which exit records do not hold: give the chain")
         return _print_calibration(*_calibrate_records(records, scale, out, job), as_json=as_json)
     if model is None or data is None:
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
@@ -184,6 +183,8 @@ def _calibrate_records(
     from offramp.jobs.training import make_folder
     from profiles.records_table import read_records
 
+    if job.ensemble:
+        raise InputError("--ensemble needs what every network says, which exit records do not hold: give the chain")
     found = read_records(path, scale=scale)
     if job.policy not in (None, found.score):
         raise InputError(f"--policy {job.policy}: {path} holds scores of {found.score}")
