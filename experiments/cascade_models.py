@@ -15,12 +15,14 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import get_args
 
+from earlyexit.boundary import FloatName
 from earlyexit.dataset import LabelledRows
 from experiments import ag_news, clinc150, mpnet, sst2
 from experiments.data import RUNS, require_data
 from experiments.models import finished
 from experiments.mpnet import GUARANTEE, DataName, labelled, parts_of
-from offramp.jobs.calibration import CalibrateJob
+from offramp.jobs.calibration import CalibrateJob, calibrate
+from offramp.jobs.chaining import chain_models
 from offramp.jobs.packaged import resolve_backbone
 from offramp.jobs.train_job import TrainJob
 from optimizer.calibration_file import CALIBRATION_FILE
@@ -67,12 +69,22 @@ def make_large(data: DataName) -> Path:
     return folder
 
 
+def make_chain(data: DataName, *, dtype: FloatName = "bfloat16") -> Path:
+    """MiniLM before the reference, calibrated; its folder."""
+    members, folder = [make_small(data), make_large(data)], chain_folder(data)
+    if (folder / CALIBRATION_FILE).is_file():
+        return folder
+    chain_models(members, folder, name=f"cascade-{data.replace('_', '-')}")
+    calibrate(folder, parts_of(data)["validate"], CalibrateJob(guarantee=GUARANTEE, dtype=dtype, source=data))
+    return folder
+
+
 def main() -> None:
     """Make what is missing and say where it is."""
     parser = ArgumentParser(prog="python -m experiments.cascade_models", description=__doc__)
     parser.add_argument("data", nargs="*", choices=get_args(DataName), default=get_args(DataName))
     for data in parser.parse_args().data:
-        print(f"{data}: {make_small(data)} before {make_large(data)}", flush=True)
+        print(f"{data}: {make_chain(data)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.store import load_model, save_model
 from earlyexit.tokenizer import TOKENIZER_FILE
 from offramp.jobs.calibration import CalibrateJob, calibrate
+from offramp.jobs.chaining import chain_models
 
 MODEL, SMALL, LARGE, CASCADE = "model", "small", "large", "cascade"
 """Folders of a run of the demo."""
@@ -32,6 +33,8 @@ def make_cascade(runs: Path, validate: LabelledRows, job: CalibrateJob) -> Path:
         save_model(member, folder)
         shutil.copyfile(runs / MODEL / TOKENIZER_FILE, folder / TOKENIZER_FILE)
         calibrate(folder, validate, job)
+    chain_models([runs / SMALL, runs / LARGE], runs / CASCADE, name="demo-cascade")
+    calibrate(runs / CASCADE, validate, job)
     return runs / CASCADE
 
 

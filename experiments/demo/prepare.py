@@ -9,6 +9,7 @@ from pathlib import Path
 from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.split import Split
 from earlyexit.store import read_card
+from experiments.demo.cascade import CASCADE, MODEL, make_cascade
 from experiments.demo.texts import LabelledText, divide, generate, write_csv
 from offramp.jobs.calibration import CalibrateJob, calibrate, read_calibration
 from offramp.jobs.packaged import resolve_backbone
@@ -39,11 +40,14 @@ def prepare(runs: Path, data: Path | None) -> Prepared:
     """Train and calibrate, unless an earlier run left the model."""
     runs.mkdir(parents=True, exist_ok=True)
     parts = _own_parts(data) if data else _generated_parts(runs)
-    folder = runs / "model"
+    folder = runs / MODEL
     source = str(data.resolve()) if data else "generated"
     if not _is_trained_on(folder, source):
-        shutil.rmtree(folder, ignore_errors=True)
+        for stale in (folder, runs / CASCADE):
+            shutil.rmtree(stale, ignore_errors=True)
         _train(folder, *parts, source=source)
+    if not (runs / CASCADE / CALIBRATION_FILE).is_file():
+        make_cascade(runs, parts[1], CalibrateJob(seed=SEED, source=source))
     calibration = read_calibration(folder)
     expected = record_exits(folder, parts[2], calibration.policy)
     return Prepared(folder=folder, test=parts[2], calibration=calibration, expected=expected)

@@ -14,7 +14,8 @@ from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
 from profiles.catalogue import published_profile
 from profiles.latency import LatencyProfile
-from tests.offramp.service.service_folders import write_model
+from profiles.table import LatencyTable
+from tests.offramp.service.service_folders import write_chain, write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -83,21 +84,31 @@ def examples(tmp_path: Path) -> Path:
     shutil.copytree(EXAMPLES, tmp_path / "examples")
     write_model(tmp_path / "runs/demo/model", num_blocks=6)
     write_model(tmp_path / "runs/emulated/model", num_blocks=12)
+    demo = tmp_path / "runs/demo"
+    small, large = write_model(demo / "small", num_blocks=3, name="s"), write_model(demo / "large", num_blocks=6)
+    write_chain(demo / "cascade", small, large)
+    a_profile(6).save(demo / "latency-cpu.json")
+    a_profile(9).save(demo / "latency-cascade.json")
+    write_model(tmp_path / "runs/mine", num_blocks=6)
+    a_profile(6).save(tmp_path / "runs/mine/edge-box.json")
+    return tmp_path / "examples"
+
+
+def a_profile(num_blocks: int) -> LatencyProfile:
+    """Of so many of BERT-base's blocks, with a ramp after each but the last."""
     known = published_profile("bert-base", "V100").at(128)
-    profile = LatencyProfile(
+    ramps = tuple(range(num_blocks - 1))
+    table = LatencyTable(
+        batches=(1, 2), block_s_NB=known.block_s_NB[:num_blocks, :2], ramp_s_EB=known.ramp_s_EB[: len(ramps), :2]
+    )
+    return LatencyProfile(
         model="demo",
-        num_blocks=6,
-        ramps=(0, 1, 2, 3, 4),
+        num_blocks=num_blocks,
+        ramps=ramps,
         device="cpu",
         backend="torch",
         dtype="float32",
         kind="measured",
-        tables={
-            16: type(known)(batches=(1, 2), block_s_NB=known.block_s_NB[:6, :2], ramp_s_EB=known.ramp_s_EB[:5, :2])
-        },
+        tables={16: table},
         provenance={},
     )
-    profile.save(tmp_path / "runs/demo/latency-cpu.json")
-    write_model(tmp_path / "runs/mine", num_blocks=6)
-    profile.save(tmp_path / "runs/mine/edge-box.json")
-    return tmp_path / "examples"

@@ -22,6 +22,7 @@ from tests.deployments.ingress.api.signatures import TEXT
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COUNTS = {
     "laptop": {"cpu": 2},
+    "cascade": {"cpu": 2},
     "v100_16": {"emulated:V100": 16},
     "e3_mixed": {"emulated:V100": 6, "emulated:P100": 8, "emulated:K80": 15},
 }
