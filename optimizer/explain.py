@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -48,6 +49,8 @@ class Explanation:
     fills: tuple[float, ...]
     """Mean expected batch over its batch size, per split."""
     comparisons: tuple[Comparison, ...]
+    answered_by: Mapping[int, float]
+    """Of a chain, by network that the plan uses: the share of the inputs that it answers. Of one network: nothing."""
 
 
 def explain(problem: PlanProblem, planned: Planned, decisions: Mapping[Strategy, Decision]) -> Explanation:
@@ -56,7 +59,19 @@ def explain(problem: PlanProblem, planned: Planned, decisions: Mapping[Strategy,
         binds=tuple(binds(problem, planned.stages, planned.figures)),
         fills=tuple(split.fill for split in planned.figures.splits),
         comparisons=compare(problem, decisions),
+        answered_by=answered_by(problem, planned.figures),
     )
+
+
+def answered_by(problem: PlanProblem, figures: Evaluation) -> dict[int, float]:
+    """See `Explanation`: who enters a network and does not enter the next one has its answer there."""
+    if not problem.networks:
+        return {}
+    enters: dict[int, float] = {}
+    for each in figures.splits:
+        enters.setdefault(bisect_right(problem.networks, each.split.first), each.reached_by)
+    goes_on = (*list(enters.values())[1:], 0.0)
+    return {network: share - on for (network, share), on in zip(enters.items(), goes_on, strict=True)}
 
 
 def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:

@@ -115,6 +115,8 @@ def _figures(answer: PlanAnswer) -> Table:
         _soonest(table, answer.problem, planned)
     table.add_row("worst-case latency", f"{milliseconds(figures.latency_s)} ms of {milliseconds(limit_s)} ms allowed")
     table.add_row("cost", f"{figures.usd_per_hour:.2f} USD/h")
+    for index, (network, share) in enumerate(answer.explanation.answered_by.items()):
+        table.add_row("" if index else "answers", f"{share:.1%} by model {network} of the chain")
     for index, bind in enumerate(answer.explanation.binds):
         table.add_row("" if index else "binds", bind.text)
     proof = "exact: no plan of its space is better" if planned.gap == 0 else f"within {planned.gap:.2%} of the best"

@@ -115,6 +115,7 @@ def answer_document(answer: PlanAnswer | NoPlanAnswer) -> dict[str, Any]:
             {"rate_per_s": each.rate_per_s, "hop_s": each.hop_s, "hop_rate_per_s": _finite(each.hop_rate_per_s)}
             for each in figures.stages
         ],
+        **({"answered_by": answer.explanation.answered_by} if answer.problem.networks else {}),
         "baselines": _baselines(answer.problem, answer.explanation.comparisons),
         "joint": None if answer.rescoring is None else _joint_document(answer.problem, answer.rescoring),
     }

@@ -261,6 +261,7 @@ def _records_of(
     judge = _judge(policy, confidences)
     answers_NE = np.stack([opinion.value_B.numpy() for opinion in opinions.values()], axis=1)
     scores = [judge.score(ramp, opinions[ramp]).numpy() for ramp in ramps]
+    no_scores = np.zeros((len(truth_N), 0))
     tallies_NE = np.stack([task.tallies(answers_NE[:, column], truth_N) for column in range(len(opinions))], axis=1)
     return ExitRecords.of_answers(
         answers_NE,
@@ -268,7 +269,7 @@ def _records_of(
         num_blocks=last + 1,
         ramps=tuple(ramps),
         sample_ids=tuple(map(str, range(len(truth_N)))),
-        scores_NR=np.stack(scores, axis=1).astype(np.float32),
+        scores_NR=(np.stack(scores, axis=1) if scores else no_scores).astype(np.float32),
         truth_N=truth_N,
         loss=task.loss,
         zero_one=task.zero_one,

@@ -5,10 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from earlyexit.store import load_model, save_model
+from earlyexit.dataset import LabelledRows
+from earlyexit.store import load_model, read_card, save_model
 from earlyexit.train import exit_outputs
-from experiments.demo.cascade import first_blocks
-from tests.end_to_end.tiny_service import NUM_BLOCKS, make_model, some_texts
+from experiments.demo.cascade import CASCADE, LARGE, MODEL, SMALL, first_blocks, make_cascade
+from offramp.jobs.calibration import CalibrateJob, read_calibration
+from optimizer.risk import Guarantee
+from tests.end_to_end.tiny_service import LABELS, NUM_BLOCKS, make_model, some_texts
 
 
 @pytest.mark.parametrize(("num_blocks", "ramps"), [(1, True), (2, True), (NUM_BLOCKS, True), (NUM_BLOCKS, False)])
@@ -20,3 +23,16 @@ def test_a_models_first_blocks_answer_as_its_exits_do(tmp_path: Path, num_blocks
     whole = exit_outputs(model, encoded)
     for block, outputs_NC in exit_outputs(small, encoded).items():
         torch.testing.assert_close(outputs_NC, whole[block])
+
+
+def test_the_demos_cascade_is_half_of_its_model_before_all_of_it_without_ramps(tmp_path: Path) -> None:
+    make_model(tmp_path / MODEL)
+    texts = some_texts(60)
+    rows = LabelledRows.of_texts(texts=texts, labels=(LABELS[at % len(LABELS)] for at in range(len(texts))))
+    folder = make_cascade(tmp_path, rows, CalibrateJob(guarantee=Guarantee(budget=0.3, confidence=0.5)))
+    card, half = read_card(folder), NUM_BLOCKS // 2
+    assert folder == tmp_path / CASCADE
+    assert card.chain.networks == (half, half + NUM_BLOCKS)
+    assert card.members(folder) == (tmp_path / SMALL, tmp_path / LARGE)
+    assert card.ramps == tuple(range(half)), "those of the small model, its end among them"
+    assert set(read_calibration(folder).thresholds) <= set(card.ramps)

@@ -7,7 +7,7 @@ import pytest
 from earlyexit.split import Split
 from optimizer.decision import Binding, NoPlan, Planned, Strategy
 from optimizer.evaluate import evaluate
-from optimizer.explain import binds, compare, explain, no_plan_text
+from optimizer.explain import answered_by, binds, compare, explain, no_plan_text
 from optimizer.plan import Stage
 from optimizer.problem import Link, MinimizeCost, PlanProblem, Slo, Supply
 from optimizer.problem_file import parse_problem
@@ -125,3 +125,17 @@ def test_where_nothing_would_do_that_is_said() -> None:
     assert said == "no plan: the devices (0 V100) are too few; no other SLO or rate would do"
     slo = no_plan_text(none, NoPlan(strategy="best", binding="latency"))
     assert slo == "no plan: the SLO of 100 ms binds; no other SLO or rate would do"
+
+
+def test_of_a_chain_it_is_said_which_network_answers_how_many() -> None:
+    """Half of the inputs leave at the first block, which is a network of its own here; or nobody enters it."""
+    chain = replace(PROBLEM, networks=(1, 2))
+    both = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)), split(1, 2)))
+    alone = Stage(device="V100", replicas=1, splits=(split(1, 2),))
+    assert answered_by(chain, evaluate(chain, (both,))) == {0: 0.5, 1: 0.5}
+    assert answered_by(chain, evaluate(chain, (alone,))) == {1: 1.0}
+    assert answered_by(PROBLEM, evaluate(PROBLEM, BEST)) == {}
+
+
+def split(first: int, end: int) -> Split:
+    return Split(first=first, end=end, batch=4)

@@ -26,6 +26,13 @@ def model(**changes: Any) -> dict[str, Any]:
     return {"folder": "cascade", "latency": {"cpu": TABLE}, "memory_bytes": 1} | changes
 
 
+@pytest.mark.parametrize("models", [{}, {"models": ["small", "model"]}], ids=["unsaid", "said"])
+def test_a_chain_is_served_as_any_model_is(files: Files, models: dict[str, Any]) -> None:
+    plan = files.read(model=model(**models)).settings.plan
+    assert plan.networks == (2, 5)
+    assert [split.end for split in plan.splits if split.end in plan.networks] == [2, 5]
+
+
 @pytest.mark.parametrize(
     ("models", "words"),
     [

@@ -1,0 +1,171 @@
+"""What the live comparison of a cascade serves: one chain, and a plan for each way of answering by it.
+
+- `large`: the reference alone, without ramps.
+- `large, ramps`: the reference alone with the ramps and thresholds of its own calibration.
+- `ends`: the small model before the large one, inputs leaving at the small one's end only.
+- `cascade`: with the ramps inside both.
+
+Every plan is the planner's for one stage on the same cores, from one profile of the chain.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deployments.settings import ServeSettings
+from earlyexit.boundary import FloatName
+from earlyexit.codecs import find_codec
+from earlyexit.errors import PlanError
+from earlyexit.store import read_card
+from experiments.live.service import NEVER_S, STATE, hand_control
+from offramp.jobs.calibration import read_calibration
+from offramp.jobs.planning import NoPlanAnswer, answer
+from offramp.jobs.profiling import ProfileJob, profile_model
+from offramp.service.file import read_service
+from offramp.service.parts import ServiceParts, read_parts
+from offramp.service.plan import service_problem
+from optimizer.calibration_file import CalibrationCard
+from optimizer.networks import Part
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.planner import solve
+from optimizer.problem import PlanProblem
+from optimizer.problem_file import ProblemFile
+from profiles.table import LatencyTable
+
+LARGE, LARGE_RAMPS, ENDS, CASCADE = "large", "large, ramps", "ends", "cascade"
+SIDES = (LARGE, LARGE_RAMPS, ENDS, CASCADE)
+SLO_FACTOR, SLACK = 12.5, 0.5
+"""As `experiments.peers.plans` has them: the SLO in runs of the large model on a text, and what is left for queues."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is served, and on what."""
+
+    chain: Path
+    texts: tuple[str, ...]
+    dtype: FloatName
+    workers: int
+    batch_limit: int
+    folder: Path
+    """Where service files are written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """One service, and the plans that it follows in turns."""
+
+    settings: ServeSettings
+    plans: Mapping[str, Plan]
+    slo_s: float
+    mean_length: int
+    table: LatencyTable
+    """Of the whole chain, with a row for every ramp."""
+
+
+def make_sides(setup: Setup, *, repeats: int = 5) -> Sides:
+    """Profile the chain, plan every side. Raises PlanError where a side has no plan within the SLO."""
+    length = mean_length(setup)
+    table = _profiled(setup, length, repeats)
+    chain = read_card(setup.chain).chain
+    first = chain.starts[-1]
+    slo_s = SLO_FACTOR * float(table.block_s_NB[first:, 0].sum())
+    parts = _parts(setup, setup.chain, "chain", _rows(table, chain.ramps, 0), slo_s)
+    reference = read_card(setup.chain).members(setup.chain)[-1]
+    ramps = tuple(ramp for ramp in chain.ramps if ramp >= first)
+    alone = _parts(setup, reference, "reference", _rows(table, ramps, first), slo_s)
+    whole = service_problem(parts)
+    in_chain = Part(whole=whole, used=(len(chain.lengths) - 1,)).in_chain
+    plans = {
+        LARGE: Plan(stages=in_chain(_stages(_with_ramps(alone, ()))), networks=chain.networks),
+        LARGE_RAMPS: Plan(
+            stages=in_chain(_stages(alone)),
+            policy=_shifted(read_calibration(reference), first),
+            networks=chain.networks,
+        ),
+        ENDS: Plan(
+            stages=_stages(_with_ramps(parts, chain.end_ramps)), policy=parts.exits.policy, networks=chain.networks
+        ),
+        CASCADE: Plan(stages=_stages(parts), policy=parts.exits.policy, networks=chain.networks),
+    }
+    control = hand_control(whole, parts.exits.policy, state="cascade")
+    settings = read_service(setup.folder / "chain.yaml").settings
+    changes = {"plan": plans[CASCADE], "control": control, "slots": {"cpu": 1}, "probe_share": 0.0}
+    return Sides(
+        settings=settings.model_copy(update=changes), plans=plans, slo_s=slo_s, mean_length=length, table=table
+    )
+
+
+def mean_length(setup: Setup) -> int:
+    """Tokens of a text, as the first network reads it."""
+    codec = find_codec(read_card(setup.chain).codec, setup.chain)
+    encoded = codec.encode(codec.from_columns({"text": np.array(setup.texts, dtype=object)}), truncate=True)
+    return round(float(np.mean([each.length for each in encoded])))
+
+
+def _profiled(setup: Setup, length: int, repeats: int) -> LatencyTable:
+    batches = tuple(2**k for k in range(setup.batch_limit.bit_length()))
+    profile, _ = profile_model(
+        setup.chain, ProfileJob(dtype=setup.dtype, batches=batches, lengths=(length,), repeats=repeats)
+    )
+    return profile.at(length)
+
+
+def _rows(table: LatencyTable, ramps: tuple[int, ...], first: int) -> dict[str, Any]:
+    """The table from a block on, as a service file writes it out; `ramps` are those whose rows come last."""
+    ramp_s = table.ramp_s_EB[len(table.ramp_s_EB) - len(ramps) :]
+    return {
+        "batch": list(table.batches),
+        "block_s": table.block_s_NB[first:].tolist(),
+        "ramp_s": ramp_s.tolist(),
+        "length": table.length,
+    }
+
+
+def _parts(setup: Setup, model: Path, name: str, latency: dict[str, Any], slo_s: float) -> ServiceParts:
+    """A service of the model on these cores, by way of its file."""
+    document = {
+        "schema_version": 1,
+        "name": name,
+        "model": {"folder": str(model.resolve()), "dtype": setup.dtype, "latency": {"cpu": latency}},
+        "slo": {"latency_s": slo_s, "slack": SLACK},
+        "cluster": {"devices": {"cpu": {"count": setup.workers}}},
+        "planner": {
+            "strategy": "serial",
+            "max_stages": 1,
+            "period_s": NEVER_S,
+            "state": str((STATE / f"{name}.sqlite").resolve()),
+        },
+    }
+    setup.folder.mkdir(parents=True, exist_ok=True)
+    path = setup.folder / f"{name}.yaml"
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    return read_parts(path)
+
+
+def _with_ramps(parts: ServiceParts, ramps: tuple[int, ...]) -> ServiceParts:
+    """The same service, of whose ramps only these may be on."""
+    thresholds = {ramp: value for ramp, value in parts.exits.thresholds.items() if ramp in ramps}
+    return replace(parts, exits=replace(parts.exits, thresholds=thresholds))
+
+
+def _stages(parts: ServiceParts) -> tuple[Stage, ...]:
+    problem: PlanProblem = service_problem(parts)
+    file = ProblemFile(problem=problem, records=parts.exits.records, thresholds=parts.exits.thresholds)
+    found = answer(file, "serial", solve, compared=())
+    if isinstance(found, NoPlanAnswer):
+        raise PlanError(found.message)
+    return found.planned.stages
+
+
+def _shifted(calibration: CalibrationCard, first: int) -> PolicySpec:
+    """A network's own policy, with its ramps as the chain numbers them."""
+    spec = calibration.policy_spec()
+    assert isinstance(spec.thresholds, Mapping)
+    return replace(spec, thresholds={first + ramp: value for ramp, value in spec.thresholds.items()})
