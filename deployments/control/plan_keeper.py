@@ -333,6 +333,9 @@ class PlanKeeper:
             raise OfframpError(f"there are no slots {unknown} any more")
         if placed.plan.num_blocks != self._problem.num_blocks:
             raise OfframpError(f"it is of {placed.plan.num_blocks} blocks, not {self._problem.num_blocks}")
+        if placed.plan.networks != self._problem.networks:
+            ours, its = list(self._problem.networks), list(placed.plan.networks)
+            raise OfframpError(f"its networks end at {its}, not at {ours}")
 
 
 def _policy_document(policy: PolicySpec) -> dict[str, Any]:

@@ -74,6 +74,11 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
             f"control.problem has {problem.num_blocks} blocks and ramps {list(problem.ramps)}; "
             f"the model has {shape.num_blocks} and {list(shape.ramps)}"
         )
+    if problem.networks != shape.networks:
+        raise PlanError(
+            f"control.problem has networks that end at {list(problem.networks)}, the model's end at "
+            f"{list(shape.networks)}"
+        )
     unknown = sorted(set(settings.plan.ramps) - set(problem.ramps))
     if unknown:
         raise PlanError(f"the plan to begin with has ramps {unknown}, control.problem has {list(problem.ramps)}")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,8 @@ def test_tuning_without_what_it_needs_is_refused(
     }
     with pytest.raises(PlanError, match=words):
         check_control(settings(tmp_path, control=control | changes, probe_share=probe_share), SHAPE)
+
+
+def test_a_problem_whose_networks_are_not_the_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"control.problem has networks that end at \[\], the model's end at \[2, 4\]"):
+        check_control(settings(tmp_path), replace(SHAPE, networks=(2, 4)))

@@ -1,0 +1,43 @@
+"""What a controller remembers of where it stands, of a chain."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from deployments.control.standing import Standing, parse_standing, standing_document
+from earlyexit.split import Split
+from optimizer.live.blame import Blamed
+from optimizer.placement import initial_placement
+from optimizer.plan import Plan, Stage
+from tests.deployments.control.control_fakes import POLICY, problem
+
+NETWORKS = (2, 4)
+
+
+def alone(epoch: int) -> Plan:
+    """The last network, without the first."""
+    split = Split(first=2, end=4, batch=4)
+    return Plan(
+        stages=(Stage(device="cpu", replicas=1, splits=(split,)),), policy=POLICY, networks=NETWORKS, epoch=epoch
+    )
+
+
+def test_plans_and_blames_of_a_chain_come_back_with_its_networks() -> None:
+    chain = replace(problem(), networks=NETWORKS, survival_of={(1,): (1.0, 1.0, 1.0, 0.5)})
+    standing = Standing(
+        placed=initial_placement(alone(3)),
+        reason="period",
+        at_s=1.0,
+        planned_s=1.0,
+        changed_s=0.0,
+        rate_changed_s=0.0,
+        followed=initial_placement(alone(2)),
+        blamed=Blamed().add(alone(0).stages, chain, period=4, periods=5),
+    )
+    back = parse_standing(json.loads(json.dumps(standing_document(standing))))
+    assert (back.placed, back.followed) == (standing.placed, standing.followed)
+    assert back.placed.plan.used == (1,)
+    (blame,) = back.blamed.blames
+    assert blame.stages == alone(0).stages
+    assert (blame.problem.networks, blame.problem.survival_of) == (NETWORKS, chain.survival_of)
