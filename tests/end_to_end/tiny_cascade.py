@@ -1,0 +1,175 @@
+"""Two small models of texts as one chain, with tokenizers of their own, and what each must answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from deployments.settings import ServeSettings
+from earlyexit.chain_network import ChainNetwork, load_network
+from earlyexit.checkpoint import random_model
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.chain import ChainCodec
+from earlyexit.policies.threshold import EntropyPolicy
+from earlyexit.split import Split
+from earlyexit.store import read_card, save_model
+from earlyexit.tasks.label import LabelTask
+from earlyexit.wire import Answer
+from offramp.jobs.chaining import chain_models
+from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
+from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.problem_file import parse_problem
+from tests.earlyexit.chains import Inputs, offline, spread
+from tests.end_to_end.one_ray import DASHBOARD_URL
+from tests.end_to_end.tiny_service import LABELS, MAX_LENGTH, NEVER_S, WORDS, Tiny, controlled_service, some_texts
+
+BLOCKS = (2, 4)
+NETWORKS = (2, 6)
+RAMPS = (0, 1, 3)
+"""Of the plans: one inside each model, and the end of the small one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyCascade:
+    """A chain's folder, texts, and what must be said of them by whichever networks they go through."""
+
+    folder: Path
+    thresholds: dict[int, float]
+    texts: tuple[str, ...]
+    both: tuple[Answer, ...]
+    """Of the cascade."""
+    alone: tuple[Answer, ...]
+    """Of the large model, entered at once."""
+
+    @property
+    def policy(self) -> PolicySpec:
+        return PolicySpec(name="entropy", thresholds=self.thresholds)
+
+    def check(self, index: int, answer: dict[str, Any], networks: str = "either") -> None:
+        """By the path that an input took: the small model answers as in the cascade, the large one as alone."""
+        expected = self.both[index] if answer["exit"] < NETWORKS[0] or networks == "both" else self.alone[index]
+        assert (answer["label"], answer["exit"]) == (LABELS[int(expected.value)], expected.exit)  # type: ignore[arg-type] # a label
+        assert answer["score"] == pytest.approx(expected.score, abs=2e-5)
+
+    def plan(self, *stages: tuple[Split, ...]) -> Plan:
+        """Each on one replica."""
+        made = tuple(Stage(device="cpu", replicas=1, splits=splits) for splits in stages)
+        return Plan(stages=made, policy=self.policy, networks=NETWORKS)
+
+    @property
+    def cascade(self) -> Plan:
+        """A stage for each model."""
+        return self.plan((Split(first=0, end=2, batch=4, ramps=(0, 1)),), (self.large,))
+
+    @property
+    def single(self) -> Plan:
+        """The large model, the small one left out."""
+        return self.plan((self.large,))
+
+    @property
+    def together(self) -> Plan:
+        """Both on the same replicas, each cut in two."""
+        small = Split(first=0, end=1, batch=8, ramps=(0,)), Split(first=1, end=2, batch=2, ramps=(1,))
+        return self.plan((*small, Split(first=2, end=4, batch=2, ramps=(3,)), Split(first=4, end=6, batch=4)))
+
+    @property
+    def large(self) -> Split:
+        return Split(first=2, end=6, batch=4, ramps=(3,))
+
+    def settings(self) -> ServeSettings:
+        """Under a controller that never plans by itself."""
+        of_one = Tiny(folder=self.folder, thresholds={**self.thresholds, 2: 0.0}, texts=(), answers=())
+        as_of_one = controlled_service(of_one)
+        problem = {
+            "schema_version": 1,
+            "blocks": NETWORKS[-1],
+            "ramps": list(RAMPS),
+            "survival": [1.0, 0.8, 0.6, 0.6, 0.4, 0.4],
+            "latency": {
+                "cpu": {
+                    "batch": [1, 8],
+                    "block_s": [[0.001, 0.004]] * NETWORKS[-1],
+                    "ramp_s": [[0.0001, 0.0001]] * len(RAMPS),
+                }
+            },
+            "devices": {"cpu": {"count": 4}},
+            "link": {"bandwidth_bytes_per_s": 1e9},
+            "bytes_per_sample": 1000,
+            "slo": {"latency_s": 5.0},
+            "objective": {"maximize": "rate"},
+        }
+        assert as_of_one.control is not None
+        control = as_of_one.control.model_copy(
+            update={
+                "problem": parse_problem(problem).problem,
+                "policy": self.policy,
+                "period_s": NEVER_S,
+                "dashboard_url": DASHBOARD_URL,
+            }
+        )
+        changes = {"app": "cascade", "plan": self.cascade, "control": control, "probe_share": 0.0}
+        return as_of_one.model_copy(update=changes)
+
+
+def make_cascade(root: Path) -> TinyCascade:
+    """Untrained models, whose exits are spread so that inputs leave everywhere."""
+    folders = [_member(root / f"m{place}", place, blocks) for place, blocks in enumerate(BLOCKS)]
+    chain_models(folders, root / "cascade", name="tiny-cascade")
+    return _expected(root / "cascade", some_texts(24))
+
+
+def _member(folder: Path, place: int, num_blocks: int) -> Path:
+    """Each knows other numbers for the same words."""
+    sizes = {
+        "vocab_size": 128,
+        "hidden_size": 32 + 16 * place,
+        "num_blocks": num_blocks,
+        "num_heads": 4,
+        "intermediate_size": 64,
+        "max_length": MAX_LENGTH,
+    }
+    model = random_model(sizes, name=f"m{place}", task=LabelTask(LABELS), seed=5 + place)
+    save_model(spread(model.requires_grad_(False)), folder)
+    words = WORDS if place == 0 else (WORDS[0], *reversed(WORDS[1:]))
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    calibrated = CalibrationCard(
+        policy="entropy", thresholds={0: 0.5}, budget=0.01, confidence=0.9, tested={}, provenance={}
+    )
+    (folder / CALIBRATION_FILE).write_text(calibrated.model_dump_json(), encoding="utf-8")
+    return folder
+
+
+def _expected(folder: Path, texts: tuple[str, ...]) -> TinyCascade:
+    network = load_network(folder)
+    assert isinstance(network, ChainNetwork)
+    codec = find_codec(read_card(folder).codec, folder)
+    assert isinstance(codec, ChainCodec)
+    inputs = Inputs(tuple(tuple(codec.of(place).encode(texts)) for place in range(len(BLOCKS))))
+    thresholds = _middle_entropies(network, inputs)
+    policy = EntropyPolicy(thresholds)
+    both, _ = offline(network, policy, inputs, RAMPS, (0, 1))
+    alone, _ = offline(network, policy, inputs, [ramp for ramp in RAMPS if ramp >= NETWORKS[0]], (1,))
+    exits = {answer.exit for answer in both.values()}
+    assert exits == {*RAMPS, NETWORKS[-1] - 1}, f"the inputs should leave everywhere, not after {sorted(exits)}"
+    in_turn = [[answers[name] for name in inputs.ids] for answers in (both, alone)]
+    return TinyCascade(
+        folder=folder, thresholds=thresholds, texts=texts, both=tuple(in_turn[0]), alone=tuple(in_turn[1])
+    )
+
+
+def _middle_entropies(network: ChainNetwork, inputs: Inputs) -> dict[int, float]:
+    """Between two inputs each, so that none is on the edge: a third leaves at every ramp."""
+    unsure = EntropyPolicy(dict.fromkeys(RAMPS, 0.0))
+    _, said = offline(network, unsure, inputs, (), (0, 1))
+    thresholds = {}
+    for ramp in RAMPS:
+        scores = sorted(score for (_, block), (score, _) in said.items() if block == ramp)
+        third = len(scores) // 3
+        thresholds[ramp] = (scores[third - 1] + scores[third]) / 2
+    return thresholds
