@@ -260,6 +260,11 @@ class Ingress(RpcMethods):
             "suspended": self._core.suspended,
             "unanswered": self._core.num_unanswered,
             "probe_agreement": self._core.agreement,
+            "crossings": {
+                "inputs": self._core.counts.crossings.total(),
+                "p50_s": self._core.counts.crossing_quantile_s(0.5),
+                "p99_s": self._core.counts.crossing_quantile_s(0.99),
+            },
             "stages": [await self._slot_stats(slot) for slot in placed.slots],
         }
 

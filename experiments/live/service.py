@@ -56,7 +56,7 @@ def emulated_settings(
     defaults: dict[str, Any] = {"probe_share": 0.0 if control is None else 0.02, "slack": problem.slo.slack}
     return ServeSettings(
         model=str(model.resolve()),
-        plan=plan if control is None else seed_plan(emulation, plan.num_blocks),
+        plan=plan if control is None else seed_plan(emulation, plan.num_blocks, plan.networks),
         emulated=devices,
         slots={} if control is None else slots,
         control=control,
@@ -65,11 +65,12 @@ def emulated_settings(
     )
 
 
-def seed_plan(emulation: Emulation, num_blocks: int) -> Plan:
-    """The model without exits, on what the idle slots of the first accelerator type leave."""
+def seed_plan(emulation: Emulation, num_blocks: int, networks: tuple[int, ...] = ()) -> Plan:
+    """The model without exits, of a chain the last one, on what the idle slots of the first accelerator type leave."""
     name, count = next(iter(emulation.counts.items()))
+    replicas = count - min(SLOTS, count) + 1
     return stock_plan(
-        num_blocks, batch=emulation.batch_limit, device=emulated(name), replicas=count - min(SLOTS, count) + 1
+        num_blocks, batch=emulation.batch_limit, device=emulated(name), replicas=replicas, networks=networks
     )
 
 

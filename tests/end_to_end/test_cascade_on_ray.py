@@ -16,7 +16,7 @@ import pytest
 
 from optimizer.plan_file import plan_document
 from tests.end_to_end.one_ray import URL, OneRay
-from tests.end_to_end.tiny_cascade import NETWORKS, TinyCascade, make_cascade
+from tests.end_to_end.tiny_cascade import NETWORKS, TIMEOUT_S, TinyCascade, make_cascade
 
 pytestmark = pytest.mark.ray
 
@@ -24,7 +24,8 @@ CLIENTS = 4
 PAUSE_S = 0.01
 SOME = 30
 """Answers that show what a plan does."""
-PATIENCE_S = 60.0
+PATIENCE_S = 280.0
+"""On a busy machine a replica takes most of a minute to come back; what is lost never does."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ class Load:
             turn = first
             while not self.stop.is_set():
                 index = turn % len(self.cascade.texts)
-                reply = client.post("/predict", json={"inputs": self.cascade.texts[index], "timeout_s": 50})
+                reply = client.post("/predict", json={"inputs": self.cascade.texts[index], "timeout_s": TIMEOUT_S})
                 self.answers.append((index, reply.status_code, reply.json()))
                 self.stop.wait(PAUSE_S)
                 turn += 1

@@ -29,6 +29,7 @@ from tests.end_to_end.tiny_service import LABELS, MAX_LENGTH, NEVER_S, WORDS, Ti
 
 BLOCKS = (2, 4)
 NETWORKS = (2, 6)
+TIMEOUT_S = 250.0
 RAMPS = (0, 1, 3)
 """Of the plans: one inside each model, and the end of the small one."""
 
@@ -112,7 +113,7 @@ class TinyCascade:
             }
         )
         changes = {"app": "cascade", "plan": self.cascade, "control": control, "probe_share": 0.0}
-        return as_of_one.model_copy(update=changes)
+        return as_of_one.model_copy(update={**changes, "max_timeout_s": TIMEOUT_S})
 
 
 def make_cascade(root: Path) -> TinyCascade:

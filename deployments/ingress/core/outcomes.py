@@ -83,6 +83,8 @@ class IngressCounts:
         self.crossings: Counter[int] = Counter()
         """Inputs that went on to another network, by its first block; as are the next three."""
         self.crossing_s: defaultdict[int, float] = defaultdict(float)
+        self._crossed_in: Counter[int] = Counter()
+        """Of these, by latency bucket."""
         self.words: Counter[int] = Counter()
         self.pruned_words: Counter[int] = Counter()
         self._taken_tokens = 0
@@ -134,9 +136,20 @@ class IngressCounts:
         """
         self.crossings[block] += len(took_s)
         self.crossing_s[block] += sum(took_s)
+        for seconds, inputs in Counter(took_s).items():  # those of one call took the same
+            self._crossed_in[bucket_of(seconds)] += inputs
         if words:
             self.words[block] += words
             self.pruned_words[block] += pruned_words
+
+    def crossing_quantile_s(self, share: float) -> float | None:
+        """How long so many of the crossings took at most, at most 5 % too long; None before the first."""
+        left = share * self._crossed_in.total()
+        for bucket, inputs in sorted(self._crossed_in.items()):
+            left -= inputs
+            if left <= 0:
+                return BUCKET ** (bucket + 1)
+        return None
 
     def begin_plan(self) -> None:
         self.exits.clear()

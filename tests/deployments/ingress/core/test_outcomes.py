@@ -102,3 +102,14 @@ def test_crossings_are_counted_by_the_network_they_go_to_with_what_they_took_and
     totals = counts.totals()
     assert (totals["crossings"], totals["crossing_s"]) == ({6: 3, 18: 1}, {6: 1.0, 18: 0.125})
     assert (totals["words"], totals["pruned_words"]) == ({6: 20}, {6: 3})
+
+
+def test_how_long_crossings_took_is_known_to_a_bucket() -> None:
+    counts = IngressCounts(None)
+    assert counts.crossing_quantile_s(0.5) is None
+    counts.cross(6, [0.001] * 98)
+    counts.cross(12, [0.5, 0.5])
+    for share, seconds in ((0.5, 0.001), (0.98, 0.001), (0.99, 0.5)):
+        found = counts.crossing_quantile_s(share)
+        assert found is not None
+        assert seconds <= found <= BUCKET * seconds * (1 + 1e-12)
