@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -43,19 +44,14 @@ class ChainEntrance:
         return bool(rows) and self._codec.of(network).is_slow(rows * TIMES_SLOWER)
 
     def prepare(self, flights: Sequence[LiveFlight], network: int) -> None:
-        """Encode whoever was not encoded for a network; may be called beside the event loop."""
-        missing = [_given(flight) for flight in self._missing(flights, network)]
-        if not missing:
-            return
-        alike = self._codec.alike(network)
-        try:
-            made = self._codec.encoded([each.row for each in missing], alike, truncate=True)
-        except Exception:
-            if len(missing) > 1:  # whose fault it was shows `enter`; the others' it was not
-                return
-            raise
-        for each, encoded in zip(missing, made, strict=True):
-            each.others[alike] = encoded
+        """Encode whoever was not encoded for a network, together; may be called beside the event loop.
+
+        Whom the codec fails on, and whoever is among them, stays as he is: `enter` finds out who it was.
+        """
+        missing = self._missing(flights, network)
+        if missing:
+            with suppress(Exception):
+                self._encode(missing, network)
 
     def enter(self, flights: Sequence[LiveFlight], block: int, network: int, going_on: WirePiece | None) -> Entering:
         """Inputs as the piece that waits for a network's first block; `going_on`: what the one before let go of.
@@ -69,18 +65,23 @@ class ChainEntrance:
             made = _given(flight).of(alike)
             if made is None:
                 try:
-                    self.prepare([flight], network)
+                    [made] = self._encode([flight], network)
                 except Exception as error:
                     refused.append((flight, error))
                     continue
-                made = _given(flight).of(alike)
-                assert made is not None
             flight.tokens = made.length
             entered.append(flight)
             encoded.append(made)
         ids = [sample_id_of(self._ingress, flight) for flight in entered]
         piece = entering(ids, encoded, block=block, state_BS=None if going_on is None else _states_of(ids, going_on))
         return Entering(piece=piece, flights=entered, refused=refused)
+
+    def _encode(self, flights: Sequence[LiveFlight], network: int) -> list[Encoded]:
+        alike, given = self._codec.alike(network), [_given(flight) for flight in flights]
+        made = self._codec.encoded([each.row for each in given], alike, truncate=True)
+        for each, encoded in zip(given, made, strict=True):
+            each.others[alike] = encoded
+        return made
 
     def _missing(self, flights: Sequence[LiveFlight], network: int) -> list[LiveFlight]:
         alike = self._codec.alike(network)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,14 +177,12 @@ async def test_an_input_that_the_next_codec_fails_on_costs_its_mates_nothing(tmp
 
 
 async def test_long_texts_are_encoded_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import asyncio
-
     began, go_on = asyncio.Event(), asyncio.Event()
 
-    async def aside(function: object, *given: object) -> None:
+    async def aside(function: Callable[..., None], *given: object) -> None:
         began.set()
         await go_on.wait()
-        function(*given)  # type: ignore[operator]
+        function(*given)
 
     monkeypatch.setattr(asyncio, "to_thread", aside)
     scene, text = ChainScene(chained(tmp_path, max_lengths=(9000, 9000))), "a" * 2001
@@ -200,3 +199,21 @@ async def test_long_texts_are_encoded_beside_the_event_loop(tmp_path: Path, monk
     await turns()
     assert scene.stages[1].calls[0].call.piece.lengths_B.tolist() == [2003]
     assert flight.tokens == 2003
+
+
+async def test_a_long_text_that_the_next_codec_fails_on_gets_an_error_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def here(function: Callable[..., None], *given: object) -> None:
+        function(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", here)
+    codec = chained(tmp_path, max_lengths=(9000, 9000))
+    codec.__class__ = Moody
+    scene, text = ChainScene(codec), "x" * 2001
+    scene.submit_texts(text)
+    await turns()
+    cross(scene.stages[0].calls[0], [text])
+    await turns()
+    assert scene.errors == [(text, "execution")]
+    assert (scene.core.num_unanswered, scene.stages[1].calls) == (0, [])
