@@ -15,6 +15,8 @@ from optimizer.networks import with_networks
 from optimizer.plan import Stage
 from optimizer.planner import solve
 from optimizer.problem import Link, MaximizeRate, PlanProblem, Slo, Supply
+from optimizer.tokens import with_budgets
+from profiles.lengths import Lengths
 from profiles.table import LatencyTable
 from tests.optimizer.brute_force import Twin
 from tests.optimizer.random_chains import random_chain
@@ -135,3 +137,30 @@ def test_words_pruned_at_a_crossing_make_the_network_behind_it_quicker_and_no_ot
     problem = two_networks(latency={"cpu": table}, crossing_tokens=(1.0, 0.75))
     assert with_networks(problem, (0, 1)).latency["cpu"].block_s_NB.tolist() == [[0.002, 0.004], [0.010, 0.015]]
     assert with_networks(problem, (1,)).latency["cpu"].block_s_NB.tolist() == [[0.010, 0.020]]
+
+
+def test_with_lengths_a_networks_budget_counts_its_own_tokens() -> None:
+    table = LatencyTable(
+        batches=(2, 4),
+        block_s_NB=np.array([[0.002, 0.004], [0.010, 0.020]]),
+        ramp_s_EB=np.array([[0.0, 0.0]]),
+        length=10,
+    )
+    problem = two_networks(
+        latency={"cpu": table}, lengths=Lengths.of([10]), network_tokens=(1.0, 1.0), crossing_tokens=(1.0, 0.5)
+    )
+    small, large = replace(SMALL, tokens=40), replace(LARGE, tokens=20)
+    behind = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(small, large))])
+    # 4 inputs, with half of the words left: a batch takes what 2 whole ones take.
+    assert [split.seconds for split in behind.splits] == pytest.approx([0.004, 0.010])
+    assert behind.rate_per_s == pytest.approx(2 * 4 / (0.004 + 0.5 * 0.010))
+    alone = evaluate(problem, [Stage(device="cpu", replicas=2, splits=(replace(LARGE, tokens=40),))])
+    assert alone.rate_per_s == pytest.approx(2 * 4 / 0.020)
+    in_tokens = [Stage(device="cpu", replicas=2, splits=(forty(SMALL), forty(LARGE)))]
+    [planned] = with_budgets(with_networks(problem, (0, 1)), in_tokens)
+    assert [split.tokens for split in planned.splits] == [40, 20]
+
+
+def forty(split: Split) -> Split:
+    """As a plan in tokens has it."""
+    return replace(split, batch=40)
