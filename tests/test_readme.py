@@ -125,7 +125,7 @@ def test_the_plan_on_the_page_of_plans_is_accepted() -> None:
 
 
 def test_the_problems_on_the_planners_page_are_accepted(tmp_path: Path) -> None:
-    text, with_lengths = fenced(read(ROOT / "docs" / "planner.md"), "yaml")
+    text, with_lengths, of_a_chain = fenced(read(ROOT / "docs" / "planner.md"), "yaml")
     path = tmp_path / "problem.yaml"
     path.write_text(text, encoding="utf-8")
     problem = read_problem(path).problem
@@ -138,6 +138,13 @@ def test_the_problems_on_the_planners_page_are_accepted(tmp_path: Path) -> None:
     lengths = read_problem(path).problem.lengths
     assert lengths is not None
     assert lengths.mean == 26
+    models = yaml.safe_load(of_a_chain)
+    for model in models["models"]:  # these profiles are the reader's as well
+        rows = {"block_s": [[0.001]] * model["blocks"], "ramp_s": [[0.001]] * len(model.get("ramps", ()))}
+        model["latency"]["V100"] = {"batch": [1], **rows}
+    rest = {name: document[name] for name in ("devices", "link", "slo", "objective")}
+    path.write_text(yaml.safe_dump(models | rest), encoding="utf-8")
+    assert read_problem(path).problem.networks == (2, 5)
 
 
 def test_the_python_in_documents_imports_what_there_is() -> None:
