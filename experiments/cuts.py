@@ -1,5 +1,7 @@
 """Every cut and every pair of cuts gives the uncut model's labels and exits, fused at random.
 
+Of a chain: the labels and exits of its networks, each run uncut, one after the other.
+
     python -m experiments.cuts MODEL --data clinc150/data_full.json --part test [--backend onnx]
     python -m experiments.cuts MODEL --data cifar10/lossless/cifar10_test_5000_webp.zip --limit 1000 [--backend onnx]
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Literal
@@ -19,17 +22,16 @@ import numpy as np
 import torch
 
 from deployments.stage.build import build_policy
-from earlyexit.backends import open_segments
+from earlyexit.chain_network import AnyNetwork, load_network, open_network
 from earlyexit.codecs import find_codec
 from earlyexit.cut import Cut
 from earlyexit.dataset import LabelledRows, read_labelled
-from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.piece import Piece, Tensors, fuse
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.signature import Encoded
 from earlyexit.split import Segment
-from earlyexit.store import load_model, read_card
+from earlyexit.store import read_card
 from earlyexit.wire import Answer, entering
 from offramp.jobs.calibration import read_calibration
 
@@ -56,20 +58,33 @@ class LoggedSegments:
 class CutRun:
     """Runs all inputs through a chain of cuts, with survivors shuffled and fused anew at each."""
 
-    def __init__(self, model: EarlyExitModel, policy: ExitPolicy, ramps: tuple[int, ...], inner: SegmentRunner) -> None:
+    def __init__(self, model: AnyNetwork, policy: ExitPolicy, ramps: tuple[int, ...], inner: SegmentRunner) -> None:
         self._model = model
         self._policy = policy
         self._ramps = ramps
         self._inner = inner
 
-    def run(self, encoded: Sequence[Encoded], cuts: Sequence[int], seed: int) -> tuple[Exits, LoggedSegments]:
-        """Answers by sample id, and the logits on the way."""
+    def run(
+        self,
+        encoded: Sequence[Encoded],
+        cuts: Sequence[int],
+        seed: int,
+        *,
+        others: Sequence[Sequence[Encoded]] = (),
+    ) -> tuple[Exits, LoggedSegments]:
+        """Answers by sample id, and the logits on the way; `others`: as the other networks of a chain take inputs."""
         rng = np.random.default_rng(seed)
         logged = LoggedSegments(self._inner)
-        pieces = [self._enter(index, each) for index, each in enumerate(encoded)]
+        chain = self._model.chain
+        pieces = [self._enter(str(index), each, 0) for index, each in enumerate(encoded)]
         answers: Exits = {}
-        bounds = [0, *cuts, self._model.num_blocks]
+        bounds = sorted({0, *cuts, *chain.bounds})
         for first, end in pairwise(bounds):
+            if first in chain.starts[1:]:
+                rows = others[chain.network_of(first) - 1]
+                pieces = [
+                    self._enter(each.sample_ids[0], rows[int(each.sample_ids[0])], first, each) for each in pieces
+                ]
             ramps = tuple(ramp for ramp in self._ramps if first <= ramp < end)
             cut = Cut(self._model, first, end, ramps, self._policy, logged)
             survivors: list[Piece] = []
@@ -78,8 +93,17 @@ class CutRun:
             pieces = survivors
         return answers, logged
 
-    def _enter(self, index: int, encoded: Encoded) -> Piece:
-        return from_wire(self._model, entering([str(index)], [encoded]), self._policy)
+    def _crossed(self, pieces: Sequence[Piece], rows: Sequence[Encoded], first: int) -> list[Piece]:
+        return [
+            self._enter(sample_id, rows[int(sample_id)], first, each)
+            for each in pieces
+            for sample_id in each.sample_ids
+        ]
+
+    def _enter(self, sample_id: str, encoded: Encoded, first: int, before: Piece | None = None) -> Piece:
+        """What one input is before a network's first block; of one that crossed with the state that it brought."""
+        piece = from_wire(self._model, replace(entering([sample_id], [encoded]), next_block=first), self._policy)
+        return piece if before is None else replace(piece, state_BS=before.state_BS)
 
 
 def _batches(pieces: list[Piece], rng: np.random.Generator, *, shuffle: bool) -> Iterator[list[Piece]]:
@@ -125,9 +149,10 @@ def main() -> None:
     data = read_labelled(
         options.data, part=options.part, text_column=options.text_column, pair_column=options.pair_column
     )
-    card = read_card(options.model)
-    encoded = _drawn(data, options.limit).encode(find_codec(card.codec, options.model))
-    reference = _cut_run(options.model, "torch", "float32").run(encoded, (), seed=0)
+    card, drawn = read_card(options.model), _drawn(data, options.limit)
+    codec = find_codec(card.codec, options.model)
+    encoded, *others = [drawn.encode(codec.of(place)) for place in range(len(card.chain.lengths))]
+    reference = _cut_run(options.model, "torch", "float32").run(encoded, (), seed=0, others=others)
     tested = _cut_run(options.model, options.backend, options.dtype)
     inner = range(1, card.num_blocks)
     chains: list[tuple[int, ...]] = [(), *((k,) for k in inner), *combinations(inner, 2)]
@@ -135,7 +160,7 @@ def main() -> None:
     print("cuts       same label   same label and exit   largest logit difference")
     found = []
     for seed, cuts in enumerate(chains):
-        found.append(compare(reference, tested.run(encoded, cuts, seed)))
+        found.append(compare(reference, tested.run(encoded, cuts, seed, others=others)))
         print(_line(str(cuts), *found[-1]), flush=True)
     labels, both, apart = zip(*found, strict=True)
     print(_line("worst", min(labels), min(both), max(apart)))
@@ -152,10 +177,10 @@ def _drawn(data: LabelledRows, limit: int | None) -> LabelledRows:
 
 
 def _cut_run(folder: Path, backend: Literal["torch", "onnx"], dtype: Literal["float32", "bfloat16"]) -> CutRun:
-    model = load_model(folder, dtype=getattr(torch, dtype))
+    model = load_network(folder, dtype=getattr(torch, dtype))
     calibration = read_calibration(folder)
     policy = build_policy(calibration.policy_spec())
-    segments = open_segments(backend, model, folder, torch.get_num_threads())
+    segments = open_network(backend, model, folder, torch.get_num_threads())
     return CutRun(model, policy, tuple(sorted(calibration.thresholds)), segments)
 
 

@@ -14,6 +14,7 @@ from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from experiments.cuts import CutRun, compare
+from tests.earlyexit.chains import chained, inputs_for
 
 NUM_BLOCKS = 4
 RAMPS = (0, 1, 2)
@@ -95,5 +96,18 @@ def test_images_are_answered_alike_wherever_a_resnet_is_cut(
     assert {answer.exit for answer in reference[0].values()} == {0, 1, 2}
     for seed, cuts in enumerate([(), (1,), (2,), (1, 2)]):
         labels, both, apart = compare(reference, CutRun(resnet, policy, ramps, runner).run(images, cuts, seed))
+        assert (labels, both) == (1.0, 1.0), cuts
+        assert apart < 1e-4, cuts
+
+
+def test_a_chain_of_networks_answers_alike_wherever_it_is_cut() -> None:
+    network = chained(2, 2)
+    inputs, policy = inputs_for(network, count=40), ConfidencePolicy(0.6)
+    encoded, *others = inputs.of_network
+    run = CutRun(network, policy, network.ramp_indices, network)
+    reference = run.run(encoded, (), seed=0, others=others)
+    assert {answer.exit for answer in reference[0].values()} >= {0, 1, 3}
+    for seed, cuts in enumerate([(1,), (2,), (3,), (1, 3)]):
+        labels, both, apart = compare(reference, run.run(encoded, cuts, seed, others=others))
         assert (labels, both) == (1.0, 1.0), cuts
         assert apart < 1e-4, cuts

@@ -10,7 +10,7 @@ import pytest
 
 from offramp.service.application import resolve_plan
 from tests.offramp.service.service_files import Files
-from tests.offramp.service.service_folders import write_chain, write_model
+from tests.offramp.service.service_folders import WEIGHTS_BYTES, write_chain, write_model
 
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 2 + [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 4}
 
@@ -57,3 +57,13 @@ def test_built_in_plans_of_a_chain_end_splits_where_its_networks_end(files: File
     assert [(split.first, split.end) for split in resolve_plan("stock", folder).splits] == [(2, 5)]
     assert [(split.first, split.end) for split in resolve_plan("early-exit", folder).splits] == [(0, 2), (2, 5)]
     assert [split.end for split in resolve_plan("serial", folder).splits] == [1, 2, 3, 4, 5]
+
+
+def test_a_replica_must_have_room_for_all_models_of_a_chain(files: Files) -> None:
+    def cluster(memory_bytes: int) -> dict[str, Any]:
+        return {"devices": {"cpu": {"count": 1, "memory_bytes": memory_bytes}}}
+
+    needed, fits = 2 * WEIGHTS_BYTES, {"folder": "cascade", "latency": {"cpu": TABLE}}
+    assert files.read(model=fits, cluster=cluster(needed)).name == "demo"
+    said = files.refused(model=fits, cluster=cluster(needed - 1))[1]
+    assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in float32, of s and m; cpu has ")
