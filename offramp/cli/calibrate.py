@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,6 +29,7 @@ from offramp.cli.options import (
     TextColumn,
     choice,
     completes,
+    integers,
 )
 from offramp.cli.printing import make_table, show
 
@@ -60,6 +61,13 @@ MetricName = Annotated[
 ]
 Budget = Annotated[
     float, typer.Option(min=1e-6, help="Largest mean loss; of labels, the share answered otherwise, or harmed.")
+]
+Ramps = Annotated[
+    str | None,
+    typer.Option(
+        help="Ramps that get thresholds, 0,3,5 for instance, or `ends`: of a chain's networks. Default: all. "
+        "What is promised is promised of every subset of these."
+    ),
 ]
 Latency = Annotated[
     Path | None,
@@ -98,6 +106,7 @@ def calibrate(
     metric: MetricName = "agreement",
     budget: Budget = 0.01,
     confidence: Annotated[float, typer.Option(help="Probability that the budget is kept.")] = 0.90,
+    ramps: Ramps = None,
     latency: Latency = None,
     ensemble: EnsembleFlag = False,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
@@ -114,9 +123,10 @@ def calibrate(
     from optimizer.risk import Guarantee
 
     job = CalibrateJob(
-        policy=None if policy is None else choice("policy", policy, SCORES),
+        policy=choice("policy", policy, SCORES),
         guarantee=Guarantee(budget=budget, confidence=confidence),
         metric=choice("metric", metric, METRICS),
+        ramps=_ramps(ramps),
         latency=latency,
         ensemble=ensemble,
         dtype=choice("dtype", dtype, DTYPES),
@@ -131,16 +141,22 @@ def calibrate(
         raise InputError("calibrate needs a model's folder and --data FILE, or --records FILE")
     if scale is not None or out is not None:
         raise InputError("--scale and --out go with --records; a model's calibration is kept in its folder")
-    columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
-    read = partial(_read_rows, columns=columns, joints=joints, classes=classes)
+    read = partial(_read_rows, (text_column, pair_column, label_column), joints=joints, classes=classes)
     held_out = None if test is None else _known_rows(model, read(test, part=test_part))
     return _print_calibration(*_calibrate_model(model, read(data, part=part), held_out, job), as_json=as_json)
 
 
-def _read_rows(path: Path, columns: Mapping[str, Any], **options: Any) -> LabelledRows:
+def _ramps(text: str | None) -> tuple[int, ...] | Literal["ends"] | None:
+    if text is None or text == "ends":
+        return text
+    return integers("ramps", text)
+
+
+def _read_rows(columns: tuple[str, str | None, str], path: Path, **options: Any) -> LabelledRows:
     from earlyexit.dataset import read_labelled
 
-    return read_labelled(path, **columns, **options)
+    text, pair, label = columns
+    return read_labelled(path, text_column=text, pair_column=pair, label_column=label, **options)
 
 
 def _calibrate_model(

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
-from offramp.jobs.chain_members import check_members, members_of, parameters_by_block
+from offramp.jobs.block_costs import measured_costs, parameters_by_block
+from offramp.jobs.chain_members import check_members, members_of
 from offramp.jobs.mixing import ALONE_FILE, likely_thresholds, mix_where_it_pays
 from offramp.jobs.recording import (
     Outputs,
@@ -26,10 +27,9 @@ from optimizer.calibration_file import CALIBRATION_FILE, MEMBERS, CalibrationCar
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee, Metric
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
-from profiles.latency import LatencyProfile
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
-from profiles.scores import Score
+from profiles.scores import Score, check_recorded
 
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
@@ -52,6 +52,9 @@ class CalibrateJob:
     """What the guarantee is of."""
     design_share: float = 0.25
     """Share of the inputs that lays the path of thresholds, at most; the rest tests it. A quarter costs nothing."""
+    ramps: tuple[int, ...] | Literal["ends"] | None = None
+    """Which ramps get thresholds, by their blocks, or the ends of a chain's networks; None: all. What is promised holds
+    for every subset of these, so the fewer there are the bolder each may be."""
     latency: Path | None = None
     """Profile whose seconds leaving is priced by; None: of a chain parameters of its blocks, else blocks."""
     ensemble: bool = False
@@ -111,7 +114,7 @@ def calibrate(
     facts = _facts(job)
     records = _recorded(outputs, policy, model.task, labels, design=parts[0], job=job, facts=facts)
     records = replace(records, tokens_N=tokens_of(model, encoded))
-    card = _card(records, parts, job, facts, task=model.task, block_costs=_measured_costs(records, job))
+    card = _card(records, parts, job, facts, task=model.task, block_costs=measured_costs(job.latency, records))
     forget_calibration(folder)
     save_model(model, folder)
     save_calibration(card, records, folder)
@@ -134,6 +137,8 @@ def _calibrate_chain(
 
     for member in chain.members(folder):
         read_calibration(member)
+    if job.ramps == "ends":
+        job = replace(job, ramps=chain.chain.end_ramps)
     task = find_task(chain.task)
     labels = task.targets(data.labels)
     parts = _parts(data, job)
@@ -146,13 +151,15 @@ def _calibrate_chain(
     policy = _policy(task, job.policy)
     records = _recorded(outputs, policy, task, labels, design=parts[0], job=job, facts=facts)
     records = replace(records, tokens_N=tokens_N)
-    costs = _measured_costs(records, job) or parameters_by_block(folder, chain)
+    costs = measured_costs(job.latency, records) or parameters_by_block(folder, chain)
     views, found = [records], None
     if job.ensemble:
-        promised = records if job.metric == "agreement" else _of_harm(records, job)
+        promised = _promised_of(records, records, job)
         likely = likely_thresholds(promised.subset(parts[0]), job.guarantee.budget, costs)
         found, views = mix_where_it_pays(outputs[0][1], records, likely, chain.chain, task, labels, parts[0])
-    card = _card(views[0], parts, job, facts, task=task, block_costs=costs, others=views[1:])
+    card = _card(
+        views[0], parts, job, facts, task=task, block_costs=costs, others=views[1:], ends=chain.chain.end_ramps
+    )
     forget_calibration(folder)
     if len(views) > 1:
         records.save(folder / ALONE_FILE)
@@ -191,22 +198,6 @@ def _recorded(
     return join_records(outputs, policy, task, labels, provenance=facts)
 
 
-def _measured_costs(records: ExitRecords, job: CalibrateJob) -> list[float] | None:
-    """Seconds of every block at its largest batch, at the measured length that is nearest to the inputs' mean.
-
-    None where no latency is given. Raises DataError for one of another model.
-    """
-    if job.latency is None:
-        return None
-    profile = LatencyProfile.load(job.latency)
-    if profile.num_blocks != records.num_blocks:
-        raise DataError(f"{job.latency} has {profile.num_blocks} blocks, the model {records.num_blocks}")
-    mean = 1.0 if records.tokens_N is None else float(records.tokens_N.mean())
-    nearest = min(profile.lengths, key=lambda length: abs(length - mean))
-    costs: list[float] = profile.tables[nearest].block_s_NB[:, -1].tolist()
-    return costs
-
-
 def _scaled(model: EarlyExitModel, parts: Iterable[Outputs], labels: ValueArray, design: IntArray) -> Iterable[Outputs]:
     """Outputs at temperature 1, by temperatures fitted on the design part; where outputs are large they stay 1."""
     import torch
@@ -228,7 +219,7 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
     """
     _check_rows(records, job)
     policy_of_score(records.score, {}, records.confidences)  # or nobody could leave by what is found
-    return _card(records, _parts(records, job), job, _facts(job), block_costs=_measured_costs(records, job))
+    return _card(records, _parts(records, job), job, _facts(job), block_costs=measured_costs(job.latency, records))
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) -> None:
@@ -248,7 +239,7 @@ def _card(
     others: Sequence[ExitRecords] = (),
 ) -> CalibrationCard:
     """What is found by records whose parts, rows, lay the path and test it; `others`: the same rows in other plans."""
-    promised, *views = (each if job.metric == "agreement" else _of_harm(each, job) for each in (records, *others))
+    promised, *views = (_promised_of(each, records, job) for each in (records, *others))
     design, tested = (promised.subset(rows) for rows in parts)
     seen = [each.subset(parts[1]) for each in views]
     found = learn_then_test(design, tested, job.guarantee, block_costs, others=seen)
@@ -269,11 +260,18 @@ def _promised(job: CalibrateJob) -> str:
     return f"harm of {budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - budget:.4g}"
 
 
-def _of_harm(records: ExitRecords, job: CalibrateJob) -> ExitRecords:
+def _promised_of(view: ExitRecords, records: ExitRecords, job: CalibrateJob) -> ExitRecords:
+    """Of a view of `records` the losses and ramps that the promise is of; raises DataError for what is not there."""
+    if job.ramps == "ends":
+        raise DataError("the ends are those of a chain's networks, and this is a single model: name ramps by blocks")
     try:
-        return records.of_harm()
+        promised = view if job.metric == "agreement" else view.of_harm()
     except DataError as error:
         raise DataError(f"{job.source or 'the data'}: {error}") from error
+    if job.ramps is None:
+        return promised
+    check_recorded(records.ramps, job.ramps)
+    return promised.of_ramps([ramp for ramp in job.ramps if ramp in view.ramps])
 
 
 def _policy(task: Task, asked: Score | None) -> Score:

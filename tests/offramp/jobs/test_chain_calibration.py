@@ -18,8 +18,9 @@ from earlyexit.dataset import LabelledRows, read_labelled
 from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.store import CARD_FILE, WEIGHTS_FILE, load_model, read_card
 from earlyexit.train import exit_outputs
+from offramp.jobs.block_costs import parameters_by_block
 from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
-from offramp.jobs.chain_members import check_members, parameters_by_block
+from offramp.jobs.chain_members import check_members
 from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
@@ -128,6 +129,20 @@ def test_leaving_is_priced_by_parameters_and_by_seconds_where_they_are_known(
     assert measured.provenance["latency"] == str(tmp_path / "latency.json")
     with pytest.raises(DataError, match=r"latency.json has 6 blocks, the model 3"):
         calibrate(models / "small", rows, replace(EASY, latency=tmp_path / "latency.json"))
+
+
+def test_thresholds_of_the_ends_alone_are_promised_alone(models: Path, rows: LabelledRows) -> None:
+    card, records = calibrate(models / "chain", rows, replace(EASY, ramps="ends"))
+    assert set(card.thresholds) == {2}
+    assert records.ramps == (0, 2, 3, 4), "records know all ramps"
+    assert card.tested["worst_agreement"] == card.tested["agreement"]
+    bold = replace(EASY, guarantee=Guarantee(budget=0.9, confidence=0.5), ramps=(0, 3))
+    some, _ = calibrate(models / "chain", rows, bold)
+    assert set(some.thresholds) == {0, 3}
+    with pytest.raises(DataError, match=r"no records of ramps \[1\]; recorded are \[0, 2, 3, 4\]"):
+        calibrate(models / "chain", rows, replace(EASY, ramps=(1,)))
+    with pytest.raises(DataError, match="the ends are those of a chain's networks, and this is a single model"):
+        calibrate(models / "small", rows, replace(EASY, ramps="ends"))
 
 
 def test_a_model_without_calibration_is_refused(models: Path, rows: LabelledRows) -> None:
