@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import fmean
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -55,6 +55,9 @@ from optimizer.thresholds import design_rows, divide, learn_then_test
 from profiles.networks import of_networks
 from profiles.records import ExitRecords
 from profiles.scores import FloatArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GUARANTEE = Guarantee(budget=0.01, confidence=0.90)
 KEPT = RUNS / "ensemble"
@@ -253,7 +256,8 @@ def case_of(data: DataName) -> Case:
         tuple(card.num_blocks for card in cards),
         tuple(card.ramps for card in cards),
     )
-    outputs, costs = {}, list[float]()
+    outputs: dict[int, Tensor] = {}
+    costs: list[float] = []
     for network, (folder, size) in enumerate(zip(folders, ("small", "large"), strict=True)):
         model = load_model(folder)
         codec = find_codec(model.info.codec, folder)
