@@ -157,9 +157,7 @@ def _calibrate_chain(
         promised = _promised_of(records, records, job)
         likely = likely_thresholds(promised.subset(parts[0]), job.guarantee.budget, costs)
         found, views = mix_where_it_pays(outputs[0][1], records, likely, chain.chain, task, labels, parts[0])
-    card = _card(
-        views[0], parts, job, facts, task=task, block_costs=costs, others=views[1:], ends=chain.chain.end_ramps
-    )
+    card = _card(views[0], parts, job, facts, task=task, block_costs=costs, others=views[1:])
     forget_calibration(folder)
     if len(views) > 1:
         records.save(folder / ALONE_FILE)
