@@ -147,9 +147,9 @@ def calibrate(
 
 
 def _ramps(text: str | None) -> tuple[int, ...] | Literal["ends"] | None:
-    if text is None or text == "ends":
-        return text
-    return integers("ramps", text)
+    if text is None:
+        return None
+    return "ends" if text == "ends" else integers("ramps", text)
 
 
 def _read_rows(columns: tuple[str, str | None, str], path: Path, **options: Any) -> LabelledRows:
