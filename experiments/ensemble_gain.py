@@ -13,7 +13,7 @@ that costs at most a point of accuracy where models are calibrated. *all*: every
 Weights: in proportion to accuracy (the paper's), the likeliest, the most accurate on the rows they are fitted on. The
 interval is exact (McNemar: of the inputs whose answer became right or wrong, the share that became right, 95 %). `on`:
 whether `offramp calibrate --ensemble` would mix, by the calibration rows alone, each answered by weights fitted without
-it. What heads look at is kept in runs/ensemble. Writes runs/ensemble_gain.json. Minutes: about 20 on one core.
+it. What heads look at is kept in runs/ensemble. Writes runs/ensemble_gain.json. Minutes of processor time: about 8.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from earlyexit.reroute import SLOPE
 from experiments.ensemble_gain import Said, goes_on, measure, print_lines, ways
-from optimizer.tabi import SLOPE
 
 
 def said(seed: int, count: int = 3000, skills: tuple[float, float] = (2.4, 2.5)) -> Said:
