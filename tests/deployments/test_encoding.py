@@ -109,6 +109,8 @@ POLICIES = {
     "one threshold": PolicySpec(thresholds=0.4),
     "a threshold per ramp": PolicySpec(name="confidence", thresholds={0: 0.25, 11: 1.0}),
     "records": PolicySpec(name="recorded", thresholds={0: 0.25}, records="/there/records.npz"),
+    "an ensemble": PolicySpec(name="entropy", thresholds={5: 0.25}, weights={5: 0.3}),
+    "tabi": PolicySpec(name="tabi", c=0.9, k=10.0, weights={5: 0.3}),
     "patience": PolicySpec(name="patience", patience=2),
     "voting": PolicySpec(name="voting", votes=3),
     "own": PolicySpec(name="own", own="here.there:rule"),
