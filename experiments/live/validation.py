@@ -30,6 +30,7 @@ from experiments.live.validation_runs import FOLDER, IDLE, Run, SplitDocument, e
 from experiments.live.validation_simulated import Overhead, as_driven, later, overhead_of, scenario_of, simulated
 from offramp.jobs.provenance import provenance
 from optimizer.decision import Strategy
+from optimizer.plan import Plan
 from optimizer.plan_file import parse_plan
 from profiles.records import ExitRecords
 from simulator.outcome import SplitUse
@@ -81,15 +82,16 @@ def main() -> None:
     made.add_argument("--compare", action="store_true", help="simulate the kept runs, serve nothing")
     options = made.parse_args()
     if not options.compare:
-        serve_all(bench(options, CLUSTER), options.plans.split(","), options.loads.split(","))
+        on = bench(options, CLUSTER)
+        plans = {name: plan_of(on, on.best(cast(Strategy, name)).stages) for name in options.plans.split(",")}
+        serve_all(on, plans, options.loads.split(","))
     compare_all(options.folder, ensure_model(options.model))
 
 
-def serve_all(on: Bench, plans: Sequence[str], loads: Sequence[str]) -> None:
-    """Every plan idle, then under every load; each run is kept as it ends."""
+def serve_all(on: Bench, plans: Mapping[str, Plan], loads: Sequence[str]) -> None:
+    """Every plan, by its name, idle, then under every load; each run is kept as it ends."""
     print(f"{EMULATED} {on.options.time_scale:g} times")
-    for name in plans:
-        plan = plan_of(on, cast(Strategy, name))
+    for name, plan in plans.items():
         stages = ", ".join(f"{stage.replicas} x {stage.first}-{stage.end - 1}" for stage in plan.stages)
         print(f"{name}: {stages}; {plan.predicted['rate_per_s']:.1f}/s predicted")
         for phase in (

@@ -17,8 +17,7 @@ from experiments.live.scenario import played
 from experiments.live.service import Service
 from experiments.live.validation_runs import IDLE, Run, SplitDocument, digest, exits_of, stages_left
 from offramp.jobs.provenance import provenance
-from optimizer.decision import Strategy
-from optimizer.plan import Plan
+from optimizer.plan import Plan, Stage
 from optimizer.plan_file import plan_document
 from optimizer.problem_file import problem_document
 from profiles.records import ExitRecords
@@ -30,9 +29,9 @@ IDLE_SLOS = 10.0
 """How long one request at a time is asked: a few dozen, each some fifth of an SLO."""
 
 
-def plan_of(on: Bench, strategy: Strategy) -> Plan:
-    """A strategy's plan, carrying what is predicted of it by the joint records: the admission starts from that."""
-    plan = on.plan(on.best(strategy).stages)
+def plan_of(on: Bench, stages: tuple[Stage, ...]) -> Plan:
+    """A plan, carrying what is predicted of it by the joint records: the admission starts from that."""
+    plan = on.plan(stages)
     expected = on.predicted(plan)
     return replace(plan, predicted={"rate_per_s": expected.rate_per_s, "latency_s": expected.latency_s})
 
