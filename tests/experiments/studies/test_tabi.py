@@ -1,0 +1,26 @@
+"""What Tabi's paper says, asked of our cost model and planner."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.studies import load, tabi_table2, tabi_v100
+
+
+@pytest.mark.parametrize("name", ["SST-2", "MNLI"])
+def test_the_cost_model_gives_the_papers_mean_latencies_within_a_twentieth(name: str) -> None:
+    cascade = tabi_table2.CASCADES[name]
+    assert tabi_table2.ours_s(cascade) == pytest.approx(cascade.paper_s, rel=0.05)
+
+
+def test_a_mean_latency_is_every_networks_by_who_reaches_it() -> None:
+    assert tabi_table2.mean_latency_s([0.007, 0.020, 0.030], [0.5, 0.3, 0.2]) == pytest.approx(
+        0.007 + 0.5 * 0.020 + 0.2 * 0.030
+    )
+    assert tabi_table2.mean_latency_s([0.007], [1.0]) == pytest.approx(0.007)
+
+
+def test_a_small_network_before_bert_large_does_what_is_asked() -> None:
+    found = load("tabi_v100").run("quick")
+    times = dict(zip(tabi_v100.AT_LEAST, (each.ours for each in found.comparisons), strict=True))
+    assert all(value is not None and value >= tabi_v100.AT_LEAST[task] for task, value in times.items())
