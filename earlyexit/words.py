@@ -159,9 +159,9 @@ def alpha_for(share: float, standings: npt.NDArray[np.float64]) -> float:
     return alpha
 
 
-def num_words(text: str) -> int:
-    """What stands between white space."""
-    return len(text.split())
+def num_words(row: str | Sequence[str]) -> int:
+    """What stands between white space, in a text or in several."""
+    return len(row.split()) if isinstance(row, str) else sum(map(num_words, row))
 
 
 def check_alpha(alpha: float) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from earlyexit.boundary import Boundary, misfit
 from earlyexit.codecs import find_codec, make_codec
@@ -17,6 +21,14 @@ from earlyexit.tokenizer import TOKENIZER_FILE
 
 
 @dataclass(frozen=True, slots=True)
+class CutRow:
+    """A row as one network is given it, words pruned."""
+
+    row: Any
+    encoded: Encoded
+
+
+@dataclass(frozen=True, slots=True)
 class ChainEncoded(Encoded):
     """An input as the network takes it that it enters, and its row, of which any other network's is made."""
 
@@ -25,6 +37,8 @@ class ChainEncoded(Encoded):
     """Of the chain, that `length` and `tensors` are for."""
     others: dict[int, Encoded] = field(default_factory=dict)
     """By network: what was made for others since, so that each is made once."""
+    cut: dict[int, CutRow] = field(default_factory=dict)
+    """By network, where it is not given the row as it came: without some words, for this attempt alone."""
 
     def of(self, network: int) -> Encoded | None:
         """As a network takes it; None while that was not made."""
@@ -72,6 +86,22 @@ class ChainCodec(Codec[Any]):
     def alike(self, network: int) -> int:
         """The first network whose codec makes the same of every row: for networks alike, rows are encoded once."""
         return self._alike[network]
+
+    def pruned_for(
+        self, network: int, before: int, row: Any, importance_N: npt.NDArray[np.floating], alpha: float
+    ) -> CutRow:
+        """What a network is given of a row that went through the one `before`, words pruned by its attention.
+
+        What that one's codec cut off the row goes on only to a network that may take more tokens.
+        """
+        of_before, of_this = self.members[before], self.members[network]
+        rest = getattr(of_this, "max_length", math.inf) > getattr(of_before, "max_length", 0)
+        left = of_before.pruned(row, importance_N, alpha, rest=rest)
+        return self.cut_row(network, left)
+
+    def cut_row(self, network: int, row: Any) -> CutRow:
+        """A row that has lost words, as a network takes it."""
+        return CutRow(row, self.encoded([row], network, truncate=True)[0])
 
     @property
     def inputs(self) -> tuple[Column, ...]:

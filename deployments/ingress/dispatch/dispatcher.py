@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
+from deployments.ingress.dispatch.cutting import Cuts, cuts_of, is_measured
 from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure
 from deployments.ingress.dispatch.entrance import ChainEntrance
 from deployments.ingress.transport.transport import Transport
@@ -212,10 +213,12 @@ class Dispatcher:
         entrance = self._entrance
         if entrance is None:
             self._depart(call)
-        elif entrance.is_slow(call.flights, network):
-            self._tasks[call] = self._begin(self._enter_slowly(entrance, call, block, network, going_on))
+            return
+        cuts = cuts_of(going_on, self.core.itinerary.placed.plan)
+        if entrance.is_slow(call.flights, network, cuts):
+            self._tasks[call] = self._begin(self._enter_slowly(entrance, call, block, network, going_on, cuts))
         else:
-            self._enter_network(entrance, call, block, network, going_on)
+            self._enter_network(entrance, call, block, network, going_on, cuts)
 
     def _depart(self, call: LiveCall) -> None:
         """Where there is one network, for which all were encoded as they came."""
@@ -227,17 +230,30 @@ class Dispatcher:
             self._send(call, piece, call.flights)
 
     async def _enter_slowly(
-        self, entrance: ChainEntrance, call: LiveCall, block: int, network: int, going_on: WirePiece | None
+        self,
+        entrance: ChainEntrance,
+        call: LiveCall,
+        block: int,
+        network: int,
+        going_on: WirePiece | None,
+        cuts: Cuts | None,
     ) -> None:
         """Have them encoded beside the event loop first."""
-        await asyncio.to_thread(entrance.prepare, call.flights, network)
-        self._enter_network(entrance, call, block, network, going_on)
+        await asyncio.to_thread(entrance.prepare, call.flights, network, cuts)
+        self._enter_network(entrance, call, block, network, going_on, cuts)
 
     def _enter_network(
-        self, entrance: ChainEntrance, call: LiveCall, block: int, network: int, going_on: WirePiece | None
+        self,
+        entrance: ChainEntrance,
+        call: LiveCall,
+        block: int,
+        network: int,
+        going_on: WirePiece | None,
+        cuts: Cuts | None,
     ) -> None:
+        measured = is_measured(self.core.itinerary.placed.plan, network, probe=call.probe)
         try:
-            entering = entrance.enter(call.flights, block, network, going_on)
+            entering = entrance.enter(call.flights, block, network, going_on, cuts, measured=measured)
         except Exception as error:
             self._tasks.pop(call, None)
             self._lose(call, call.flights, error, MISFIT)
@@ -246,7 +262,8 @@ class Dispatcher:
             self._lose(call, (flight,), refusal, "the next network's codec makes nothing of it")
         if going_on is not None:
             took_s = self._clock.now_s() - call.started_s
-            self.core.counts.cross(block, [took_s] * len(entering.flights))
+            waited_s = [took_s] * len(entering.flights)
+            self.core.counts.cross(block, waited_s, words=entering.words, pruned_words=entering.pruned_words)
         if entering.flights:
             self._send(call, entering.piece, entering.flights)
 

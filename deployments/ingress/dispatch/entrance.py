@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,11 +10,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from deployments.ingress.dispatch.cutting import Cuts
 from deployments.ingress.dispatch.departure import LiveFlight, sample_id_of
 from earlyexit.codecs.base import Codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded
 from earlyexit.signature import Encoded
 from earlyexit.wire import WirePiece, entering
+from earlyexit.words import num_words
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 TIMES_SLOWER = 10
 """So many times as many rows are asked about before some are encoded on the event loop: there, replies wait meanwhile.
@@ -29,6 +34,9 @@ class Entering:
     """In the piece's order."""
     refused: Sequence[tuple[LiveFlight, Exception]] = ()
     """Those that the network's codec makes nothing of, though it took them, or did not doubt, when they came."""
+    words: int = 0
+    """Of the texts that words could be pruned of."""
+    pruned_words: int = 0
 
 
 class ChainEntrance:
@@ -38,31 +46,48 @@ class ChainEntrance:
         self._ingress = ingress
         self._codec = codec
 
-    def is_slow(self, flights: Sequence[LiveFlight], network: int) -> bool:
+    def is_slow(self, flights: Sequence[LiveFlight], network: int, cuts: Cuts | None = None) -> bool:
         """Whether `prepare` takes milliseconds and leaves the event loop."""
-        rows = [_given(flight).row for flight in self._missing(flights, network)]
+        anew = flights if cuts is not None and cuts.importance else self._missing(flights, network)
+        rows = [_given(flight).row for flight in anew]
         return bool(rows) and self._codec.of(network).is_slow(rows * TIMES_SLOWER)
 
-    def prepare(self, flights: Sequence[LiveFlight], network: int) -> None:
-        """Encode whoever was not encoded for a network, together; may be called beside the event loop.
+    def prepare(self, flights: Sequence[LiveFlight], network: int, cuts: Cuts | None = None) -> None:
+        """Encode whoever was not encoded for a network, together, without the words that `cuts` takes from them.
 
-        Whom the codec fails on, and whoever is among them, stays as he is: `enter` finds out who it was.
+        May be called beside the event loop. Whom the codec fails on, and whoever is among them, stays as he is: `enter`
+        finds out who it was. Of whom words cannot be cut, the whole text goes on.
         """
+        if cuts is not None:
+            self._cut(flights, network, cuts)
         missing = self._missing(flights, network)
         if missing:
             with suppress(Exception):
                 self._encode(missing, network)
 
-    def enter(self, flights: Sequence[LiveFlight], block: int, network: int, going_on: WirePiece | None) -> Entering:
+    def enter(
+        self,
+        flights: Sequence[LiveFlight],
+        block: int,
+        network: int,
+        going_on: WirePiece | None,
+        cuts: Cuts | None = None,
+        *,
+        measured: bool = False,
+    ) -> Entering:
         """Inputs as the piece that waits for a network's first block; `going_on`: what the one before let go of.
 
-        Every flight's `tokens` are those of the network from now on.
+        Every flight's `tokens` are those of the network from now on. `measured`: they are to bring what attention their
+        tokens receive in it.
         """
-        self.prepare(flights, network)
-        alike, refused = self._codec.alike(network), list[tuple[LiveFlight, Exception]]()
+        if going_on is None:  # an attempt begins, with whole texts
+            for flight in flights:
+                _given(flight).cut.clear()
+        self.prepare(flights, network, cuts)
+        refused = list[tuple[LiveFlight, Exception]]()
         entered, encoded = list[LiveFlight](), list[Encoded]()
         for flight in flights:
-            made = _given(flight).of(alike)
+            made = self._made(flight, network)
             if made is None:
                 try:
                     [made] = self._encode([flight], network)
@@ -73,8 +98,21 @@ class ChainEntrance:
             entered.append(flight)
             encoded.append(made)
         ids = [sample_id_of(self._ingress, flight) for flight in entered]
-        piece = entering(ids, encoded, block=block, state_BS=None if going_on is None else _states_of(ids, going_on))
-        return Entering(piece=piece, flights=entered, refused=refused)
+        states_BS = None if going_on is None else _states_of(ids, going_on)
+        piece = entering(ids, encoded, block=block, state_BS=states_BS, measured=measured)
+        return Entering(piece=piece, flights=entered, refused=refused, **_words_of(entered, network, cuts))
+
+    def _cut(self, flights: Sequence[LiveFlight], network: int, cuts: Cuts) -> None:
+        for flight in flights:
+            try:
+                cuts.cut(self._codec, _given(flight), sample_id_of(self._ingress, flight), network)
+            except Exception as error:
+                logger.warning("a text of %s keeps its words: %r", flight.input.request_id, error)
+
+    def _made(self, flight: LiveFlight, network: int) -> Encoded | None:
+        given = _given(flight)
+        cut = given.cut.get(network)
+        return given.of(self._codec.alike(network)) if cut is None else cut.encoded
 
     def _encode(self, flights: Sequence[LiveFlight], network: int) -> list[Encoded]:
         alike, given = self._codec.alike(network), [_given(flight) for flight in flights]
@@ -85,12 +123,26 @@ class ChainEntrance:
 
     def _missing(self, flights: Sequence[LiveFlight], network: int) -> list[LiveFlight]:
         alike = self._codec.alike(network)
-        return [flight for flight in flights if _given(flight).of(alike) is None]
+        return [flight for flight in flights if _given(flight).of(alike) is None and network not in _given(flight).cut]
 
 
 def entrance_of(ingress: str, codec: Codec[Any]) -> ChainEntrance | None:
     """Of a chain; None where there is one network, for which inputs are encoded as they come."""
     return ChainEntrance(ingress, codec) if isinstance(codec, ChainCodec) else None
+
+
+def _words_of(flights: Sequence[LiveFlight], network: int, cuts: Cuts | None) -> dict[str, int]:
+    """Of inputs whose attention is known: their words at this crossing, and how many of them were pruned."""
+    if cuts is None or not cuts.importance:
+        return {}
+    words = pruned = 0
+    for flight in flights:
+        given = _given(flight)
+        earlier, cut = given.cut.get(cuts.before), given.cut.get(network)
+        before = num_words(given.row if earlier is None else earlier.row)
+        words += before
+        pruned += 0 if cut is None else before - num_words(cut.row)
+    return {"words": words, "pruned_words": pruned}
 
 
 def _given(flight: LiveFlight) -> ChainEncoded:

@@ -217,3 +217,63 @@ async def test_a_long_text_that_the_next_codec_fails_on_gets_an_error_and_holds_
     await turns()
     assert scene.errors == [(text, "execution")]
     assert (scene.core.num_unanswered, scene.stages[1].calls) == (0, [])
+
+
+PRUNES = replace(CASCADE, prune={1: 0.8})
+
+
+def cross_with(call: StageCallLog, texts: Sequence[str], importance: Sequence[float], lengths: Sequence[int]) -> None:
+    """As `cross`, with what attention every token received."""
+    piece = WirePiece(
+        sample_ids=tuple(call.id_of(text) for text in texts),
+        next_block=2,
+        lengths_B=np.array(lengths, dtype=np.int32),
+        tensors=(np.array(importance, dtype=np.float16),),
+        state_BS=None,
+    )
+    call.say(Chunk(going_on=GoingOn(piece=piece, timings=(TIMING,) * len(texts))))
+
+
+async def test_words_that_got_little_attention_do_not_cross(tmp_path: Path) -> None:
+    scene = ChainScene(chained(tmp_path), PRUNES)
+    flights = scene.submit_texts("a b c", "b c")
+    await turns()
+    [call] = scene.stages[0].calls
+    token_ids, zeros = call.call.piece.tensors
+    assert (token_ids.tolist(), zeros.tolist()) == ([1, 4, 5, 6, 2, 1, 5, 6, 2], [0.0] * 9), "it is measured from here"
+    cross_with(call, ["b c", "a b c"], [9, 3, 3, 9, 9, 1, 4, 4, 9], [4, 5])
+    await turns()
+    [crossed] = scene.stages[1].calls
+    assert ids(crossed.call.piece) == [1, 15, 16, 2, 1, 15, 16, 2], "and the last network measures nothing"
+    assert [flight.tokens for flight in flights] == [4, 4]
+    counts = scene.core.counts
+    assert (counts.crossings, counts.words, counts.pruned_words) == ({2: 2}, {2: 5}, {2: 1})
+
+
+async def test_who_comes_without_its_attention_loses_no_words(tmp_path: Path) -> None:
+    scene = ChainScene(chained(tmp_path), PRUNES)
+    scene.submit_texts("a b c", "b c")
+    await turns()
+    call = scene.stages[0].calls[0]
+    cross(call, ["a b c"])
+    await turns()
+    cross_with(call, ["b c"], [np.nan] * 4, [4])
+    await turns()
+    assert [ids(each.call.piece) for each in scene.stages[1].calls] == [[1, 14, 15, 16, 2], [1, 15, 16, 2]]
+    assert scene.core.counts.pruned_words.get(2, 0) == 0
+
+
+async def test_an_attempt_begins_with_the_whole_text(tmp_path: Path) -> None:
+    scene = ChainScene(chained(tmp_path), PRUNES)
+    scene.submit_texts("a b c")
+    await turns()
+    cross_with(scene.stages[0].calls[0], ["a b c"], [9, 1, 4, 4, 9], [5])
+    await turns()
+    scene.stages[1].calls[0].fail()
+    await turns()
+    again = scene.stages[0].calls[-1]
+    assert again.call.piece.tensors[0].tolist() == [1, 4, 5, 6, 2]
+    scene.follow(replace(CASCADE, epoch=2))
+    cross_with(again, ["a b c"], [9, 1, 4, 4, 9], [5])
+    await turns()
+    assert ids(scene.stages[1].calls[-1].call.piece) == [1, 14, 15, 16, 2], "the present plan prunes nothing"
