@@ -91,20 +91,27 @@ class LabelledRows:
         Raises DataError where the rows are not of the codec's kind, and InputError for a row that cannot be encoded,
         DataError where that is a file.
         """
-        forms = codec.inputs
-        if {form.name for form in forms} != set(self.columns):
-            wanted = ", ".join(dict.fromkeys(form.name for form in forms))
-            raise DataError(f"the model takes {wanted}; the data holds {', '.join(self.columns)}")
-        columns = {
-            name: _fitting(name, column, [form for form in forms if form.name == name])
-            for name, column in self.columns.items()
-        }
+        columns = self._columns_for(codec)
         try:
             return codec.encode(codec.from_columns(columns), truncate=True)
         except InputError:
             for row, name in enumerate(self.files or ()):
                 _check_file(name, {each: column[[row]] for each, column in columns.items()}, codec)
             raise
+
+    def rows(self, codec: Codec[Any]) -> list[Any]:
+        """The inputs as a codec encodes them, such as texts; raises as `encode`."""
+        return codec.from_columns(self._columns_for(codec))
+
+    def _columns_for(self, codec: Codec[Any]) -> dict[str, Any]:
+        forms = codec.inputs
+        if {form.name for form in forms} != set(self.columns):
+            wanted = ", ".join(dict.fromkeys(form.name for form in forms))
+            raise DataError(f"the model takes {wanted}; the data holds {', '.join(self.columns)}")
+        return {
+            name: _fitting(name, column, [form for form in forms if form.name == name])
+            for name, column in self.columns.items()
+        }
 
     def targets(self, task: Task, codec: Codec[Any]) -> Array:
         """The right answers; raises DataError, naming the file where a row is one, for what the task cannot read."""

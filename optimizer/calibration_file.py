@@ -32,6 +32,8 @@ class CalibrationCard(BaseModel):
     """Of an ensemble that pays, by the end of a network."""
     metric: Metric = "agreement"
     """What the budget is of."""
+    prune: dict[int, float] | None = None
+    """Of a chain, by end ramp: the alpha by which words are pruned where the thresholds hold; None: by none."""
     budget: float
     confidence: float
     tested: dict[str, Any]
@@ -48,11 +50,12 @@ class CalibrationCard(BaseModel):
         return self.model_copy(update={"weights": None if weights is None else dict(weights), "tested": tested})
 
     def to_json(self) -> str:
-        """The file's text, without confidences and weights where there are none, and of agreement without a metric."""
+        """The file's text, without confidences, weights and alphas where there are none, and of agreement no metric."""
         left_out = {
             "confidences": self.confidences is None,
             "weights": self.weights is None,
             "metric": self.metric == "agreement",
+            "prune": self.prune is None,
         }
         return self.model_dump_json(indent=2, exclude={name for name, out in left_out.items() if out}) + "\n"
 

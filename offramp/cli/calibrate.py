@@ -82,6 +82,13 @@ RecordsOut = Annotated[
 EnsembleFlag = Annotated[
     bool, typer.Option("--ensemble", help="Of a chain: mix what its networks say, where that pays (docs/cascades.md).")
 ]
+Prune = Annotated[
+    float | None,
+    typer.Option(
+        help="Of a chain: share of the words that is pruned where inputs go on to the next model, such as 0.14; "
+        "calibrated besides, in the folder `pruned`."
+    ),
+]
 
 
 def calibrate(
@@ -109,6 +116,7 @@ def calibrate(
     ramps: Ramps = None,
     latency: Latency = None,
     ensemble: EnsembleFlag = False,
+    prune: Prune = None,
     test: Annotated[Path | None, typer.Option(help="Labelled rows to report on as well.")] = None,
     test_part: Annotated[str | None, typer.Option(help="Which part of the test data.", **completes(PARTS))] = None,
     dtype: Dtype = "float32",
@@ -129,6 +137,7 @@ def calibrate(
         ramps=_ramps(ramps),
         latency=latency,
         ensemble=ensemble,
+        prune=prune,
         dtype=choice("dtype", dtype, DTYPES),
         seed=seed,
         source=str(data if records is None else records),

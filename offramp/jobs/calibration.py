@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -15,12 +15,15 @@ from earlyexit.errors import DataError, ModelFolderError
 from offramp.jobs.block_costs import measured_costs, parameters_by_block
 from offramp.jobs.chain_members import check_members, members_of
 from offramp.jobs.mixing import ALONE_FILE, likely_thresholds, mix_where_it_pays
+from offramp.jobs.pruning import FOLDER as PRUNED
+from offramp.jobs.pruning import run_pruned
 from offramp.jobs.recording import (
     Outputs,
     batches_of_outputs,
     chain_outputs,
     join_records,
     records_of_chosen_shares,
+    score_of,
     tokens_of,
 )
 from optimizer.calibration_file import CALIBRATION_FILE, MEMBERS, CalibrationCard, read_calibration_file
@@ -59,12 +62,16 @@ class CalibrateJob:
     """Profile whose seconds leaving is priced by; None: of a chain parameters of its blocks, else blocks."""
     ensemble: bool = False
     """Whether later networks of a chain answer together with those before them, where that pays."""
+    prune: float | None = None
+    """Of a chain, the share of the words to be pruned at each crossing, calibrated besides; None: none."""
     dtype: FloatName = "float32"
     """In which the model computes what thresholds are found by."""
     seed: int = 0
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.ensemble and self.prune is not None:
+            raise DataError("an ensemble of networks that read pruned texts is not calibrated: choose one of the two")
         if not 0 < self.design_share < 1:
             raise DataError(f"the design share must be between 0 and 1, not {self.design_share}")
 
@@ -98,6 +105,8 @@ def calibrate(
     chain = read_card(folder)
     if not chain.chain.is_one:
         return _calibrate_chain(folder, chain, data, job, outputs, progress or no_progress)
+    if job.prune is not None:
+        raise DataError(f"words are pruned where inputs go on to another network, and {chain.name} is a single one")
     if job.ensemble:
         raise DataError(f"{folder} is a single network: an ensemble is of a chain's")
     model = load_model(folder)
@@ -105,7 +114,7 @@ def calibrate(
     labels = data.targets(model.task, codec)
     encoded = data.encode(codec)
     parts = _parts(data, job)
-    policy = _policy(model.task, job.policy)
+    policy = score_of(model.task, job.policy)
     if outputs is None:
         computing = model if job.dtype == "float32" else load_model(folder, dtype=getattr(torch, job.dtype))
         computing.temperatures_E.fill_(1.0)
@@ -131,7 +140,8 @@ def _calibrate_chain(
 ) -> tuple[CalibrationCard, ExitRecords]:
     """Thresholds of every ramp and of every network's end, together; the models stay as they are.
 
-    Temperatures are those of each model's own calibration, so the models without one are refused.
+    Temperatures are those of each model's own calibration, so the models without one are refused. Where words are to be
+    pruned, the chain that prunes them is calibrated besides, and that is what is given.
     """
     from earlyexit.tasks import find_task
 
@@ -148,7 +158,7 @@ def _calibrate_chain(
         outputs = [run]
     outputs = list(outputs)
     facts = _facts(job) | {MEMBERS: members_of(folder, chain)}
-    policy = _policy(task, job.policy)
+    policy = score_of(task, job.policy)
     records = _recorded(outputs, policy, task, labels, design=parts[0], job=job, facts=facts)
     records = replace(records, tokens_N=tokens_N)
     costs = measured_costs(job.latency, records) or parameters_by_block(folder, chain)
@@ -163,7 +173,18 @@ def _calibrate_chain(
         records.save(folder / ALONE_FILE)
     card = card if found is None else card.with_ensemble(found.weights if found.is_on else None, found.document())
     save_calibration(card, views[0], folder)
-    return card, views[0]
+    if job.prune is None:
+        return card, views[0]
+    ((rows, whole),) = outputs
+    pruned = run_pruned(folder, chain, data, whole, share=job.prune, parts=parts, dtype=job.dtype, progress=progress)
+    facts |= {"words_cut": pruned.words_cut}
+    made = [(rows, pruned.records_of(whole))]
+    records = _recorded(made, policy, task, labels, design=parts[0], job=job, facts=facts)
+    records = replace(records, tokens_N=tokens_N, end_losses_N=pruned.end_losses_N(task, whole))
+    card = _card(records, parts, job, facts, task=task, block_costs=costs, prune=pruned.prune)
+    (folder / PRUNED).mkdir(exist_ok=True)
+    save_calibration(card, records, folder / PRUNED)
+    return card, records
 
 
 def _parts(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
@@ -235,6 +256,7 @@ def _card(
     task: Task | None = None,
     block_costs: Sequence[float] | None = None,
     others: Sequence[ExitRecords] = (),
+    prune: Mapping[int, float] | None = None,
 ) -> CalibrationCard:
     """What is found by records whose parts, rows, lay the path and test it; `others`: the same rows in other plans."""
     promised, *views = (_promised_of(each, records, job) for each in (records, *others))
@@ -246,6 +268,7 @@ def _card(
         thresholds=found.thresholds,
         confidences=None if records.confidences is None else dict(records.confidences),
         metric=job.metric,
+        prune=None if prune is None else dict(prune),
         budget=job.guarantee.budget,
         confidence=job.guarantee.confidence,
         tested=_tested_figures(records.subset(parts[1]), found, job.metric, task),
@@ -270,19 +293,6 @@ def _promised_of(view: ExitRecords, records: ExitRecords, job: CalibrateJob) -> 
         return promised
     check_recorded(records.ramps, job.ramps)
     return promised.of_ramps([ramp for ramp in job.ramps if ramp in view.ramps])
-
-
-def _policy(task: Task, asked: Score | None) -> Score:
-    """Entropy is of labels, shares are of tasks with principal values; how sure it is, every task can say."""
-    from earlyexit.tasks.label import LabelTask
-
-    labels = isinstance(task, LabelTask)
-    if asked == "entropy" and not labels:
-        raise DataError(f"entropy is of labels, and the model's task is {task.name}; confidence is of any task")
-    if asked == "share" and not task.num_principal_values:
-        raise DataError(f"the task {task.name} has no principal values to count a share of; confidence is of any task")
-    counted = task.large and task.num_principal_values
-    return asked or ("entropy" if labels else "share" if counted else "confidence")
 
 
 def forget_calibration(folder: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
-from earlyexit.errors import ModelFolderError
+from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.policies import make_policy
 from earlyexit.tasks import find_task
 from offramp.jobs.ensemble import mixed_outputs
@@ -149,6 +149,19 @@ def records_of_ensemble(
         true_losses_NE=np.column_stack([found.true_losses_NE[:, :-1], alone.true_losses_NE[:, -1]]),
         provenance=dict(alone.provenance or {}) | {WEIGHTS: dict(weights)},
     )
+
+
+def score_of(task: Task, asked: Score | None) -> Score:
+    """Entropy is of labels, shares are of tasks with principal values; how sure it is, every task can say."""
+    from earlyexit.tasks.label import LabelTask
+
+    labels = isinstance(task, LabelTask)
+    if asked == "entropy" and not labels:
+        raise DataError(f"entropy is of labels, and the model's task is {task.name}; confidence is of any task")
+    if asked == "share" and not task.num_principal_values:
+        raise DataError(f"the task {task.name} has no principal values to count a share of; confidence is of any task")
+    counted = task.large and task.num_principal_values
+    return asked or ("entropy" if labels else "share" if counted else "confidence")
 
 
 def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray | None:

@@ -24,7 +24,7 @@ from offramp.jobs.chain_members import check_members
 from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
-from optimizer.calibration_file import CALIBRATION_FILE
+from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
 from optimizer.risk import Guarantee
 from profiles.latency import LatencyProfile
 from profiles.records import ExitRecords
@@ -52,6 +52,7 @@ def calibrated(checkpoint: Path, rows: LabelledRows, tmp_path_factory: pytest.Te
         "family": "chain",
         "backbone": {"models": ["../small", "../large"], "names": ["small", "large"], "blocks": [3, 3]},
         "boundaries": [each.model_dump(mode="json")["boundaries"] for each in (small, large)],
+        "codec": {"name": "chain", "members": [small.codec, large.codec], "models": ["../small", "../large"]},
         "ramps": [0, 2, 3, 4],
         "num_blocks": 6,
     }
@@ -192,3 +193,34 @@ def test_records_of_a_chain_are_no_single_models(models: Path, rows: LabelledRow
     _, records = calibrate(models / "chain", rows, EASY)
     with pytest.raises(ModelFolderError, match=r"r.npz is of small before large, .*large of large: calibrate again"):
         check_members(records.provenance, models / "large", Path("r.npz"))
+
+
+def test_a_chain_that_prunes_words_is_calibrated_besides(models: Path, rows: LabelledRows) -> None:
+    whole_card, whole = calibrate(models / "chain", rows, EASY)
+    card, records = calibrate(models / "chain", rows, replace(EASY, prune=0.3))
+    assert read_calibration(models / "chain").thresholds == whole_card.thresholds, "that of whole texts is kept"
+    found = read_calibration_file(models / "chain" / "pruned" / CALIBRATION_FILE)
+    assert (found.thresholds, found.prune) == (card.thresholds, card.prune)
+    assert found.prune is not None
+    assert whole_card.prune is None
+    assert set(found.prune) == {2}
+    assert 0.1 < found.provenance["words_cut"] < 0.5
+    small = [column for column, ramp in enumerate(records.ramps) if ramp <= 2]
+    np.testing.assert_array_equal(records.scores_NR[:, small], whole.scores_NR[:, small])
+    assert records.answers()[:, -1].tolist() == whole.answers()[:, -1].tolist(), "the reference reads whole texts"
+    assert (records.scores_NR[:, len(small) :] != whole.scores_NR[:, len(small) :]).any()
+    assert records.end_losses_N is not None
+    assert set(records.end_losses_N.tolist()) <= {0.0, 1.0}
+    saved = ExitRecords.load(models / "chain" / "pruned" / RECORDS_FILE)
+    assert saved.end_losses_N is not None
+    assert saved.end_losses_N.tolist() == records.end_losses_N.tolist()
+
+
+def test_words_of_a_single_model_cannot_be_pruned(models: Path, rows: LabelledRows) -> None:
+    with pytest.raises(DataError, match="another network, and small is a single one"):
+        calibrate(models / "small", rows, replace(EASY, prune=0.3))
+
+
+def test_a_share_that_is_none_is_refused(models: Path, rows: LabelledRows) -> None:
+    with pytest.raises(DataError, match=r"above 0 and below 1, not 1\.4"):
+        calibrate(models / "chain", rows, replace(EASY, prune=1.4))

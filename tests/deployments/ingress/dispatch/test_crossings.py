@@ -277,3 +277,15 @@ async def test_an_attempt_begins_with_the_whole_text(tmp_path: Path) -> None:
     cross_with(again, ["a b c"], [9, 1, 4, 4, 9], [5])
     await turns()
     assert ids(scene.stages[1].calls[-1].call.piece) == [1, 14, 15, 16, 2], "the present plan prunes nothing"
+
+
+async def test_who_has_other_tokens_than_were_measured_keeps_all_words(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = ChainScene(chained(tmp_path), PRUNES)
+    scene.submit_texts("a b c")
+    await turns()
+    cross_with(scene.stages[0].calls[0], ["a b c"], [9, 1, 9], [3])
+    await turns()
+    assert ids(scene.stages[1].calls[0].call.piece) == [1, 14, 15, 16, 2]
+    assert "keeps its words: ValueError('3 tokens have an importance, of 5')" in caplog.text

@@ -1,0 +1,108 @@
+"""What a chain's later networks answer to texts that have lost words, and by which alphas these are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from earlyexit.boundary import FloatName
+from earlyexit.codecs import find_codec
+from earlyexit.codecs.chain import ChainCodec
+from earlyexit.prunable import check_prunable
+from earlyexit.store import ModelCard
+from earlyexit.words import alpha_for, num_words, standing_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from earlyexit.dataset import LabelledRows
+    from earlyexit.tasks.base import Task
+    from earlyexit.train import Progress
+    from profiles.records import IntArray
+    from profiles.scores import FloatArray
+
+FOLDER = "pruned"
+"""In a chain's folder: calibration and exit records of the chain whose words are pruned at its crossings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedRun:
+    """All exits' outputs, those of later networks on texts without some of their words."""
+
+    outputs: Mapping[int, Tensor]
+    """By the chain's block, the last network's end included."""
+    prune: Mapping[int, float]
+    """Alpha by end ramp."""
+    words_cut: float
+    """Share of all words that the last network does not see."""
+
+    def records_of(self, whole: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """What exit records are made of: the reference's answers are those to whole texts."""
+        last = max(whole)
+        return {**self.outputs, last: whole[last]}
+
+    def end_losses_N(self, task: Task, whole: Mapping[int, Tensor]) -> FloatArray:
+        """What the last network's answers to pruned texts cost against those to whole ones."""
+        last = max(whole)
+        early, full = (task.answer(each[last]).numpy() for each in (self.outputs, whole))
+        return task.loss(early, full)
+
+
+def run_pruned(
+    folder: Path,
+    card: ModelCard,
+    data: LabelledRows,
+    whole: Mapping[int, Tensor],
+    *,
+    share: float,
+    parts: tuple[IntArray, IntArray],
+    dtype: FloatName,
+    progress: Progress,
+) -> PrunedRun:
+    """Cut this share of the words at every crossing, by alphas of the first part's rows, and run the networks after.
+
+    `whole`: every exit's outputs on whole texts, of which those of the first network are used. Raises PlanError where
+    words cannot be pruned, DataError for a share that no alpha cuts.
+    """
+    import torch
+
+    from earlyexit.importance import importance_of
+    from earlyexit.store import load_model
+    from earlyexit.train import exit_outputs
+
+    chain = card.chain
+    check_prunable(folder, chain.end_ramps)
+    codec = find_codec(card.codec, folder)
+    assert isinstance(codec, ChainCodec)
+    rows = given = data.rows(codec)
+    outputs = {block: each for block, each in whole.items() if block < chain.bounds[0]}
+    prune: dict[int, float] = {}
+    for network, member in enumerate(card.members(folder)):
+        model = load_model(member, dtype=getattr(torch, dtype))
+        encoded = codec.of(network).encode(rows, truncate=True)
+        if network:
+            first = chain.starts[network]
+            found = exit_outputs(model, encoded, progress=progress)
+            outputs |= {first + block: each for block, each in found.items()}
+        if network < len(chain.lengths) - 1:
+            importance = importance_of(model, encoded, progress=progress)
+            alpha = _alpha(codec, network, [(rows[row], importance[row]) for row in parts[0].tolist()], share)
+            prune[chain.ends[network]] = alpha
+            rows = [
+                codec.pruned_for(network + 1, network, row, own, alpha).row
+                for row, own in zip(rows, importance, strict=True)
+            ]
+    return PrunedRun(outputs=outputs, prune=prune, words_cut=1 - _words(rows) / _words(given))
+
+
+def _alpha(codec: ChainCodec, network: int, design: Sequence[tuple[Any, Any]], share: float) -> float:
+    standings = [standing_of(codec.of(network).words(row), importance_N) for row, importance_N in design]
+    return alpha_for(share, np.concatenate(standings))
+
+
+def _words(rows: Sequence[Any]) -> int:
+    return sum(map(num_words, rows))
