@@ -76,6 +76,9 @@ Latency = Annotated[
         "of a chain by their parameters."
     ),
 ]
+RecordsFile = Annotated[
+    Path | None, typer.Option(help="In the place of a model and data: exit records from elsewhere, .csv, .tsv or .npz.")
+]
 RecordsOut = Annotated[
     Path | None, typer.Option(help="With --records: folder for calibration.json and exit_records.npz.")
 ]
@@ -100,10 +103,7 @@ def calibrate(
     part: Part = None,
     joints: Joints = None,
     classes: Classes = None,
-    records: Annotated[
-        Path | None,
-        typer.Option(help="In the place of a model and data: exit records from elsewhere, .csv, .tsv or .npz."),
-    ] = None,
+    records: RecordsFile = None,
     scale: Annotated[
         float | None,
         typer.Option(help="Of records whose answers are numbers: a difference of this much is wholly wrong."),

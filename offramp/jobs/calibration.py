@@ -24,6 +24,7 @@ from offramp.jobs.recording import (
     join_records,
     records_of_chosen_shares,
     score_of,
+    task_figures,
     tokens_of,
 )
 from optimizer.calibration_file import CALIBRATION_FILE, MEMBERS, CalibrationCard, read_calibration_file
@@ -331,16 +332,8 @@ def outcome_figures(outcome: ExitOutcome, task: Task | None = None, metric: Metr
         "num_blocks": outcome.num_blocks,
         "survival": list(outcome.survival),
         "exits": outcome.exit_counts,
-        **({} if task is None else _task_figures(outcome, task)),
+        **({} if task is None else task_figures(outcome, task)),
     }
-
-
-def _task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
-    """Such as mean IoU, and the full model's."""
-    if outcome.tallies_N is None or outcome.full_tallies_N is None:
-        return {}
-    early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
-    return early | {f"full_{name}": value for name, value in full.items()}
 
 
 def read_calibration(folder: Path) -> CalibrationCard:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from earlyexit.store import ModelCard
     from earlyexit.tasks.base import Task, ValueArray
     from earlyexit.train import Progress
+    from profiles.outcome import ExitOutcome
     from profiles.records import IntArray
 
 Confidences = Mapping[int, float]
@@ -162,6 +163,14 @@ def score_of(task: Task, asked: Score | None) -> Score:
         raise DataError(f"the task {task.name} has no principal values to count a share of; confidence is of any task")
     counted = task.large and task.num_principal_values
     return asked or ("entropy" if labels else "share" if counted else "confidence")
+
+
+def task_figures(outcome: ExitOutcome, task: Task) -> dict[str, float]:
+    """Such as mean IoU, and the full model's."""
+    if outcome.tallies_N is None or outcome.full_tallies_N is None:
+        return {}
+    early, full = (task.figures(each.sum(0)) for each in (outcome.tallies_N, outcome.full_tallies_N))
+    return early | {f"full_{name}": value for name, value in full.items()}
 
 
 def tokens_of(model: EarlyExitModel, encoded: Sequence[Encoded]) -> IntArray | None:
