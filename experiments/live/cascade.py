@@ -72,7 +72,7 @@ class Bench:
                 low_per_s=min(starts.values()) / 10,
                 high_per_s=max(starts.values()) * 10,
                 resolution=0.05,
-                most_probes=8,
+                most_probes=6,
             ),
             target=Target(slo_s=self.slo_s),
             cold_growth=1.12,
