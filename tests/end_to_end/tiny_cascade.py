@@ -88,6 +88,7 @@ class TinyCascade:
         problem = {
             "schema_version": 1,
             "blocks": NETWORKS[-1],
+            "networks": list(NETWORKS),
             "ramps": list(RAMPS),
             "survival": [1.0, 0.8, 0.6, 0.6, 0.4, 0.4],
             "latency": {
