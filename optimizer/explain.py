@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from optimizer.decision import Decision, NoPlan, Planned, Strategy
-from optimizer.evaluate import Evaluation, sought
+from optimizer.evaluate import Evaluation, nested_shares, sought
+from optimizer.networks import part_of, survival_with
 from optimizer.plan import Stage
 from optimizer.problem import MaximizeRate, MinimizeCost, MinimizeLatency, PlanProblem
 
@@ -59,19 +60,20 @@ def explain(problem: PlanProblem, planned: Planned, decisions: Mapping[Strategy,
         binds=tuple(binds(problem, planned.stages, planned.figures)),
         fills=tuple(split.fill for split in planned.figures.splits),
         comparisons=compare(problem, decisions),
-        answered_by=answered_by(problem, planned.figures),
+        answered_by=answered_by(problem, planned.stages),
     )
 
 
-def answered_by(problem: PlanProblem, figures: Evaluation) -> dict[int, float]:
-    """See `Explanation`: who enters a network and does not enter the next one has its answer there."""
+def answered_by(problem: PlanProblem, stages: Sequence[Stage]) -> dict[int, float]:
+    """See `Explanation`: who has no answer at a network's start and has one at the next one's was answered there."""
     if not problem.networks:
         return {}
-    enters: dict[int, float] = {}
-    for each in figures.splits:
-        enters.setdefault(bisect_right(problem.networks, each.split.first), each.reached_by)
-    goes_on = (*list(enters.values())[1:], 0.0)
-    return {network: share - on for (network, share), on in zip(enters.items(), goes_on, strict=True)}
+    used = part_of(problem, stages).used
+    ramps = [ramp for stage in stages for split in stage.splits for ramp in split.ramps]
+    unanswered_N = nested_shares(survival_with(problem, used), ramps)
+    starts = (0, *problem.networks)
+    enters = [unanswered_N[starts[network]] for network in used]
+    return {network: share - on for network, (share, on) in zip(used, pairwise((*enters, 0.0)), strict=True)}
 
 
 def binds(problem: PlanProblem, stages: Sequence[Stage], figures: Evaluation) -> Iterator[Bind]:

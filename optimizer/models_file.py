@@ -75,6 +75,9 @@ def as_chain(source: Source, folder: Path, read: ReadTable) -> Source:
     models = [_model(source, index, each, folder) for index, each in enumerate(given.models)]
     with source.said_at(("models",)):
         _check_names(models)
+    with source.said_at(("models", 0, "kept")):
+        if models[0].document.kept != 1:
+            raise PlanError("models.0.kept: nothing crosses into the first model; the one behind a crossing says it")
     rest = {name: value for name, value in document.items() if name != "models"}
     return replace(source, document={**rest, **_chain(source, models, read)})
 

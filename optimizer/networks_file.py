@@ -37,6 +37,10 @@ def survival_of_networks(
 ) -> Mapping[tuple[int, ...], tuple[float, ...]] | None:
     """By networks used, what records say of these alone, or what is written out; None where nothing is known."""
     given = {tuple(each.networks): tuple(each.survival) for each in document.survival_of}
+    if given and not problem.networks:
+        raise PlanError("survival_of is of a chain; this problem has one network")
+    if len(given) < len(document.survival_of):
+        raise PlanError("survival_of says the same networks twice")
     if recorded is None or not problem.networks:
         return given or None
     if given:

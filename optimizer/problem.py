@@ -187,6 +187,19 @@ class PlanProblem:
             raise PlanError(f"survival_of is by ascending networks that end with the last, {last}, not {list(used)}")
         if len(survival_N) != self.num_blocks or not all(0 <= share <= 1 for share in survival_N):
             raise PlanError(f"survival_of {list(used)} needs {self.num_blocks} shares from 0 to 1, one per block")
+        starts = (0, *self.networks)
+        first, *later = (block for network in used for block in range(starts[network], starts[network + 1]))
+        if survival_N[first] != 1:
+            given = survival_N[first]
+            raise PlanError(
+                f"survival_of {list(used)} must be 1 at block {first}, where every input enters, not {given}"
+            )
+        for before, after in pairwise((first, *later)):
+            if survival_N[after] > survival_N[before]:
+                raise PlanError(
+                    f"survival_of {list(used)} rises at block {after}, from {survival_N[before]} to "
+                    f"{survival_N[after]}; it may only fall"
+                )
 
     def _check_ramps(self) -> None:
         if list(self.ramps) != sorted(set(self.ramps)):

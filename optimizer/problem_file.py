@@ -140,6 +140,7 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     recorded = recorded_survival(document.survival, problem, source, folder)
     with source.said_at(("survival",)):
         problem = replace(problem, survival_N=_survival(document, recorded))
+    with source.said_at(("survival_of",) if document.survival_of else ("survival",)):
         problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded))
     with source.said_at(("bytes_per_sample",)):
         problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))

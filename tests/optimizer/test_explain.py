@@ -132,9 +132,18 @@ def test_of_a_chain_it_is_said_which_network_answers_how_many() -> None:
     chain = replace(PROBLEM, networks=(1, 2))
     both = Stage(device="V100", replicas=1, splits=(Split(first=0, end=1, batch=4, ramps=(0,)), split(1, 2)))
     alone = Stage(device="V100", replicas=1, splits=(split(1, 2),))
-    assert answered_by(chain, evaluate(chain, (both,))) == {0: 0.5, 1: 0.5}
-    assert answered_by(chain, evaluate(chain, (alone,))) == {1: 1.0}
-    assert answered_by(PROBLEM, evaluate(PROBLEM, BEST)) == {}
+    assert answered_by(chain, (both,)) == {0: 0.5, 1: 0.5}
+    assert answered_by(chain, (alone,)) == {1: 1.0}
+    assert answered_by(PROBLEM, BEST) == {}
+
+
+def test_who_stays_is_answered_where_it_would_have_left() -> None:
+    """Everybody is computed in the second network; half of them have their answer by then."""
+    chain = replace(PROBLEM, networks=(1, 2))
+    splits = (Split(first=0, end=1, batch=4, ramps=(0,)), split(1, 2))
+    stays = Stage(device="V100", replicas=1, splits=tuple(replace(each, after_answer="stay") for each in splits))
+    assert [each.reached_by for each in evaluate(chain, (stays,)).splits] == [1, 1]
+    assert answered_by(chain, (stays,)) == {0: 0.5, 1: 0.5}
 
 
 def split(first: int, end: int) -> Split:

@@ -31,6 +31,8 @@ link: {bandwidth_bytes_per_s: 1.0e9}
 slo: {latency_s: 1.0}
 objective: {maximize: rate}
 """
+ALONE = "- {networks: [1], survival: [1.0, 1.0, 1.0, 1.0, 1.0]}\n"
+WHERE_ALL_ENTER = r":16: survival_of \[1\] must be 1 at block 2, where every input enters, not 0.5"
 
 
 def test_models_make_a_chain_with_blocks_numbered_through(tmp_path: Path) -> None:
@@ -55,6 +57,9 @@ def test_one_model_is_a_problem_of_one_network(tmp_path: Path) -> None:
     path.write_text(f"{small}survival: [1.0, 0.8]\n{rest}")
     problem = read_problem(path).problem
     assert (problem.num_blocks, problem.ramps, problem.networks) == (2, (0,), ())
+    path.write_text(f"{small}survival: [1.0, 0.8]\nsurvival_of: [{{networks: [0], survival: [1.0, 0.8]}}]\n{rest}")
+    with pytest.raises(PlanError, match="survival_of is of a chain; this problem has one network"):
+        read_problem(path)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -85,6 +90,10 @@ def test_a_chains_problem_is_read_back_as_it_was_written(seed: int) -> None:
         ("batch: [1, 2, 4]", "batch: [2, 3, 5]", "2: models: no batch size was measured on V100"),
         ("ramp_s: []}}", "ramp_s: [[1, 1, 1]]}}", "models.1.latency.V100.ramp_s has 1 rows; 0 are needed"),
         ("networks: [1]", "networks: [0]", "survival_of is by ascending networks that end with the last, 1"),
+        ("networks: [1], survival: [1.0, 1.0, 1.0,", "networks: [1], survival: [1.0, 1.0, 0.5,", WHERE_ALL_ENTER),
+        ("1.0, 1.0]}", "0.5, 1.0]}", r":16: survival_of \[1\] rises at block 4, from 0.5 to 1.0; it may only fall"),
+        ("- {networks: [1]", f"{ALONE}- {{networks: [1]", ":16: survival_of says the same networks twice"),
+        ("crossing_bytes: 8", "kept: 0.5", "7: models.0.kept: nothing crosses into the first model"),
         ("crossing_s: 0.001", "crossing_s: -1", "crossing_s: Input should be greater than or equal to 0"),
     ],
 )
