@@ -299,7 +299,8 @@ def _promised_of(view: ExitRecords, records: ExitRecords, job: CalibrateJob) -> 
 def forget_calibration(folder: Path) -> None:
     """Remove thresholds and records, before the model changes: they promise nothing about another one."""
     for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
-        (folder / name).unlink(missing_ok=True)
+        for each in (folder, folder / PRUNED):
+            (each / name).unlink(missing_ok=True)
 
 
 def _check_rows(data: Sized, job: CalibrateJob) -> None:

@@ -21,6 +21,7 @@ from earlyexit.train import exit_outputs
 from offramp.jobs.block_costs import parameters_by_block
 from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
 from offramp.jobs.chain_members import check_members
+from offramp.jobs.pruning import FOLDER as PRUNED
 from offramp.jobs.recording import record_exits
 from offramp.jobs.train_job import TrainJob
 from offramp.jobs.training import train
@@ -187,6 +188,17 @@ def test_what_is_of_other_models_is_refused(
         f"{chain / CALIBRATION_FILE}: {name} of {chain} is not what it was then, trained or calibrated since: "
         "calibrate the chain again"
     )
+
+
+def test_what_was_calibrated_of_pruned_texts_goes_with_the_calibration_before(models: Path, rows: LabelledRows) -> None:
+    chain = models / "chain"
+    (chain / PRUNED).mkdir()
+    before = [chain / PRUNED / name for name in (CALIBRATION_FILE, RECORDS_FILE)]
+    for path in before:
+        path.write_text("of the models as they were")
+    calibrate(chain, rows, EASY)
+    assert read_calibration(chain)
+    assert not any(path.exists() for path in before)
 
 
 def test_records_of_a_chain_are_no_single_models(models: Path, rows: LabelledRows) -> None:
