@@ -251,11 +251,11 @@ class Dispatcher:
         going_on: WirePiece | None,
         cuts: Cuts | None,
     ) -> None:
+        self._tasks.pop(call, None)  # what encoded them beside the event loop is done
         measured = is_measured(self.core.itinerary.placed.plan, network, probe=call.probe)
         try:
             entering = entrance.enter(call.flights, block, network, going_on, cuts, measured=measured)
         except Exception as error:
-            self._tasks.pop(call, None)
             self._lose(call, call.flights, error, MISFIT)
             return
         for flight, refusal in entering.refused:
