@@ -23,6 +23,7 @@ from earlyexit.piece import Piece, Tensors, halved
 from earlyexit.slots import Attention
 from earlyexit.split import Segment
 from earlyexit.store import CARD_FILE, load_model, read_card
+from earlyexit.tasks import find_task
 
 if TYPE_CHECKING:
     from earlyexit.tasks.base import Task
@@ -144,7 +145,7 @@ def load_network(
 ) -> AnyNetwork:
     """What a model folder holds, one network or a chain of several, in inference mode; `load_model` says more.
 
-    Raises ModelFolderError, also where a chain's models are no longer what its card says.
+    Raises ModelFolderError, also where a chain's models are no longer what its card says, their labels among it.
     """
     card = read_card(folder)
     members = [load_model(path, device=device, dtype=dtype) for path in card.members(folder)]
@@ -157,6 +158,11 @@ def load_network(
         raise ModelFolderError(
             f"{folder / CARD_FILE}: its models have ramps {list(network.ramp_indices)}, the chain says "
             f"{list(card.ramps)}; `offramp chain` makes it anew"
+        )
+    if network.task.spec() != find_task(card.task).spec():  # answers would be told by names that are others' now
+        raise ModelFolderError(
+            f"{folder / CARD_FILE}: its models have other labels, or in another order, than the chain says; "
+            "`offramp chain` makes it anew"
         )
     return network
 

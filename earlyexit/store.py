@@ -58,6 +58,8 @@ class ChainModels(BaseModel):
 
     def chain(self, ramps: tuple[int, ...]) -> Chain:
         """Raises ModelFolderError for what is none."""
+        if len(self.models) != len(self.names):
+            raise ModelFolderError(f"a chain of {len(self.models)} models, with the names of {len(self.names)}")
         return Chain(names=self.names, lengths=self.blocks, ramps=ramps)
 
     def member(self, place: int, folder: Path) -> Path:

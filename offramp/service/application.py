@@ -42,7 +42,8 @@ def application_settings(
     model, ingress, tracing, access = document.model, document.ingress, document.tracing, document.access
     folder = (base / model.folder).resolve()
     if model.dtype != "float32":
-        read_card(folder).check_dtype(model.dtype)
+        for each in read_card(folder).members(folder):
+            read_card(each).check_dtype(model.dtype)
     return ServeSettings(
         model=str(folder),
         plan=plan,

@@ -182,6 +182,17 @@ def test_models_that_moved_or_changed_are_said_in_one_line(pair: list[Path], tmp
         load_network(out)
 
 
+def test_models_that_were_trained_on_other_labels_since_are_no_longer_the_chain(
+    pair: list[Path], tmp_path: Path, checkpoint: Path
+) -> None:
+    chain_models(pair, tmp_path / "both")
+    turned = LabelTask(("c", "b", "a"))
+    for folder, name, blocks in zip(pair, ("small", "large"), (2, 3), strict=True):
+        put(folder, name, checkpoint, task=turned, blocks=blocks)
+    with pytest.raises(ModelFolderError, match=r"both/model\.json: its models have other labels, or in another"):
+        load_network(tmp_path / "both")
+
+
 @pytest.mark.parametrize(
     ("backbone", "said"),
     [
@@ -191,6 +202,11 @@ def test_models_that_moved_or_changed_are_said_in_one_line(pair: list[Path], tmp
             {"models": ["a", "b"], "names": ["a", "b"], "blocks": [2, 2]}, "4 together, num_blocks is 5", id="sum"
         ),
         pytest.param({"models": ["a", "b"], "names": ["a", "b"], "blocks": [0, 5]}, "has blocks", id="empty"),
+        pytest.param(
+            {"models": ["a", "b", "c"], "names": ["a", "b"], "blocks": [2, 3]},
+            "3 models, with the names of 2",
+            id="names",
+        ),
     ],
 )
 def test_a_card_that_is_no_chains_is_refused(

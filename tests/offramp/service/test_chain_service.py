@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from earlyexit.errors import ModelFolderError
 from offramp.service.application import resolve_plan
 from tests.offramp.service.service_files import Files
 from tests.offramp.service.service_folders import WEIGHTS_BYTES, write_chain, write_model
@@ -67,3 +69,10 @@ def test_a_replica_must_have_room_for_all_models_of_a_chain(files: Files) -> Non
     assert files.read(model=fits, cluster=cluster(needed)).name == "demo"
     said = files.refused(model=fits, cluster=cluster(needed - 1))[1]
     assert said.startswith(f"a replica needs {needed / 1e9:.3g} GB, its parameters in float32, of s and m; cpu has ")
+
+
+def test_every_model_of_a_chain_must_run_in_the_float_type(files: Files) -> None:
+    card = files.folder / "small" / "model.json"
+    card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"family": "onnx"}), encoding="utf-8")
+    with pytest.raises(ModelFolderError, match="s: onnx models run in float32, not bfloat16"):
+        files.read(model=model(dtype="bfloat16"))
