@@ -174,6 +174,11 @@ class Plan:
             check_crossings(split, self.networks)
         check_end(splits[-1].end, self.networks)
         check_prune(self.prune, self.networks)
+        if self.prune and self.after_answer == "stay":
+            raise PlanError(
+                "prune: inputs that stay are to tell what the reference says of whole texts; with after_answer stop "
+                "probes tell it, and words can be pruned of the others"
+            )
         for before, after in pairwise(splits):
             if before.after_answer != after.after_answer:
                 raise PlanError(

@@ -14,6 +14,7 @@ from deployments.control.history import History
 from deployments.control.loop import ControlLoop
 from deployments.control.metrics import ControlMetrics
 from deployments.control.ray_fleet import RayFleet
+from deployments.control.settings import check_own_plan
 from deployments.messages import Assignment
 from deployments.settings import ServeSettings
 from deployments.slots import slot_counts, slot_devices
@@ -66,7 +67,8 @@ class Controller:
         return await self._loop.replan(reason)
 
     async def apply(self, plan_document: dict[str, Any], hold: bool = False) -> dict[str, Any]:
-        """See `ControlLoop.apply`."""
+        """See `ControlLoop.apply`; raises PlanError too for words to be pruned that the model's inputs do not have."""
+        check_own_plan(Path(self._settings.model), plan_document)
         return await self._loop.apply(plan_document, hold=hold)
 
     def check_health(self) -> None:

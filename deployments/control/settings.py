@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from deployments.control.history import History
 from deployments.settings import ControlSettings, ServeSettings
 from earlyexit.errors import PlanError
+from earlyexit.prunable import check_prunable
+from earlyexit.store import read_card
 from optimizer.live.tuning.rows import check_tunable
 from optimizer.plan import PolicySpec
-from optimizer.plan_file import ModelShape
+from optimizer.plan_file import ModelShape, parse_plan
 from optimizer.problem import PlanProblem
 
 
@@ -85,3 +88,8 @@ def check_control(settings: ServeSettings, shape: ModelShape) -> None:
     thresholds_of(control.policy, problem)
     check_tuning(control, settings.probe_share)
     History.check(Path(control.state), settings.app)
+
+
+def check_own_plan(model: Path, document: Mapping[str, Any]) -> None:
+    """Raise PlanError for somebody's plan that the model in this folder cannot do, whatever accelerators there are."""
+    check_prunable(model, parse_plan(dict(document), ModelShape.of(read_card(model))).prune)

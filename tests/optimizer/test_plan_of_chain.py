@@ -163,3 +163,9 @@ def test_a_plan_that_prunes_elsewhere_or_by_nonsense_is_refused_at_its_line(
 def test_a_plan_of_one_network_prunes_no_words() -> None:
     with pytest.raises(PlanError, match="not after block 8: the model is a single one"):
         Plan(stages=(stage((0, 9)),), prune={8: 0.7})
+
+
+def test_where_inputs_stay_no_words_are_pruned_for_the_reference_would_be_asked_of_other_texts() -> None:
+    made = replace(plan(stage((0, 2), (5, 9))), prune={1: 0.7})
+    with pytest.raises(PlanError, match="prune: inputs that stay are to tell what the reference says of whole"):
+        made.with_after_answer("stay")

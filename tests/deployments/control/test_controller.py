@@ -9,7 +9,7 @@ import pytest
 
 from deployments.control.description import describe
 from deployments.control.history import History
-from deployments.control.settings import check_control
+from deployments.control.settings import check_control, check_own_plan
 from deployments.settings import EmulatedSettings, ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts
 from earlyexit.errors import DataError, PlanError
@@ -17,6 +17,7 @@ from optimizer.plan import Plan
 from optimizer.plan_file import ModelShape, plan_document
 from optimizer.problem_file import problem_document
 from tests.deployments.control.control_fakes import CHAIN, POLICY, Scene, begun, halves, problem, whole
+from tests.earlyexit.test_prunable import chain_of
 
 SHAPE = ModelShape(num_blocks=4, ramps=(0, 1, 2))
 ENTROPY = {"name": "entropy", "thresholds": 0.3}
@@ -149,3 +150,12 @@ def test_tuning_without_what_it_needs_is_refused(
 def test_a_problem_whose_networks_are_not_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"control.problem has networks that end at \[\], the model's end at \[2, 4\]"):
         check_control(settings(tmp_path), replace(SHAPE, networks=(2, 4)))
+
+
+def test_somebodys_own_plan_prunes_no_words_of_what_has_none(tmp_path: Path) -> None:
+    splits = [{"first": 0, "end": 2, "batch": 4}, {"first": 2, "end": 4, "batch": 4}]
+    document = {"networks": [2, 4], "stages": [{"splits": splits}]}
+    images = chain_of(tmp_path, codec={"name": "image", "height": 8, "width": 8})
+    check_own_plan(images, document)
+    with pytest.raises(PlanError, match="small: words are pruned of texts, and its inputs are encoded by 'image'"):
+        check_own_plan(images, document | {"prune": {1: 0.7}})
