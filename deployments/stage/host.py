@@ -152,7 +152,8 @@ class StageHost:
         }
 
     def _make_ready(self, assignment: Assignment) -> Any:
-        self._runner.prepare(assignment.known)
+        # Not for the detours: there every ramp looks, which is the network's own work, whatever runs the rest.
+        self._runner.prepare(assignment.stage.splits)
         return policy_for(self._settings, self._device_name, assignment.policy, assignment.stage.splits)
 
     def _members(self, call: StageCall, opened: OpenCall) -> list[Member[Any]]:

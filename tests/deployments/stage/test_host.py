@@ -208,6 +208,18 @@ async def test_preparing_what_cannot_run_is_refused(replica: Replica) -> None:
     assert replica.host.epoch == NOTHING
 
 
+async def test_detours_are_not_prepared(replica: Replica) -> None:
+    asked: list[Split] = []
+
+    class Asked(RecordedRunner):
+        def prepare(self, splits: Sequence[Split]) -> None:
+            asked.extend(splits)
+
+    replica.runner.inner = Asked(replica.records(), 4)
+    await replica.host.prepare(replace(replica.assignment(7, LAST), detours=(Split(first=0, end=2, batch=4),)))
+    assert asked == [LAST]
+
+
 async def test_a_call_that_comes_while_the_first_assignment_is_prepared_wins(replica: Replica) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
