@@ -14,6 +14,7 @@ import numpy.typing as npt
 from earlyexit.boundary import Boundary, misfit
 from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.base import Codec, Columns
+from earlyexit.codecs.text import TokenizedCodec
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.named import NamedSpec
 from earlyexit.signature import Column, Encoded
@@ -194,4 +195,6 @@ def _fingerprint(codec: Codec[Any], folder: Path) -> tuple[object, ...]:
         tokenizer = path.read_bytes() if codec.reads_tokenizer else b""
     except OSError as error:
         raise ModelFolderError(f"{path} cannot be read: {error}") from error
-    return type(codec), repr(codec.spec()), tokenizer
+    # Of anybody's own codec nobody knows what else of its model's folder it reads.
+    whose = None if type(codec).load in (Codec.load, TokenizedCodec.load) else folder
+    return type(codec), repr(codec.spec()), tokenizer, whose

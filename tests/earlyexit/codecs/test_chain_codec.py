@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from earlyexit.codecs import find_codec, make_codec
 from earlyexit.codecs.chain import ChainCodec, ChainEncoded
+from earlyexit.codecs.text import TextCodec
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.signature import Encoded
 from tests.chained_texts import chain_spec, chained
@@ -86,6 +88,26 @@ def test_networks_that_read_alike_share_what_is_made(tmp_path: Path) -> None:
     assert encoded.of(codec.alike(1)) is encoded
     assert chained(tmp_path / "other").alike(1) == 1
     assert chained(tmp_path / "shorter", max_lengths=(8, 6), firsts=(4, 4), halves=False).alike(1) == 1
+
+
+class Lexical(TextCodec):
+    """Reads more of its model's folder than the tokenizer."""
+
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+        self.lexicon = (folder / "lexicon").read_text(encoding="utf-8")
+
+
+def test_codecs_that_read_files_of_their_own_do_not_count_as_alike(tmp_path: Path) -> None:
+    chained(tmp_path, firsts=(4, 4), halves=False)
+    spec = {"name": f"{__name__}:Lexical", "max_length": 8}
+    for folder in (tmp_path / "m0", tmp_path / "m1"):
+        card = folder / "model.json"
+        card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"codec": spec}), encoding="utf-8")
+        (folder / "lexicon").write_text(folder.name, encoding="utf-8")
+    codec = find_codec(chain_spec((8, 8)) | {"members": [spec, spec]}, tmp_path)
+    assert isinstance(codec, ChainCodec)
+    assert (codec.alike(0), codec.alike(1)) == (0, 1)
 
 
 @pytest.mark.parametrize(
