@@ -89,10 +89,6 @@ class Chain:
         network = self.network_of(block)
         return network, block - self.starts[network]
 
-    def first_block(self, network: int) -> int:
-        """Of a network."""
-        return self.starts[network]
-
     def ramps_of(self, network: int) -> tuple[int, ...]:
         """A network's own ramps, numbered as it does; its end is none of them."""
         first, last = self.starts[network], self.ends[network]

@@ -11,7 +11,6 @@ TWO = Chain(names=("small", "large"), lengths=(3, 4), ramps=(0, 2, 4, 5))
 def test_blocks_are_numbered_through() -> None:
     assert (TWO.num_blocks, TWO.bounds, TWO.starts, TWO.ends, TWO.end_ramps) == (7, (3, 7), (0, 3), (2, 6), (2,))
     assert [TWO.locate(block) for block in range(7)] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3)]
-    assert [TWO.first_block(network) for network in (0, 1)] == [0, 3]
     assert [TWO.ramps_of(network) for network in (0, 1)] == [(0,), (1, 2)]
     assert (TWO.networks, TWO.is_one) == ((3, 7), False)
 
