@@ -67,7 +67,7 @@ class Replica:
             for single in self._runner.from_wire(piece).singles()
         ]
         now_s = self._world.clock.now_s()
-        self._device.engine.submit(piece.next_block, members, now_s, assignment.stage.splits)
+        self._device.engine.submit(piece.next_block, members, now_s, assignment.known)
         self._start()
 
     def follow(self, assignment: Assignment) -> None:

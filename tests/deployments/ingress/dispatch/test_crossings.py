@@ -217,7 +217,7 @@ async def test_a_long_text_that_the_next_codec_fails_on_gets_an_error_and_holds_
     await turns()
     assert scene.errors == [(text, "execution")]
     assert (scene.core.num_unanswered, scene.stages[1].calls) == (0, [])
-    assert all(call.num_inside for call in scene.dispatcher._tasks), "what is over is kept nowhere"
+    assert all(call.is_first for call in scene.dispatcher._tasks), "the crossing that is over is kept nowhere"
 
 
 PRUNES = replace(CASCADE, prune={1: 0.8})
