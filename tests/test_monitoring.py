@@ -101,6 +101,7 @@ def test_the_rows_are_those_that_an_operator_asks_after() -> None:
         "Plan",
         "Failures",
         "Versions",
+        "Cascade",
     ]
 
 

@@ -40,7 +40,8 @@ from optimizer.plan_file import plan_document
 SHARE = 0.6
 """Of the large model's rate: where all sides are compared at the same load."""
 START_SHARE = 0.75
-"""Of what a closed loop got: where the search for a rate starts."""
+"""Of the most that a closed loop got on any side: where the search for a rate starts on all of them. A closed loop
+right after a change of plans says little of its own side: kernels for its batches are made while it runs."""
 CLIENTS = 48
 WARM_UP_S = 1.5
 
@@ -58,13 +59,14 @@ class Bench:
 
     def rates(self) -> Comparison:
         """Every side's highest rate within the SLO, in rounds of turns."""
-        starts = {}
+        closed_per_s = {}
         for side in self.sides:
             side.begin()
             changes = {"url": side.server.url, "concurrency": CLIENTS, "duration_s": self.options.seconds / 2}
             closed = run_client(side.load.model_copy(update=changes))
-            starts[side.name] = max(1.0, START_SHARE * closed.answered_per_s)
+            closed_per_s[side.name] = closed.answered_per_s
             print(f"{side.name:<14} closed loop of {CLIENTS}: {closed.answered_per_s:7.1f}/s", flush=True)
+        starts = dict.fromkeys(closed_per_s, max(1.0, START_SHARE * max(closed_per_s.values())))
         hunt = Hunt(
             num_rounds=self.options.rounds,
             starts_per_s=starts,
@@ -72,7 +74,7 @@ class Bench:
                 low_per_s=min(starts.values()) / 10,
                 high_per_s=max(starts.values()) * 10,
                 resolution=0.05,
-                most_probes=6,
+                most_probes=8,
             ),
             target=Target(slo_s=self.slo_s),
             cold_growth=1.12,

@@ -158,13 +158,13 @@ class About:
         """Of the paper, from the name: "7", "table 2"; of a study of our own its name: "v100"."""
         found = re.match(r"(?:apparate_|pame_|tcb_|tabi_)?(fig|table)0*([0-9]+[a-z]?)_", self.name)
         if found is None:
-            return self.name.partition("_")[2]
+            return self.name.removeprefix("tabi_")
         return found[2] if found[1] == "fig" else f"table {found[2]}"
 
     @property
     def heading(self) -> str:
         """The same where a line begins: "Figure 7", "Table 2"."""
-        named = self.figure.startswith("table ") or not self.figure[0].isdigit()
+        named = self.figure.startswith("table ") or self.name.startswith("tabi_")
         return self.figure.capitalize() if named else f"Figure {self.figure}"
 
     @property

@@ -13,6 +13,7 @@ from earlyexit.codecs import CODECS, find_codec, make_codec
 from earlyexit.dataset import IMAGE, PAIR, TEXT, LabelledRows
 from earlyexit.errors import DataError, InputError
 from earlyexit.named import NamedSpec, is_own
+from earlyexit.store import CHAIN
 from earlyexit.tasks import find_task
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
@@ -58,7 +59,7 @@ def codec_for(job: CodecOrder, inputs: Boundary, data: LabelledRows, *, longest:
     """
     if job.codec is not None:
         asked = {} if job.max_length is None else {"max_length": job.max_length}
-        return make_codec({**_own(job.codec, "codec", CODECS), **asked}).spec()
+        return make_codec({**_own(job.codec, "codec", [name for name in CODECS if name != CHAIN]), **asked}).spec()
     names = tuple(data.columns)
     if names in ((TEXT,), (TEXT, PAIR)):
         if job.tokenizer is None and (is_own(job.backbone) or Path(job.backbone).suffix == ".onnx"):

@@ -28,8 +28,12 @@ OTHERS_SHOW = (
     "ray_offramp_version",
     "ray_offramp_alarm_evidence",
     "ray_offramp_batch_token_fill",
+    "ray_offramp_crossing",
+    "ray_offramp_words",
+    "ray_offramp_pruned_words",
 )
-"""Metrics that other services of these tests have, and what tuned ones, and batches that tokens bound, have beside."""
+"""Metrics that other services of these tests have, and what tuned ones, chains, and batches that tokens bound, have
+beside."""
 AGAIN_S = 0.02
 
 

@@ -53,7 +53,7 @@ def runner(folder: Path, printed: io.StringIO | None = None, *, keep: bool = Fal
 def test_a_study_of_the_folder_says_what_it_is(name: str) -> None:
     about = studies.load(name).about
     assert about.name == name
-    assert re.fullmatch(r"(apparate_|pame_|tcb_)?(fig|table)0?([1-9][0-9]?)_.*", name)
+    assert re.fullmatch(r"(apparate_|pame_|tcb_)?(fig|table)0?([1-9][0-9]?)_.*|tabi_(table2|v100|candidates)", name)
     assert about.command == f"python -m experiments.studies {name}"
     assert about.differs
     assert about.quick_s < 60 * about.minutes
