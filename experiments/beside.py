@@ -66,6 +66,19 @@ class Side:
             raise SystemExit(f"{self.name}: {' '.join(arguments)}: {done.stderr[-2000:]}")
         return done
 
+    def figures(self, script: str, *arguments: object) -> Figures:
+        """Of a script that prints them as JSON, run by this checkout's modules; CalledProcessError where it fails."""
+        done = subprocess.run(
+            [sys.executable, "-c", script, *map(str, arguments)],
+            cwd=self.root,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found: Figures = json.loads(done.stdout)
+        return found
+
     def environment(self, **beside: str) -> dict[str, str]:
         """Ours, but its own modules; and the data by its full path."""
         data = str(Path(os.environ.get("OFFRAMP_DATA", "../shared/data")).resolve())

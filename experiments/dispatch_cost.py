@@ -10,12 +10,9 @@ Python. Minutes: about 2.
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
-from subprocess import run
 
 from experiments.beside import Side, checked_out
 from experiments.peers.client import ROOT
@@ -130,17 +127,7 @@ print(json.dumps(found))
 
 def cost(side: Side, inputs: int, kind: str = "one") -> Figures:
     """One side's figures; raises CalledProcessError where it fails."""
-    arguments = [kind, str(inputs), str(COUNTED), *map(str, SIZES)]
-    done = run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        cwd=side.root,
-        env=side.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: Figures = json.loads(done.stdout)
-    return found
+    return side.figures(SCRIPT, kind, inputs, COUNTED, *SIZES)
 
 
 def main() -> None:

@@ -9,12 +9,9 @@ checked out below runs/ and run by this environment's Python. Minutes: about 1.
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import ArgumentParser
 from functools import partial
 from pathlib import Path
-from subprocess import run
 
 from experiments.beside import Side, checked_out
 from experiments.peers.client import ROOT
@@ -69,17 +66,7 @@ print(json.dumps(found))
 
 def cost(side: Side, batches: int) -> Figures:
     """One side's figures; raises CalledProcessError where it fails."""
-    arguments = [str(batches), str(COUNTED), *map(str, SIZES)]
-    done = run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        cwd=side.root,
-        env=side.environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: Figures = json.loads(done.stdout)
-    return found
+    return side.figures(SCRIPT, batches, COUNTED, *SIZES)
 
 
 def main() -> None:

@@ -23,9 +23,10 @@ from earlyexit.signature import Encoded
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
 from earlyexit.train import exit_outputs
+from tests.earlyexit.chains import spread
 from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds, piece_of
 from tests.earlyexit.models import small
-from tests.earlyexit.tokens import random_inputs, wire_of
+from tests.earlyexit.tokens import wire_of
 
 RAMPS = (0, 1, 2)
 NUM_BLOCKS = 4
@@ -35,16 +36,7 @@ BOUNDS = every_bounds(NUM_BLOCKS)
 @pytest.fixture(scope="module")
 def model() -> EarlyExitModel:
     """Four blocks whose exits disagree: each exit's logits are spread around zero over random inputs."""
-    model = small()
-    rng = np.random.default_rng(0)
-    logits = exit_outputs(model, random_inputs(rng, [9] * 64, least=1))
-    for block, logits_NC in logits.items():
-        head = model.exit_head(block)
-        assert isinstance(head.classifier, torch.nn.Linear)
-        scale = 1 / logits_NC.std(0)[:, None]
-        head.classifier.bias.sub_(logits_NC.mean(0)).mul_(scale[:, 0])
-        head.classifier.weight.mul_(scale)
-    return model
+    return spread(small())
 
 
 def own_independent() -> ExitPolicy:
