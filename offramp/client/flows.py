@@ -120,7 +120,7 @@ class Flows:
 
     def probe(self, path: str) -> Flow[bool]:
         """Whether the server answers 200 right now; never retried, never an error."""
-        outcome = yield Send(method="GET", path=path, request_id=_new_id(), timeout_s=self.timeout_s)
+        outcome = yield question(path, timeout_s=self.timeout_s)
         return _is_ok(outcome)
 
     def metadata(self, name: str | None) -> Flow[dict[str, Any]]:
@@ -144,7 +144,7 @@ class Flows:
     def wait_until_ready(self, timeout_s: float) -> Flow[None]:
         until_s, after_s = self.clock.now_s() + timeout_s, 0.0
         while (left_s := until_s - self.clock.now_s() - after_s) > 0:
-            outcome = yield Send(method="GET", path=READY_PATH, request_id=_new_id(), after_s=after_s, timeout_s=left_s)
+            outcome = yield question(READY_PATH, after_s=after_s, timeout_s=left_s)
             if _is_ok(outcome):
                 return
             after_s = READY_POLL_S
@@ -191,6 +191,11 @@ class Flows:
             if retry_s is None:
                 return _answer(outcome, request_id)
             wait_s = retry_s
+
+
+def question(path: str, *, timeout_s: float, after_s: float = 0.0) -> Send:
+    """A GET that is sent once, whatever comes of it."""
+    return Send(method="GET", path=path, request_id=_new_id(), after_s=after_s, timeout_s=timeout_s)
 
 
 def _is_ok(outcome: Outcome) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, TypeAlias
 
 from earlyexit.errors import DeadlineError, OfframpError
-from offramp.client.flows import Flow, Flows
+from offramp.client.flows import Flow, Flows, question
+from offramp.client.protocol import Reply
 
 INDEX_PATH = "/v2/repository/index"
 POLL_S = 0.5
@@ -47,7 +49,9 @@ class VersionFlows:
                 raise OfframpError(f"version {version!r} of {model!r} did not start: {row['reason']}")
             return row is not None and row["state"] == "READY"
 
+        until_s = self.flows.clock.now_s() + timeout_s
         yield from self._wait(model, version, is_ready, timeout_s)
+        yield from self._wait_under_its_path(model, version, until_s)
 
     def unload(self, model: str, version: str, timeout_s: float) -> Flow[None]:
         yield from self._order(model, "unload", {"version": version})
@@ -60,6 +64,20 @@ class VersionFlows:
 
     def _order(self, model: str, what: str, parameters: dict[str, str]) -> Flow[None]:
         yield from self.flows.order("POST", f"/v2/repository/models/{model}/{what}", {"parameters": parameters})
+
+    def _wait_under_its_path(self, model: str, version: str, until_s: float) -> Flow[None]:
+        """Serve may call an application running before its ingress has seen every stage, or a proxy the ingress.
+
+        A version with a route prefix of its own is not found under this path: then the index has to do. Raises
+        DeadlineError.
+        """
+        after_s = 0.0
+        while (left_s := until_s - self.flows.clock.now_s() - after_s) > 0:
+            outcome = yield question(f"/v2/models/{model}/versions/{version}/ready", after_s=after_s, timeout_s=left_s)
+            if isinstance(outcome, Reply) and outcome.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                return
+            after_s = POLL_S
+        raise DeadlineError(f"version {version!r} of {model!r} runs but was not ready in time")
 
     def _wait(self, model: str, version: str, is_so: Callable[[Row | None], bool], timeout_s: float) -> Flow[None]:
         """Until the index has it so; raises DeadlineError."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ class FakeServer:
 
     def __init__(self, *states: str | None) -> None:
         self.states = list(states)
+        self.under_its_path = [HTTPStatus.OK]
         self.orders: list[tuple[str, str, Any]] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -27,6 +29,9 @@ class FakeServer:
         if request.url.path == "/v2/repository/index":
             state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
             return httpx.Response(200, json=[] if state is None else [ROW | {"state": state, "reason": "why"}])
+        if request.url.path == "/v2/models/intents/versions/2/ready":
+            status = self.under_its_path.pop(0) if len(self.under_its_path) > 1 else self.under_its_path[0]
+            return httpx.Response(status, json={})
         body = json.loads(request.content) if request.content else None
         self.orders.append((request.method, request.url.path, body))
         return httpx.Response(200, json=SIDES)
@@ -58,6 +63,24 @@ def test_loading_waits_until_the_version_is_ready() -> None:
     body = {"parameters": {"version": "2", "config": "{}"}}
     assert server.orders == [("POST", "/v2/repository/models/intents/load", body)]
     assert clock.now_s() == 1.5  # three polls of half a second
+
+
+@pytest.mark.parametrize("last", [HTTPStatus.OK, HTTPStatus.NOT_FOUND])
+def test_a_version_that_runs_is_loaded_once_it_is_ready_under_its_path_or_not_found_there(last: HTTPStatus) -> None:
+    server = FakeServer("READY")
+    server.under_its_path = [HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.SERVICE_UNAVAILABLE, last]
+    client, clock = client_of(server)
+    client.load("intents", "2", timeout_s=10.0)
+    assert clock.now_s() == 1.0
+
+
+def test_a_version_that_runs_and_is_never_ready_is_an_error_in_time() -> None:
+    server = FakeServer("READY")
+    server.under_its_path = [HTTPStatus.SERVICE_UNAVAILABLE]
+    client, clock = client_of(server)
+    with pytest.raises(DeadlineError, match="version '2' of 'intents' runs but was not ready in time"):
+        client.load("intents", "2", timeout_s=3.0)
+    assert clock.now_s() <= 3.0
 
 
 def test_a_version_that_does_not_start_is_an_error_with_the_reason() -> None:
