@@ -66,7 +66,7 @@ format: $(STAMP)  ## Let ruff mend what it can
 bench: $(STAMP) runs/demo/model/calibration.json  ## Engine speed, overhead, memory, early answers, kills (about 10 minutes)
 	$(BIN)/python -m experiments.engine_speed runs/demo/model --data runs/demo/test.csv --onnx
 	$(BIN)/python -m experiments.overhead bare
-	$(BIN)/python -m experiments.memory runs/demo/model
+	$(BIN)/python -m experiments.footprint
 	$(BIN)/python -m experiments.early_answers runs/demo/model --data runs/demo/test.csv
 	$(BIN)/python -m experiments.chaos runs/demo/model --data runs/demo/test.csv
 

@@ -179,7 +179,7 @@ def serving(name: str, options: ServerOptions, *, logs: Path = LOGS, start_s: fl
             raise OfframpError(f"port {options.port} is taken: something of an earlier run may still be there")
     told = {VARIABLE: options.model_dump_json(), **threads_of(options.threads), **peer.environment(options)}
     with running(command, f"http://127.0.0.1:{options.port}", logs / f"{name}.log", told) as server:
-        _wait_until_ready(server, name, start_s)
+        wait_until_ready(server, name, start_s)
         yield server
 
 
@@ -203,7 +203,8 @@ def part_of(process: psutil.Process) -> str:
     return next((name for word, name in PARTS if word in words), REST)
 
 
-def _wait_until_ready(server: Server, name: str, start_s: float) -> None:
+def wait_until_ready(server: Server, name: str, start_s: float = START_S) -> None:
+    """Until it answers; raises OfframpError where it ends, or answers no request within `start_s`."""
     until_s = time.monotonic() + start_s
     while time.monotonic() < until_s:
         if server.process.poll() is not None:
