@@ -26,6 +26,7 @@ from earlyexit.ramps.pooling import Pooling
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
 from earlyexit.tasks.regression import RegressionTask
+from earlyexit.tasks.token import TokenTask
 from earlyexit.tokenizer import TOKENIZER_FILE
 
 STATE_FILES = (".th", ".pt", ".pth")
@@ -209,7 +210,7 @@ def _with_head(pretrained: Pretrained, task: Task) -> tuple[Task, FinalHead | No
         return task, replace(head, num_outputs=task.num_outputs, weights=_in_units_of(task, head.weights))
     if isinstance(task, LabelTask) and names is not None and sorted(names) == sorted(task.label_names):
         return LabelTask(names), head
-    if isinstance(task, LabelTask) and names is None and head.num_outputs == task.num_outputs:
+    if isinstance(task, LabelTask | TokenTask) and names is None and head.num_outputs == task.num_outputs:
         return task, head
     return task, None
 

@@ -58,6 +58,11 @@ class Layout:
         return self._tensor(np.cumsum(self.lengths_B) - self.lengths_B)
 
     @cached_property
+    def last_token_B(self) -> Tensor:
+        """Index of every input's last token, int64."""
+        return self._tensor(np.cumsum(self.lengths_B) - 1)
+
+    @cached_property
     def position_N(self) -> Tensor:
         """The place of every token within its input, int64."""
         return self._tensor(self._positions())

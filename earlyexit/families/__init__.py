@@ -14,6 +14,7 @@ FAMILIES = {
     "bert": "earlyexit.families.bert:Bert",
     "distilbert": "earlyexit.families.bert:DistilBert",
     "exported": "earlyexit.families.exported:Exported",
+    "llama": "earlyexit.families.llama:Llama",
     "mpnet": "earlyexit.families.mpnet:MPNet",
     "onnx": "earlyexit.families.onnx_graph.backbone:OnnxGraph",
     "resnet": "earlyexit.families.resnet:ResNet",

@@ -32,6 +32,10 @@ def _first_token(hidden: Tensor, layout: Layout) -> Tensor:
     return hidden[layout.first_token_B]
 
 
+def _last_token(hidden: Tensor, layout: Layout) -> Tensor:
+    return hidden[layout.last_token_B]
+
+
 def _mean_of_map(values_BCHW: Tensor) -> Tensor:
     return values_BCHW.flatten(2).mean(2)
 
@@ -58,10 +62,12 @@ def _cells(sides: Sequence[int]) -> list[int]:
     return [min(CELLS, side) for side in sides]
 
 
-# The mean of an input's tokens, or map; its first token; the means of a map's cells, or the mean of its tokens.
+# The mean of an input's tokens, or map; its first token; its last, as decoders need; the means of a map's cells, or the
+# mean of its tokens.
 POOLINGS = {
     "mean": _Kind(_mean_of_tokens, _mean_of_map),
     "first": _Kind(_first_token),
+    "last": _Kind(_last_token),
     "grid": _Kind(_mean_of_tokens, _means_of_cells, in_cells=True),
 }
 if TYPE_CHECKING:

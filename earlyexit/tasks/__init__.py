@@ -16,6 +16,7 @@ TASKS = {
     "pose": "earlyexit.tasks.pose:PoseTask",
     "regression": "earlyexit.tasks.regression:RegressionTask",
     "segmentation": "earlyexit.tasks.segmentation:SegmentationTask",
+    "token": "earlyexit.tasks.token:TokenTask",
 }
 
 

@@ -190,7 +190,7 @@ def test_a_task_of_ones_own_is_named_by_its_function() -> None:
     [
         pytest.param(
             {"name": "boxes"},
-            "unknown task 'boxes'; known: label, pose, regression, segmentation, or your own",
+            "unknown task 'boxes'; known: label, pose, regression, segmentation, token, or your own",
             id="unknown name",
         ),
         pytest.param({"name": f"{HERE}:no_task"}, "gave str; a Task is needed", id="no task"),
@@ -229,3 +229,30 @@ def test_confidence_lets_numbers_leave_that_expect_little_error() -> None:
     assert verdict.value_B is None, "the exit's own answers"
     assert opinion.answers().tolist() == [5.0, 4.0]
     assert opinion.answers([1]).tolist() == [4.0]
+
+
+def test_a_tokens_answer_is_the_likeliest_tokens_and_their_log_probabilities() -> None:
+    task = find_task({"name": "token", "vocab_size": 5, "ends": [2]})
+    logits_BC = torch.log(torch.tensor([[1.0, 5.0, 2.0, 1.0, 1.0], [4.0, 1.0, 3.0, 1.0, 1.0]])) + 7.0
+    answer_B2k = task.answer(logits_BC)
+    assert answer_B2k[:, 0, :2].tolist() == [[1, 2], [0, 2]]
+    assert_allclose(answer_B2k[:, 1, :2].exp(), [[0.5, 0.2], [0.4, 0.3]], rtol=1e-5)
+    assert_allclose(task.score(logits_BC), [0.3, 0.1], atol=1e-6)
+    early, full = answer_B2k.numpy(), answer_B2k.flip(0).numpy()
+    assert task.loss(early, full).tolist() == [1.0, 1.0]
+    assert task.loss(early, early).tolist() == [0.0, 0.0]
+    values = values_of(early)
+    assert task.to_columns(values, [0.3, 0.1]) == {"token": [1, 0], "score": [0.3, 0.1]}
+    assert task.to_json(values[0], 0.3) == {"token": 1, "score": 0.3}
+    assert task.targets([4, 0]).tolist() == [4, 0]
+    with pytest.raises(DataError, match="labels must be tokens, whole numbers from 0 to 4"):
+        task.targets([5])
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [({"vocab_size": 1}, "a vocabulary of 1 leaves no choice"), ({"vocab_size": 5, "ends": [5]}, "are not all tokens")],
+)
+def test_a_vocabulary_that_is_none_is_refused(spec: NamedSpec, said: str) -> None:
+    with pytest.raises(ModelFolderError, match=said):
+        find_task({"name": "token", **spec})

@@ -1,0 +1,275 @@
+"""The pre-norm transformer decoder that Llama, SmolLM2 and their relatives share, with its keys and values kept.
+
+An input is a run of tokens of one sequence: a prompt, a part of one, or the one token that came last. It brings its
+sequence's number and how many of its tokens came before, so that packed batches hold runs of any kind beside each
+other, and blocks are cut, fused and left early as those of encoders are. Weights and results are those of
+`transformers`; the tests compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from earlyexit.boundary import Boundary, TensorSpec
+from earlyexit.errors import ModelFolderError
+from earlyexit.families.base import Backbone, JsonDict
+from earlyexit.generation.sequence import sequence_of
+from earlyexit.kv import TRIAL, KvShape, KvStore, Places, Run
+from earlyexit.layout import Layout
+from earlyexit.pending import Behind, Fill, Pending, joined
+from earlyexit.piece import Tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """Sizes of a decoder; the defaults are SmolLM2-135M's."""
+
+    vocab_size: int = 49152
+    hidden_size: int = 576
+    num_blocks: int = 30
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    head_size: int = 64
+    intermediate_size: int = 1536
+    max_length: int = 8192
+    rotary_base: float = 100000.0
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ModelFolderError(f"{self.num_heads} heads cannot share {self.num_kv_heads} keys evenly")
+        if self.head_size % 2:
+            raise ModelFolderError(f"rotary positions turn pairs of numbers; a head has {self.head_size}")
+
+    @property
+    def kv(self) -> KvShape:
+        """What a token leaves behind."""
+        return KvShape(num_blocks=self.num_blocks, num_heads=self.num_kv_heads, head_size=self.head_size)
+
+
+class RmsNorm(nn.Module):
+    """Zhang and Sennrich 2019."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, values: Tensor) -> Tensor:
+        return F.rms_norm(values, self.weight.shape, self.weight, self.eps)
+
+
+class DecoderBlock(nn.Module):
+    """Attention and a gated feed-forward, each behind its norm."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        size, wide = config.hidden_size, config.intermediate_size
+        self.heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
+        self.head_size = config.head_size
+        self.attention_norm = RmsNorm(size, config.norm_eps)
+        self.qkv = nn.Linear(size, sum(self.heads) * config.head_size, bias=False)
+        self.attention_out = nn.Linear(config.num_heads * config.head_size, size, bias=False)
+        self.feed_forward_norm = RmsNorm(size, config.norm_eps)
+        self.gate_up = nn.Linear(size, 2 * wide, bias=False)
+        self.down = nn.Linear(wide, size, bias=False)
+
+    def forward(self, index: int, hidden_ND: Tensor, rotary: Tensors, places: Places, kv: KvStore) -> Tensor:
+        """(N, D) to (N, D); what the rows leave behind is written to the store first, then attended to."""
+        queries_NHd, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND)
+        kv.write(index, places, turned(keys_NKd, rotary), values_NKd)
+        context_NHd = kv.attend(index, places, turned(queries_NHd, rotary))
+        hidden_ND = hidden_ND + self.attention_out(context_NHd.flatten(1))
+        gate_NF, up_NF = self.gate_up(self.feed_forward_norm(hidden_ND)).chunk(2, dim=-1)
+        result: Tensor = hidden_ND + self.down(F.silu(gate_NF) * up_NF)
+        return result
+
+    def keep(self, index: int, hidden_ND: Tensor, rotary: Tensors, places: Places, kv: KvStore) -> None:
+        """Only leave keys and values behind, of states that the block is not run on."""
+        _, keys_NKd, values_NKd = self._queries_keys_values(hidden_ND)
+        kv.write(index, places, turned(keys_NKd, rotary), values_NKd)
+
+    def _queries_keys_values(self, hidden_ND: Tensor) -> Sequence[Tensor]:
+        qkv_NAd = self.qkv(self.attention_norm(hidden_ND)).unflatten(-1, (sum(self.heads), self.head_size))
+        parts: Sequence[Tensor] = qkv_NAd.split(self.heads, dim=1)
+        return parts
+
+
+def turned(values_NHd: Tensor, rotary: Tensors) -> Tensor:
+    """By rotary positions (Su et al. 2021): number i of a head's first half turns with number i of its second."""
+    cos_N1d, sin_N1d = rotary
+    first, second = values_NHd.chunk(2, dim=-1)
+    return values_NHd * cos_N1d + torch.cat([-second, first], dim=-1) * sin_N1d
+
+
+class DecoderBackbone(Backbone):
+    """Embeddings and a chain of decoder blocks over a store of keys and values."""
+
+    reorders_linears = True
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.num_blocks = config.num_blocks
+        self.max_length = config.max_length
+        self.word = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.num_blocks))
+        self.norm = RmsNorm(config.hidden_size, config.norm_eps)
+        """Behind the last block: what its exit looks at."""
+        self.fill: Fill = "compute"
+        """How blocks that a token has skipped come to its keys and values."""
+        self.pending = Pending()
+        self._kv: KvStore | None = None
+
+    @property
+    def kv(self) -> KvStore:
+        """The store; raises ModelFolderError before there is one."""
+        if self._kv is None:
+            raise ModelFolderError("a decoder needs a store of keys and values: see `open_store`")
+        return self._kv
+
+    def open_store(self, num_pages: int, **options: int) -> KvStore:
+        """A new store of so many pages, on the weights' device and in their type, which it then uses."""
+        weight = self.word.weight
+        self._kv = KvStore(self.config.kv, num_pages, device=weight.device, dtype=weight.dtype, **options)
+        self.pending = Pending()
+        return self._kv
+
+    def end(self, sequence: int) -> None:
+        """Give back all that a sequence holds."""
+        self.kv.free(sequence)
+        self.pending.forget(sequence)
+
+    @property
+    def inputs(self) -> Boundary:
+        ids = TensorSpec(name="token_ids", shape=(), dtype="int32", per_token=True, below=self.config.vocab_size)
+        return (ids, _RUN)
+
+    def boundary(self, block: int) -> Boundary:
+        return (TensorSpec(name="hidden", shape=(self.config.hidden_size,), per_token=True), _RUN)
+
+    def embed(self, inputs: Tensors, layout: Layout) -> Tensors:
+        token_ids_N, run_B4 = inputs
+        return self.word(token_ids_N), run_B4
+
+    def run_block(self, index: int, hidden: Tensors, layout: Layout) -> Tensors:
+        return self.run_blocks(index, index + 1, hidden, layout)
+
+    def run_blocks(self, first: int, end: int, hidden: Tensors, layout: Layout) -> Tensors:
+        """Also on tokens of the same sequences that left before one of these blocks: see `Pending`."""
+        hidden_ND, run_B4 = hidden
+        runs = _runs(run_B4, layout)
+        for run in runs:
+            self.kv.enter(run.sequence, run.limit)
+        rows = _Rows(self, runs, hidden_ND)
+        stops = sorted({first, *(block for run in runs for block in self.pending.blocks(run, first, end))})
+        for at, until in zip(stops, [*stops[1:], end], strict=True):
+            rows.join(at)
+            rows.run(at, until)
+        own_ND = rows.settle(first, end)
+        return self.norm(own_ND) if end == self.num_blocks else own_ND, run_B4
+
+    def rotary(self, position_N: Tensor) -> Tensors:
+        """Cosine and sine by which tokens at these places of their sequences turn, (N, 1, d) each."""
+        size = self.config.head_size
+        exponent = torch.arange(0, size, 2, dtype=torch.float32, device=position_N.device) / size
+        angle_Nh = position_N[:, None].float() * self.config.rotary_base**-exponent
+        angle_N1d = torch.cat([angle_Nh, angle_Nh], dim=-1)[:, None]
+        dtype = self.word.weight.dtype
+        return angle_N1d.cos().to(dtype), angle_N1d.sin().to(dtype)
+
+    def to_config(self) -> JsonDict:
+        return asdict(self.config)
+
+
+_RUN = TensorSpec(name="run", shape=(4,), dtype="int32", below=1)
+"""Of every input: see `run_of`. What is made up of such a tensor, for a warm-up, is of no sequence."""
+
+
+def _runs(run_B4: Tensor, layout: Layout) -> list[Run]:
+    return [
+        Run(sequence=sequence_of(high, low), start=start, length=length, limit=limit)
+        for (high, low, start, limit), length in zip(run_B4.tolist(), layout.lengths_B.tolist(), strict=True)
+    ]
+
+
+class _Rows:
+    """The rows of one call of `run_blocks`: every run's own and, before them, those of its tokens that are behind."""
+
+    def __init__(self, backbone: DecoderBackbone, runs: Sequence[Run], hidden_ND: Tensor) -> None:
+        self._backbone = backbone
+        self._runs = runs
+        self._spans = list(runs)
+        self._copied: list[Behind | None] = [None] * len(runs)
+        self._rows_MD = hidden_ND
+        self._index()
+
+    def join(self, block: int) -> None:
+        """Take along what waits before a block."""
+        pending = self._backbone.pending
+        starts = [(older or run).start for older, run in zip(self._copied, self._spans, strict=True)]
+        found = [pending.older(run.sequence, block, start) for run, start in zip(self._runs, starts, strict=True)]
+        if not any(found):
+            return
+        if self._backbone.fill == "copy":
+            self._copied = [
+                old if new is None else joined(new, old) for new, old in zip(found, self._copied, strict=True)
+            ]
+        else:
+            parts = zip(found, self._split(), strict=True)
+            self._rows_MD = torch.cat([each for older, rows in parts for each in _stacked(older, rows)])
+            self._spans = [
+                run if older is None else Run(sequence=run.sequence, start=older.start, length=run.end - older.start)
+                for older, run in zip(found, self._spans, strict=True)
+            ]
+        self._index()
+
+    def run(self, first: int, end: int) -> None:
+        """Blocks `first` to `end` - 1."""
+        kv = self._backbone.kv
+        for index in range(first, end):
+            block = self._backbone.blocks[index]
+            assert isinstance(block, DecoderBlock)
+            if self._copies is not None:
+                block.keep(index, *self._copies, kv)
+            self._rows_MD = block(index, self._rows_MD, self._rotary, self._places, kv)
+
+    def settle(self, first: int, end: int) -> Tensor:
+        """Note who is behind from here on: what was, and the own rows too, which may leave at an exit here.
+
+        Gives the runs' own rows, packed (N, D).
+        """
+        pending, is_last = self._backbone.pending, end == self._backbone.num_blocks
+        rows = self._split()
+        for run, span, rows_nD, copied in zip(self._runs, self._spans, rows, self._copied, strict=True):
+            if is_last:
+                pending.through(run.sequence, first)
+            elif run.sequence != TRIAL:
+                waiting = Behind(span.start, rows_nD)
+                pending.moved(run.sequence, first, end, waiting if copied is None else joined(copied, waiting))
+        if all(span is run for span, run in zip(self._spans, self._runs, strict=True)):
+            return self._rows_MD
+        return torch.cat([rows_nD[-run.length :] for run, rows_nD in zip(self._runs, rows, strict=True)])
+
+    def _split(self) -> tuple[Tensor, ...]:
+        return torch.split(self._rows_MD, [span.length for span in self._spans])
+
+    def _index(self) -> None:
+        backbone, kv = self._backbone, self._backbone.kv
+        self._places = kv.places(self._spans)
+        self._rotary = backbone.rotary(self._places.position_N)
+        self._copies: tuple[Tensor, Tensors, Places] | None = None
+        copied = [(each, run) for each, run in zip(self._copied, self._runs, strict=True) if each is not None]
+        if copied:
+            runs = [Run(sequence=run.sequence, start=each.start, length=len(each.hidden_nD)) for each, run in copied]
+            places = kv.places(runs)
+            self._copies = torch.cat([each.hidden_nD for each, _ in copied]), backbone.rotary(places.position_N), places
+
+
+def _stacked(older: Behind | None, rows_nD: Tensor) -> tuple[Tensor, ...]:
+    return (rows_nD,) if older is None else (older.hidden_nD, rows_nD)

@@ -1,0 +1,125 @@
+"""One sequence: a prompt, the tokens that came of it, and which of them a decoder must see next.
+
+Pure: it neither sends nor waits. A step is an input like any other, whose answer is a token; a prompt is one too, or
+several, cut where a batch would get too long for others. Where a sequence has to begin anew, on another replica, what
+it has come to is its prompt, and no token is said twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.generation.sampling import Chosen, Sampling, choose
+from earlyexit.generation.text import TextStream
+from earlyexit.signature import Encoded
+
+Ended = Literal["stop", "length"]
+"""Why a sequence is over, in OpenAI's words: by a token or text that ends it, or by its length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a step brought its caller."""
+
+    chosen: Chosen
+    text: str
+    """Nothing where a character is not whole yet, or what was said may be the beginning of a stop string."""
+    ended: Ended | None
+    exit: int
+    """The block after which the token left."""
+
+
+class Sequence:
+    """A sequence in the making."""
+
+    def __init__(
+        self,
+        prompt: Items[int],
+        text: TextStream,
+        *,
+        max_tokens: int,
+        max_length: int,
+        ends: Items[int],
+        sampling: Sampling,
+        chunk: int,
+    ) -> None:
+        """Before its first step: see `begin`.
+
+        `max_length`: of prompt and answer together, the model's; `ends`: tokens that end it; `chunk`: the most tokens
+        of a prompt in one step. Raises InputError, and UnprocessableInputError for a prompt that is too long.
+        """
+        if not prompt:
+            raise InputError("the prompt is empty; at least one token is needed")
+        if max_tokens < 1:
+            raise InputError(f"max_tokens must be at least 1, not {max_tokens}")
+        if len(prompt) >= max_length:
+            raise UnprocessableInputError(
+                f"the prompt has {len(prompt)} tokens; this model takes {max_length} with the answer"
+            )
+        assert chunk >= 1
+        self.num_prompt = len(prompt)
+        self.limit = min(len(prompt) + max_tokens, max_length)
+        """How many tokens it may come to."""
+        self.tokens = list(prompt)
+        self.ended: Ended | None = None
+        self._text = text
+        self._ends = frozenset(ends)
+        self._sampling = sampling
+        self._chunk = chunk
+        self._number = 0
+        self._seen = 0
+
+    @property
+    def num_said(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    def begin(self, number: int) -> None:
+        """Let a decoder that knows nothing of it see all of it, under a number that no other sequence has there."""
+        self._number, self._seen = number, 0
+
+    def step(self) -> Encoded:
+        """What the decoder must see next."""
+        assert self.ended is None
+        new = self.tokens[self._seen : self._seen + self._chunk]
+        run = np.array([run_of(self._number, self._seen, self.limit)], dtype=np.int32)
+        return Encoded(len(new), (np.array(new, dtype=np.int32), run))
+
+    def answered(self, answer_2k: npt.NDArray[np.floating], exit_block: int) -> Said | None:
+        """Take the answer to the last step; None where the prompt is not over yet."""
+        self._seen = min(self._seen + self._chunk, len(self.tokens))
+        if self._seen < len(self.tokens):
+            return None
+        chosen = choose(answer_2k, self._sampling, len(self.tokens))
+        self.tokens.append(chosen.token)
+        is_end = chosen.token in self._ends
+        text = "" if is_end else self._text.push(chosen.token)
+        if is_end or self._text.stopped:
+            self.ended = "stop"
+        elif len(self.tokens) >= self.limit:
+            self.ended = "length"
+        if self.ended is not None:
+            text += self._text.finish()
+        return Said(chosen=chosen, text=text, ended=self.ended, exit=exit_block)
+
+
+def run_of(sequence: int, start: int, limit: int) -> list[int]:
+    """What an input of a sequence brings beside its tokens.
+
+    That is the sequence's number in two halves, from 0 (no sequence at all) to 2**62 - 1, how many of its tokens came
+    before, and how many it may come to.
+    """
+    return [sequence >> HALF_BITS, sequence & (1 << HALF_BITS) - 1, start, limit]
+
+
+def sequence_of(high: int, low: int) -> int:
+    """The number that `run_of` has in two halves."""
+    return high << HALF_BITS | low
+
+
+HALF_BITS = 31

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from earlyexit.errors import InputError, UnprocessableInputError
+from earlyexit.generation.sequence import Said, Sequence
+from tests.earlyexit.decoders import byte_tokenizer, sequence
+
+NUMBER = 2**31 + 5
+"""In halves 1 and 5."""
+BYTES = byte_tokenizer()
+
+
+def step(of: Sequence) -> tuple[list[int], list[int]]:
+    """The tokens of its next step, and what comes beside them."""
+    encoded = of.step()
+    tokens_N, run_14 = encoded.tensors
+    assert encoded.length == len(tokens_N)
+    return tokens_N.tolist(), run_14[0].tolist()
+
+
+def say(of: Sequence, token: int, exit_block: int = 4) -> Said | None:
+    """Answer its step."""
+    return of.answered(np.array([[token], [-0.5]], dtype=np.float32), exit_block)
+
+
+def test_a_prompt_is_one_step_and_every_token_another() -> None:
+    one = sequence([1, 2, 3], max_tokens=2)
+    one.begin(NUMBER)
+    assert step(one) == ([1, 2, 3], [1, 5, 0, 5])
+    said = say(one, 50, exit_block=1)
+    assert said is not None
+    assert (said.chosen.token, said.chosen.log_probability, said.ended, said.exit) == (50, -0.5, None, 1)
+    assert step(one) == ([50], [1, 5, 3, 5])
+    said = say(one, 51)
+    assert said is not None
+    assert said.ended == one.ended == "length"
+    assert one.tokens == [1, 2, 3, 50, 51]
+
+
+def test_a_long_prompt_is_several_steps_of_which_the_last_brings_a_token() -> None:
+    one = sequence([1, 2, 3, 4, 5], chunk=2)
+    one.begin(1)
+    found = []
+    for _ in range(2):
+        found.append(step(one))
+        assert say(one, 99) is None
+    assert found == [([1, 2], [0, 1, 0, 17]), ([3, 4], [0, 1, 2, 17])]
+    assert step(one) == ([5], [0, 1, 4, 17])
+    assert say(one, 99) is not None
+    assert step(one) == ([99], [0, 1, 5, 17])
+
+
+def test_one_that_begins_anew_shows_all_it_has_come_to_and_says_nothing_twice() -> None:
+    one = sequence([1, 2], max_tokens=9, chunk=3)
+    one.begin(1)
+    for token in (50, 51):
+        assert say(one, token) is not None
+    one.begin(2)
+    assert step(one) == ([1, 2, 50], [0, 2, 0, 11])
+    assert say(one, 7) is None
+    assert step(one) == ([51], [0, 2, 3, 11])
+    said = say(one, 52)
+    assert said is not None
+    assert (said.chosen.token, one.num_said) == (52, 3)
+
+
+def test_a_token_that_ends_it_is_no_text() -> None:
+    one = sequence([1], ends=(9,))
+    one.begin(1)
+    say(one, BYTES.encode("a").ids[0])
+    said = say(one, 9)
+    assert said is not None
+    assert (said.text, said.ended) == ("", "stop")
+
+
+def test_a_stop_string_ends_it_and_what_was_held_back_comes_with_its_length() -> None:
+    texts = []
+    for text in ("so, end", "so, en"):
+        one = sequence([1], stops=("end",), max_tokens=len("so, en") + (text == "so, end"))
+        one.begin(1)
+        said = [say(one, token) for token in BYTES.encode(text).ids]
+        texts.append(["".join(each.text for each in said if each), one.ended])
+    assert texts == [["so, ", "stop"], ["so, en", "length"]]
+
+
+def test_it_comes_to_what_the_model_takes_at_most() -> None:
+    one = sequence([1, 2, 3], max_tokens=100, max_length=5)
+    assert one.limit == 5
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "error", "said"),
+    [
+        ([], {}, InputError, "the prompt is empty; at least one token is needed"),
+        ([1], {"max_tokens": 0}, InputError, "max_tokens must be at least 1, not 0"),
+        ([1, 2, 3], {"max_length": 3}, UnprocessableInputError, "the prompt has 3 tokens; this model takes 3 with the"),
+    ],
+)
+def test_what_cannot_be_begun_is_refused(
+    prompt: list[int], changes: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        sequence(prompt, **changes)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from earlyexit.errors import InputError, OverloadedError
+from earlyexit.kv import TRIAL, KvShape, KvStore, Run
+
+SHAPE = KvShape(num_blocks=2, num_heads=1, head_size=2)
+
+
+def store(num_pages: int = 6) -> KvStore:
+    return KvStore(SHAPE, num_pages, page_tokens=4)
+
+
+def test_a_token_leaves_keys_and_values_in_every_block() -> None:
+    assert KvShape(num_blocks=30, num_heads=3, head_size=64).bytes_per_token(2) == 2 * 30 * 3 * 64 * 2
+
+
+def test_pages_for_all_that_a_sequence_may_come_to_are_reserved_when_it_enters() -> None:
+    kv = store()
+    kv.enter(1, 9)
+    kv.enter(1, 9)  # as every step of it does
+    assert kv.free_pages == 3
+    kv.free(1)
+    kv.free(1)
+    assert kv.free_pages == 6
+    assert kv.sequences == set()
+
+
+def test_a_full_store_refuses_and_takes_again_once_pages_are_free() -> None:
+    kv = store()
+    kv.enter(1, 16)
+    with pytest.raises(OverloadedError, match="3 pages are needed for keys and values, 2 of 6 are free") as refused:
+        kv.enter(2, 12)
+    assert refused.value.retry_after_s > 0
+    assert kv.sequences == {1}
+    kv.free(1)
+    kv.enter(2, 12)
+    assert kv.free_pages == 3
+
+
+@pytest.mark.parametrize("tokens", [25, 0])
+def test_what_the_store_could_never_hold_is_bad_input(tokens: int) -> None:
+    with pytest.raises(InputError, match=rf"{tokens} tokens, prompt and answer, are . pages of 4; 1 to 6 are possible"):
+        store().enter(1, tokens)
+
+
+def test_a_store_without_pages_is_none() -> None:
+    with pytest.raises(InputError, match="a store of 0 pages of 4 tokens holds nothing"):
+        store(0)
+
+
+def test_what_is_written_is_held_by_its_own_sequence() -> None:
+    kv = store()
+    runs = [Run(sequence=1, start=0, length=5), Run(sequence=2, start=0, length=3), Run(sequence=1, start=5, length=1)]
+    for run, limit in zip(runs, (6, 3, 6), strict=True):
+        kv.enter(run.sequence, limit)
+    keys_NKd = torch.arange(18.0).view(9, 1, 2)
+    kv.write(1, kv.places(runs), keys_NKd, -keys_NKd)
+    keys, values = kv.held(1, 1, 6)
+    assert keys.tolist() == keys_NKd[[0, 1, 2, 3, 4, 8]].tolist()
+    assert values.tolist() == (-keys_NKd[[0, 1, 2, 3, 4, 8]]).tolist()
+    assert kv.held(1, 2, 3)[0].tolist() == keys_NKd[5:8].tolist()
+    assert kv.held(0, 1, 6)[0].abs().sum() == 0
+
+
+def test_what_is_no_sequence_takes_no_page_and_disturbs_nobody() -> None:
+    kv = store(1)
+    kv.enter(1, 4)
+    kv.enter(TRIAL, 0)
+    trial = Run(sequence=TRIAL, start=100, length=7)
+    kv.write(0, kv.places([trial]), torch.ones(7, 1, 2), torch.ones(7, 1, 2))
+    assert kv.held(0, 1, 4)[0].abs().sum() == 0
+
+
+def test_two_thousand_sequences_leave_every_page_free() -> None:
+    kv, rng = store(32), random.Random(0)
+    peak = 0
+    there: dict[int, int] = {}
+    for number in range(1, 2001):
+        tokens = rng.randint(1, 40)
+        while kv.pages_for(tokens) > kv.free_pages:
+            kv.free(gone := rng.choice(list(there)))
+            del there[gone]
+        kv.enter(number, tokens)
+        there[number] = kv.pages_for(tokens)
+        assert kv.free_pages == 32 - sum(there.values())
+        peak = max(peak, 32 - kv.free_pages)
+        places = kv.place_of(Run(sequence=number, start=0, length=tokens), 0)
+        assert len(set(places.tolist())) == tokens
+    assert peak == 32
+    for number in there:
+        kv.free(number)
+    assert kv.free_pages == 32
