@@ -147,8 +147,7 @@ def standing_of(words: Sequence[Words], importance_N: Importance) -> npt.NDArray
 
 def alpha_for(share: float, standings: npt.NDArray[np.float64]) -> float:
     """The alpha that cuts such a share of these words; raises DataError where there are none, or no alpha does."""
-    if not 0 < share < 1:
-        raise DataError(f"a share of the words to be pruned is above 0 and below 1, not {share}")
+    check_share(share)
     if not len(standings):
         raise DataError("nothing is known of how much attention words get: no alpha cuts a share of them")
     alpha = float(np.quantile(standings, share))
@@ -157,6 +156,12 @@ def alpha_for(share: float, standings: npt.NDArray[np.float64]) -> float:
             f"{share:.0%} of the words get up to {alpha:.3g} times the mean: alphas go to {LARGEST_ALPHA:g}"
         )
     return alpha
+
+
+def check_share(share: float) -> None:
+    """Raise DataError for what is no share of the words to be pruned."""
+    if not 0 < share < 1:
+        raise DataError(f"a share of the words to be pruned is above 0 and below 1, not {share}")
 
 
 def num_words(row: str | Sequence[str]) -> int:

@@ -89,7 +89,7 @@ Prune = Annotated[
     float | None,
     typer.Option(
         help="Of a chain: share of the words that is pruned where inputs go on to the next model, such as 0.14; "
-        "calibrated besides, in the folder `pruned`."
+        "calibrated besides, in the folder `pruned`. Not with --ensemble."
     ),
 ]
 

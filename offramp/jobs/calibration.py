@@ -12,32 +12,30 @@ from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError, ModelFolderError
-from offramp.jobs.block_costs import measured_costs, parameters_by_block
-from offramp.jobs.chain_members import check_members, members_of
-from offramp.jobs.mixing import ALONE_FILE, likely_thresholds, mix_where_it_pays
+from earlyexit.words import check_share
+from offramp.jobs.block_costs import measured_costs
+from offramp.jobs.chain_members import check_members
+from offramp.jobs.mixing import ALONE_FILE
 from offramp.jobs.pruning import FOLDER as PRUNED
-from offramp.jobs.pruning import run_pruned
 from offramp.jobs.recording import (
     Outputs,
     batches_of_outputs,
-    chain_outputs,
     join_records,
     records_of_chosen_shares,
     score_of,
     task_figures,
     tokens_of,
 )
-from optimizer.calibration_file import CALIBRATION_FILE, MEMBERS, CalibrationCard, read_calibration_file
+from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_calibration_file
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee, Metric
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
-from profiles.scores import Score, check_recorded
+from profiles.scores import Score
 
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
-    from earlyexit.store import ModelCard
     from earlyexit.tasks.base import IntArray, Task, ValueArray
     from earlyexit.train import Progress
 
@@ -73,6 +71,8 @@ class CalibrateJob:
     def __post_init__(self) -> None:
         if self.ensemble and self.prune is not None:
             raise DataError("an ensemble of networks that read pruned texts is not calibrated: choose one of the two")
+        if self.prune is not None:
+            check_share(self.prune)
         if not 0 < self.design_share < 1:
             raise DataError(f"the design share must be between 0 and 1, not {self.design_share}")
 
@@ -105,95 +105,42 @@ def calibrate(
     _check_rows(data, job)
     chain = read_card(folder)
     if not chain.chain.is_one:
-        return _calibrate_chain(folder, chain, data, job, outputs, progress or no_progress)
+        from offramp.jobs.chain_calibration import calibrate_chain
+
+        return calibrate_chain(folder, chain, data, job, outputs, progress or no_progress)
     if job.prune is not None:
         raise DataError(f"words are pruned where inputs go on to another network, and {chain.name} is a single one")
     if job.ensemble:
         raise DataError(f"{folder} is a single network: an ensemble is of a chain's")
+    check_ramps(job, chain.ramps)
     model = load_model(folder)
     codec = find_codec(model.info.codec, folder)
     labels = data.targets(model.task, codec)
     encoded = data.encode(codec)
-    parts = _parts(data, job)
+    parts = parts_of(data, job)
     policy = score_of(model.task, job.policy)
     if outputs is None:
         computing = model if job.dtype == "float32" else load_model(folder, dtype=getattr(torch, job.dtype))
         computing.temperatures_E.fill_(1.0)
         outputs = batches_of_outputs(computing, encoded, progress or no_progress)
     outputs = _scaled(model, outputs, labels, parts[0])
-    facts = _facts(job)
-    records = _recorded(outputs, policy, model.task, labels, design=parts[0], job=job, facts=facts)
+    facts = facts_of(job)
+    records = recorded(outputs, policy, model.task, labels, design=parts[0], job=job, facts=facts)
     records = replace(records, tokens_N=tokens_of(model, encoded))
-    card = _card(records, parts, job, facts, task=model.task, block_costs=measured_costs(job.latency, records))
+    card = card_of(records, parts, job, facts, task=model.task, block_costs=measured_costs(job.latency, records))
     forget_calibration(folder)
     save_model(model, folder)
     save_calibration(card, records, folder)
     return card, records
 
 
-def _calibrate_chain(
-    folder: Path,
-    chain: ModelCard,
-    data: LabelledRows,
-    job: CalibrateJob,
-    outputs: Iterable[Outputs] | None,
-    progress: Progress,
-) -> tuple[CalibrationCard, ExitRecords]:
-    """Thresholds of every ramp and of every network's end, together; the models stay as they are.
-
-    Temperatures are those of each model's own calibration, so the models without one are refused. Where words are to be
-    pruned, the chain that prunes them is calibrated besides, and that is what is given.
-    """
-    from earlyexit.tasks import find_task
-
-    for member in chain.members(folder):
-        read_calibration(member)
-    if job.ramps == "ends":
-        job = replace(job, ramps=chain.chain.end_ramps)
-    task = find_task(chain.task)
-    labels = task.targets(data.labels)
-    parts = _parts(data, job)
-    tokens_N = None
-    if outputs is None:
-        run, tokens_N = chain_outputs(folder, chain, data, job.dtype, progress)
-        outputs = [run]
-    outputs = list(outputs)
-    facts = _facts(job) | {MEMBERS: members_of(folder, chain)}
-    policy = score_of(task, job.policy)
-    records = _recorded(outputs, policy, task, labels, design=parts[0], job=job, facts=facts)
-    records = replace(records, tokens_N=tokens_N)
-    costs = measured_costs(job.latency, records) or parameters_by_block(folder, chain)
-    views, found = [records], None
-    if job.ensemble:
-        promised = _promised_of(records, records, job)
-        likely = likely_thresholds(promised.subset(parts[0]), job.guarantee.budget, costs)
-        found, views = mix_where_it_pays(outputs[0][1], records, likely, chain.chain, task, labels, parts[0])
-    card = _card(views[0], parts, job, facts, task=task, block_costs=costs, others=views[1:])
-    forget_calibration(folder)
-    if len(views) > 1:
-        records.save(folder / ALONE_FILE)
-    card = card if found is None else card.with_ensemble(found.weights if found.is_on else None, found.document())
-    save_calibration(card, views[0], folder)
-    if job.prune is None:
-        return card, views[0]
-    ((rows, whole),) = outputs
-    pruned = run_pruned(folder, chain, data, whole, share=job.prune, parts=parts, dtype=job.dtype, progress=progress)
-    facts |= {"words_cut": pruned.words_cut}
-    made = [(rows, pruned.records_of(whole))]
-    records = _recorded(made, policy, task, labels, design=parts[0], job=job, facts=facts)
-    records = replace(records, tokens_N=tokens_N, end_losses_N=pruned.end_losses_N(task, whole))
-    card = _card(records, parts, job, facts, task=task, block_costs=costs, prune=pruned.prune)
-    (folder / PRUNED).mkdir(exist_ok=True)
-    save_calibration(card, records, folder / PRUNED)
-    return card, records
-
-
-def _parts(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
+def parts_of(data: Sized, job: CalibrateJob) -> tuple[IntArray, IntArray]:
     """The rows that lay the path, and those that test it."""
     return divide(len(data), design_rows(len(data), job.guarantee, job.design_share), job.seed)
 
 
-def _facts(job: CalibrateJob) -> dict[str, Any]:
+def facts_of(job: CalibrateJob) -> dict[str, Any]:
+    """How it was found, for its provenance."""
     from offramp.jobs.provenance import provenance
 
     computed_in = {} if job.dtype == "float32" else {"dtype": job.dtype}
@@ -201,7 +148,7 @@ def _facts(job: CalibrateJob) -> dict[str, Any]:
     return provenance(data=job.source, seed=job.seed, design_share=job.design_share, **computed_in, **priced_by)
 
 
-def _recorded(
+def recorded(
     outputs: Iterable[Outputs],
     policy: Score,
     task: Task,
@@ -211,6 +158,7 @@ def _recorded(
     job: CalibrateJob,
     facts: dict[str, Any],
 ) -> ExitRecords:
+    """Exit records of outputs with their temperatures; of shares, of confidences that the rows of `design` choose."""
     if policy == "share":
         return records_of_chosen_shares(
             outputs, task, labels, design=design, budget=job.guarantee.budget, provenance=facts
@@ -238,8 +186,11 @@ def calibrate_records(records: ExitRecords, job: CalibrateJob) -> CalibrationCar
     Raises DataError where the inputs are too few for the guarantee, PlanError for shares of no stated confidences.
     """
     _check_rows(records, job)
+    check_ramps(job, records.ramps)
     policy_of_score(records.score, {}, records.confidences)  # or nobody could leave by what is found
-    return _card(records, _parts(records, job), job, _facts(job), block_costs=measured_costs(job.latency, records))
+    return card_of(
+        records, parts_of(records, job), job, facts_of(job), block_costs=measured_costs(job.latency, records)
+    )
 
 
 def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) -> None:
@@ -248,7 +199,7 @@ def save_calibration(card: CalibrationCard, records: ExitRecords, folder: Path) 
     (folder / CALIBRATION_FILE).write_text(card.to_json(), encoding="utf-8")
 
 
-def _card(
+def card_of(
     records: ExitRecords,
     parts: tuple[IntArray, IntArray],
     job: CalibrateJob,
@@ -260,7 +211,7 @@ def _card(
     prune: Mapping[int, float] | None = None,
 ) -> CalibrationCard:
     """What is found by records whose parts, rows, lay the path and test it; `others`: the same rows in other plans."""
-    promised, *views = (_promised_of(each, records, job) for each in (records, *others))
+    promised, *views = (promised_of(each, job) for each in (records, *others))
     design, tested = (promised.subset(rows) for rows in parts)
     seen = [each.subset(parts[1]) for each in views]
     found = learn_then_test(design, tested, job.guarantee, block_costs, others=seen)
@@ -282,18 +233,15 @@ def _promised(job: CalibrateJob) -> str:
     return f"harm of {budget:.4g} at most" if job.metric == "harm" else f"agreement of {1 - budget:.4g}"
 
 
-def _promised_of(view: ExitRecords, records: ExitRecords, job: CalibrateJob) -> ExitRecords:
+def promised_of(view: ExitRecords, job: CalibrateJob) -> ExitRecords:
     """Of a view of `records` the losses and ramps that the promise is of; raises DataError for what is not there."""
-    if job.ramps == "ends":
-        raise DataError("the ends are those of a chain's networks, and this is a single model: name ramps by blocks")
     try:
         promised = view if job.metric == "agreement" else view.of_harm()
     except DataError as error:
         raise DataError(f"{job.source or 'the data'}: {error}") from error
     if job.ramps is None:
         return promised
-    check_recorded(records.ramps, job.ramps)
-    return promised.of_ramps([ramp for ramp in job.ramps if ramp in view.ramps])
+    return promised.of_ramps([ramp for ramp in view.ramps if ramp in job.ramps])
 
 
 def forget_calibration(folder: Path) -> None:
@@ -301,6 +249,15 @@ def forget_calibration(folder: Path) -> None:
     for name in (CALIBRATION_FILE, RECORDS_FILE, ALONE_FILE):
         for each in (folder, folder / PRUNED):
             (each / name).unlink(missing_ok=True)
+
+
+def check_ramps(job: CalibrateJob, ramps: Sequence[int]) -> None:
+    """Before anything runs; raises DataError for ramps that are asked for and are not there."""
+    if job.ramps == "ends":
+        raise DataError("the ends are those of a chain's networks, and this is a single model: name ramps by blocks")
+    unknown = sorted(set(job.ramps or ()) - set(ramps))
+    if unknown:
+        raise DataError(f"there are no ramps {unknown} to find thresholds for, but {list(ramps)}")
 
 
 def _check_rows(data: Sized, job: CalibrateJob) -> None:

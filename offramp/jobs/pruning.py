@@ -12,7 +12,6 @@ import numpy as np
 from earlyexit.boundary import FloatName
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
-from earlyexit.prunable import check_prunable
 from earlyexit.store import ModelCard
 from earlyexit.words import alpha_for, num_words, standing_of
 
@@ -65,8 +64,8 @@ def run_pruned(
 ) -> PrunedRun:
     """Cut this share of the words at every crossing, by alphas of the first part's rows, and run the networks after.
 
-    `whole`: every exit's outputs on whole texts, of which those of the first network are used. Raises PlanError where
-    words cannot be pruned, DataError for a share that no alpha cuts.
+    `whole`: every exit's outputs on whole texts, of which those of the first network are used; its words can
+    be pruned (`check_prunable`). Raises DataError for a share that no alpha cuts.
     """
     import torch
 
@@ -75,7 +74,6 @@ def run_pruned(
     from earlyexit.train import exit_outputs
 
     chain = card.chain
-    check_prunable(folder, chain.end_ramps)
     codec = find_codec(card.codec, folder)
     assert isinstance(codec, ChainCodec)
     rows = given = data.rows(codec)
