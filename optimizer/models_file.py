@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from earlyexit.errors import ModelFolderError, PlanError
 from earlyexit.source_file import Source, StrictDocument
-from optimizer.problem import MOST_NETWORKS
+from optimizer.problem import MOST_NETWORKS, check_seconds
 from optimizer.problem_shape import MAX_BLOCKS, BytesDocument, LatencyDocument
 from profiles.table import LatencyTable
 
@@ -156,7 +156,10 @@ def _latencies(source: Source, models: Sequence[_Model], read: ReadTable) -> dic
     tables: dict[str, list[LatencyTable]] = {}
     for index, model in enumerate(models):
         for device, entry in model.document.latency.items():
-            table = read(("models", index, "latency", device), entry, model.num_blocks, model.ramps)
+            at = ("models", index, "latency", device)
+            table = read(at, entry, model.num_blocks, model.ramps)
+            with source.said_at(at):
+                check_seconds(device, table)
             tables.setdefault(device, []).append(table)
     found: dict[str, Any] = {}
     for device, of_models in tables.items():
@@ -166,7 +169,12 @@ def _latencies(source: Source, models: Sequence[_Model], read: ReadTable) -> dic
             common = sorted(set.intersection(*(set(table.batches) for table in of_models)))
             if not common:
                 raise PlanError(f"models: no batch size was measured on {device} with all of them")
-        lengths = {table.length for table in of_models}
+            lengths = {table.length for table in of_models}
+            if len(lengths - {None}) > 1:
+                raise PlanError(
+                    f"models: latencies on {device} are of inputs of {_listed(lengths)} tokens; take one length, and "
+                    "say by each model's `tokens` how many more it makes of a text"
+                )
         found[device] = {
             "batch": common,
             "block_s": [row for table in of_models for row in table.blocks_at(np.array(common, dtype=float)).tolist()],
@@ -174,6 +182,10 @@ def _latencies(source: Source, models: Sequence[_Model], read: ReadTable) -> dic
             **({"length": lengths.pop()} if len(lengths) == 1 and None not in lengths else {}),
         }
     return found
+
+
+def _listed(lengths: Collection[int | None]) -> str:
+    return " and ".join(map(str, sorted(length for length in lengths if length is not None)))
 
 
 def _ramp_rows(tables: Sequence[LatencyTable], batches: Sequence[int]) -> list[list[float]]:

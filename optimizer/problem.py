@@ -230,12 +230,7 @@ class PlanProblem:
                 raise PlanError(f"latency of {device}: block_s needs {self.num_blocks} rows, one per block")
             if len(table.ramp_s_EB) != len(self.ramps):
                 raise PlanError(f"latency of {device}: ramp_s needs {len(self.ramps)} rows, one per ramp")
-            least_s, most_s = float(table.block_s_NB.min()), float(table.block_s_NB.max())
-            if least_s < LEAST_BLOCK_S or most_s > MOST_BLOCK_S:
-                given_s = least_s if least_s < LEAST_BLOCK_S else most_s
-                raise PlanError(
-                    f"latency of {device}: a block takes {LEAST_BLOCK_S:g} to {MOST_BLOCK_S:g} seconds, not {given_s}"
-                )
+            check_seconds(device, table)
 
     def _check_batches(self) -> None:
         known = self.batches
@@ -279,6 +274,16 @@ class PlanProblem:
     def share_after(self, ramp: int | None) -> float:
         """Share of inputs inside the model when `ramp` is the last active one so far; None: no ramp yet."""
         return 1.0 if ramp is None else self.survival_N[ramp + 1]
+
+
+def check_seconds(device: str, table: LatencyTable) -> None:
+    """Raise PlanError for blocks that are too quick or too slow to be true."""
+    least_s, most_s = float(table.block_s_NB.min()), float(table.block_s_NB.max())
+    if least_s < LEAST_BLOCK_S or most_s > MOST_BLOCK_S:
+        given_s = least_s if least_s < LEAST_BLOCK_S else most_s
+        raise PlanError(
+            f"latency of {device}: a block takes {LEAST_BLOCK_S:g} to {MOST_BLOCK_S:g} seconds, not {given_s}"
+        )
 
 
 def device_names(problem: PlanProblem) -> tuple[str, ...]:
