@@ -39,7 +39,7 @@ class ChainEncoded(Encoded):
     others: dict[int, Encoded] = field(default_factory=dict)
     """By network: what was made for others since, so that each is made once."""
     cut: dict[int, CutRow] = field(default_factory=dict)
-    """By network, where it is not given the row as it came: without some words, for this attempt alone."""
+    """By network that words were cut for, what it is given, for this attempt alone; the whole row where none was."""
 
     def of(self, network: int) -> Encoded | None:
         """As a network takes it; None while that was not made."""
@@ -165,7 +165,7 @@ class ChainCodec(Codec[Any]):
 
     def _unsure(self, rows: Sequence[Any], network: int, truncate: bool) -> list[int]:
         """The places of rows that have to be encoded to be known to fit."""
-        if truncate:
+        if truncate and isinstance(self.members[network], TokenizedCodec):
             return []  # whatever is too long will be cut
         takes = self.members[network].surely_takes
         return [k for k, row in enumerate(rows) if not takes(row)]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from earlyexit.codecs.chain import ChainCodec, ChainEncoded
+from earlyexit.codecs.chain import ChainCodec, ChainEncoded, CutRow
 from earlyexit.wire import WirePiece
 from optimizer.plan import Plan
 
@@ -35,9 +35,9 @@ class Cuts:
         importance_N = self.importance.get(sample_id)
         if self.alpha is not None and importance_N is not None:
             found = codec.pruned_for(network, self.before, row, importance_N, self.alpha)
-            if earlier is not None or found.row != row:
-                given.cut[network] = found
-        elif earlier is not None:
+            # Who loses nothing is remembered too, or he would be looked at again; as the row that he came with.
+            given.cut[network] = CutRow(row, found.encoded) if found.row == row else found
+        elif earlier is not None and earlier.row is not given.row:
             given.cut[network] = codec.cut_row(network, row)
 
 

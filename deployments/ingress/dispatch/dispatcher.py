@@ -14,9 +14,9 @@ from typing import Any, NoReturn, Protocol
 
 from deployments.ingress.core.flights import Action, Answered, Call, Dropped, Flight, HungUp, Retried, SendCall
 from deployments.ingress.core.ingress_core import IngressCore
-from deployments.ingress.dispatch.cutting import Cuts, cuts_of, is_measured
+from deployments.ingress.dispatch.cutting import cuts_of, is_measured
 from deployments.ingress.dispatch.departure import LiveFlight, Query, Settle, departure
-from deployments.ingress.dispatch.entrance import ChainEntrance
+from deployments.ingress.dispatch.entrance import ChainEntrance, Way
 from deployments.ingress.transport.transport import Transport
 from deployments.messages import Chunk, StageCall, Timing
 from earlyexit.clock import Clock
@@ -215,10 +215,11 @@ class Dispatcher:
             self._depart(call)
             return
         cuts = cuts_of(going_on, self.core.itinerary.placed.plan)
-        if entrance.is_slow(call.flights, network, cuts):
-            self._tasks[call] = self._begin(self._enter_slowly(entrance, call, block, network, going_on, cuts))
+        way = Way(flights=call.flights, block=block, network=network, going_on=going_on, cuts=cuts)
+        if entrance.is_slow(way):
+            self._tasks[call] = self._begin(self._enter_slowly(entrance, call, way))
         else:
-            self._enter_network(entrance, call, block, network, going_on, cuts)
+            self._enter_network(entrance, call, way)
 
     def _depart(self, call: LiveCall) -> None:
         """Where there is one network, for which all were encoded as they came."""
@@ -229,41 +230,25 @@ class Dispatcher:
         else:
             self._send(call, piece, call.flights)
 
-    async def _enter_slowly(
-        self,
-        entrance: ChainEntrance,
-        call: LiveCall,
-        block: int,
-        network: int,
-        going_on: WirePiece | None,
-        cuts: Cuts | None,
-    ) -> None:
+    async def _enter_slowly(self, entrance: ChainEntrance, call: LiveCall, way: Way) -> None:
         """Have them encoded beside the event loop first."""
-        await asyncio.to_thread(entrance.prepare, call.flights, network, cuts)
-        self._enter_network(entrance, call, block, network, going_on, cuts)
+        await asyncio.to_thread(entrance.prepare, way)
+        self._enter_network(entrance, call, way)
 
-    def _enter_network(
-        self,
-        entrance: ChainEntrance,
-        call: LiveCall,
-        block: int,
-        network: int,
-        going_on: WirePiece | None,
-        cuts: Cuts | None,
-    ) -> None:
+    def _enter_network(self, entrance: ChainEntrance, call: LiveCall, way: Way) -> None:
         self._tasks.pop(call, None)  # what encoded them beside the event loop is done
-        measured = is_measured(self.core.itinerary.placed.plan, network, probe=call.probe)
+        measured = is_measured(self.core.itinerary.placed.plan, way.network, probe=call.probe)
         try:
-            entering = entrance.enter(call.flights, block, network, going_on, cuts, measured=measured)
+            entering = entrance.enter(way, measured=measured)
         except Exception as error:
             self._lose(call, call.flights, error, MISFIT)
             return
         for flight, refusal in entering.refused:
             self._lose(call, (flight,), refusal, "the next network's codec makes nothing of it")
-        if going_on is not None:
+        if way.going_on is not None:
             took_s = self._clock.now_s() - call.started_s
             waited_s = [took_s] * len(entering.flights)
-            self.core.counts.cross(block, waited_s, words=entering.words, pruned_words=entering.pruned_words)
+            self.core.counts.cross(way.block, waited_s, words=entering.words, pruned_words=entering.pruned_words)
         if entering.flights:
             self._send(call, entering.piece, entering.flights)
 

@@ -26,6 +26,20 @@ Of texts it is 2,000 characters, a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Inputs on their way into a network: new ones, or those that cross."""
+
+    flights: Sequence[LiveFlight]
+    block: int
+    """The first that they wait for."""
+    network: int
+    going_on: WirePiece | None
+    """What the network before let go of; None of new ones."""
+    cuts: Cuts | None = None
+    """Words that they lose on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entering:
     """Inputs before a network's first block."""
 
@@ -46,51 +60,42 @@ class ChainEntrance:
         self._ingress = ingress
         self._codec = codec
 
-    def is_slow(self, flights: Sequence[LiveFlight], network: int, cuts: Cuts | None = None) -> bool:
+    def is_slow(self, way: Way) -> bool:
         """Whether `prepare` takes milliseconds and leaves the event loop."""
-        anew = flights if cuts is not None and cuts.importance else self._missing(flights, network)
+        anew = way.flights if way.cuts is not None and way.cuts.importance else self._missing(way)
         rows = [_given(flight).row for flight in anew]
-        return bool(rows) and self._codec.of(network).is_slow(rows * TIMES_SLOWER)
+        return bool(rows) and self._codec.of(way.network).is_slow(rows * TIMES_SLOWER)
 
-    def prepare(self, flights: Sequence[LiveFlight], network: int, cuts: Cuts | None = None) -> None:
-        """Encode whoever was not encoded for a network, together, without the words that `cuts` takes from them.
+    def prepare(self, way: Way) -> None:
+        """Encode whoever was not encoded for the network, together, without the words that they lose.
 
-        May be called beside the event loop. Whom the codec fails on, and whoever is among them, stays as he is: `enter`
-        finds out who it was. Of whom words cannot be cut, the whole text goes on.
+        May be called beside the event loop, and again after. Whom the codec fails on, and whoever is among them, stays
+        as he is: `enter` finds out who it was. Of whom words cannot be cut, the whole text goes on.
         """
-        if cuts is not None:
-            self._cut(flights, network, cuts)
-        missing = self._missing(flights, network)
+        if way.cuts is not None:
+            self._cut(way, way.cuts)
+        missing = self._missing(way)
         if missing:
             with suppress(Exception):
-                self._encode(missing, network)
+                self._encode(missing, way.network)
 
-    def enter(
-        self,
-        flights: Sequence[LiveFlight],
-        block: int,
-        network: int,
-        going_on: WirePiece | None,
-        cuts: Cuts | None = None,
-        *,
-        measured: bool = False,
-    ) -> Entering:
-        """Inputs as the piece that waits for a network's first block; `going_on`: what the one before let go of.
+    def enter(self, way: Way, *, measured: bool = False) -> Entering:
+        """Inputs as the piece that waits for a network's first block.
 
         Every flight's `tokens` are those of the network from now on. `measured`: they are to bring what attention their
         tokens receive in it.
         """
-        if going_on is None:  # an attempt begins, with whole texts
-            for flight in flights:
+        if way.going_on is None:  # an attempt begins, with whole texts
+            for flight in way.flights:
                 _given(flight).cut.clear()
-        self.prepare(flights, network, cuts)
+        self.prepare(way)
         refused = list[tuple[LiveFlight, Exception]]()
         entered, encoded = list[LiveFlight](), list[Encoded]()
-        for flight in flights:
-            made = self._made(flight, network)
+        for flight in way.flights:
+            made = self._made(flight, way.network)
             if made is None:
                 try:
-                    [made] = self._encode([flight], network)
+                    [made] = self._encode([flight], way.network)
                 except Exception as error:
                     refused.append((flight, error))
                     continue
@@ -98,14 +103,14 @@ class ChainEntrance:
             entered.append(flight)
             encoded.append(made)
         ids = [sample_id_of(self._ingress, flight) for flight in entered]
-        states_BS = None if going_on is None else _states_of(ids, going_on)
-        piece = entering(ids, encoded, block=block, state_BS=states_BS, measured=measured)
-        return Entering(piece=piece, flights=entered, refused=refused, **_words_of(entered, network, cuts))
+        states_BS = None if way.going_on is None else _states_of(ids, way.going_on)
+        piece = entering(ids, encoded, block=way.block, state_BS=states_BS, measured=measured)
+        return Entering(piece=piece, flights=entered, refused=refused, **_words_of(entered, way.network, way.cuts))
 
-    def _cut(self, flights: Sequence[LiveFlight], network: int, cuts: Cuts) -> None:
-        for flight in flights:
+    def _cut(self, way: Way, cuts: Cuts) -> None:
+        for flight in way.flights:
             try:
-                cuts.cut(self._codec, _given(flight), sample_id_of(self._ingress, flight), network)
+                cuts.cut(self._codec, _given(flight), sample_id_of(self._ingress, flight), way.network)
             except Exception as error:
                 logger.warning("a text of %s keeps its words: %r", flight.input.request_id, error)
 
@@ -121,9 +126,13 @@ class ChainEntrance:
             each.others[alike] = encoded
         return made
 
-    def _missing(self, flights: Sequence[LiveFlight], network: int) -> list[LiveFlight]:
-        alike = self._codec.alike(network)
-        return [flight for flight in flights if _given(flight).of(alike) is None and network not in _given(flight).cut]
+    def _missing(self, way: Way) -> list[LiveFlight]:
+        alike, given = self._codec.alike(way.network), [_given(flight) for flight in way.flights]
+        return [
+            flight
+            for flight, each in zip(way.flights, given, strict=True)
+            if each.of(alike) is None and way.network not in each.cut
+        ]
 
 
 def entrance_of(ingress: str, codec: Codec[Any]) -> ChainEntrance | None:

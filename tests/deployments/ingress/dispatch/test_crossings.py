@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deployments.ingress.dispatch.cutting import Cuts
 from deployments.ingress.dispatch.departure import LiveFlight
 from deployments.messages import Chunk, GoingOn
 from earlyexit.codecs.chain import ChainCodec
@@ -262,6 +263,14 @@ async def test_who_comes_without_its_attention_loses_no_words(tmp_path: Path) ->
     await turns()
     assert [ids(each.call.piece) for each in scene.stages[1].calls] == [[1, 14, 15, 16, 2], [1, 15, 16, 2]]
     assert scene.core.counts.pruned_words.get(2, 0) == 0
+
+
+def test_who_loses_no_words_is_looked_at_once(tmp_path: Path) -> None:
+    codec = chained(tmp_path)
+    [given] = codec.encode_for(["a b c"], (0, 1))
+    for alpha in (0.5, 1.9):
+        Cuts(before=0, alpha=alpha, importance={"x": np.array([9.0, 1.0, 1.0, 1.2, 9.0])}).cut(codec, given, "x", 1)
+    assert given.cut[1].row is given.row, "the second would have cut two of the three"
 
 
 async def test_an_attempt_begins_with_the_whole_text(tmp_path: Path) -> None:
