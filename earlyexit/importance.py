@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +18,9 @@ from earlyexit.train import batches_by_length, no_progress, pack
 if TYPE_CHECKING:
     from earlyexit.model import EarlyExitModel
     from earlyexit.train import Progress
+
+TIMED_INPUTS, TIMED_BATCH = 32, 8
+"""Few, so that calibrating takes no longer; in batches such as replicas run."""
 
 
 @torch.inference_mode()
@@ -33,6 +38,27 @@ def importance_of(
             found[row] = own.cpu().numpy()
         progress("attention", sum(len(each) > 0 for each in found), len(encoded))
     return found
+
+
+@torch.inference_mode()
+def times_measured(model: EarlyExitModel, encoded: Sequence[Encoded], *, rounds: int = 5) -> float:
+    """How many times as long a network takes that sums attention up, by processor time; never below 1.
+
+    The median of rounds in turns, over some inputs of all lengths.
+    """
+    step = max(1, len(encoded) // TIMED_INPUTS)
+    some = sorted(encoded, key=lambda each: each.length)[::step][-TIMED_INPUTS:]
+    packed = [pack(some[first : first + TIMED_BATCH], model.device) for first in range(0, len(some), TIMED_BATCH)]
+
+    def took_s(*, measured: bool) -> float:
+        began_s = time.process_time()
+        for inputs, layout in packed:
+            more = (torch.zeros(layout.num_tokens, device=model.device),) if measured else ()
+            model.run_blocks(0, model.num_blocks, (*inputs, *more), layout)
+        return time.process_time() - began_s
+
+    took_s(measured=True)  # the first one warms up
+    return max(1.0, median(took_s(measured=True) / took_s(measured=False) for _ in range(rounds)))
 
 
 def check_measures(model: EarlyExitModel) -> None:

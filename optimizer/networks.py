@@ -174,6 +174,14 @@ def scaled(table: LatencyTable, block_shares: Sequence[float], ramp_shares: Sequ
     )
 
 
+def measuring(table: LatencyTable, networks: Sequence[int], times: Sequence[float]) -> LatencyTable:
+    """A chain's table, whose first networks take so many times as long: they tell where attention went."""
+    factors_N = np.ones(len(table.block_s_NB))
+    for start, end, factor in zip((0, *networks), networks, times, strict=False):
+        factors_N[start:end] = factor
+    return replace(table, block_s_NB=table.block_s_NB * factors_N[:, None])
+
+
 def _read_at(batches: Sequence[int], seconds_RB: FloatArray, shares: Sequence[float]) -> FloatArray:
     sizes_B = np.array(batches, dtype=np.float64)
     rows = [np.interp(sizes_B * share, batches, row) for row, share in zip(seconds_RB, shares, strict=True)]

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from earlyexit.chain import Chain
 from earlyexit.errors import DataError, ModelFolderError, PlanError
 from earlyexit.source_file import Source
+from optimizer.networks import measuring
 from optimizer.problem import PlanProblem
 from optimizer.problem_shape import ProblemDocument
 
 if TYPE_CHECKING:
     from optimizer.survival_file import Recorded
+    from profiles.records import ExitRecords
 
 
 def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: Source) -> PlanProblem:
@@ -33,9 +35,12 @@ def with_networks_of(problem: PlanProblem, document: ProblemDocument, source: So
 
 
 def survival_of_networks(
-    problem: PlanProblem, document: ProblemDocument, recorded: Recorded | None
+    problem: PlanProblem, document: ProblemDocument, recorded: Recorded | None, alone: ExitRecords | None
 ) -> Mapping[tuple[int, ...], tuple[float, ...]] | None:
-    """By networks used, what records say of these alone, or what is written out; None where nothing is known."""
+    """By networks used, what records say of these alone, or what is written out; None where nothing is known.
+
+    `alone`: of records that hold only where no network is left out, those of the others.
+    """
     given = {tuple(each.networks): tuple(each.survival) for each in document.survival_of}
     if given and not problem.networks:
         raise PlanError("survival_of is of a chain; this problem has one network")
@@ -49,9 +54,20 @@ def survival_of_networks(
 
     records, thresholds = recorded
     try:
-        return survival_of(records, thresholds, _chain(problem))
+        return survival_of(records, thresholds, _chain(problem), alone)
     except (DataError, ModelFolderError) as error:
         raise PlanError(f"survival.records: {error}") from error
+
+
+def with_pruning(problem: PlanProblem, records: ExitRecords) -> PlanProblem:
+    """As records of pruned texts say: what is left of inputs that cross, unless the file says it, and what it takes."""
+    from profiles.networks import kept_of, measuring_of
+
+    if not problem.networks or not kept_of(records):
+        return problem
+    times = measuring_of(records)
+    latency = {device: measuring(table, problem.networks, times) for device, table in problem.latency.items()}
+    return replace(problem, latency=latency, crossing_tokens=problem.crossing_tokens or kept_of(records))
 
 
 def networks_document(problem: PlanProblem) -> dict[str, Any]:

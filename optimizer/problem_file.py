@@ -17,7 +17,7 @@ from optimizer.batches_file import batches_of, check_survival, recorded_document
 from optimizer.latency_file import LatencyEntry, Place, latency_table
 from optimizer.lengths_file import lengths_document, lengths_of, stayers_length_N
 from optimizer.models_file import as_chain
-from optimizer.networks_file import networks_document, survival_of_networks, with_networks_of
+from optimizer.networks_file import networks_document, survival_of_networks, with_networks_of, with_pruning
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.plan_file import order_of
 from optimizer.problem import (
@@ -35,7 +35,7 @@ from optimizer.problem_shape import (
     ProblemDocument,
     refuse_unknown_fields,
 )
-from optimizer.survival_file import recorded_survival
+from optimizer.survival_file import recorded_alone, recorded_survival
 from optimizer.tokens import in_tokens
 from profiles.table import LatencyTable
 
@@ -51,10 +51,21 @@ class ProblemFile:
     problem: PlanProblem
     records: ExitRecords | None = None
     """Where survival was taken from them: what plans can be scored on again."""
+    alone: ExitRecords | None = None
+    """Of a chain's records that hold only where all networks are used: the same inputs where some are left out."""
     thresholds: Mapping[int, float] | None = None
     """Of every ramp of the problem, with the records."""
     order: OrderSpec = DEFAULT
     """Of the inputs that wait. The planner does not choose it."""
+
+    @property
+    def prune(self) -> dict[int, float]:
+        """By which alphas words were pruned of what was recorded, by end ramp."""
+        if self.records is None:
+            return {}
+        from profiles.networks import prune_of
+
+        return prune_of(self.records)
 
     def policy(self, ramps: tuple[int, ...]) -> PolicySpec | None:
         """The exit policy of the records, for these ramps; None where the file names no records."""
@@ -138,14 +149,16 @@ def _build(source: Source, folder: Path) -> ProblemFile:
         problem = _blank(document)
     problem = with_networks_of(problem, document, source)
     recorded = recorded_survival(document.survival, problem, source, folder)
+    alone = recorded_alone(document.survival, recorded, source, folder)
     with source.said_at(("survival",)):
         problem = replace(problem, survival_N=_survival(document, recorded))
     with source.said_at(("survival_of",) if document.survival_of else ("survival",)):
-        problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded))
+        problem = replace(problem, survival_of=survival_of_networks(problem, document, recorded, alone))
     with source.said_at(("bytes_per_sample",)):
         problem = replace(problem, bytes_per_sample_N=_bytes_per_sample(document))
     problem = replace(problem, **_promises(document, source))
     problem = _with_devices(problem, document, source, folder)
+    problem = problem if recorded is None else with_pruning(problem, recorded[0])
     if document.batches is not None:
         with source.said_at(("batches",)):
             if recorded is not None:
@@ -161,7 +174,7 @@ def _build(source: Source, folder: Path) -> ProblemFile:
     records, thresholds = recorded
     if problem.batches is None and problem.lengths is None:
         problem = with_recorded_batches(problem, records, thresholds)
-    return ProblemFile(problem=problem, records=records, thresholds=thresholds, order=order)
+    return ProblemFile(problem=problem, records=records, alone=alone, thresholds=thresholds, order=order)
 
 
 def _with_lengths(

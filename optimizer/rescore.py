@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from earlyexit.chain import used_of
 from earlyexit.errors import PlanError
 from optimizer.decision import Planned, gap_between
 from optimizer.evaluate import Evaluation, Reach, evaluate, merit, sought, violations
@@ -58,6 +59,17 @@ def joint_reach(records: ExitRecords, thresholds: Mapping[int, float], *, by_tok
         if by_tokens and records.tokens_N is not None:
             return outcome.survival_by(records.tokens_N)
         return outcome.survival
+
+    return reach
+
+
+def by_networks(problem: PlanProblem, together: Reach, alone: Reach) -> Reach:
+    """`together` where inputs come by every network of a chain, that is where each has an active ramp, else `alone`."""
+    before_last = set(range(len(problem.networks) - 1))
+
+    def reach(active: Sequence[int]) -> Sequence[float]:
+        came_by = set(used_of(problem.networks, set(active)))
+        return together(active) if before_last <= came_by else alone(active)
 
     return reach
 

@@ -32,6 +32,21 @@ def recorded_survival(
         return records, _thresholds(survival, problem, records, folder)
 
 
+def recorded_alone(
+    survival: list[float] | RecordsDocument, recorded: Recorded | None, source: Source, folder: Path
+) -> ExitRecords | None:
+    """Of records that hold only where no network is left out, those of the others; raises PlanError at their line."""
+    if recorded is None or isinstance(survival, list):
+        return None
+    from profiles.networks import alone_of
+
+    with source.said_at(("survival", "records")):
+        try:
+            return alone_of(folder / survival.records, recorded[0])
+        except DataError as error:
+            raise PlanError(f"survival.records: {error}") from error
+
+
 def _records(document: RecordsDocument, problem: PlanProblem, folder: Path) -> ExitRecords:
     from profiles.records_table import read_records
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 
 from earlyexit.chain import Chain
 from earlyexit.errors import DataError
@@ -11,12 +12,50 @@ from profiles.records import ExitRecords
 
 WEIGHTS = "weights"
 """In the provenance of records of an ensemble: by the end of a network, what counts in what comes after it."""
+PRUNE, WORDS_CUT, TOKENS_KEPT, MEASURING = "prune", "words_cut", "tokens_kept", "measuring"
+"""In the provenance where words are pruned: alphas, as of a plan; the share of all words that the last network does not
+see; per network the share of its tokens that is left; and of all networks but the last how many times as long they take
+to measure attention."""
+ALONE_FILE = "exit_records_alone.npz"
+"""Beside an ensemble's records: the same inputs with nothing mixed, as plans see them that leave networks out."""
 
 
 def weights_of(records: ExitRecords) -> dict[int, float] | None:
     """Of an ensemble: what exits say is then of inputs that came by all networks before; None: nothing is mixed."""
     found = (records.provenance or {}).get(WEIGHTS)
     return None if found is None else {int(end): float(weight) for end, weight in found.items()}
+
+
+def prune_of(records: ExitRecords) -> dict[int, float]:
+    """Of inputs that lost words at crossings, the alphas; empty where all texts are whole."""
+    found = (records.provenance or {}).get(PRUNE, {})
+    return {int(end): float(alpha) for end, alpha in found.items()}
+
+
+def kept_of(records: ExitRecords) -> tuple[float, ...]:
+    """Per network the share of tokens that is left of inputs that lost words; (): all."""
+    return tuple(map(float, (records.provenance or {}).get(TOKENS_KEPT, ())))
+
+
+def measuring_of(records: ExitRecords) -> tuple[float, ...]:
+    """Of networks that tell where attention went, how many times as long they take for it; (): none does."""
+    return tuple(map(float, (records.provenance or {}).get(MEASURING, ())))
+
+
+def alone_of(path: Path, records: ExitRecords) -> ExitRecords | None:
+    """What holds of the same inputs where networks are left out, of records in a file that hold only where none is.
+
+    None of others. Raises DataError where it is gone.
+    """
+    if weights_of(records) is not None:
+        beside, of = path.with_name(ALONE_FILE), "an ensemble"
+    elif prune_of(records):
+        beside, of = path.parent.parent / path.name, "pruned texts"
+    else:
+        return None
+    if not beside.is_file():
+        raise DataError(f"{path} is of {of}, and {beside} is not there: calibrate again")
+    return ExitRecords.load(beside)
 
 
 def check_weights(records: ExitRecords, weights: Mapping[int, float] | None, name: str) -> None:
@@ -56,8 +95,9 @@ def survival_of(
     """By networks used, the share of inputs that reach every block of the chain, all ramps of these networks active.
 
     Exact for these inputs: that a small network's hard inputs are also a later one's is in the records. Ramps without
-    a threshold are never active. `alone`: of an ensemble's records, the same inputs where nothing is mixed, which is
-    exact where a network before the last counts alone. Raises DataError as `of_networks` does.
+    a threshold are never active. `alone`: of an ensemble's records, the same inputs where nothing is mixed, and of
+    pruned texts' the whole ones: exact where a network before the last counts, or prunes, alone. Raises DataError as
+    `of_networks` does.
     """
     _check_chain(records, chain)
     whole = len(chain.lengths)

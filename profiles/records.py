@@ -11,21 +11,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from earlyexit.errors import DataError
-from earlyexit.source_file import StrictDocument
 from earlyexit.tasks.label import differ
 from profiles.npz import read_npz, write_npz
 from profiles.outcome import ExitOutcome
+from profiles.records_file import KINDS, OPTIONAL, SCHEMA, RecordsHeader
 from profiles.scores import SCORES, BoolArray, FloatArray, Score, check_recorded, check_score, sure_NR
 from profiles.table import check_ramps
 
-SCHEMA = 2
 IntArray = npt.NDArray[np.int64]
 ValueArray = npt.NDArray[Any]
 Loss = Callable[[ValueArray, ValueArray], FloatArray]
@@ -63,6 +61,8 @@ class ExitRecords:
     """(N, E, K), against the truth: numbers that a task's figures are made of, summed over inputs."""
     end_losses_N: FloatArray | None = None
     """What the end costs where it does not answer as the full model: words pruned before it, answers mixed; None: 0."""
+    end_true_losses_N: FloatArray | None = None
+    """Against the truth, where it is known, of what the end then answers; None: as the full model's."""
     provenance: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -86,14 +86,15 @@ class ExitRecords:
             raise DataError(f"exit records of {num_inputs} inputs need as many arrival times, all finite")
         if self.tokens_N is not None and (self.tokens_N.shape != (num_inputs,) or (self.tokens_N < 1).any()):
             raise DataError(f"exit records of {num_inputs} inputs need as many tokens, each at least 1")
-        if self.end_losses_N is not None and self.end_losses_N.shape != (num_inputs,):
-            raise DataError(f"exit records of {num_inputs} inputs need as many losses at the end")
+        for ends_N in (self.end_losses_N, self.end_true_losses_N):
+            if ends_N is not None and ends_N.shape != (num_inputs,):
+                raise DataError(f"exit records of {num_inputs} inputs need as many losses at the end")
         check_ramps(self.ramps, self.num_blocks)
         if self.confidences is not None and set(self.confidences) != set(self.ramps):
             raise DataError(f"exit records of ramps {list(self.ramps)} need a confidence for each, if for any")
         if np.isnan(self.scores_NR).any():
             raise DataError("exit records hold scores that are not numbers")
-        for losses in (self.losses_NR, self.true_losses_NE, self.end_losses_N):
+        for losses in (self.losses_NR, self.true_losses_NE, self.end_losses_N, self.end_true_losses_N):
             if losses is not None:
                 check_losses(losses, zero_one=self.zero_one)
 
@@ -194,18 +195,18 @@ class ExitRecords:
         """The same, whose losses are harm: what an answer costs against the truth beyond what the full model's does.
 
         Of labels 1 where it is wrong and the full model right. What is promised of such records is promised of harm.
-        Of the end no more is known than how far it is from the full model's answer: it harms at most as much, and only
-        where that is right. Raises DataError where the truth is not known.
+        Where of the end no more is known than how far it is from the full model's answer, it harms at most as much, and
+        only where that is right. Raises DataError where the truth is not known.
         """
         if self.true_losses_NE is None:
             raise DataError("harm is a loss against the truth, and these exit records hold none: give labels")
-        full_N = self.true_losses_NE[:, -1]
-        end_N = self.end_losses_N
-        return replace(
-            self,
-            losses_NR=np.clip(self.true_losses_NE[:, :-1] - full_N[:, None], 0.0, 1.0),
-            end_losses_N=None if end_N is None else np.minimum(end_N, 1 - full_N),
-        )
+        full_N, end_N = self.true_losses_NE[:, -1], self.end_losses_N
+        if self.end_true_losses_N is not None:
+            end_N = np.clip(self.end_true_losses_N - full_N, 0.0, 1.0)
+        elif end_N is not None:
+            end_N = np.minimum(end_N, 1 - full_N)
+        losses_NR = np.clip(self.true_losses_NE[:, :-1] - full_N[:, None], 0.0, 1.0)
+        return replace(self, losses_NR=losses_NR, end_losses_N=end_N)
 
     def outcome(self, thresholds: Mapping[int, float]) -> ExitOutcome:
         """What happens when exactly the ramps named in `thresholds` are active, with these thresholds.
@@ -222,7 +223,7 @@ class ExitRecords:
             exits_N=np.array([*self.ramps, self.num_blocks - 1])[column_N],
             losses_N=losses_NE[rows, column_N],
             answers_N=None if self.answers_NE is None else self.answers_NE[rows, column_N],
-            true_losses_N=None if truth_NE is None else truth_NE[rows, column_N],
+            true_losses_N=None if truth_NE is None else self._served_NE(truth_NE)[rows, column_N],
             full_true_losses_N=None if truth_NE is None else truth_NE[:, -1],
             tallies_N=None if self.tallies_NE is None else self.tallies_NE[rows, column_N],
             full_tallies_N=None if self.tallies_NE is None else self.tallies_NE[:, -1],
@@ -236,6 +237,11 @@ class ExitRecords:
         """
         worst_N = np.where(self.sure_NR(thresholds), self.losses_NR, 0.0).max(1, initial=0.0)
         return np.asarray(np.maximum(worst_N, self._end_losses_N))
+
+    def _served_NE(self, truth_NE: FloatArray) -> FloatArray:
+        """Losses against the truth of what is answered, at the end too."""
+        end_N = self.end_true_losses_N
+        return truth_NE if end_N is None else np.column_stack([truth_NE[:, :-1], end_N])
 
     @property
     def _end_losses_N(self) -> FloatArray:
@@ -276,6 +282,7 @@ class ExitRecords:
             "times_s": self.times_s_N,
             "tokens": self.tokens_N,
             "end_losses": self.end_losses_N,
+            "end_true_losses": self.end_true_losses_N,
         }
         write_npz(path, header, arrays)
 
@@ -307,30 +314,12 @@ class ExitRecords:
             answers_NE=arrays.get("answers"),
             true_losses_NE=arrays.get("true_losses"),
             end_losses_N=arrays.get("end_losses"),
+            end_true_losses_N=arrays.get("end_true_losses"),
             **shared,
         )
 
 
 PER_INPUT = tuple(field.name for field in fields(ExitRecords) if field.name.endswith(("_NR", "_NE", "_N")))
-_SHARED = {"sample_ids": "U", "scores": "f", "times_s": "f", "tokens": "iu"}
-KINDS = {
-    2: {**_SHARED, "losses": "f", "answers": "iufbU", "true_losses": "f", "tallies": "iu", "end_losses": "f"},
-    1: {**_SHARED, "labels": "iu", "final_labels": "iu", "true_labels": "iu"},
-}
-"""By schema, the arrays of a file and what numpy calls their kinds: text, fractions, whole numbers."""
-OPTIONAL = ("answers", "true_losses", "true_labels", "tallies", "times_s", "tokens", "end_losses")
-
-
-class RecordsHeader(StrictDocument):
-    """What a file holds of exit records but their arrays."""
-
-    schema_version: Literal[1, 2]
-    score: Score
-    zero_one: bool = True
-    num_blocks: int = Field(ge=1)
-    ramps: list[int]
-    confidences: dict[Annotated[int, Field(strict=False)], float] | None = None
-    provenance: dict[str, Any]
 
 
 def check_losses(losses: npt.NDArray[np.floating[Any]], *, zero_one: bool) -> None:

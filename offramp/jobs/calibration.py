@@ -15,7 +15,6 @@ from earlyexit.errors import DataError, ModelFolderError
 from earlyexit.words import check_share
 from offramp.jobs.block_costs import measured_costs
 from offramp.jobs.chain_members import check_members
-from offramp.jobs.mixing import ALONE_FILE
 from offramp.jobs.pruning import FOLDER as PRUNED
 from offramp.jobs.recording import (
     Outputs,
@@ -30,6 +29,7 @@ from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard, read_c
 from optimizer.plan import policy_of_score
 from optimizer.risk import Guarantee, Metric
 from optimizer.thresholds import Calibration, design_rows, divide, learn_then_test
+from profiles.networks import ALONE_FILE
 from profiles.outcome import ExitOutcome
 from profiles.records import ExitRecords
 from profiles.scores import Score

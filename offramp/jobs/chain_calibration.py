@@ -22,11 +22,12 @@ from offramp.jobs.calibration import (
     save_calibration,
 )
 from offramp.jobs.chain_members import members_of
-from offramp.jobs.mixing import ALONE_FILE, likely_thresholds, mix_where_it_pays
+from offramp.jobs.mixing import likely_thresholds, mix_where_it_pays
 from offramp.jobs.pruning import FOLDER as PRUNED
 from offramp.jobs.pruning import run_pruned
 from offramp.jobs.recording import Outputs, chain_outputs, score_of
 from optimizer.calibration_file import MEMBERS, CalibrationCard
+from profiles.networks import ALONE_FILE
 from profiles.records import ExitRecords
 
 if TYPE_CHECKING:
@@ -50,13 +51,7 @@ def calibrate_chain(
     """
     from earlyexit.tasks import find_task
 
-    for member in chain.members(folder):
-        read_calibration(member)
-    if job.ramps == "ends":
-        job = replace(job, ramps=chain.chain.end_ramps)
-    check_ramps(job, chain.ramps)
-    if job.prune is not None:
-        check_prunable(folder, chain.chain.end_ramps)
+    job = _checked(job, folder, chain)
     task = find_task(chain.task)
     labels = task.targets(data.labels)
     parts = parts_of(data, job)
@@ -85,11 +80,28 @@ def calibrate_chain(
         return card, views[0]
     ((rows, whole),) = outputs
     pruned = run_pruned(folder, chain, data, whole, share=job.prune, parts=parts, dtype=job.dtype, progress=progress)
-    facts |= {"words_cut": pruned.words_cut}
+    facts |= pruned.facts()
     made = [(rows, pruned.records_of(whole))]
-    records = recorded(made, policy, task, labels, design=parts[0], job=job, facts=facts)
-    records = replace(records, tokens_N=tokens_N, end_losses_N=pruned.end_losses_N(task, whole))
-    card = card_of(records, parts, job, facts, task=task, block_costs=costs, prune=pruned.prune)
+    records = replace(
+        recorded(made, policy, task, labels, design=parts[0], job=job, facts=facts),
+        tokens_N=tokens_N,
+        end_losses_N=pruned.end_losses_N(task, whole),
+        end_true_losses_N=pruned.end_true_losses_N(task, labels),
+    )
+    # Plans may leave the networks out whose words would be pruned: what is promised is so of whole texts as well.
+    card = card_of(records, parts, job, facts, task=task, block_costs=costs, others=views, prune=pruned.prune)
     (folder / PRUNED).mkdir(exist_ok=True)
     save_calibration(card, records, folder / PRUNED)
     return card, records
+
+
+def _checked(job: CalibrateJob, folder: Path, chain: ModelCard) -> CalibrateJob:
+    """The job with its ramps by their blocks; raises what the job cannot be, before anything runs."""
+    for member in chain.members(folder):
+        read_calibration(member)
+    if job.ramps == "ends":
+        job = replace(job, ramps=chain.chain.end_ramps)
+    check_ramps(job, chain.ramps)
+    if job.prune is not None:
+        check_prunable(folder, chain.chain.end_ramps)
+    return job

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from earlyexit.tasks.base import IntArray, Task, ValueArray
 
-ALONE_FILE = "exit_records_alone.npz"
-"""Beside an ensemble's records: the same inputs with nothing mixed, as plans see them that leave networks out."""
 AS_LIKELY_AS_NOT = 0.5
 """The confidence at which these are found."""
 

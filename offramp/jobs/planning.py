@@ -130,13 +130,14 @@ def serving_plan(file: ProblemFile, planned: Planned, threshold: float | None = 
     for stage in planned.stages:
         find_device(stage.device)
     ramps = tuple(ramp for stage in planned.stages for split in stage.splits for ramp in split.ramps)
-    return Plan(
+    plan = Plan(
         stages=planned.stages,
         policy=_policy(file, ramps, threshold) if ramps else None,
         order=file.order,
         predicted=promised(file.problem, planned.figures),
         networks=file.problem.networks,
     )
+    return replace(plan, prune=file.prune) if len(plan.used) > 1 else plan
 
 
 def what_if(problem: PlanProblem, axis: Axis, solve: Solve) -> Iterator[tuple[float, dict[Strategy, Decision]]]:
@@ -156,10 +157,13 @@ def what_if_document(
 
 def _rescoring(file: ProblemFile, planned: Planned) -> Rescoring | None:
     from optimizer.recorded import reach_of
-    from optimizer.rescore import joint_reach, rescore
+    from optimizer.rescore import by_networks, joint_reach, rescore
 
     if file.records is not None and file.thresholds is not None:
         reach = joint_reach(file.records, file.thresholds, by_tokens=file.problem.lengths is not None)
+        if file.alone is not None:
+            alone = joint_reach(file.alone, file.thresholds, by_tokens=file.problem.lengths is not None)
+            reach = by_networks(file.problem, reach, alone)
         return rescore(file.problem, planned, reach)
     batches = file.problem.batches
     return None if batches is None else rescore(file.problem, planned, reach_of(batches))

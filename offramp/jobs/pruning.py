@@ -14,12 +14,14 @@ from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.store import ModelCard
 from earlyexit.words import alpha_for, num_words, standing_of
+from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WORDS_CUT
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from earlyexit.dataset import LabelledRows
-    from earlyexit.tasks.base import Task
+    from earlyexit.signature import Encoded
+    from earlyexit.tasks.base import Task, ValueArray
     from earlyexit.train import Progress
     from profiles.records import IntArray
     from profiles.scores import FloatArray
@@ -38,6 +40,19 @@ class PrunedRun:
     """Alpha by end ramp."""
     words_cut: float
     """Share of all words that the last network does not see."""
+    tokens_kept: Sequence[float]
+    """Of every network, the share of an input's tokens that is left there."""
+    measuring: Sequence[float]
+    """Of every network but the last, how many times as long it takes to tell what attention its tokens receive."""
+
+    def facts(self) -> dict[str, Any]:
+        """For the provenance of what is found with it."""
+        return {
+            PRUNE: dict(self.prune),
+            WORDS_CUT: self.words_cut,
+            TOKENS_KEPT: list(self.tokens_kept),
+            MEASURING: list(self.measuring),
+        }
 
     def records_of(self, whole: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """What exit records are made of: the reference's answers are those to whole texts."""
@@ -49,6 +64,10 @@ class PrunedRun:
         last = max(whole)
         early, full = (task.answer(each[last]).numpy() for each in (self.outputs, whole))
         return task.loss(early, full)
+
+    def end_true_losses_N(self, task: Task, truth_N: ValueArray) -> FloatArray:
+        """The same against the truth."""
+        return task.loss(task.answer(self.outputs[max(self.outputs)]).numpy(), truth_N)
 
 
 def run_pruned(
@@ -69,7 +88,7 @@ def run_pruned(
     """
     import torch
 
-    from earlyexit.importance import importance_of
+    from earlyexit.importance import importance_of, times_measured
     from earlyexit.store import load_model
     from earlyexit.train import exit_outputs
 
@@ -77,29 +96,38 @@ def run_pruned(
     codec = find_codec(card.codec, folder)
     assert isinstance(codec, ChainCodec)
     rows = given = data.rows(codec)
+    kept, measuring = [1.0], list[float]()
     outputs = {block: each for block, each in whole.items() if block < chain.bounds[0]}
     prune: dict[int, float] = {}
     for network, member in enumerate(card.members(folder)):
         model = load_model(member, dtype=getattr(torch, dtype))
         encoded = codec.of(network).encode(rows, truncate=True)
         if network:
+            whole_encoded = codec.of(network).encode(given, truncate=True)
+            kept.append(_tokens(encoded) / _tokens(whole_encoded))
             first = chain.starts[network]
             found = exit_outputs(model, encoded, progress=progress)
             outputs |= {first + block: each for block, each in found.items()}
         if network < len(chain.lengths) - 1:
             importance = importance_of(model, encoded, progress=progress)
+            measuring.append(times_measured(model, encoded))
             alpha = _alpha(codec, network, [(rows[row], importance[row]) for row in parts[0].tolist()], share)
             prune[chain.ends[network]] = alpha
             rows = [
                 codec.pruned_for(network + 1, network, row, own, alpha).row
                 for row, own in zip(rows, importance, strict=True)
             ]
-    return PrunedRun(outputs=outputs, prune=prune, words_cut=1 - _words(rows) / _words(given))
+    words_cut = 1 - _words(rows) / _words(given)
+    return PrunedRun(outputs=outputs, prune=prune, words_cut=words_cut, tokens_kept=kept, measuring=measuring)
 
 
 def _alpha(codec: ChainCodec, network: int, design: Sequence[tuple[Any, Any]], share: float) -> float:
     standings = [standing_of(codec.of(network).words(row), importance_N) for row, importance_N in design]
     return alpha_for(share, np.concatenate(standings))
+
+
+def _tokens(encoded: Sequence[Encoded]) -> int:
+    return sum(each.length for each in encoded)
 
 
 def _words(rows: Sequence[Any]) -> int:

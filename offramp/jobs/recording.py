@@ -146,6 +146,7 @@ def records_of_ensemble(
         scores_NR=found.scores_NR,
         losses_NR=losses_NE[:, :-1],
         end_losses_N=losses_NE[:, -1],
+        end_true_losses_N=found.true_losses_NE[:, -1],
         answers_NE=np.column_stack([answers_NE[:, :-1], full_N]),
         true_losses_NE=np.column_stack([found.true_losses_NE[:, :-1], alone.true_losses_NE[:, -1]]),
         provenance=dict(alone.provenance or {}) | {WEIGHTS: dict(weights)},

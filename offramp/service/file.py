@@ -19,6 +19,7 @@ from offramp.jobs.planning import Solve
 from offramp.service.application import application_settings
 from offramp.service.parts import ServiceParts, read_parts
 from offramp.service.plan import first_plan, plan_slots, service_problem, stretched
+from offramp.service.pruned import Planned, pruned_parts, worth_more
 from offramp.service.shape import IngressDocument
 from optimizer.plan import Plan, PolicySpec
 from optimizer.problem import PlanProblem
@@ -46,10 +47,23 @@ def read_service(path: Path, solve: Solve | None = None) -> Service:
 
     Raises InputError naming file, line, what is wrong and what is allowed or would do.
     """
-    parts = read_parts(path)
-    problem = service_problem(parts)
-    plan = first_plan(parts, problem, solve or _planner())
+    parts, problem, plan = _planned(read_parts(path), solve or _planner())
     return Service(settings=_settings(parts, problem, plan), inventory=parts.inventory, ingress=parts.document.ingress)
+
+
+def _planned(parts: ServiceParts, solve: Solve) -> Planned:
+    """The first plan: of a chain with a calibration of pruned texts, of whole or of pruned ones, as is worth more."""
+    by_pruned = pruned_parts(parts)
+    if by_pruned is None:
+        return _first(parts, solve)
+    if parts.document.accuracy.prune:
+        return _first(by_pruned, solve)
+    return worth_more(_first(parts, solve), _first(by_pruned, solve))
+
+
+def _first(parts: ServiceParts, solve: Solve) -> Planned:
+    problem = service_problem(parts)
+    return parts, problem, first_plan(parts, problem, solve)
 
 
 def _planner() -> Solve:

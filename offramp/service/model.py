@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,11 @@ from earlyexit.source_file import Source
 from earlyexit.store import WEIGHTS_FILE, read_card
 from offramp.jobs.calibration import RECORDS_FILE, read_calibration
 from offramp.jobs.chain_members import check_members
-from offramp.jobs.mixing import ALONE_FILE
 from offramp.service.shape import AccuracyDocument, ModelDocument
 from optimizer.calibration_file import CalibrationCard
 from optimizer.plan import PolicySpec, policy_of_score
 from optimizer.problem_shape import PublishedDocument, TableDocument
-from profiles.networks import check_weights, weights_of
+from profiles.networks import alone_of, check_weights, weights_of
 from profiles.table import LatencyTable
 
 if TYPE_CHECKING:
@@ -40,10 +39,14 @@ class Exits:
     thresholds: Mapping[int, float]
     records: ExitRecords
     alone: ExitRecords | None
-    """Of an ensemble: the same inputs with nothing mixed."""
+    """Of an ensemble the same inputs with nothing mixed, of pruned texts the whole ones."""
     budget: float | None
     confidence: float | None
     """That the calibration's thresholds keep its budget of agreement; None where none was tested."""
+    prune: Mapping[int, float] = field(default_factory=dict)
+    """As of a plan: whose words are pruned, by end ramp."""
+    kept: tuple[float, ...] = ()
+    """Of every network, the share of an input's tokens that is left there; (): all."""
 
 
 def read_exits(
@@ -67,7 +70,7 @@ def read_exits(
             _check_answers(records, path, asked=document.policy == "recorded")
         if calibration is not None:
             _check_of_calibration(path, records, calibration)
-        alone = _alone(path, records)
+        alone = alone_of(path, records)
     with source.said_at(("accuracy", "thresholds") if document.thresholds is not None else ("accuracy",)):
         thresholds = _thresholds(document, calibration, card, records)
     with source.said_at(("accuracy",)):
@@ -103,18 +106,6 @@ def _records(path: Path, card: ModelCard) -> ExitRecords:
             f"the model has {card.num_blocks} blocks and ramps {list(card.ramps)}"
         )
     return records
-
-
-def _alone(path: Path, records: ExitRecords) -> ExitRecords | None:
-    """What lies beside an ensemble's records; raises InputError where it is gone."""
-    from profiles.records import ExitRecords
-
-    beside = path.with_name(ALONE_FILE)
-    if weights_of(records) is None:
-        return None
-    if not beside.is_file():
-        raise InputError(f"{path} is of an ensemble, and {beside.name} is not beside it: calibrate again")
-    return ExitRecords.load(beside)
 
 
 def _check_answers(records: ExitRecords, path: Path, *, asked: bool) -> None:

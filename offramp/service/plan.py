@@ -23,6 +23,9 @@ from optimizer.tokens import in_tokens
 from optimizer.what_if import with_batch_limit
 from profiles.networks import survival_of
 
+CROSSING_S = 0.0005
+"""Of a chain, until survivors are on their way to the next network: 0.46 ms is the median of four texts, on two busy
+cores (`python -m experiments.crossing_times`). By a clock, also where accelerators are emulated on a slower one."""
 CROWDED_TRIES = 3
 """Times that a first plan is made again with fewer accelerators; the slots give way after that."""
 
@@ -47,6 +50,8 @@ def service_problem(parts: ServiceParts) -> PlanProblem:
             budget_usd_per_hour=None if budget is None else budget.usd_per_hour,
             networks=card.chain.networks,
             survival_of=_survival_of(parts, thresholds),
+            crossing_s=0.0 if card.chain.is_one else CROSSING_S / parts.inventory.time_scale,
+            crossing_tokens=parts.exits.kept,
         )
     problem = _with_lengths(problem, parts)
     if document.planner.strategy == "pame":
@@ -151,14 +156,21 @@ def _used(plan: Plan) -> Counter[str]:
 
 
 def _solved(parts: ServiceParts, problem: PlanProblem, solve: Solve) -> Plan:
-    file = ProblemFile(problem=problem, records=parts.exits.records, thresholds=parts.exits.thresholds)
+    exits = parts.exits
+    file = ProblemFile(problem=problem, records=exits.records, alone=exits.alone, thresholds=exits.thresholds)
     found = answer(file, parts.document.planner.strategy, solve, compared=())
     if isinstance(found, NoPlanAnswer):
         with parts.source.said_at(("slo",)):
             raise InputError(found.message)
     figures, scale = found.planned.figures, parts.inventory.time_scale
     predicted = promised(problem, _on_clock(figures, scale))
-    return Plan(stages=found.planned.stages, policy=parts.exits.policy, predicted=predicted, networks=problem.networks)
+    return Plan(
+        stages=found.planned.stages,
+        policy=exits.policy,
+        predicted=predicted,
+        networks=problem.networks,
+        prune=exits.prune,
+    )
 
 
 def _on_clock(figures: Evaluation, scale: float) -> Evaluation:
@@ -216,6 +228,7 @@ def stretched(problem: PlanProblem, scale: float) -> PlanProblem:
             bandwidth_bytes_per_s=problem.link.bandwidth_bytes_per_s / scale, delay_s=problem.link.delay_s * scale
         ),
         slo=replace(problem.slo, latency_s=problem.slo.latency_s * scale),
+        crossing_s=problem.crossing_s * scale,
     )
 
 

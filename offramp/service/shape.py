@@ -73,6 +73,9 @@ class AccuracyDocument(StrictDocument):
     """One for all ramps, or one per ramp, of which only those are used; None: the calibration's."""
     records: str | None = None
     """Exit records: survival before anything was seen. None: those of the model's calibration."""
+    prune: bool | None = None
+    """Of a chain that was calibrated with `--prune`: whether words are pruned at its crossings. None: where plans are
+    worth more for it."""
 
 
 class PlannerDocument(PartDocument, PlanningSettings):

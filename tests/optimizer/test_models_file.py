@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from earlyexit.errors import PlanError
+from earlyexit.split import Split
+from offramp.jobs.planning import PlanAnswer, answer, serving_plan
+from optimizer.plan import Stage
+from optimizer.planner import solve
 from optimizer.problem_file import parse_problem, problem_document, read_problem
+from profiles.networks import ALONE_FILE
+from profiles.records import ExitRecords
 from tests.optimizer.random_chains import random_chain
 
 TWO = """\
@@ -94,6 +103,7 @@ def test_a_chains_problem_is_read_back_as_it_was_written(seed: int) -> None:
         ("1.0, 1.0]}", "0.5, 1.0]}", r":16: survival_of \[1\] rises at block 4, from 0.5 to 1.0; it may only fall"),
         ("- {networks: [1]", f"{ALONE}- {{networks: [1]", ":16: survival_of says the same networks twice"),
         ("crossing_bytes: 8", "kept: 0.5", "7: models.0.kept: nothing crosses into the first model"),
+        ("[[0.001, 0.002], [0.001,", "[[0.001, 0.002], [0,", r":5: latency of V100: a block takes .*not 0"),
         ("crossing_s: 0.001", "crossing_s: -1", "crossing_s: Input should be greater than or equal to 0"),
     ],
 )
@@ -103,3 +113,70 @@ def test_what_does_not_fit_is_said_in_a_line(tmp_path: Path, old: str, new: str,
     path.write_text(TWO.replace(old, new))
     with pytest.raises(PlanError, match=message):
         read_problem(path)
+
+
+def test_latencies_of_several_lengths_are_no_chains(tmp_path: Path) -> None:
+    path = tmp_path / "problem.yaml"
+    short, long = ("ramp_s: [[0.0001, 0.0002]]", "ramp_s: []")
+    path.write_text(TWO.replace(short, f"{short}, length: 16").replace(long, f"{long}, length: 64"))
+    with pytest.raises(PlanError, match=":2: models: latencies on V100 are of inputs of 16 and 64 tokens; take one"):
+        read_problem(path)
+    path.write_text(TWO.replace(short, f"{short}, length: 16").replace(long, f"{long}, length: 16"))
+    assert read_problem(path).problem.latency["V100"].length == 16
+
+
+def of_three_inputs(path: Path, sure: float, **facts: Any) -> None:
+    """Exit records of the chain above, for a threshold of 0.5; all pass ramp 0, at the small one's end some leave."""
+    path.parent.mkdir(exist_ok=True)
+    ExitRecords.of_answers(
+        np.zeros((3, 3), dtype=np.int64),
+        score="confidence",
+        num_blocks=5,
+        ramps=(0, 1),
+        sample_ids=("a", "b", "c"),
+        scores_NR=np.array([[0.1, sure], [0.1, 0.1], [0.1, 0.1]], dtype=np.float32),
+        provenance=facts,
+    ).save(path)
+
+
+def recorded(path: Path, records: str) -> Path:
+    """The problem by exit records; nothing is written out."""
+    document = yaml.safe_load(TWO)
+    del document["survival_of"]
+    del document["models"][1]["kept"]
+    document["survival"] = {"records": records, "thresholds": 0.5}
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def test_of_an_ensemble_the_networks_alone_are_as_the_records_beside_say(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "problem.yaml", "r.npz")
+    of_three_inputs(tmp_path / "r.npz", 0.9, weights={1: 0.3})
+    with pytest.raises(PlanError, match=r"r.npz is of an ensemble, and .*exit_records_alone.npz is not there"):
+        read_problem(path)
+    of_three_inputs(tmp_path / ALONE_FILE, 0.1)
+    file = read_problem(path)
+    assert file.problem.survival_of == {(1,): (1, 1, 1, 1, 1), (0, 1): pytest.approx((1, 1, 2 / 3, 2 / 3, 2 / 3))}
+    found = answer(file, "best", solve, compared=())
+    assert isinstance(found, PlanAnswer)
+    assert serving_plan(file, found.planned).prune == {}
+
+
+def test_of_pruned_texts_plans_say_by_which_alphas_and_know_what_is_left(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "problem.yaml", "pruned/r.npz")
+    facts = {"prune": {1: 0.6}, "tokens_kept": [1.0, 0.5], "measuring": [1.25]}
+    of_three_inputs(tmp_path / "pruned" / "r.npz", 0.9, **facts)
+    of_three_inputs(tmp_path / "r.npz", 0.9)
+    file = read_problem(path)
+    assert file.problem.crossing_tokens == (1.0, 0.5)
+    assert file.problem.latency["V100"].block_s_NB.tolist() == [[0.00125, 0.0025]] * 2 + [[0.01, 0.03]] * 3
+    found = answer(file, "best", solve, compared=())
+    assert isinstance(found, PlanAnswer)
+    plan = serving_plan(file, found.planned)
+    assert (plan.used, plan.prune) == ((0, 1), {1: 0.6})
+    reference = replace(found.planned, stages=(stage_of_the_reference(),))
+    assert serving_plan(file, reference).prune == {}
+
+
+def stage_of_the_reference() -> Stage:
+    return Stage(device="V100", replicas=1, splits=(Split(first=2, end=5, batch=1),))

@@ -12,7 +12,7 @@ from optimizer.evaluate import evaluate
 from optimizer.plan import Stage
 from optimizer.problem import MinimizeCost, PlanProblem, Slo
 from optimizer.problem_file import parse_problem
-from optimizer.rescore import joint_reach, rechosen, rescore
+from optimizer.rescore import by_networks, joint_reach, rechosen, rescore
 from profiles.records import ExitRecords
 
 RECORDS = ExitRecords.of_answers(
@@ -112,3 +112,10 @@ def test_a_cost_is_minimised_among_those_that_still_give_the_rate() -> None:
     rescoring = rescore(cheapest, planned(cheapest, two, one), REACH)
     assert rescoring.chosen_index == 1
     assert rescoring.candidates[2].broken[0] == "does 2000/s, 3800/s are asked for"
+
+
+def test_records_of_all_networks_hold_where_each_has_an_active_ramp() -> None:
+    problem = replace(PROBLEM, networks=(1, 3))
+    reach = by_networks(problem, REACH, lambda active: (1.0, 1.0, 0.1))
+    assert list(reach((0, 1))) == [1.0, 0.5, 0.25]
+    assert list(reach((1,))) == [1.0, 1.0, 0.1]

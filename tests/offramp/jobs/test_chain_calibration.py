@@ -28,6 +28,7 @@ from offramp.jobs.training import train
 from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
 from optimizer.risk import Guarantee
 from profiles.latency import LatencyProfile
+from profiles.networks import alone_of, kept_of, measuring_of, of_networks, prune_of
 from profiles.records import ExitRecords
 from profiles.table import LatencyTable
 
@@ -226,6 +227,26 @@ def test_a_chain_that_prunes_words_is_calibrated_besides(models: Path, rows: Lab
     saved = ExitRecords.load(models / "chain" / "pruned" / RECORDS_FILE)
     assert saved.end_losses_N is not None
     assert saved.end_losses_N.tolist() == records.end_losses_N.tolist()
+    assert prune_of(saved) == found.prune
+    kept = kept_of(saved)
+    assert kept[0] == 1.0
+    assert 0.5 < kept[1] < 1.0
+    [times] = measuring_of(saved)
+    assert times >= 1.0
+    reference = {ramp: value for ramp, value in found.thresholds.items() if ramp > 2}
+    for view in (whole, of_networks(whole, (1,), read_card(models / "chain").chain)):
+        thresholds = {ramp: value for ramp, value in found.thresholds.items() if ramp in view.ramps}
+        assert view.worst_losses_N(thresholds).mean() < EASY.guarantee.budget, "whole texts, with any networks"
+    alone = alone_of(models / "chain" / "pruned" / RECORDS_FILE, saved)
+    assert alone is not None
+    assert alone.outcome(reference).survival == whole.outcome(reference).survival
+    outcome = saved.outcome({})
+    assert outcome.agreement == 1 - records.end_losses_N.mean()
+    assert saved.end_true_losses_N is not None
+    assert outcome.accuracy == 1 - saved.end_true_losses_N.mean(), "of what is answered, not of the reference"
+    (models / "chain" / RECORDS_FILE).unlink()
+    with pytest.raises(DataError, match=r"is of pruned texts, and .*chain/exit_records.npz is not there"):
+        alone_of(models / "chain" / "pruned" / RECORDS_FILE, saved)
 
 
 def test_words_of_a_single_model_cannot_be_pruned(models: Path, rows: LabelledRows) -> None:

@@ -16,9 +16,8 @@ from earlyexit.dataset import LabelledRows
 from earlyexit.errors import DataError
 from earlyexit.store import read_card
 from offramp.jobs.calibration import RECORDS_FILE, CalibrateJob, calibrate, read_calibration
-from offramp.jobs.mixing import ALONE_FILE
 from optimizer.risk import Guarantee
-from profiles.networks import check_weights, of_networks, survival_of, weights_of
+from profiles.networks import ALONE_FILE, check_weights, of_networks, survival_of, weights_of
 from profiles.records import ExitRecords
 from tests.offramp.jobs.test_chain_calibration import calibrated, models, rows
 
@@ -66,6 +65,9 @@ def test_where_errors_differ_networks_answer_together(models: Path) -> None:
     weight = card.weights[2]
     together_NC = weight * outputs[2].softmax(1) + (1 - weight) * outputs[5].softmax(1)
     assert (records.end_losses_N != (together_NC.argmax(1).numpy() != reference_N)).mean() < 0.01
+    truth_N = read_card(folder).task["label_names"].index
+    right_N = together_NC.argmax(1).numpy() == [truth_N(label) for label in given.labels]
+    assert records.outcome({}).accuracy == pytest.approx(right_N.mean(), abs=0.01), "the mixture's, not the reference's"
     assert np.array_equal(records.scores_NR[:, :2], alone.scores_NR[:, :2])
     assert not np.array_equal(records.scores_NR[:, 2], alone.scores_NR[:, 2])
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from earlyexit.store import CARD_FILE, CHAIN, WEIGHTS_FILE, read_card
 from offramp.jobs.calibration import RECORDS_FILE
+from offramp.jobs.pruning import FOLDER
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
+from profiles.networks import MEASURING, PRUNE, TOKENS_KEPT, WORDS_CUT
 from profiles.records import ExitRecords
 from tests.model_cards import a_card
 
@@ -62,6 +64,21 @@ def write_chain(folder: Path, *members: Path) -> Path:
     )
     (folder / CARD_FILE).write_text(card.model_dump_json(), encoding="utf-8")
     return folder
+
+
+def write_pruned(chain: Path, *, end: int, kept: float, measuring: float) -> None:
+    """Beside the calibration of a chain of two models one of pruned texts, by thresholds of 0.4.
+
+    `kept`: share of the tokens; `measuring`: what the first model takes for telling whose attention went where.
+    """
+    folder = chain / FOLDER
+    folder.mkdir()
+    whole = ExitRecords.load(chain / RECORDS_FILE)
+    facts = {PRUNE: {end: 0.6}, WORDS_CUT: 0.1, TOKENS_KEPT: [1.0, kept], MEASURING: [measuring]}
+    replace(whole, end_losses_N=np.zeros(len(whole)), provenance=facts).save(folder / RECORDS_FILE)
+    calibration = json.loads((chain / CALIBRATION_FILE).read_text(encoding="utf-8"))
+    calibration |= {"thresholds": dict.fromkeys(whole.ramps, 0.4), "prune": {end: 0.6}, "provenance": facts}
+    (folder / CALIBRATION_FILE).write_text(json.dumps(calibration), encoding="utf-8")
 
 
 def write_records(path: Path, *, num_blocks: int = 3) -> Path:

@@ -12,9 +12,11 @@ import pytest
 from earlyexit.errors import ModelFolderError
 from offramp.service.application import resolve_plan
 from tests.offramp.service.service_files import Files
-from tests.offramp.service.service_folders import WEIGHTS_BYTES, write_chain, write_model
+from tests.offramp.service.service_folders import WEIGHTS_BYTES, write_chain, write_model, write_pruned
 
 TABLE = {"batch": [1, 2], "block_s": [[0.01, 0.02]] * 2 + [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 4}
+
+ONE = {"batch": [1, 2], "block_s": [[0.1, 0.2]] * 3, "ramp_s": [[0.001, 0.002]] * 2}
 
 
 @pytest.fixture
@@ -76,3 +78,60 @@ def test_every_model_of_a_chain_must_run_in_the_float_type(files: Files) -> None
     card.write_text(json.dumps(json.loads(card.read_text(encoding="utf-8")) | {"family": "onnx"}), encoding="utf-8")
     with pytest.raises(ModelFolderError, match="s: onnx models run in float32, not bfloat16"):
         files.read(model=model(dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("kept", "measuring", "pays"),
+    [
+        pytest.param(0.8, 1.05, True, id="film reviews"),
+        pytest.param(0.97, 1.5, False, id="questions of eight words"),
+        pytest.param(1.0, 1.0, False, id="nothing gained"),
+    ],
+)
+def test_words_are_pruned_where_the_plan_is_worth_more(
+    files: Files, kept: float, measuring: float, *, pays: bool
+) -> None:
+    write_pruned(files.folder / "cascade", end=1, kept=kept, measuring=measuring)
+    whole = files.read(model=model(), accuracy={"prune": False}).settings.plan
+    assert whole.prune == {}
+    assert whole.used == (0, 1)
+    chosen = files.read(model=model()).settings
+    asked = files.read(model=model(), accuracy={"prune": True}).settings
+    assert asked.plan.prune == {1: 0.6}
+    assert asked.plan.policy is not None
+    assert asked.plan.policy.thresholds == dict.fromkeys(range(4), 0.4)
+    assert chosen.plan == (asked.plan if pays else whole)
+    assert (asked.plan.predicted["rate_per_s"] > whole.predicted["rate_per_s"]) == pays
+    assert asked.control is not None
+    assert asked.control.problem.crossing_tokens == (1.0, kept), "the controller plans with it too"
+    assert asked.control.problem.latency["cpu"].block_s_NB[0].tolist() == pytest.approx(
+        [0.01 * measuring, 0.02 * measuring]
+    )
+
+
+def test_a_crossing_takes_its_seconds_in_a_services_problem(files: Files) -> None:
+    control = files.read(model=model()).settings.control
+    assert control is not None
+    assert control.problem.crossing_s == 0.0005
+    of_one = files.read().settings.control
+    assert of_one is not None
+    assert of_one.problem.crossing_s == 0
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"model": model(folder="model", latency={"cpu": ONE})}, "m is a single model; words are pruned where inputs"),
+        ({"model": model(backend="onnx")}, "attention is measured by torch, and the backend is onnx"),
+        ({"planner": {"plan": "plan.yaml"}}, "the plan file says itself whose words are pruned"),
+        ({"accuracy": {"prune": True, "policy": "entropy"}}, "the calibration of pruned texts says the policy"),
+        ({}, "pruned/calibration.json is not there; run: offramp calibrate .*cascade --data FILE --prune 0.14"),
+    ],
+    ids=["one model", "onnx", "plan file", "policy", "not calibrated"],
+)
+def test_words_that_cannot_be_pruned_are_refused_where_it_is_asked(
+    files: Files, parts: dict[str, Any], words: str
+) -> None:
+    line, said = files.refused(**{"model": model(), "accuracy": {"prune": True}} | parts)
+    assert line == files.line_of("prune:")
+    assert re.search(words, said)
