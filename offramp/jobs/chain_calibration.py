@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from earlyexit.prunable import check_prunable
 from offramp.jobs.block_costs import measured_costs, parameters_by_block
-from offramp.jobs.calibration import (
+from offramp.jobs.calibrated import (
     CalibrateJob,
     card_of,
     check_ramps,
