@@ -17,7 +17,7 @@ from deployments.ingress.core.flights import Action, Answered, Dropped, HungUp, 
 from deployments.ingress.core.ingress_core import IngressCore
 from deployments.ingress.core.rules import Rules
 from deployments.ingress.dispatch.departure import LiveFlight, Query
-from deployments.ingress.dispatch.entrance import ChainEntrance
+from deployments.ingress.dispatch.entrance import ChainEntrance, Way
 from deployments.messages import Assignment, Chunk
 from deployments.stage.chunks import OpenCall, chunks_by_call
 from earlyexit.chain import Chain
@@ -224,7 +224,8 @@ class World:
         call, flights = send.call, list(send.call.flights)
         piece: WirePiece = send.payload
         if send.enters is not None:
-            entering = self._entrance.enter(flights, send.block, send.enters, send.payload)
+            way = Way(flights=flights, block=send.block, network=send.enters, going_on=send.payload)
+            entering = self._entrance.enter(way)
             assert not entering.refused
             piece, flights = entering.piece, list(entering.flights)
             for flight in flights:
