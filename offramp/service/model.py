@@ -41,6 +41,7 @@ class Exits:
     alone: ExitRecords | None
     """Of an ensemble the same inputs with nothing mixed, of pruned texts the whole ones."""
     budget: float | None
+    """Of what is seen live, which is what ramps lose: less what the end loses by the records; None: there is none."""
     confidence: float | None
     """That the calibration's thresholds keep its budget of agreement; None where none was tested."""
     prune: Mapping[int, float] = field(default_factory=dict)
@@ -81,14 +82,24 @@ def read_exits(
         )
     # Probes know the full model's answers and no labels: nothing that is live can be held against a budget of harm.
     promised = calibration if calibration is not None and calibration.metric == "agreement" else None
+    budget = promised.budget if promised is not None and document.budget is None else document.budget
     return Exits(
         policy=policy,
         thresholds=thresholds,
         records=records,
         alone=alone,
-        budget=document.budget if promised is None or document.budget is not None else promised.budget,
+        budget=of_ramps(budget, records, thresholds),
         confidence=promised.confidence if promised is not None and promised.confidence > 0 else None,
     )
+
+
+def of_ramps(budget: float | None, records: ExitRecords, thresholds: Mapping[int, float]) -> float | None:
+    """Of a budget what is left to ramps, where the end, of an ensemble or after pruned words, loses some of it."""
+    if budget is None or records.end_losses_N is None:
+        return budget
+    outcome = records.outcome(thresholds)
+    at_end_N = outcome.exits_N == outcome.num_blocks - 1
+    return max(0.0, budget - float(outcome.losses_N[at_end_N].sum()) / len(records))
 
 
 def _complete(document: AccuracyDocument) -> bool:

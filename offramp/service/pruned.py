@@ -10,6 +10,7 @@ from earlyexit.errors import InputError
 from offramp.jobs.calibration import RECORDS_FILE
 from offramp.jobs.chain_members import check_members
 from offramp.jobs.pruning import FOLDER
+from offramp.service.model import of_ramps
 from offramp.service.parts import ServiceParts
 from optimizer.calibration_file import CALIBRATION_FILE, read_calibration_file
 from optimizer.evaluate import TOLERANCE
@@ -76,16 +77,17 @@ def _why_not(parts: ServiceParts) -> str | None:
 def _by(card: CalibrationCard, parts: ServiceParts) -> ServiceParts:
     from profiles.records import ExitRecords
 
-    budget, chain = parts.document.accuracy.budget, parts.card.chain
+    chain = parts.card.chain
     records = ExitRecords.load(parts.model / FOLDER / RECORDS_FILE)
     live = card.metric == "agreement"
+    budget = card.budget if parts.document.accuracy.budget is None and live else parts.document.accuracy.budget
     exits = replace(
         parts.exits,
         policy=card.policy_spec(),
         thresholds=dict(sorted(card.thresholds.items())),
         records=records,
         alone=parts.exits.records,
-        budget=card.budget if budget is None and live else budget,
+        budget=of_ramps(budget, records, card.thresholds),
         confidence=card.confidence if live and card.confidence > 0 else None,
         prune=card.prune or {},
         kept=kept_of(records),

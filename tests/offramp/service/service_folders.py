@@ -75,7 +75,8 @@ def write_pruned(chain: Path, *, end: int, kept: float, measuring: float) -> Non
     folder.mkdir()
     whole = ExitRecords.load(chain / RECORDS_FILE)
     facts = {PRUNE: {end: 0.6}, WORDS_CUT: 0.1, TOKENS_KEPT: [1.0, kept], MEASURING: [measuring]}
-    replace(whole, end_losses_N=np.zeros(len(whole)), provenance=facts).save(folder / RECORDS_FILE)
+    ends_N = np.eye(len(whole))[0]  # the one that no ramp is sure of
+    replace(whole, end_losses_N=ends_N, provenance=facts).save(folder / RECORDS_FILE)
     calibration = json.loads((chain / CALIBRATION_FILE).read_text(encoding="utf-8"))
     calibration |= {"thresholds": dict.fromkeys(whole.ramps, 0.4), "prune": {end: 0.6}, "provenance": facts}
     (folder / CALIBRATION_FILE).write_text(json.dumps(calibration), encoding="utf-8")

@@ -109,6 +109,17 @@ def test_words_are_pruned_where_the_plan_is_worth_more(
     )
 
 
+def test_what_the_end_of_pruned_texts_loses_is_no_longer_the_ramps_to_lose(files: Files) -> None:
+    write_pruned(files.folder / "cascade", end=1, kept=0.8, measuring=1.0)
+    of_whole, of_pruned = (
+        files.read(model=model(), accuracy={"prune": prune, "budget": 0.2}).settings.control for prune in (False, True)
+    )
+    assert of_whole is not None
+    assert of_pruned is not None
+    assert of_whole.accuracy_budget == 0.2
+    assert of_pruned.accuracy_budget == pytest.approx(0.2 - 1 / 8)
+
+
 def test_a_crossing_takes_its_seconds_in_a_services_problem(files: Files) -> None:
     control = files.read(model=model()).settings.control
     assert control is not None
