@@ -31,6 +31,7 @@ from earlyexit.tokenizer import TOKENIZER_FILE
 
 STATE_FILES = (".th", ".pt", ".pth")
 CONFIG_SUFFIX = ".json"
+GGUF_SUFFIX = ".gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,10 @@ class RampOptions:
 def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] | None = None) -> tuple[Pretrained, str]:
     """A checkpoint's network and its family's name.
 
-    `source` is a local folder, a hub name, a file of a state dict (.th, .pt, .pth) that `families/state_file.py` knows,
-    `module:function`, or a .json file with a `family` and what that builds an untrained network of. `pairs`: its inputs
-    are pairs of texts. `size`: height and width of the images of a state dict's network; None for what it was made for.
+    `source` is a local folder, a hub name, a decoder's file (.gguf, by the packages `gguf` and `accelerate`), a file
+    of a state dict (.th, .pt, .pth) that `families/state_file.py` knows, `module:function`, or a .json file with a
+    `family` and what that builds an untrained network of. `pairs`: its inputs are pairs of texts. `size`: height and
+    width of the images of a state dict's network; None for what it was made for.
 
     Raises ModelFolderError for what is none of these, of an unknown family, or without weights that fit.
     """
@@ -75,22 +77,32 @@ def load_pretrained(source: str, *, pairs: bool = False, size: tuple[int, int] |
 
         return load_state_file(Path(source), size)
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+    place, file = _place(source)
     try:
-        config = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError) as error:
+        config = AutoConfig.from_pretrained(place, **file)
+    except (ImportError, OSError, ValueError) as error:
         raise ModelFolderError(
             f"{source!r} is neither a checkpoint folder nor a hub name that can be reached: {_first_line(error)}"
         ) from error
     family = find_family(config.model_type)
-    classifies = any("ForSequenceClassification" in name for name in config.architectures or ())
-    loader = AutoModelForSequenceClassification if classifies else AutoModel
+    loaders = {"ForSequenceClassification": AutoModelForSequenceClassification, "ForCausalLM": AutoModelForCausalLM}
+    names = " ".join(config.architectures or (("ForCausalLM",) if file else ()))
+    loader = next((each for what, each in loaders.items() if what in names), AutoModel)
     try:
-        hf_model = loader.from_pretrained(source, dtype=torch.float32).eval()
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        hf_model = loader.from_pretrained(place, dtype=torch.float32, **file).eval()
+    except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelFolderError(f"the weights of {source!r} cannot be loaded: {_first_line(error)}") from error
     return family.from_transformers(hf_model, pairs=pairs), config.model_type
+
+
+def _place(source: str) -> tuple[str, dict[str, str]]:
+    """Where `transformers` looks, and for which file there."""
+    if not source.endswith(GGUF_SUFFIX):
+        return source, {}
+    path = Path(source)
+    return str(path.parent), {"gguf_file": path.name}
 
 
 def _untrained(path: Path) -> tuple[Pretrained, str]:
@@ -115,9 +127,10 @@ def copy_tokenizer(source: str, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     try:
-        loaded = AutoTokenizer.from_pretrained(source, use_fast=True)
+        place, file = _place(source)
+        loaded = AutoTokenizer.from_pretrained(place, use_fast=True, **file)
         tokenizer = loaded.backend_tokenizer
-    except (OSError, ValueError, AttributeError) as error:
+    except (ImportError, OSError, ValueError, AttributeError) as error:
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: {_first_line(error)}") from error
     if tokenizer.get_vocab_size() <= len(loaded.all_special_tokens):  # made up from the configuration alone
         raise ModelFolderError(f"no fast tokenizer can be loaded from {source!r}: it has no vocabulary")

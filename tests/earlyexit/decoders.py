@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from earlyexit.checkpoint import RampOptions, add_ramps
+from earlyexit.families.base import Pretrained
 from earlyexit.families.decoder import DecoderBackbone
 from earlyexit.families.llama import Llama
 from earlyexit.generation.sampling import Sampling
@@ -59,18 +60,25 @@ def hf_decoder(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 def decoder(hf_model: LlamaForCausalLM, *, num_pages: int = 64) -> EarlyExitModel:
     """Ours of the same weights, with ramps after blocks 1 and 2 whose answers are anything."""
     torch.manual_seed(1)
-    model = add_ramps(
-        Llama().from_transformers(hf_model),
-        name="tiny",
-        family="llama",
-        codec={"name": "text", "max_length": 128},
-        task=TokenTask(VOCABULARY),
-        ramps=RampOptions(at=(1, 2), pooling="last"),
-    ).requires_grad_(False)
+    model = model_of(Llama().from_transformers(hf_model), ramps=(1, 2), num_pages=num_pages)
     for ramp in (1, 2):
         classifier = model.exit_head(ramp).classifier
         assert isinstance(classifier, torch.nn.Linear)
         classifier.weight.mul_(100.0)
+    return model
+
+
+def model_of(pretrained: Pretrained, *, ramps: tuple[int, ...], num_pages: int = 64) -> EarlyExitModel:
+    """With untrained ramps, over a store of its own."""
+    assert isinstance(pretrained.backbone, DecoderBackbone)
+    model = add_ramps(
+        pretrained,
+        name="tiny",
+        family="llama",
+        codec={"name": "text", "max_length": 128},
+        task=TokenTask(pretrained.backbone.config.vocab_size),
+        ramps=RampOptions(at=ramps, pooling="last"),
+    ).requires_grad_(False)
     backbone_of(model).open_store(num_pages, page_tokens=PAGE_TOKENS)
     return model
 
