@@ -11,6 +11,7 @@ from tokenizers import Encoding, Tokenizer
 
 from earlyexit.errors import ModelFolderError, UnprocessableInputError
 from earlyexit.signature import Encoded
+from earlyexit.word_pieces import word_pieces_of
 
 TOKENIZER_FILE = "tokenizer.json"
 TextOrPair = str | tuple[str, str]
@@ -25,6 +26,7 @@ class TextTokenizer:
         self._cutting = Tokenizer.from_str(tokenizer.to_str())
         self._cutting.enable_truncation(max_length)
         self.max_length = max_length
+        self._words = word_pieces_of(tokenizer)
         self._special = tuple(tokenizer.num_special_tokens_to_add(is_pair) for is_pair in (False, True))
         """Of a text, and of a pair."""
 
@@ -41,10 +43,11 @@ class TextTokenizer:
 
     def encode(self, texts: Sequence[str], *, truncate: bool = False) -> list[Encoded]:
         """Token ids, int32, special tokens included, of every text; see `encodings`."""
-        return [
-            Encoded(len(encoding.ids), (np.array(encoding.ids, dtype=np.int32),))
-            for encoding in self.encodings(texts, truncate=truncate)
-        ]
+        if len(texts) == 1 and self._words is not None and type(texts[0]) is str:  # as most requests are
+            plain = self._words.ids(texts[0])
+            if plain is not None and 0 < len(plain) <= self.max_length:
+                return [_encoded(plain)]
+        return [_encoded(encoding.ids) for encoding in self.encodings(texts, truncate=truncate)]
 
     def surely_takes(self, texts: Sequence[str]) -> bool:
         """Whether the texts of one input fit, with a token at least, however they are cut up: cheap, and careful.
@@ -92,6 +95,10 @@ class TextTokenizer:
     def _batch(self, rows: Sequence[TextOrPair]) -> list[Encoding]:
         encodings: list[Encoding] = self._tokenizer.encode_batch_fast(list(rows))
         return encodings
+
+
+def _encoded(ids: list[int]) -> Encoded:
+    return Encoded(len(ids), (np.array(ids, dtype=np.int32),))
 
 
 def _encode(tokenizer: Tokenizer, row: TextOrPair) -> Encoding:
