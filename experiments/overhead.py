@@ -4,6 +4,7 @@
     python -m experiments.overhead grpc          # the Open Inference Protocol over HTTP and over gRPC (1 minute)
     python -m experiments.overhead dashboard     # latency while the live page is looked at (6 minutes)
     python -m experiments.overhead access        # keys and rates: the HTTP layer alone, no service (30 seconds)
+    python -m experiments.overhead parts         # processor time by part, --beside a commit (2 min/round)
 
 Sides take turns; medians of rounds. The clients share the machine's cores with the service: ratios are what counts.
 """
@@ -33,6 +34,7 @@ from earlyexit.clock import MonotonicClock
 from experiments.access_cost import access
 from experiments.models import costless_model
 from experiments.peers.client import ClientOptions, run_client, write_inputs
+from experiments.request_parts import parts
 from experiments.turns import Figures, Side, in_turns, tell
 from offramp.client.client import Client
 from offramp.client.inputs import TensorBody
@@ -67,10 +69,11 @@ def main() -> None:
     parser.add_argument("--backend", choices=("torch", "onnx"), default="torch", help="onnx leaves less of the model")
     parser.add_argument("--front", choices=("haproxy", "proxy"), default="haproxy")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--beside", help="a commit whose service takes turns with ours (parts)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with BENCHES[options.bench](options) as sides:
-        found = in_turns(sides, options.rounds)
+        found = in_turns(sides, options.rounds, warm_ups=0 if options.bench == "parts" else 1)
     if options.json:
         print(json.dumps(found))
     else:
@@ -139,6 +142,7 @@ BENCHES: Mapping[str, Callable[[Namespace], AbstractContextManager[Mapping[str, 
     "grpc": grpc,
     "dashboard": dashboard,
     "access": access,
+    "parts": parts,
 }
 
 
