@@ -5,7 +5,7 @@ An input that goes on at the end of a network crosses at the ingress, which has 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import PreparedSegments, SegmentRunner
 from earlyexit.piece import Piece, Tensors, halved
 from earlyexit.slots import Attention
-from earlyexit.split import Segment
+from earlyexit.split import Budget, Segment
 from earlyexit.store import CARD_FILE, load_model, read_card
 from earlyexit.tasks import find_task
 
@@ -120,11 +120,11 @@ class ChainSegments:
         runner = self._runners[network]
         return not isinstance(runner, PreparedSegments) or runner.is_ready(own)
 
-    def prepare(self, segments: Collection[Segment]) -> None:
-        located = [locate(self._network.chain, segment) for segment in segments]
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        located = [(*locate(self._network.chain, segment), budget) for segment, budget in segments.items()]
         for place, runner in enumerate(self._runners):
             if isinstance(runner, PreparedSegments):
-                runner.prepare({own for network, own in located if network == place})
+                runner.prepare({own: budget for network, own, budget in located if network == place})
 
 
 AnyNetwork = EarlyExitModel | ChainNetwork

@@ -15,7 +15,7 @@ from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion, Verdict
 from earlyexit.release import Step
 from earlyexit.split import AfterAnswer, Segment, Split
-from earlyexit.transfer import mark_cuda, to_host, when_computed
+from earlyexit.transfer import all_to_host, mark_cuda, to_device, wait_for, when_computed
 from earlyexit.wire import Answer, Seen, Value, values_of
 
 
@@ -120,10 +120,13 @@ class Cut:
         values, outputs_BC = self._runner.run(segment, piece)
         after = replace(piece, next_block=segment.end, tensors=values)
         if outputs_BC is None:
+            if not self._policy.foreknows:
+                wait_for(self._network.device)  # or nobody would learn how long the batch took
             return Step(answers=(), survivors=after)
+        said = outputs_BC, piece.state_BS
         stay_there = self._policy.foreknows or self._network.task.large
-        opinion = Opinion(self._network.task, outputs_BC if stay_there else to_host(outputs_BC))
-        state_BS = piece.state_BS.to(opinion.outputs_BC.device)
+        outputs_BC, state_BS = said if stay_there else all_to_host(said)
+        opinion = Opinion(self._network.task, outputs_BC)
         if segment.end == self._network.num_blocks:
             return self._conclude(piece, opinion, state_BS)
         assert segment.ramp is not None
@@ -134,7 +137,7 @@ class Cut:
         leave_B = verdict.leave_B.tolist()
         left = [k for k, leaves in enumerate(leave_B) if leaves and piece.sample_ids[k] not in answered]
         answers = self._leaving(piece, left, opinion, verdict, segment.ramp) if left else ()
-        after = replace(after, state_BS=verdict.state_BS.to(piece.state_BS.device))
+        after = replace(after, state_BS=to_device(verdict.state_BS, piece.state_BS.device))
         if self._stays:
             answered.update(answer.sample_id for answer in answers)
             return Step(answers=answers, survivors=after, seen=seen)

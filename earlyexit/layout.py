@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.slots import Attention, any_two_fit, first_fit_decreasing
+from earlyexit.transfer import to_device
 from earlyexit.wire import Lengths
 
 Masks = Sequence[Tensor | None]
@@ -203,4 +204,4 @@ class Layout:
         return np.arange(self.num_tokens) - np.repeat(starts, self.lengths_B)
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+        return to_device(torch.from_numpy(np.ascontiguousarray(array)), self.device)

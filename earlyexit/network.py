@@ -5,7 +5,7 @@ Nobody above it knows what a block is, or what crosses between two.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -17,8 +17,9 @@ from earlyexit.errors import ModelFolderError
 from earlyexit.piece import Piece, Tensors
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.signature import Encoded
-from earlyexit.split import Segment
+from earlyexit.split import Budget, Segment
 from earlyexit.tasks.base import Task
+from earlyexit.transfer import to_device
 from earlyexit.wire import Lengths, WirePiece
 
 
@@ -41,8 +42,11 @@ class PreparedSegments(SegmentRunner, Protocol):
         """Whether `run` computes it at once."""
         ...
 
-    def prepare(self, segments: Collection[Segment]) -> None:
-        """Be ready for these; what is neither among them nor among the last ones prepared may be given up."""
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        """Be ready for these, for batches within their budgets, while others run.
+
+        What is neither among them nor among the last ones prepared may be given up.
+        """
         ...
 
 
@@ -95,7 +99,7 @@ def from_wire(network: Network, wire: WirePiece, policy: ExitPolicy) -> Piece:
     if wire.state_BS is None:
         state_BS = policy.initial_state(len(wire.sample_ids), network.task.num_outputs, network.device)
     else:
-        state_BS = _tensor(wire.state_BS).to(network.device)
+        state_BS = to_device(_tensor(wire.state_BS), network.device)
     return Piece(
         sample_ids=wire.sample_ids,
         next_block=wire.next_block,
@@ -128,7 +132,7 @@ def _arbitrary(spec: TensorSpec, lengths_B: Lengths, rng: np.random.Generator, n
 
 
 def _arrived(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], network: Network) -> Tensor:
-    values = _tensor(array).to(network.device)  # first: half as many bytes go to the device
+    values = to_device(_tensor(array), network.device)  # first: half as many bytes go to the device
     return values.to(network.dtype) if values.dtype == torch.float16 else values
 
 

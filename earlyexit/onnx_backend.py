@@ -8,31 +8,46 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from earlyexit.boundary import DType
 from earlyexit.errors import PlanError
 from earlyexit.fingerprint import weight_bytes
 from earlyexit.layout import Layout
 from earlyexit.model import EarlyExitModel
-from earlyexit.onnx_export import EXPORT_VERSION, OPSET, export, export_elsewhere, index_tensors, value_names
+from earlyexit.onnx_export import (
+    EXIT_NAME,
+    EXPORT_VERSION,
+    OPSET,
+    after_name,
+    export,
+    export_elsewhere,
+    index_tensors,
+    value_names,
+)
 from earlyexit.onnx_sessions import Sessions, load_runtime, open_session, provider_of
 from earlyexit.piece import Piece, Tensors
 from earlyexit.slots import Attention
 from earlyexit.split import Segment
+from earlyexit.transfer import wait_for
+
+NUMPY_OF = {getattr(torch, name): np.dtype(name) for name in ("float32", "int32", "int64", "uint8", "bool")}
+"""Of what crosses, and of index tensors: how ONNX Runtime is told a tensor's type."""
 
 
 class OnnxSegments:
     """`PreparedSegments` on ONNX Runtime, in float32, for a model in inference mode whose weights no longer change.
 
     Every segment that ran holds its own copy of its weights, beside the model's. `cache` may be shared by models and
-    processes and deleted at any time. With the provider `CUDAExecutionProvider` the blocks run on the GPU, but pieces
-    cross over host memory before and after every segment.
+    processes and deleted at any time. With the provider `CUDAExecutionProvider` blocks run on the GPU, and pieces stay
+    there.
     """
 
     def __init__(
@@ -63,10 +78,16 @@ class OnnxSegments:
         if len(piece.tensors) > len(names):  # attention is to be measured, for which there are no graphs
             return self._model.run(segment, piece)
         feeds = dict(zip(names, piece.tensors, strict=True)) | index_tensors(
-            self._model, Layout(piece.lengths_B, attention=self._attention)
+            self._model, Layout(piece.lengths_B, self._model.device, self._attention)
         )
-        results = self._sessions.get(segment).run(None, {name: tensor.cpu().numpy() for name, tensor in feeds.items()})
-        tensors = tuple(torch.from_numpy(result).to(self._model.device) for result in results)
+        session = self._sessions.get(segment)
+        if self._model.device.type == "cuda":
+            results = self.room_for(segment, len(piece), int(piece.lengths_B.sum()))
+            run_in_place(session, feeds, results)
+            tensors = tuple(results.values())
+        else:
+            found = session.run(None, {name: tensor.numpy() for name, tensor in feeds.items()})
+            tensors = tuple(map(torch.from_numpy, found))
         return (tensors[:-1], tensors[-1]) if self._model.has_exit(segment) else (tensors, None)
 
     def is_ready(self, segment: Segment) -> bool:
@@ -85,11 +106,41 @@ class OnnxSegments:
         end = f"{segment.end}-exit" if self._model.has_exit(segment) else f"{segment.end}"
         return self._cache / f"{self._model.info.name}-{segment.first}-{end}-{self._fingerprint[:16]}.onnx"
 
+    def room_for(self, segment: Segment, num_inputs: int, num_tokens: int) -> dict[str, Tensor]:
+        """Tensors for what a segment's graph gives, by its names and in its order."""
+        after = self._model.boundary(segment.end - 1)
+        results = {
+            after_name(spec.name): self._room((num_tokens if spec.per_token else num_inputs, *spec.shape), spec.dtype)
+            for spec in after
+        }
+        if self._model.has_exit(segment):
+            results[EXIT_NAME] = self._room((num_inputs, *self._model.task.output_shape))
+        return results
+
+    def _room(self, shape: tuple[int, ...], dtype: DType = "float") -> Tensor:
+        own = self._model.dtype if dtype == "float" else getattr(torch, dtype)
+        return torch.empty(shape, dtype=own, device=self._model.device)
+
     def _open(self, segment: Segment) -> Any:
         path = self.file(segment)
         if not path.is_file():
             export(self._model, segment, path)
         return open_session(self._runtime, path, providers=self._providers, num_threads=self._num_threads)
+
+
+def run_in_place(session: Any, feeds: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> None:
+    """Run a session on tensors where they are, into others there: what is on a GPU never sees the host.
+
+    On a CPU that is slower than passing arrays (0.2 ms per call of a graph with seven inputs).
+    """
+    binding = session.io_binding()
+    given = {name: tensor.contiguous() for name, tensor in feeds.items()}
+    for bind, tensors in ((binding.bind_input, given), (binding.bind_output, results)):
+        for name, tensor in tensors.items():
+            place = tensor.device.type, tensor.device.index or 0
+            bind(name, *place, NUMPY_OF[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
+    wait_for(next(iter(results.values())).device)  # ONNX Runtime has a stream of its own, and waits for that itself
+    session.run_with_iobinding(binding)
 
 
 def onnx_segments(model: EarlyExitModel, folder: Path, num_threads: int) -> OnnxSegments:

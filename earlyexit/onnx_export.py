@@ -37,6 +37,7 @@ OPSET = 20
 # A file is one protobuf message, which cannot be longer; the graph beside the weights is far below the margin.
 MAX_WEIGHT_BYTES = 2**31 - 2**24
 
+EXIT_NAME = "outputs"
 LONGEST = torch.export.Dim("T")
 """One number, as the exporter has to know: slots are as long as the padded form."""
 
@@ -52,7 +53,7 @@ def export(model: EarlyExitModel, segment: Segment, path: Path) -> None:
             dynamo=True,
             opset_version=OPSET,
             input_names=[*inputs, *tensors],
-            output_names=[*(f"{name}_after" for name in outputs), *(["outputs"] if model.has_exit(segment) else [])],
+            output_names=[*map(after_name, outputs), *([EXIT_NAME] if model.has_exit(segment) else [])],
             dynamic_shapes={
                 "values": tuple(_free_sizes(name) for name in inputs),
                 "tensors": {name: _free_sizes(name) for name in tensors},
@@ -136,6 +137,11 @@ class _SegmentGraph(nn.Module):
         layout = _GraphLayout(tensors) if tensors else _NO_TOKENS
         hidden, outputs_BC = self.model.compute(self.segment, values, layout)
         return hidden if outputs_BC is None else (*hidden, outputs_BC)
+
+
+def after_name(name: str) -> str:
+    """Of what crosses after a graph; what crosses before it may have the same name."""
+    return f"{name}_after"
 
 
 def value_names(model: EarlyExitModel, block: int) -> list[str]:

@@ -16,6 +16,7 @@ Key = TypeVar("Key", bound=Hashable)
 WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """ONNX Runtime's name for where the weights are that lie beside a graph."""
 
+CUDA = "CUDAExecutionProvider"
 FATAL = 4
 """ONNX Runtime's number of the least that is logged when nearly nothing is."""
 
@@ -75,13 +76,14 @@ def load_runtime(providers: Sequence[str], *, needs: Sequence[str] = ("onnx", "o
     available = runtime.get_available_providers()
     unknown = [name for name in providers if name not in available]
     if unknown:
-        raise PlanError(f"this ONNX Runtime has no {', '.join(unknown)}; it has {', '.join(available)}")
+        instead = "; install offramp[gpu] in the place of offramp[onnx]" if CUDA in unknown else ""
+        raise PlanError(f"this ONNX Runtime has no {', '.join(unknown)}; it has {', '.join(available)}{instead}")
     return runtime
 
 
 def provider_of(device_type: str) -> str:
     """What computes on a torch device of this type."""
-    return "CUDAExecutionProvider" if device_type == "cuda" else "CPUExecutionProvider"
+    return CUDA if device_type == "cuda" else "CPUExecutionProvider"
 
 
 def open_session(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from earlyexit.boundary import HopDtype
+from earlyexit.transfer import all_to_host, to_device
 from earlyexit.wire import Lengths, WirePiece
 
 Tensors = tuple[Tensor, ...]
@@ -42,7 +43,7 @@ class Piece:
 
     def select(self, keep: Sequence[int]) -> Piece:
         """The inputs at the given positions, in the given order."""
-        index_K = torch.tensor(keep).to(self.state_BS.device, non_blocking=True)
+        index_K = to_device(torch.tensor(keep), self.state_BS.device)
         lengths_K = self.lengths_B[list(keep)]
         pick = self._select_rows(keep, lengths_K, index_K)
         return replace(
@@ -73,12 +74,14 @@ class Piece:
 
     def to_wire(self, hop_dtype: HopDtype = "same") -> WirePiece:
         """Host copy for another process; only `float` tensors travel in another type, the policy's state never does."""
+        crossing = self.tensors if hop_dtype == "same" else map(halved, self.tensors)
+        *tensors, state_BS = all_to_host((*crossing, self.state_BS))
         return WirePiece(
             sample_ids=self.sample_ids,
             next_block=self.next_block,
             lengths_B=self.lengths_B,
-            tensors=tuple(_to_host(values if hop_dtype == "same" else halved(values)) for values in self.tensors),
-            state_BS=self.state_BS.detach().cpu().numpy(),
+            tensors=tuple(map(_array, tensors)),
+            state_BS=state_BS.detach().numpy(),
         )
 
     def _select_rows(self, keep: Sequence[int], lengths_K: Lengths, index_K: Tensor) -> Callable[[Tensor], Tensor]:
@@ -86,7 +89,7 @@ class Piece:
         if self.lengths_B.min() == self.lengths_B.max():
             # Of equal lengths an input is one row: a copy of a few long rows, and a few numbers sent to the device.
             return lambda values: values.reshape(len(self), -1).index_select(0, index_K).view(-1, *values.shape[1:])
-        rows = self._rows_of_tokens(keep, lengths_K).to(index_K.device, non_blocking=True)
+        rows = to_device(self._rows_of_tokens(keep, lengths_K), index_K.device)
         return lambda values: values[index_K if len(values) == len(self) else rows]
 
     def _rows_of_tokens(self, keep: Sequence[int], lengths_K: Lengths) -> Tensor:
@@ -138,6 +141,6 @@ def _cat_states(states: list[Tensor], num_inputs: int) -> Tensor:
     return torch.cat(states) if states[0].shape[1] else states[0].new_empty(num_inputs, 0)
 
 
-def _to_host(values: Tensor) -> npt.NDArray[np.generic]:
-    host = values.detach().cpu()
+def _array(values: Tensor) -> npt.NDArray[np.generic]:
+    host = values.detach()
     return (host.view(torch.uint16) if host.dtype == torch.bfloat16 else host).numpy()

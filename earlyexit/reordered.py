@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from earlyexit.captured.recorder import recorder_of
+from earlyexit.captured.segments import CapturedSegments
 from earlyexit.errors import ModelFolderError
 from earlyexit.model import EarlyExitModel
+from earlyexit.network import SegmentRunner
 
 TYPICAL_ROWS = 256
 """What the layout is chosen for; any number of rows can be multiplied with it."""
@@ -104,8 +107,10 @@ def reorder_linears(model: nn.Module) -> None:
         tensor.data = tensor.data.clone()  # a view of the weights' file keeps all of it in memory
 
 
-def torch_segments(model: EarlyExitModel, *_: object) -> EarlyExitModel:
-    """The model itself, its linear layers and convolutions reordered."""
+def torch_segments(model: EarlyExitModel, *_: object) -> SegmentRunner:
+    """The model itself, its linear layers and convolutions reordered; on a GPU its segments, captured."""
+    if model.device.type == "cuda":
+        return CapturedSegments(model, recorder_of(model.device))
     reorder_convolutions(model)
     reorder_linears(model)
     return model

@@ -49,7 +49,7 @@ class TorchRunner:
 
     def prepare(self, splits: Sequence[Split]) -> None:
         if self._slow is not None:
-            self._slow.prepare({segment for split in splits for segment in split.segments()})
+            self._slow.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def warm_up_pieces(self, split: Split, size: int) -> Piece:
         network, policy = self._network, self._regime.policy

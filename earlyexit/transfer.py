@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -15,13 +15,38 @@ Wait = Callable[[], None]
 
 def to_host(tensor: Tensor) -> Tensor:
     """The tensor in host memory: itself on the CPU; of a GPU one copy through pinned memory, waited for."""
-    if tensor.device.type != "cuda":
-        return tensor
-    # Not `.cpu()`: a copy to pageable memory goes over a buffer of the driver's.
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copy.copy_(tensor, non_blocking=True)
-    mark_cuda(tensor.device)()
-    return copy
+    return tensor if tensor.device.type != "cuda" else all_to_host((tensor,))[0]
+
+
+def all_to_host(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Tensors of one device in host memory, as `to_host`: all copies are told, then waited for once."""
+    device = tensors[0].device
+    if device.type != "cuda":
+        return tuple(tensors)
+    # Not `.cpu()`: a copy to pageable memory goes over a buffer of the driver's, and waits each time.
+    copies = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors)
+    for copy, each in zip(copies, tensors, strict=True):
+        copy.copy_(each, non_blocking=True)
+    wait_for(device)
+    return copies
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device: itself where it is there; from the host to a GPU through pinned memory, not waited for.
+
+    Torch keeps pinned memory in slots, and gives one to nobody else before the copy from it is over.
+    """
+    if device.type != "cuda" or tensor.is_cuda or not tensor.numel():
+        return tensor.to(device)
+    if torch.cuda.is_current_stream_capturing():  # a graph would read the slot when it is another's
+        raise RuntimeError("a copy from host memory cannot be captured")
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when a GPU has done what the current stream was told; at once on the CPU, which has."""
+    if device.type == "cuda":
+        mark_cuda(device)()
 
 
 def mark_cuda(device: torch.device) -> Wait:

@@ -172,9 +172,17 @@ class LiveSplits:
 
         self._network = network
         self._rng = rng
-        self._segments = segments
+        self.segments = segments
         self._policy = ConfidencePolicy(NEVER)
         self._pieces: dict[tuple[int, tuple[int, ...]], Piece] = {}
+
+    def make_ready(self, splits: Sequence[TimedSplit]) -> None:
+        """Whatever is slow the first time of these splits, as a replica does it before it serves them."""
+        from earlyexit.network import PreparedSegments
+
+        if isinstance(self.segments, PreparedSegments):
+            ascending = sorted((timed.split for timed in splits), key=lambda split: split.batch)
+            self.segments.prepare({segment: split.budget for split in ascending for segment in split.segments()})
 
     def prepare(self, timed: TimedSplit) -> Callable[[], None]:
         return self.prepare_mixed(timed.split, (timed.length,) * timed.split.batch)
@@ -184,7 +192,7 @@ class LiveSplits:
         from earlyexit.cut import cut_out
         from earlyexit.piece import fuse
 
-        cut = cut_out(self._network, split.first, split.end, split.ramps, self._policy, self._segments)
+        cut = cut_out(self._network, split.first, split.end, split.ramps, self._policy, self.segments)
         singles = self._piece(split.first, lengths).singles()
 
         def run() -> None:

@@ -73,10 +73,11 @@ def bucket(offset: Tensor, num_buckets: int) -> Tensor:
     edges, where `transformers` rounds a logarithm down: that depends on who computes the logarithm.
     """
     half, exact = num_buckets // 2, num_buckets // 4
-    edges_E = torch.tensor(_edges(exact, half - exact), device=offset.device)
     distance = offset.abs()
-    wide = exact + (distance[..., None] >= edges_E).sum(-1)
-    return torch.where(distance < exact, distance, wide) + (offset > 0).long() * half
+    place = distance.clamp(max=exact)
+    for edge in _edges(exact, half - exact):  # one by one: a tensor of them would be copied to a GPU, and wait for it
+        place = place + (distance >= edge)
+    return place + (offset > 0).long() * half
 
 
 def _edges(exact: int, num_wide: int) -> list[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from earlyexit.errors import PlanError
 from earlyexit.tasks.base import Task
 from earlyexit.tasks.label import LabelTask
-from earlyexit.transfer import to_host
+from earlyexit.transfer import to_device, to_host
 
 
 class Opinion:
@@ -48,7 +48,7 @@ class Opinion:
             return self.value_B
         if not self.task.large or "value_B" in self.__dict__:  # made already, where a ramp looks at every input
             return self.value_B[list(rows)]
-        index_K = torch.tensor(rows).to(self.outputs_BC.device, non_blocking=True)
+        index_K = to_device(torch.tensor(rows), self.outputs_BC.device)
         return to_host(self.task.answer(self.outputs_BC.index_select(0, index_K)))
 
     def verdict(self, leave_B: Tensor, state_BS: Tensor) -> Verdict:

@@ -1,7 +1,7 @@
 """The batch engine alone on a GPU: full batches against shrinking ones and against no exits.
 
     python -m experiments.gpu [--models bert-base] [--batches 1 8 64] [--decisions known] [--no-graphs]
-    python -m experiments.gpu --dry-run    # tiny models on the CPU, without CUDA graphs: the same code, no figures
+    python -m experiments.gpu --dry-run    # tiny models on the CPU, where torch replays: the same code, no figures
 
 BERT-base and BERT-large with random weights, bfloat16, 128 random tokens per input; who leaves where comes from exit
 records of BERT-base on SST-2 at entropy 0.4 (or from exits drawn to the same survival; the output says which), in
@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> BenchOptions:
         records=given.records,
         decisions=given.decisions,
         device="cpu" if dry else given.device,
-        graphs=not (dry or given.no_graphs),
+        graphs=not given.no_graphs,
         seed=given.seed,
         out=given.out,
     )
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("skipped: no CUDA device here; --dry-run tries everything on the CPU")
     torch.set_num_threads(1)  # the host's own share is small tensors; on the CPU, threads would hide it
     exits = find_exits(options.records, np.random.default_rng(options.seed))
-    print(f"device: {options.device}; CUDA graphs {'on' if options.graphs else 'off'}; decisions {options.decisions}")
+    print(f"device: {options.device}; graphs {'on' if options.graphs else 'off'}; decisions {options.decisions}")
     print(f"exits: {exits.source}")
     if not can_plan():
         print("without the best ramps and the best cuts: the planner needs numba, which is missing")

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from earlyexit.captured.recorder import recorder_of
+from earlyexit.captured.segments import CapturedSegments
 from earlyexit.checkpoint import RampOptions, random_model
 from earlyexit.clock import Clock
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
-from earlyexit.network import SegmentRunner, arbitrary_tensors
+from earlyexit.network import PreparedSegments, SegmentRunner, arbitrary_tensors
 from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy
 from earlyexit.runner import TorchRunner
 from experiments.gpu.exits import NEVER, THRESHOLD, Exits, policy_of
-from experiments.gpu.graphs import GraphSegments, shapes_up_to
 from experiments.gpu.meter import Meter, MeteredRunner, MeteredSegments, meter_of
 from experiments.gpu.options import BenchOptions, ModelSize
 from experiments.gpu.plans import Plan
@@ -42,9 +43,10 @@ class Workbench:
     rng: np.random.Generator
 
     def prepare(self, plans: Sequence[Plan]) -> None:
-        """Capture what these plans need, where graphs are used."""
-        if isinstance(self.segments, GraphSegments):
-            self.segments.prepare({segment for plan in plans for split in plan.splits for segment in split.segments()})
+        """Capture what these plans need, where segments are captured."""
+        if isinstance(self.segments, PreparedSegments):
+            splits = [split for plan in plans for split in plan.splits]
+            self.segments.prepare({segment: split.budget for split in splits for segment in split.segments()})
 
     def side(self, plan: Plan, *, leaving: bool = True) -> Side:
         """A live device under the plan; where inputs are not `leaving`, every ramp is asked in vain."""
@@ -87,10 +89,9 @@ def build_workbench(
     """The model with random weights on its device; DeeBERT's ramps (pooler on the first token) where exits are."""
     own_exits = exits.on_blocks(size.num_blocks)
     ramps = RampOptions(style="pooler", pooling="first", at=own_exits.ramps)
-    model = random_model(dict(size.config), name=size.name, ramps=ramps, seed=options.seed)
+    model = random_model({**size.config, "max_length": size.length}, name=size.name, ramps=ramps, seed=options.seed)
     model = model.to(torch.device(options.device), DTYPE).requires_grad_(False)
-    shapes = shapes_up_to(options.batches[-1], size.length)
-    segments = GraphSegments(model, shapes) if options.graphs else model
+    segments = CapturedSegments(model, recorder_of(model.device)) if options.graphs else model
     return Workbench(
         size=size,
         options=options,

@@ -85,7 +85,8 @@ class Bench:
     rng: np.random.Generator = field(repr=False)
 
     def time(self, splits: Sequence[TimedSplit], clock: Clock, progress: Progress | None = None) -> tuple[Point, ...]:
-        """See `profiles.measure.time_splits`."""
+        """See `profiles.measure.time_splits`; they are run as a replica runs them."""
+        self.splits.make_ready(splits)
         return time_splits(splits, self.splits, clock=clock, rng=self.rng, repeats=self.job.repeats, progress=progress)
 
     def profile(self, points: Sequence[Point]) -> LatencyProfile:

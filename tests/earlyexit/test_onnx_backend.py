@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,12 @@ from earlyexit.checkpoint import RampOptions
 from earlyexit.cut import cut_out
 from earlyexit.engine import Batch
 from earlyexit.errors import PlanError
+from earlyexit.layout import Layout
 from earlyexit.member import Member
 from earlyexit.model import EarlyExitModel
-from earlyexit.onnx_backend import OnnxSegments
+from earlyexit.onnx_backend import OnnxSegments, onnx_segments, run_in_place
+from earlyexit.onnx_export import EXIT_NAME, index_tensors, value_names
+from earlyexit.onnx_sessions import CUDA
 from earlyexit.piece import Piece
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.runner import TorchRunner
@@ -88,6 +92,30 @@ OTHERS = [Segment(first=first, end=3, ramp=None) for first in range(2)]
 def test_every_block_and_its_exit_give_what_torch_gives(model: EarlyExitModel, segments: OnnxSegments) -> None:
     for segment in EXPORTED:
         assert_runners_agree(model, segments, segment)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_too(cache: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    if CUDA not in runtime.get_available_providers():
+        pytest.skip("this ONNX Runtime has no CUDA: it is not that of offramp[gpu]")
+    model = fresh_model().to("cuda")
+    segments = onnx_segments(model, cache, 1)
+    for segment in EXPORTED:
+        assert_runners_agree(model, segments, segment)
+
+
+def test_a_session_that_runs_where_tensors_are_gives_the_same(model: EarlyExitModel, segments: OnnxSegments) -> None:
+    for segment, lengths in product(EXPORTED[:2], BATCHES):
+        piece = piece_before(model, segment.first, lengths)
+        with torch.inference_mode():
+            hidden, logits_BC = segments.run(segment, piece)
+        feeds = dict(zip(value_names(model, segment.first), piece.tensors, strict=True))
+        feeds |= index_tensors(model, Layout(piece.lengths_B, attention="slotted"))
+        room = segments.room_for(segment, len(lengths), sum(lengths))
+        run_in_place(segments._sessions.get(segment), feeds, room)
+        assert list(room) == ["hidden_after", EXIT_NAME]
+        torch.testing.assert_close(tuple(room.values()), (*hidden, logits_BC))
 
 
 @pytest.mark.slow
@@ -202,6 +230,13 @@ def test_a_model_in_bfloat16_is_refused(tmp_path: Path) -> None:
 def test_a_provider_that_is_not_there_is_refused(model: EarlyExitModel, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"has no NoSuchProvider; it has .*CPUExecutionProvider"):
         OnnxSegments(model, cache=tmp_path, providers=["NoSuchProvider", "CPUExecutionProvider"])
+
+
+def test_an_onnxruntime_without_cuda_says_what_to_install(model: EarlyExitModel, tmp_path: Path) -> None:
+    if CUDA in pytest.importorskip("onnxruntime").get_available_providers():
+        pytest.skip("this one has CUDA")
+    with pytest.raises(PlanError, match=r"has no CUDAExecutionProvider; .*install offramp\[gpu\] in the place of"):
+        OnnxSegments(model, cache=tmp_path, providers=[CUDA])
 
 
 def test_a_missing_onnxruntime_says_what_to_install(

@@ -27,7 +27,7 @@ def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_wher
     large = Split(first=1, end=2, batch=8)
     for ramps in ((0,), ()):
         small = Split(first=0, end=1, batch=8, ramps=ramps)
-        wanted = {each for split in (small, large) for each in split.segments()}
+        wanted = {each: split.budget for split in (small, large) for each in split.segments()}
         segments.prepare(wanted)
         assert all(map(segments.is_ready, wanted))
         answers, _ = follow(network, policy, inputs, (small, large), segments=segments)
@@ -35,6 +35,6 @@ def test_answers_are_those_of_torch_and_the_head_at_an_end_is_exported_only_wher
         assert_same(answers, expected, within=1e-4)
     names = sorted(path.name.rpartition("-")[0] for path in tmp_path.glob("*.onnx"))
     assert names == ["m0-0-1", "m0-0-1-exit", "m1-0-1-exit"]
-    segments.prepare({Segment(first=1, end=2, ramp=None)})
-    segments.prepare({Segment(first=1, end=2, ramp=None)})
+    segments.prepare({Segment(first=1, end=2, ramp=None): large.budget})
+    segments.prepare({Segment(first=1, end=2, ramp=None): large.budget})
     assert not segments.is_ready(Segment(first=0, end=1, ramp=0))

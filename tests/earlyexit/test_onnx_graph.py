@@ -25,7 +25,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import PreparedSegments
 from earlyexit.policies.threshold import ConfidencePolicy
 from earlyexit.signature import Encoded
-from earlyexit.split import Segment
+from earlyexit.split import Budget, Segment
 from earlyexit.store import load_model, read_card, save_model
 from earlyexit.train import exit_outputs
 from tests.earlyexit import onnx_graphs
@@ -195,19 +195,19 @@ def test_sessions_are_prepared_whatever_the_backend_and_the_plan_before_last_is_
     assert isinstance(segments, PreparedSegments)
     whole = [Segment(first=0, end=3, ramp=None)]
     parts = [Segment(first=0, end=1, ramp=0), Segment(first=1, end=3, ramp=None)]
-    segments.prepare(whole)
+    segments.prepare(dict.fromkeys(whole, Budget(inputs=4)))
     assert segments.is_ready(whole[0])
     assert not segments.is_ready(parts[0])
-    segments.prepare(parts)
+    segments.prepare(dict.fromkeys(parts, Budget(inputs=4)))
     assert all(map(segments.is_ready, [*whole, *parts]))
     policy = halves(case.model, case.encoded)
     expected = answers_alone(case.model, policy, case.encoded)
     assert_same(answers_in_cuts(model, policy, case.encoded, (0, 1, 3), segments=segments), expected, within=1e-4)
     # Training and probes run other sessions; as many stay as there are blocks.
     exit_outputs(model, case.encoded)
-    segments.prepare(parts)
-    segments.prepare([Segment(first=2, end=3, ramp=None)])
-    segments.prepare([])
+    segments.prepare(dict.fromkeys(parts, Budget(inputs=4)))
+    segments.prepare({Segment(first=2, end=3, ramp=None): Budget(inputs=4)})
+    segments.prepare({})
     backbone = model.backbone
     assert isinstance(backbone, OnnxBackbone)
     spans = [(first, end) for first in range(3) for end in range(first + 1, 4)]

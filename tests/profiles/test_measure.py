@@ -15,7 +15,7 @@ from earlyexit.clock import ManualClock
 from earlyexit.errors import DataError
 from earlyexit.model import EarlyExitModel
 from earlyexit.piece import Piece, Tensors
-from earlyexit.split import Segment, Split
+from earlyexit.split import Budget, Segment, Split
 from earlyexit.tasks.label import LabelTask
 from profiles.measure import LiveSplits, Point, TimedSplit, latency_tables, profile_splits, time_splits
 from profiles.table import LatencyTable
@@ -264,11 +264,18 @@ class LoggedSegments:
         self._model = model
         self.log: list[tuple[int, int, int | None, int, int]] = []
         self.values: list[Tensors] = []
+        self.prepared: dict[Segment, Budget] = {}
 
     def run(self, segment: Segment, piece: Piece) -> tuple[Tensors, Tensor | None]:
         self.log.append((segment.first, segment.end, segment.ramp, len(piece), int(piece.lengths_B.sum())))
         self.values.append(piece.tensors)
         return self._model.run(segment, piece)
+
+    def is_ready(self, segment: Segment) -> bool:
+        return True
+
+    def prepare(self, segments: Mapping[Segment, Budget]) -> None:
+        self.prepared = dict(segments)
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +295,16 @@ def run_live(model: EarlyExitModel, *splits: Split, seed: int = 0) -> LoggedSegm
 def test_a_probe_runs_its_segments_on_its_whole_batch_and_nobody_leaves(model: EarlyExitModel) -> None:
     logged = run_live(model, split(0, 3, 4, ramps=(0, 1)), split(1, 2, 2))
     assert logged.log == [(0, 1, 0, 4, 32), (1, 2, 1, 4, 32), (2, 3, None, 4, 32), (1, 2, None, 2, 16)]
+
+
+def test_what_is_to_be_timed_is_made_ready_for_its_largest_batch(model: EarlyExitModel) -> None:
+    logged = LoggedSegments(model)
+    splits = profile_splits(3, (0,), (2, 4), (4, 8))
+    LiveSplits(model, np.random.default_rng(0), logged).make_ready(splits)
+    assert set(logged.prepared.values()) == {Budget(inputs=4)}
+    assert {(each.first, each.end, each.ramp) for each in logged.prepared} == {
+        (0, 1, None), (1, 2, None), (2, 3, None), (0, 1, 0), (0, 3, None),
+    }  # fmt: skip
 
 
 def test_the_first_block_gets_random_tokens_and_later_ones_a_hidden_state(model: EarlyExitModel) -> None:

@@ -34,6 +34,8 @@ from optimizer.plan_file import plan_document
 from profiles.records import ExitRecords
 from tests.deployments.control.control_fakes import problem
 from tests.deployments.stage.small_model import save_records, save_small_model
+from tests.earlyexit.test_captured import answers_of
+from tests.earlyexit.tokens import of_tokens, wire_of
 
 ROOT = Path(__file__).parents[3]
 V100, A100 = "emulated:V100", "emulated:A100"
@@ -76,6 +78,21 @@ def runner_of(settings: ServeSettings, device: str = V100, *, rank: int = 0) -> 
 def test_a_real_device_computes(folder: Path) -> None:
     settings = settings_of(folder)
     assert isinstance(build_runner(settings, "cpu", starting_policy(settings), clock=MonotonicClock()), TorchRunner)
+
+
+@pytest.mark.gpu
+def test_a_gpu_answers_as_the_cpu_does_from_graphs(folder: Path) -> None:
+    settings, policy = settings_of(folder), build_policy(PolicySpec(name="confidence", thresholds=0.6))
+    wire = wire_of([of_tokens(list(range(length))) for length in (5, 8, 1, 3, 8, 2, 7)])
+    splits = (Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=4, ramps=(2,)))
+    found = []
+    for device in ("cpu", "cuda"):
+        runner = build_runner(settings, device, None, clock=MonotonicClock())
+        runner.prepare(splits)
+        runner.follow(policy)
+        warm_up(runner, splits, clock=MonotonicClock())
+        found.append(answers_of(runner, splits, runner.from_wire(wire)))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

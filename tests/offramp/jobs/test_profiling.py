@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from earlyexit.captured.segments import CapturedSegments
+from earlyexit.captured.shapes import shape_of
+from earlyexit.clock import MonotonicClock
 from earlyexit.errors import InputError, PlanError
 from offramp.cli.profile import noise_text
-from offramp.jobs.profiling import ProfileJob, profile_figures, profile_model, write_points
+from offramp.jobs.profiling import ProfileJob, open_bench, profile_figures, profile_model, write_points
 from profiles.latency import LatencyProfile
 
 QUICK = ProfileJob(batches=(1, 2), lengths=(4, 8), repeats=3)
@@ -114,3 +118,17 @@ def test_a_gpu_is_waited_for_and_named(model: Path) -> None:
     assert profile.provenance["device_name"] == torch.cuda.get_device_name()
     assert profile.provenance["driver"]
     assert (profile.at(8).block_s_NB > 0).all()
+
+
+@pytest.mark.gpu
+def test_a_gpu_s_profile_is_of_what_is_served(model: Path) -> None:
+    job = ProfileJob(device="cuda", batches=(1, 4), lengths=(5, 8), repeats=3)
+    with open_bench(model, job) as bench:
+        segments = bench.splits.segments
+        assert isinstance(segments, CapturedSegments)
+        bench.time(job.splits(bench.model), MonotonicClock())
+        lengths_B = np.full(4, 5, dtype=np.int32)
+        shape = shape_of(lengths_B, bench.model.max_length)
+        assert {(timed.split.first, timed.split.end) for timed in job.splits(bench.model)} == {
+            (segment.first, segment.end) for segment, held in segments.captured if held == shape
+        }

@@ -1,0 +1,443 @@
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from earlyexit.captured.recorder import CudaRecorder, Recorder, Work
+from earlyexit.captured.segments import CapturedSegments
+from earlyexit.captured.shapes import MOST_TOKENS, Shape, shape_of, shapes_within
+from earlyexit.clock import ManualClock
+from earlyexit.cut import cut_out
+from earlyexit.device import Device, Runner
+from earlyexit.engine import BatchEngine
+from earlyexit.member import Member
+from earlyexit.model import EarlyExitModel
+from earlyexit.network import from_wire
+from earlyexit.piece import Piece
+from earlyexit.policies.recorded import RecordedAnswers, RecordedPolicy
+from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
+from earlyexit.release import Release, Told
+from earlyexit.runner import TorchRunner
+from earlyexit.signature import Encoded
+from earlyexit.split import Budget, Segment, Split
+from earlyexit.times import ObservedTimes
+from tests.answers import label_of
+from tests.earlyexit.convolutions import pictures
+from tests.earlyexit.cuts import answers_alone, answers_in_cuts, assert_same, every_bounds
+from tests.earlyexit.models import small
+from tests.earlyexit.test_tensor_family import between_scores, fresh_model
+from tests.earlyexit.tokens import random_inputs, wire_of
+
+LONGEST = 32
+FIRST, WITH_RAMP, LAST = (
+    Segment(first=0, end=1, ramp=None),
+    Segment(first=1, end=2, ramp=1),
+    Segment(first=2, end=4, ramp=None),
+)
+EACH_SEGMENT = pytest.mark.parametrize(
+    "segment", [FIRST, WITH_RAMP, LAST], ids=["from tokens", "with a ramp", "with the head"]
+)
+POLICY = ConfidencePolicy(1.1)
+FOUR = Budget(inputs=4)
+ON_EACH = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+@dataclass(eq=False)
+class Log:
+    """Torch in the place of a device's graphs: what was recorded and replayed, in tokens; refuses what is too large."""
+
+    limit: int = MOST_TOKENS
+    error: type[RuntimeError] = torch.OutOfMemoryError
+    tried: int = 0
+    recorded: int = 0
+    replayed: int = 0
+
+    def record(self, work: Work) -> Work:
+        self.tried += 1
+        if self.tokens_of(work) > self.limit:
+            raise self.error("no room\nand much advice")
+        self.recorded += 1
+        work()
+
+        def replay() -> None:
+            self.replayed += 1
+            work()
+
+        return replay
+
+    @staticmethod
+    def tokens_of(work: Work) -> int:
+        shape = work.__self__._shape  # type: ignore[attr-defined]
+        assert isinstance(shape, Shape)
+        return shape.num_tokens
+
+
+def recorder_on(device: str) -> Recorder:
+    return Log() if device == "cpu" else CudaRecorder(torch.device(device))
+
+
+@pytest.fixture
+def small_model() -> EarlyExitModel:
+    return small()
+
+
+def piece_before(model: EarlyExitModel, block: int, lengths: Sequence[int], *, seed: int = 0) -> Piece:
+    wire = wire_of(random_inputs(np.random.default_rng(seed), lengths), prefix="s")
+    piece = from_wire(model, wire, POLICY)
+    if block == 0:
+        return piece
+    (step,) = cut_out(model, 0, block, (), POLICY).run(piece)
+    assert step.survivors is not None
+    return step.survivors
+
+
+def ready(model: EarlyExitModel, recorder: Recorder, *segments: Segment, budget: Budget = FOUR) -> CapturedSegments:
+    captured = CapturedSegments(model, recorder)
+    captured.prepare(dict.fromkeys(segments, budget))
+    return captured
+
+
+def assert_as_the_model(
+    segments: CapturedSegments, model: EarlyExitModel, segment: Segment, piece: Piece, within: float = 1e-5
+) -> None:
+    with torch.inference_mode():
+        expected = model.run(segment, piece)
+    torch.testing.assert_close(segments.run(segment, piece), expected, rtol=within, atol=within)
+
+
+# Shapes
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_length", "expected"),
+    [
+        pytest.param([1] * 9, 1, (9, 9, 1, False), id="images, nearly every number"),
+        pytest.param([1] * 17, 1, (18, 18, 1, False), id="and every second beyond sixteen"),
+        pytest.param([32] * 3, 32, (96, 3, 32, False), id="texts of the full length"),
+        pytest.param([11], 32, (16, 2, 16, True), id="a short text, and a row for what is nobody's"),
+        pytest.param([5, 17, 30], 32, (56, 5, 32, True), id="mixed lengths"),
+        pytest.param([100] * 3, 512, (320, 5, 128, True), id="a quarter more at most"),
+    ],
+)
+def test_the_smallest_shape_is_taken(lengths: list[int], max_length: int, expected: tuple[int, int, int, bool]) -> None:
+    shape = shape_of(np.array(lengths, dtype=np.int32), max_length)
+    assert (shape.num_tokens, shape.num_rows, shape.longest, shape.mixed) == expected
+
+
+@pytest.mark.parametrize("max_length", [1, 4, 20, 32, 100, 512])
+@pytest.mark.parametrize("budget", [Budget(inputs=1), Budget(inputs=11), Budget(inputs=16, tokens=200)], ids=str)
+def test_whatever_a_batch_shrinks_to_has_a_shape_that_was_captured(max_length: int, budget: Budget) -> None:
+    rng = np.random.default_rng(0)
+    shapes = shapes_within(budget, max_length)
+    for _ in range(500):
+        lengths_B = rng.integers(1, max_length + 1, rng.integers(1, budget.inputs + 1))
+        if budget.tokens is not None and len(lengths_B) > 1 and lengths_B.sum() > budget.tokens:
+            lengths_B = lengths_B[:1]
+        shape = shape_of(lengths_B.astype(np.int32), max_length)
+        assert shape in shapes or shape.num_tokens > MOST_TOKENS
+        assert int(lengths_B.sum()) <= shape.num_tokens
+        assert lengths_B.max() <= shape.longest
+        assert len(lengths_B) + shape.mixed <= shape.num_rows
+
+
+# Answers
+
+
+@EACH_SEGMENT
+@pytest.mark.parametrize(
+    "lengths",
+    [[7], [1, 1], [9, 9, 9], [5, 32, 1, 12], [32], [32, 32, 32]],
+    ids=lambda lengths: "-".join(map(str, lengths)),
+)
+@ON_EACH
+def test_rows_that_are_free_change_nothing(
+    lengths: list[int], segment: Segment, device: str, small_model: EarlyExitModel
+) -> None:
+    model = small_model.to(device)
+    segments = ready(model, recorder_on(device), FIRST, WITH_RAMP, LAST)
+    for seed, before in enumerate([[LONGEST] * 4, [5, 32, 3, 30]]):  # they leave their rows behind
+        for other in (LAST, segment, FIRST):
+            segments.run(other, piece_before(model, other.first, before, seed=seed + 1))
+    assert_as_the_model(segments, model, segment, piece_before(model, segment.first, lengths))
+
+
+def test_what_is_no_number_reaches_nobody_who_comes_later(small_model: EarlyExitModel) -> None:
+    segments = ready(small_model, Log(), LAST)
+    broken = piece_before(small_model, 2, [5, 32, 3, 30])
+    nothing = torch.full_like(broken.tensors[0], torch.nan)
+    segments.run(LAST, replace(broken, tensors=(nothing,)))
+    assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, [4, 31, 3]))
+
+
+def test_what_was_given_is_not_written_to_again(small_model: EarlyExitModel) -> None:
+    segments = ready(small_model, Log(), WITH_RAMP)
+    (hidden,), logits_BC = segments.run(WITH_RAMP, piece_before(small_model, 1, [5, 7]))
+    assert logits_BC is not None
+    before = hidden.clone(), logits_BC.clone()
+    segments.run(WITH_RAMP, piece_before(small_model, 1, [7, 5], seed=1))
+    assert hidden.equal(before[0])
+    assert logits_BC.equal(before[1])
+
+
+def texts() -> list[Encoded]:
+    rng = np.random.default_rng(3)
+    return random_inputs(rng, [*rng.integers(1, LONGEST + 1, 20).tolist(), *[LONGEST] * 4], least=2)
+
+
+def segments_between(model: EarlyExitModel, bounds: Sequence[int]) -> list[Segment]:
+    cuts = [
+        (first, end, tuple(each for each in model.ramp_indices if first <= each < end))
+        for first, end in pairwise(bounds)
+    ]
+    splits = [Split(first=first, end=end, batch=1, ramps=ramps) for first, end, ramps in cuts]
+    return [segment for split in splits for segment in split.segments()]
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "pictures"])
+@ON_EACH
+def test_every_cut_answers_as_the_network_does(kind: str, device: str) -> None:
+    model, encoded = (fresh_model(), pictures(20, seed=1)[0]) if kind == "pictures" else (small(family=kind), texts())
+    policy = between_scores(model, encoded)
+    model.to(device)
+    expected = answers_alone(model, policy, encoded)
+    segments = CapturedSegments(model, recorder_on(device))
+    segments.prepare({each: Budget(inputs=6) for bounds in every_bounds(4) for each in segments_between(model, bounds)})
+    for bounds in every_bounds(4):
+        answers = answers_in_cuts(model, policy, encoded, bounds, segments=segments)
+        assert_same(answers, expected, within=1e-5 if device == "cpu" else 1e-4)
+
+
+def answers_of(runner: Runner[Piece], splits: Sequence[Split], piece: Piece) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+
+    def deliver(releases: list[Release[Piece]]) -> None:
+        for release in releases:
+            assert isinstance(release, Told)
+            assert release.answer.sample_id not in found
+            found[release.answer.sample_id] = (release.answer.exit, label_of(release.answer))
+
+    device = Device(BatchEngine(splits, ObservedTimes()), runner, ManualClock(), deliver)
+    members = [Member(sample_id=one.sample_ids[0], payload=one) for one in piece.singles()]
+    device.engine.submit(0, members, 0.0)
+    device.run_until_idle()
+    return found
+
+
+HALVES = (Split(first=0, end=2, batch=4, ramps=(0, 1)), Split(first=2, end=4, batch=4, ramps=(2,)))
+
+
+def test_a_device_replays_all_that_it_runs_and_answers_the_same(small_model: EarlyExitModel) -> None:
+    policy, log = ConfidencePolicy(0.42), Log()
+    piece = piece_before(small_model, 0, [5] * 11 + [9] * 12)
+    runner = TorchRunner(small_model, policy, CapturedSegments(small_model, log))
+    runner.prepare(HALVES)
+    recorded = log.recorded
+    answers = answers_of(runner, HALVES, piece)
+    assert answers == answers_of(TorchRunner(small_model, policy), HALVES, piece)
+    assert len({place for place, _ in answers.values()}) > 1
+    assert (log.recorded, log.replayed > 12) == (recorded, True)
+
+
+@pytest.mark.gpu
+def test_a_gpu_answers_by_the_records_with_graphs_and_lookahead(small_model: EarlyExitModel) -> None:
+    model = small_model.to("cuda", torch.bfloat16)
+    answers = RecordedAnswers(
+        row_of={f"s{k}": k for k in range(23)},
+        ramps=(0, 1, 2),
+        scores_NR=np.array([[k % 4 > 0, k % 4 > 1, k % 4 > 2] for k in range(23)], dtype=np.float32),
+        answers_NE=np.column_stack([np.tile([[0, 1, 2]], (23, 1)), np.full(23, 1)]),
+    )
+    policy = RecordedPolicy(answers, EntropyPolicy(0.5))
+    runner = TorchRunner(model, policy, CapturedSegments(model, recorder_on("cuda")))
+    runner.prepare(HALVES)
+    found = answers_of(runner, HALVES, piece_before(model, 0, [5] * 23))
+    assert found == {f"s{k}": (k % 4, [0, 1, 2, 1][k % 4]) for k in range(23)}
+
+
+@pytest.mark.gpu
+def test_a_batch_waits_for_the_device_only_where_it_says_so(small_model: EarlyExitModel) -> None:
+    model = small_model.to("cuda")
+    runner = TorchRunner(model, ConfidencePolicy(0.42), CapturedSegments(model, recorder_on("cuda")))
+    runner.prepare(HALVES)
+    piece = piece_before(model, 0, [5] * 11 + [9] * 12)
+    expected = answers_of(runner, HALVES, piece)
+    torch.cuda.set_sync_debug_mode("error")  # of hidden waits; an event that is waited for is none
+    try:
+        found = answers_of(runner, HALVES, piece)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert found == expected
+
+
+# What has no shape
+
+
+@pytest.mark.parametrize(
+    ("lengths", "attention"),
+    [
+        pytest.param([3] * 9, "auto", id="more inputs than a batch has"),
+        pytest.param([3, 5], "apart", id="mixed lengths that attend apart"),
+        pytest.param([3, 5], "slotted", id="or in slots"),
+    ],
+)
+def test_torch_runs_what_has_no_shape(lengths: list[int], attention: str, small_model: EarlyExitModel) -> None:
+    small_model.attention = attention
+    log = Log()
+    segments = ready(small_model, log, LAST)
+    assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, lengths))
+    assert log.replayed == 0
+    assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, [LONGEST] * 2))
+    assert log.replayed == 1
+
+
+def test_torch_runs_what_measures_attention_and_what_was_not_prepared(small_model: EarlyExitModel) -> None:
+    log = Log()
+    segments = ready(small_model, log, FIRST)
+    piece = piece_before(small_model, 0, [3, 5])
+    measured = replace(piece, tensors=(*piece.tensors, torch.zeros(8)))
+    assert_as_the_model(segments, small_model, FIRST, measured)
+    assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, [3, 5]))
+    assert log.replayed == 0
+
+
+# Plans
+
+
+def segments_of(places: Collection[tuple[Segment, Shape]]) -> set[Segment]:
+    return {segment for segment, _ in places}
+
+
+def test_a_plan_s_recordings_are_kept_while_the_next_is_made_ready_and_not_made_again(
+    small_model: EarlyExitModel,
+) -> None:
+    log = Log()
+    segments = CapturedSegments(small_model, log)
+    of_one = len(shapes_within(FOUR, LONGEST))
+    for wanted, recorded, held in (
+        ([FIRST], 1, {FIRST}),
+        ([FIRST, LAST], 2, {FIRST, LAST}),
+        ([LAST], 2, {FIRST, LAST}),
+        ([LAST], 2, {FIRST, LAST}),
+        ([WITH_RAMP], 3, {LAST, WITH_RAMP}),
+        ([FIRST], 4, {WITH_RAMP, FIRST}),
+    ):
+        segments.prepare(dict.fromkeys(wanted, FOUR))
+        assert (log.recorded, segments_of(segments.captured)) == (recorded * of_one, held)
+
+
+def test_a_larger_batch_records_only_what_it_adds(small_model: EarlyExitModel) -> None:
+    log = Log()
+    segments = ready(small_model, log, LAST)
+    before = set(segments.captured)
+    segments.prepare({LAST: Budget(inputs=9)})
+    assert log.recorded == len(segments.captured)
+    assert before < set(segments.captured)
+    assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, [3] * 9))
+    assert log.replayed == 1
+
+
+@dataclass(eq=False)
+class Serving(Log):
+    """Runs another piece while something is recorded."""
+
+    segments: list[CapturedSegments] = field(default_factory=list)
+    run: list[Work] = field(default_factory=list)
+
+    def record(self, work: Work) -> Work:
+        work()
+        for meanwhile in self.run:
+            meanwhile()
+            work()
+            meanwhile()
+        return super().record(work)
+
+
+def test_a_plan_is_made_ready_beside_batches_that_run(small_model: EarlyExitModel) -> None:
+    serving = Serving()
+    segments = ready(small_model, serving, LAST)
+    piece = piece_before(small_model, 2, [5, 17, 9])
+    serving.run.append(lambda: assert_as_the_model(segments, small_model, LAST, piece))
+    segments.prepare({WITH_RAMP: FOUR})
+    assert serving.replayed == 2 * len(shapes_within(FOUR, LONGEST))
+
+
+def test_two_batches_that_overlap_do_not_mix(small_model: EarlyExitModel) -> None:
+    segments = ready(small_model, Log(), LAST)
+    pieces = [piece_before(small_model, 2, lengths, seed=k) for k, lengths in enumerate(([5, 17, 9], [6, 18, 8]))]
+    wrong: list[AssertionError] = []
+    begin = threading.Barrier(2)
+
+    def run(piece: Piece) -> None:
+        begin.wait()
+        try:
+            for _ in range(50):
+                assert_as_the_model(segments, small_model, LAST, piece)
+        except AssertionError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=run, args=(piece,)) for piece in pieces]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# What cannot be recorded
+
+
+def test_where_memory_runs_out_the_smaller_shapes_are_recorded_and_one_line_says_so(
+    small_model: EarlyExitModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Log(limit=64)
+    segments = ready(small_model, log, FIRST, LAST)
+    shapes = shapes_within(FOUR, LONGEST)
+    fit = [shape for shape in shapes if shape.num_tokens <= 64]
+    assert len(segments.captured) == 2 * len(fit)
+    assert caplog.messages == [
+        f"{2 * (len(shapes) - len(fit))} of {2 * len(shapes)} shapes of 2 segments are not captured, torch runs them: "
+        "OutOfMemoryError: no room"
+    ]
+    for lengths in ([LONGEST] * 4, [5, 7]):
+        assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, lengths))
+    assert log.replayed == 1
+
+
+def test_a_segment_that_cannot_be_recorded_is_tried_once(
+    small_model: EarlyExitModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Log(limit=0, error=RuntimeError)
+    with caplog.at_level(logging.WARNING):
+        segments = ready(small_model, log, LAST)
+    assert (log.tried, len(segments.captured), len(caplog.messages)) == (1, 0, 1)
+    assert_as_the_model(segments, small_model, LAST, piece_before(small_model, 2, [5, 7]))
+
+
+@pytest.mark.gpu
+def test_plans_that_come_and_go_leave_no_memory_behind(small_model: EarlyExitModel) -> None:
+    model = small_model.to("cuda")
+    segments = CapturedSegments(model, recorder_on("cuda"))
+    reserved = []
+    for wanted in [FIRST, WITH_RAMP, LAST] * 4:
+        segments.prepare({wanted: FOUR})
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] == reserved[5]
+
+
+@pytest.mark.gpu
+def test_what_asks_the_device_for_numbers_is_not_captured_and_runs(
+    small_model: EarlyExitModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model.to("cuda")
+    compute = model.compute
+    monkeypatch.setattr(model, "compute", lambda *given: (float(given[1][0].sum()), compute(*given))[1])
+    segments = ready(model, recorder_on("cuda"), LAST)
+    assert (len(segments.captured), len(caplog.messages)) == (0, 1)
+    assert_as_the_model(segments, model, LAST, piece_before(model, 2, [5, 7]), within=1e-4)
