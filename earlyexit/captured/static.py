@@ -32,7 +32,7 @@ class StaticLayout(Layout):
             first_B = torch.arange(0, self.num_tokens, self.longest, device=device)
             length_B = torch.full((self.num_inputs,), self.longest, device=device)
         else:
-            place_N, first_B, length_B = index.split([self.num_tokens, self.num_inputs, self.num_inputs])
+            place_N, first_B, length_B = torch.split(index, [self.num_tokens, self.num_inputs, self.num_inputs])
         vars(self).update(  # in the place of what Layout would compute on the host
             scheme="padded",
             place_N=place_N,

@@ -50,8 +50,8 @@ class Timed:
     """A model with random weights, and inputs by their lengths."""
 
     def __init__(self, sizes: dict[str, int]) -> None:
-        model = random_model(sizes | {"vocab_size": VOCABULARY}).requires_grad_(False)
-        self._model: EarlyExitModel = torch_segments(model)
+        self._model = random_model(sizes | {"vocab_size": VOCABULARY}).requires_grad_(False)
+        torch_segments(self._model)
 
     def run(self, parts: Sequence[tuple[Sequence[int], Callable[[Sequence[int]], Runs]]]) -> Figures:
         """Milliseconds of batches by their schemes, one after the other; laying out is part of it."""

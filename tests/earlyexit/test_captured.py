@@ -26,6 +26,7 @@ from earlyexit.policies.threshold import ConfidencePolicy, EntropyPolicy
 from earlyexit.release import Release, Told
 from earlyexit.runner import TorchRunner
 from earlyexit.signature import Encoded
+from earlyexit.slots import Attention
 from earlyexit.split import Budget, Segment, Split
 from earlyexit.times import ObservedTimes
 from tests.answers import label_of
@@ -287,7 +288,7 @@ def test_a_batch_waits_for_the_device_only_where_it_says_so(small_model: EarlyEx
         pytest.param([3, 5], "slotted", id="or in slots"),
     ],
 )
-def test_torch_runs_what_has_no_shape(lengths: list[int], attention: str, small_model: EarlyExitModel) -> None:
+def test_torch_runs_what_has_no_shape(lengths: list[int], attention: Attention, small_model: EarlyExitModel) -> None:
     small_model.attention = attention
     log = Log()
     segments = ready(small_model, log, LAST)
