@@ -17,7 +17,6 @@ from torch import Tensor
 
 from earlyexit.checkpoint import random_model
 from earlyexit.layout import Layout
-from earlyexit.model import EarlyExitModel
 from earlyexit.reordered import torch_segments
 from experiments.kit import Spread, spread
 from experiments.rows import Rows, concatenated_rows, outputs_of, padded_rows
