@@ -19,6 +19,7 @@ from earlyexit.split import Budget, Segment
 logger = logging.getLogger(__name__)
 
 Place = tuple[Segment, Shape]
+NEWLINE = "\n"
 
 
 class CapturedSegments:
@@ -76,25 +77,20 @@ class CapturedSegments:
 
     def _record(self, places: Collection[Place]) -> dict[Place, StaticSegment]:
         recorded: dict[Place, StaticSegment] = {}
-        refused: dict[Segment, RuntimeError] = {}
+        refused: list[str] = []  # not the errors, which hold the tensors of what failed
+        hopeless: set[Segment] = set()
         buffers = Buffers(self._model.device)  # new ones: the others' may be in use
         for segment, shape in sorted(places, key=lambda place: place[1], reverse=True):
-            reason = refused.get(segment)
-            if reason is not None and not isinstance(reason, torch.OutOfMemoryError):
-                continue  # what one shape's recording is refused for, the others' is too
+            if segment in hopeless:
+                continue
             try:
                 recorded[segment, shape] = StaticSegment(self._model, segment, shape, buffers).record(self._recorder)
             except RuntimeError as error:
-                refused[segment] = error
+                reason = error.__context__ or error  # the end of a capture that broke off raises too
+                refused.append(f"{type(reason).__name__}: {str(reason).partition(NEWLINE)[0]}")
+                if not isinstance(reason, torch.OutOfMemoryError):  # a smaller shape would be refused for it too
+                    hopeless.add(segment)
         if refused:
-            logger.warning(
-                "%d of %d shapes of %d segments are not captured, torch runs them: %s",
-                len(places) - len(recorded), len(places), len(refused), _first_line(next(iter(refused.values()))),
-            )  # fmt: skip
+            missing = len(places) - len(recorded)
+            logger.warning("%d of %d shapes are not captured, torch runs them: %s", missing, len(places), refused[0])
         return recorded
-
-
-def _first_line(error: RuntimeError) -> str:
-    """What it says first, of what it was raised while handling: the end of a broken capture raises too."""
-    first = error if error.__context__ is None else error.__context__
-    return f"{type(first).__name__}: {str(first).partition(chr(10))[0]}"

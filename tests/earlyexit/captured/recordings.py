@@ -47,6 +47,7 @@ class Log:
 
     limit: int = MOST_TOKENS
     error: type[RuntimeError] = torch.OutOfMemoryError
+    in_capture: bool = False
     tried: int = 0
     recorded: int = 0
     replayed: int = 0
@@ -54,7 +55,11 @@ class Log:
     def record(self, work: Work) -> Work:
         self.tried += 1
         if self.tokens_of(work) > self.limit:
-            raise self.error("no room\nand much advice")
+            try:
+                raise self.error("no room\nand much advice")
+            finally:
+                if self.in_capture:
+                    raise RuntimeError("the capture broke off")
         self.recorded += 1
         work()
 
