@@ -74,17 +74,18 @@ def bucket(offset: Tensor, num_buckets: int) -> Tensor:
     """
     half, exact = num_buckets // 2, num_buckets // 4
     distance = offset.abs()
-    place = distance.clamp(max=exact)
-    for edge in _edges(exact, half - exact):  # one by one: a tensor of them would be copied to a GPU, and wait for it
-        place = place + (distance >= edge)
-    return place + (offset > 0).long() * half
+    wide = exact + (distance[..., None] >= _edges(exact, half - exact, offset.device)).sum(-1)
+    return torch.where(distance < exact, distance, wide) + (offset > 0).long() * half
 
 
-def _edges(exact: int, num_wide: int) -> list[int]:
-    """The smallest distance of every wide bucket but the first."""
-    growth = MAX_DISTANCE / exact
-    edges = (exact * growth ** (step / num_wide) for step in range(1, num_wide))
-    return [-int(-edge // 1) for edge in edges]
+def _edges(exact: int, num_wide: int, device: torch.device) -> Tensor:
+    """The smallest distance of every wide bucket but the first.
+
+    Computed where it is needed: numbers from the host could not be captured. What is meant to be whole is so before it
+    is rounded up, whoever computes the powers.
+    """
+    step_E = torch.arange(1, num_wide, dtype=torch.float64, device=device)
+    return (exact * (MAX_DISTANCE / exact) ** (step_E / num_wide) - 1e-6).ceil()
 
 
 class MPNet(Bert):
