@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,12 +14,13 @@ from earlyexit.checkpoint import RampOptions
 from earlyexit.cut import Cut, cut_out
 from earlyexit.model import EarlyExitModel, ModelInfo
 from earlyexit.network import SegmentRunner, from_wire
-from earlyexit.piece import Piece, fuse
+from earlyexit.piece import Piece
 from earlyexit.policies.base import ExitPolicy, Opinion
 from earlyexit.signature import Encoded
 from earlyexit.split import Split
 from earlyexit.train import exit_outputs
 from earlyexit.wire import Answer, Seen, WirePiece, entering
+from tests.earlyexit.cuts import in_random_order
 from tests.earlyexit.models import small
 from tests.earlyexit.tokens import random_inputs
 
@@ -136,34 +136,25 @@ def follow(
 
     `kind`: `plain`, `stay`, or `probe`. Gives the answers and what was seen.
     """
-    rng = random.Random(seed)
     cuts = {split.first: _cut(network, policy, split, segments, kind) for split in splits}
     firsts, starts = sorted(cuts), network.chain.starts
-    waiting: defaultdict[int, list[Piece]] = defaultdict(list)
-    first = firsts[0]
-    waiting[first] = _enter(network, policy, inputs.wire(network.chain.network_of(first), first, inputs.ids), None)
     answers: dict[str, Answer] = {}
     seen: dict[tuple[str, int], Seen] = {}
-    while blocks := [block for block, pieces in waiting.items() if pieces]:
-        block = rng.choice(blocks)
-        rng.shuffle(waiting[block])
-        size = rng.randint(1, 6)
-        batch, waiting[block] = waiting[block][:size], waiting[block][size:]
-        survivors: Piece | None = None
-        for step in cuts[block].run(fuse(batch)):
-            survivors = step.survivors
-            assert kind != "plain" or not answers.keys() & {answer.sample_id for answer in step.answers}
-            answers = {answer.sample_id: answer for answer in step.answers} | answers  # the first one counts
-            seen |= {(each.sample_id, each.block): each for each in step.seen}
-        if survivors is None:
-            continue
-        if survivors.next_block in starts:
-            assert survivors.tensors == ()
-            to = next(each for each in firsts if each >= survivors.next_block)
-            wire = inputs.wire(network.chain.network_of(to), to, survivors.sample_ids)
-            waiting[to] += _enter(network, policy, wire, survivors)
-        else:
-            waiting[survivors.next_block] += from_wire(network, survivors.to_wire(), policy).singles()
+
+    def goes_on(survivors: Piece) -> tuple[int, list[Piece]]:
+        if survivors.next_block not in starts:
+            return survivors.next_block, from_wire(network, survivors.to_wire(), policy).singles()
+        assert survivors.tensors == ()
+        to = next(each for each in firsts if each >= survivors.next_block)
+        wire = inputs.wire(network.chain.network_of(to), to, survivors.sample_ids)
+        return to, _enter(network, policy, wire, survivors)
+
+    wire = inputs.wire(network.chain.network_of(firsts[0]), firsts[0], inputs.ids)
+    begin = _enter(network, policy, wire, None)
+    for step in in_random_order(cuts, firsts[0], begin, goes_on, random.Random(seed)):
+        assert kind != "plain" or not answers.keys() & {answer.sample_id for answer in step.answers}
+        answers = {answer.sample_id: answer for answer in step.answers} | answers  # the first one counts
+        seen |= {(each.sample_id, each.block): each for each in step.seen}
     return answers, seen
 
 

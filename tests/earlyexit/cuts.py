@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 
@@ -15,6 +15,7 @@ from earlyexit.model import EarlyExitModel
 from earlyexit.network import SegmentRunner, from_wire
 from earlyexit.piece import Piece, fuse
 from earlyexit.policies.base import ExitPolicy
+from earlyexit.release import Step
 from earlyexit.signature import Encoded
 from earlyexit.wire import Answer
 from tests.earlyexit.tokens import wire_of
@@ -64,12 +65,33 @@ def answers_in_cuts(
     segments: SegmentRunner | None = None,
 ) -> dict[str, Answer]:
     """Splits run in random order on random handfuls of whoever waits for them."""
-    rng = random.Random(seed)
     cuts = cuts_of(model, policy, bounds, segments=segments)
-    waiting: defaultdict[int, list[Piece]] = defaultdict(list)
-    waiting[0] = piece_of(model, policy, encoded).singles()
     answers: dict[str, Answer] = {}
-    while blocks := [block for block, pieces in waiting.items() if pieces]:
+
+    def goes_on(survivors: Piece) -> tuple[int, list[Piece]]:
+        arrived = from_wire(model, survivors.to_wire(), policy) if over_the_wire else survivors
+        return survivors.next_block, arrived.singles()
+
+    for step in in_random_order(cuts, 0, piece_of(model, policy, encoded).singles(), goes_on, random.Random(seed)):
+        assert not answers.keys() & {answer.sample_id for answer in step.answers}
+        answers |= {answer.sample_id: answer for answer in step.answers}
+    return answers
+
+
+def in_random_order(
+    cuts: Mapping[int, Cut],
+    first: int,
+    pieces: Sequence[Piece],
+    goes_on: Callable[[Piece], tuple[int, list[Piece]]],
+    rng: random.Random,
+) -> Iterator[Step[Piece]]:
+    """Every step of cuts, by their first blocks, that run random handfuls of whoever waits, at first for `first`.
+
+    `goes_on`: for which block a cut's survivors wait then, and as what, one by one.
+    """
+    waiting: defaultdict[int, list[Piece]] = defaultdict(list)
+    waiting[first] = list(pieces)
+    while blocks := [block for block, waits in waiting.items() if waits]:
         block = rng.choice(blocks)
         rng.shuffle(waiting[block])
         size = rng.randint(1, 6)
@@ -77,12 +99,10 @@ def answers_in_cuts(
         survivors: Piece | None = None
         for step in cuts[block].run(fuse(batch)):
             survivors = step.survivors
-            assert not answers.keys() & {answer.sample_id for answer in step.answers}
-            answers |= {answer.sample_id: answer for answer in step.answers}
+            yield step
         if survivors is not None:
-            arrived = from_wire(model, survivors.to_wire(), policy) if over_the_wire else survivors
-            waiting[survivors.next_block] += arrived.singles()
-    return answers
+            to, arrived = goes_on(survivors)
+            waiting[to] += arrived
 
 
 def assert_same(answers: dict[str, Answer], expected: dict[str, Answer], *, within: float = 1e-5) -> None:
