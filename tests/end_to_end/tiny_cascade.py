@@ -7,25 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from deployments.settings import ServeSettings
 from earlyexit.chain_network import ChainNetwork, load_network
-from earlyexit.checkpoint import random_model
 from earlyexit.codecs import find_codec
 from earlyexit.codecs.chain import ChainCodec
 from earlyexit.policies.threshold import EntropyPolicy
 from earlyexit.split import Split
 from earlyexit.store import read_card, save_model
-from earlyexit.tasks.label import LabelTask
 from earlyexit.wire import Answer
 from offramp.jobs.chaining import chain_models
 from optimizer.calibration_file import CALIBRATION_FILE, CalibrationCard
 from optimizer.plan import Plan, PolicySpec, Stage
-from optimizer.problem_file import parse_problem
 from tests.earlyexit.chains import Inputs, offline, spread
 from tests.end_to_end.one_ray import DASHBOARD_URL
-from tests.end_to_end.tiny_service import LABELS, MAX_LENGTH, NEVER_S, WORDS, Tiny, controlled_service, some_texts
+from tests.end_to_end.tiny_service import (
+    LABELS,
+    NEVER_S,
+    WORDS,
+    Tiny,
+    controlled_service,
+    random_text_model,
+    save_words,
+    some_texts,
+    tiny_problem,
+)
 
 BLOCKS = (2, 4)
 NETWORKS = (2, 6)
@@ -85,29 +91,11 @@ class TinyCascade:
         """Under a controller that never plans by itself."""
         of_one = Tiny(folder=self.folder, thresholds={**self.thresholds, 2: 0.0}, texts=(), answers=())
         as_of_one = controlled_service(of_one)
-        problem = {
-            "schema_version": 1,
-            "blocks": NETWORKS[-1],
-            "networks": list(NETWORKS),
-            "ramps": list(RAMPS),
-            "survival": [1.0, 0.8, 0.6, 0.6, 0.4, 0.4],
-            "latency": {
-                "cpu": {
-                    "batch": [1, 8],
-                    "block_s": [[0.001, 0.004]] * NETWORKS[-1],
-                    "ramp_s": [[0.0001, 0.0001]] * len(RAMPS),
-                }
-            },
-            "devices": {"cpu": {"count": 4}},
-            "link": {"bandwidth_bytes_per_s": 1e9},
-            "bytes_per_sample": 1000,
-            "slo": {"latency_s": 5.0},
-            "objective": {"maximize": "rate"},
-        }
+        problem = tiny_problem(RAMPS, [1.0, 0.8, 0.6, 0.6, 0.4, 0.4], networks=list(NETWORKS))
         assert as_of_one.control is not None
         control = as_of_one.control.model_copy(
             update={
-                "problem": parse_problem(problem).problem,
+                "problem": problem,
                 "policy": self.policy,
                 "period_s": NEVER_S,
                 "dashboard_url": DASHBOARD_URL,
@@ -126,20 +114,9 @@ def make_cascade(root: Path) -> TinyCascade:
 
 def _member(folder: Path, place: int, num_blocks: int) -> Path:
     """Each knows other numbers for the same words."""
-    sizes = {
-        "vocab_size": 128,
-        "hidden_size": 32 + 16 * place,
-        "num_blocks": num_blocks,
-        "num_heads": 4,
-        "intermediate_size": 64,
-        "max_length": MAX_LENGTH,
-    }
-    model = random_model(sizes, name=f"m{place}", task=LabelTask(LABELS), seed=5 + place)
+    model = random_text_model(f"m{place}", num_blocks, seed=5 + place, hidden_size=32 + 16 * place, vocab_size=128)
     save_model(spread(model.requires_grad_(False)), folder)
-    words = WORDS if place == 0 else (WORDS[0], *reversed(WORDS[1:]))
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    save_words(folder, WORDS if place == 0 else (WORDS[0], *reversed(WORDS[1:])))
     calibrated = CalibrationCard(
         policy="entropy", thresholds={0: 0.5}, budget=0.01, confidence=0.9, tested={}, provenance={}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from earlyexit.tokenizer import TextTokenizer
 from earlyexit.train import exit_outputs
 from earlyexit.wire import entering
 from optimizer.plan import Plan, PolicySpec, Stage
+from optimizer.problem import PlanProblem
 from optimizer.problem_file import parse_problem
 from tests.answers import label_of
 from tests.end_to_end.one_ray import COLLECTOR_PORT, DASHBOARD_URL
@@ -87,26 +89,8 @@ def text_service(tiny: Tiny, **changes: Any) -> ServeSettings:
 
 def controlled_service(tiny: Tiny) -> ServeSettings:
     """Under a controller that never plans by itself."""
-    problem = {
-        "schema_version": 1,
-        "blocks": NUM_BLOCKS,
-        "ramps": list(RAMPS),
-        "survival": [1.0, 0.7, 0.5, 0.3],
-        "latency": {
-            "cpu": {
-                "batch": [1, 8],
-                "block_s": [[0.001, 0.004]] * NUM_BLOCKS,
-                "ramp_s": [[0.0001, 0.0001]] * len(RAMPS),
-            }
-        },
-        "devices": {"cpu": {"count": 4}},
-        "link": {"bandwidth_bytes_per_s": 1e9},
-        "bytes_per_sample": 1000,
-        "slo": {"latency_s": 5.0},
-        "objective": {"maximize": "rate"},
-    }
     control = ControlSettings(
-        problem=parse_problem(problem).problem,
+        problem=tiny_problem(RAMPS, [1.0, 0.7, 0.5, 0.3]),
         policy=PolicySpec(name="entropy", thresholds=tiny.thresholds),
         state=str(tiny.folder / "state.sqlite"),
         period_s=NEVER_S,
@@ -117,26 +101,59 @@ def controlled_service(tiny: Tiny) -> ServeSettings:
     return text_service(tiny, app="controlled", slots={"cpu": 2}, control=control, probe_share=0.5)
 
 
+def tiny_problem(ramps: Sequence[int], survival: Sequence[float], **changes: Any) -> PlanProblem:
+    """Of a model with as many blocks as there are shares, on four processors."""
+    table = {
+        "batch": [1, 8],
+        "block_s": [[0.001, 0.004]] * len(survival),
+        "ramp_s": [[0.0001, 0.0001]] * len(ramps),
+    }
+    document = {
+        "schema_version": 1,
+        "blocks": len(survival),
+        "ramps": list(ramps),
+        "survival": list(survival),
+        "latency": {"cpu": table},
+        "devices": {"cpu": {"count": 4}},
+        "link": {"bandwidth_bytes_per_s": 1e9},
+        "bytes_per_sample": 1000,
+        "slo": {"latency_s": 5.0},
+        "objective": {"maximize": "rate"},
+    }
+    return parse_problem(document | changes).problem
+
+
 def some_texts(count: int) -> tuple[str, ...]:
     rng = np.random.default_rng(5)
     return tuple(" ".join(rng.choice(WORDS[1:], size=rng.integers(1, MAX_LENGTH))) for _ in range(count))
 
 
 def make_model(folder: Path, *, seed: int = 3) -> tuple[EarlyExitModel, TextTokenizer]:
+    model = random_text_model("tiny", NUM_BLOCKS, seed=seed)
+    save_model(model, folder)
+    return model, TextTokenizer(save_words(folder), MAX_LENGTH)
+
+
+def random_text_model(
+    name: str, num_blocks: int, *, seed: int, hidden_size: int = 32, vocab_size: int = len(WORDS)
+) -> EarlyExitModel:
     sizes = {
-        "vocab_size": len(WORDS),
-        "hidden_size": 32,
-        "num_blocks": NUM_BLOCKS,
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "num_blocks": num_blocks,
         "num_heads": 4,
         "intermediate_size": 64,
         "max_length": MAX_LENGTH,
     }
-    model = random_model(sizes, name="tiny", task=LabelTask(LABELS), seed=seed)
-    save_model(model, folder)
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    return random_model(sizes, name=name, task=LabelTask(LABELS), seed=seed)
+
+
+def save_words(folder: Path, words: Sequence[str] = WORDS) -> Tokenizer:
+    """A tokenizer of whole words, numbered in their order."""
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return model, TextTokenizer(tokenizer, MAX_LENGTH)
+    return tokenizer
 
 
 def median_entropies(model: EarlyExitModel, tokenizer: TextTokenizer, texts: tuple[str, ...]) -> dict[int, float]:
