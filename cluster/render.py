@@ -26,6 +26,21 @@ MOUNT = "/offramp"
 GIBIBYTE = 2**30
 EMULATED_BYTES = 256 * 2**20
 """Of one emulated replica: a process that computes nothing."""
+FRONT, FRONT_PODS, FRONT_CPUS = "front", 2, 2
+"""Where a lost head must not take ingresses and controller along: as many cores more as they, and what they break up of
+other pods' cores, can need."""
+PASSWORD_KEY = "password"
+"""Of the secret with Redis' password."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redis:
+    """Where Ray keeps what would be lost with its head."""
+
+    address: str
+    """`host:port`, or a URL of Redis'."""
+    secret: str | None = None
+    """A secret of Kubernetes whose `password` it asks for; None: it asks for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +58,8 @@ class Kubernetes:
     """Of every container: Serve's switches are read when Ray starts."""
     pod_memory_bytes: int = 4 * GIBIBYTE
     """Of the head, and of a worker with one accelerator."""
+    redis: Redis | None = None
+    """With one the service outlives the head: nothing of it runs there."""
 
 
 def serve_config(
@@ -91,9 +108,12 @@ def application_config(args: Mapping[str, Any], *, name: str, environment: Mappi
 def ray_service(name: str, config: Mapping[str, Any], inventory: Inventory, kubernetes: Kubernetes) -> dict[str, Any]:
     """A KubeRay manifest: one worker group per accelerator type, one pod per accelerator.
 
-    Emulated accelerators of a type share one pod.
+    Emulated accelerators of a type share one pod. With Redis there are pods without accelerators besides, and the head
+    has no cores for replicas.
     """
     groups = [_worker_group(device, each, kubernetes) for device, each in inventory.devices.items() if each.count]
+    if kubernetes.redis is not None:
+        groups.append(_front_group(kubernetes))
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
@@ -102,6 +122,7 @@ def ray_service(name: str, config: Mapping[str, Any], inventory: Inventory, kube
             "serveConfigV2": to_yaml(config),
             "rayClusterConfig": {
                 "rayVersion": kubernetes.ray_version,
+                **_fault_tolerance(kubernetes.redis),
                 "headGroupSpec": _head_group(kubernetes, _served_ports(config)),
                 "workerGroupSpecs": groups,
             },
@@ -149,7 +170,24 @@ def _head_group(kubernetes: Kubernetes, served_ports: list[dict[str, Any]]) -> d
         {"containerPort": 8265, "name": "dashboard"},
         *served_ports,
     ]
-    return {"rayStartParams": {"dashboard-host": "0.0.0.0"}, "template": _pod(container, kubernetes, {})}
+    params = {"dashboard-host": "0.0.0.0"} | ({} if kubernetes.redis is None else {"num-cpus": "0"})
+    return {"rayStartParams": params, "template": _pod(container, kubernetes, {})}
+
+
+def _fault_tolerance(redis: Redis | None) -> dict[str, Any]:
+    """What KubeRay makes Ray's own variables of; the nodes then wait ten minutes for a new head."""
+    if redis is None:
+        return {}
+    options: dict[str, Any] = {"redisAddress": redis.address}
+    if redis.secret is not None:
+        options["redisPassword"] = {"valueFrom": {"secretKeyRef": {"name": redis.secret, "key": PASSWORD_KEY}}}
+    return {"gcsFaultToleranceOptions": options}
+
+
+def _front_group(kubernetes: Kubernetes) -> dict[str, Any]:
+    container = _container("ray-worker", kubernetes, cpus=FRONT_CPUS, memory_bytes=kubernetes.pod_memory_bytes)
+    template = _pod(container, kubernetes, {})
+    return {"groupName": FRONT, **_pods(FRONT_PODS), "rayStartParams": {}, "template": template}
 
 
 def _worker_group(device: str, accelerators: Accelerators, kubernetes: Kubernetes) -> dict[str, Any]:
@@ -159,20 +197,23 @@ def _worker_group(device: str, accelerators: Accelerators, kubernetes: Kubernete
     pods, memory_bytes = accelerators.count, kubernetes.pod_memory_bytes
     if emulated:
         pods, memory_bytes = 1, GIBIBYTE + accelerators.count * EMULATED_BYTES
-    container = _container("ray-worker", kubernetes, cpus=2 if emulated else 1, memory_bytes=memory_bytes)
+    # Beside a model on a GPU there is room for an ingress: one that Ray puts there must not take the model's core.
+    container = _container("ray-worker", kubernetes, cpus=2 if emulated or on_gpu else 1, memory_bytes=memory_bytes)
     if on_gpu:
         container["resources"]["limits"]["nvidia.com/gpu"] = 1
     group: dict[str, Any] = {
         "groupName": kubernetes_name(device),
-        "replicas": pods,
-        "minReplicas": pods,
-        "maxReplicas": pods,
+        **_pods(pods),
         "rayStartParams": _start_params(device, accelerators.count if emulated else None),
         "template": _pod(container, kubernetes, _selector(device, accelerators, on_gpu=on_gpu)),
     }
     if accelerators.labels:
         group["labels"] = dict(accelerators.labels)
     return group
+
+
+def _pods(count: int) -> dict[str, int]:
+    return {"replicas": count, "minReplicas": count, "maxReplicas": count}
 
 
 def _start_params(device: str, num_emulated: int | None) -> dict[str, str]:

@@ -62,6 +62,13 @@ def await_ports(
             patience_s -= LOOK_S
 
 
+def free_port() -> int:
+    """One of this machine's, that nobody had a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def is_taken(port: int) -> bool:
     """Whether nobody else may listen on it, on whatever address."""
     return not _is_free(("0.0.0.0", port))

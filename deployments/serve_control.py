@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +14,12 @@ from typing import Any, Literal
 from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
 from deployments.keys import read_keys
-from deployments.ports import HostPort, await_ports
+from deployments.ports import HostPort, await_ports, free_port
+from deployments.run_processes import clear_left, noted_run
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
 from deployments.switches import HAPROXY, HAPROXY_GRPC_PORTS, HAPROXY_PORTS, RAYLET, THROUGHPUT
-from earlyexit.errors import OfframpError, PlanError
+from earlyexit.errors import HeadLostError, OfframpError, PlanError
 
 HttpFront = Literal["haproxy", "proxy"]
 DASHBOARD_HOST = "127.0.0.1"
@@ -60,12 +60,16 @@ class LocalCluster:
 def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     """Start Ray and the application on this machine; gives its URL, and ends everything cleanly.
 
+    What earlier ones left that were killed is ended first. A HeadLostError that is raised inside ends what is left
+    without asking Ray, which would not answer.
+
     Raises PlanError or ModelFolderError before anything starts, InputError for API keys that cannot be read,
     OfframpError where a port is taken; waits for one that an earlier service has not let go of yet.
     """
     if settings.access is not None:
         read_keys(settings.access)  # the ingress would say the same, but only to Serve's log
     _set_environment(cluster, settings.max_body_bytes)
+    clear_left()
     await_ports(_wanted_ports(cluster))
     import ray
     from ray import serve
@@ -77,18 +81,14 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
     settings = _with_dashboard(settings, cluster)
     application = build(settings.model_dump())
     needed = _resources_needed(settings)
-    ray.init(
-        address="local",  # never join a cluster that happens to be reachable
+    with _own_ray(
         num_cpus=max(os.cpu_count() or 1, math.ceil(needed.pop("CPU"))),
         resources={name: amount for name, amount in needed.items() if name != "GPU"},
         object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
         _metrics_export_port=cluster.metrics_port,
         labels=_labels(settings),
         **_dashboard_options(settings),
-    )
-    try:
+    ):
         _check_resources(settings, ray.cluster_resources())  # type: ignore[no-untyped-call] # ray's, not ours
         serve.start(
             proxy_location="HeadOnly",
@@ -105,9 +105,27 @@ def serving(settings: ServeSettings, cluster: LocalCluster) -> Iterator[str]:
         except RuntimeError as error:
             raise OfframpError(f"the service did not start; {LOGS} says why: {error}") from error
         yield f"http://{cluster.address}:{cluster.port}"
+
+
+@contextmanager
+def _own_ray(**options: Any) -> Iterator[None]:
+    """A Ray of this process alone, of which nothing is left afterwards, nor of the Serve that runs on it."""
+    import ray
+    from ray import serve
+
+    run, lost = noted_run(), False
+    try:
+        with run.starting():  # never join a cluster that happens to be reachable
+            ray.init(address="local", log_to_driver=False, logging_level=logging.WARNING, **options)
+        yield
+    except HeadLostError:
+        lost = True
+        raise
     finally:
-        serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
-        ray.shutdown()
+        if not lost:
+            serve.shutdown()  # type: ignore[no-untyped-call] # ray's, not ours
+            ray.shutdown()
+        run.end()
 
 
 def _set_environment(cluster: LocalCluster, max_body_bytes: int) -> None:
@@ -146,7 +164,7 @@ def _with_dashboard(settings: ServeSettings, cluster: LocalCluster) -> ServeSett
     """
     if not _needs_dashboard(settings):
         return settings
-    url = f"http://{DASHBOARD_HOST}:{cluster.dashboard_port or _free_port()}"
+    url = f"http://{DASHBOARD_HOST}:{cluster.dashboard_port or free_port()}"
     repository = settings.repository.model_copy(update={"dashboard_url": url})
     settings = settings.model_copy(update={"repository": repository})
     if settings.control is None:
@@ -167,12 +185,6 @@ def _dashboard_options(settings: ServeSettings) -> dict[str, Any]:
         return {"include_dashboard": False}
     port = int(url.rpartition(":")[2])
     return {"include_dashboard": True, "dashboard_host": DASHBOARD_HOST, "dashboard_port": port}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((DASHBOARD_HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _check_resources(settings: ServeSettings, resources: dict[str, float]) -> None:

@@ -21,6 +21,7 @@ OfframpError                        500 INTERNAL
 ├── ControllerUnavailableError      503 UNAVAILABLE         the controller does not answer; the same
 ├── VersionUnavailableError         503 UNAVAILABLE         another version of the model cannot be reached; the same
 ├── DeadlineError                   504 DEADLINE_EXCEEDED   the answer would have come too late
+├── HeadLostError                   500                     Ray's head has ended under `offramp serve`
 └── ExecutionError                  500 INTERNAL            the model itself failed on this input
 """
 
@@ -28,10 +29,14 @@ from __future__ import annotations
 
 
 class OfframpError(Exception):
-    """Base of the tree; `http_status` is what an HTTP client is told, `grpc_status` the name of a gRPC client's."""
+    """Base of the tree; `http_status` is what an HTTP client is told, `grpc_status` the name of a gRPC client's.
+
+    `exit_status` is that of a command.
+    """
 
     http_status: int = 500
     grpc_status: str = "INTERNAL"
+    exit_status: int = 1
 
     @property
     def kind(self) -> str:
@@ -50,6 +55,7 @@ class InputError(OfframpError):
 
     http_status = 400
     grpc_status = "INVALID_ARGUMENT"
+    exit_status = 2
 
 
 class UnauthorizedError(InputError):
@@ -197,3 +203,9 @@ class ExecutionError(OfframpError):
     def log_text(self) -> str:
         """Without the model's own words: they may quote the input."""
         return ": ".join(str(self).split(": ")[:2])
+
+
+class HeadLostError(OfframpError):
+    """Ray's head, or raylet, has ended under a service of this machine, which is over with it."""
+
+    exit_status = 4  # 3 says that there is no plan

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from earlyexit.errors import InputError, OfframpError
+from earlyexit.errors import OfframpError
 from offramp.cli.bench import bench
 from offramp.cli.calibrate import calibrate
 from offramp.cli.chain import chain
@@ -56,10 +56,10 @@ for command in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; what went wrong is one line on stderr, exit status 2 for bad input and 1 for the rest."""
+    """Run a command; what went wrong is one line on stderr, and the error's exit status."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         app(arguments)
     except OfframpError as error:
         print(f"offramp: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, InputError) else 1) from None
+        raise SystemExit(error.exit_status) from None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from earlyexit.errors import InputError
+from earlyexit.errors import HeadLostError, InputError
 from offramp.cli.options import (
     ATTENTIONS,
     BACKENDS,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = {"text": "'a text'", "text_pair": "'a text' 'another'", "image": "photo.jpg"}
 """Arguments of `offramp predict`, by codec."""
-BESIDE_A_FILE = {"model", "port", "grpc_port", "metrics_port"}
+BESIDE_A_FILE = {"model", "port", "grpc_port", "metrics_port", "restart"}
 
 Model = Annotated[Path, typer.Argument(help="Model folder, or a service file, which says all but the ports itself.")]
 Plan = Annotated[
@@ -89,6 +90,9 @@ ApiKeys = Annotated[
 RateLimit = Annotated[
     float | None, typer.Option(callback=above_zero, help="Requests per second that one key, or all, may send.")
 ]
+Restart = Annotated[
+    bool, typer.Option("--restart", help="Start anew when Ray's head has died, rather than end with status 4.")
+]
 
 
 def serve(
@@ -117,6 +121,7 @@ def serve(
     trace_ratio: TraceRatio = None,
     api_keys: ApiKeys = None,
     rate_limit: RateLimit = None,
+    restart: Restart = False,
 ) -> None:
     """Serve a model, or a service file's, on this machine until it is told to stop (Ctrl-C or SIGTERM)."""
     ports = {"port": port, "grpc_port": grpc_port}
@@ -125,7 +130,7 @@ def serve(
         from offramp.service.file import read_service
 
         found = read_service(model)
-        _serve_until_stopped(found.settings, found.ingress, ports, metrics_port)
+        _serve_until_stopped(found.settings, found.ingress, ports, metrics_port, restart=restart)
         return
     from offramp.service.application import application_settings, resolve_plan
 
@@ -147,16 +152,16 @@ def serve(
         tracing=tracing_options(otlp_endpoint, trace_ratio),
         access=access if any(value is not None for value in access.values()) else None,
     )
-    _serve_until_stopped(application_settings(document, chosen), document.ingress, ports, metrics_port)
+    settings = application_settings(document, chosen)
+    _serve_until_stopped(settings, document.ingress, ports, metrics_port, restart=restart)
 
 
 def _refuse_beside_a_file(context: typer.Context) -> None:
     given = {name for name, value in context.params.items() if value is not None}
     refused = sorted(f"--{name.replace('_', '-')}" for name in given - BESIDE_A_FILE)
     if refused:
-        raise InputError(
-            f"{' and '.join(refused)}: the service file says it; only --port, --grpc-port, --metrics-port go with one"
-        )
+        allowed = "--port, --grpc-port, --metrics-port, --restart"
+        raise InputError(f"{' and '.join(refused)}: the service file says it; only {allowed} go with one")
 
 
 def tracing_options(endpoint: str | None, ratio: float | None) -> dict[str, Any] | None:
@@ -186,13 +191,23 @@ def _document(**parts: Mapping[str, Any] | None) -> ApplicationDocument:
 
 
 def _serve_until_stopped(
-    settings: ServeSettings, ingress: IngressDocument, ports: dict[str, int | None], metrics_port: int | None
+    settings: ServeSettings,
+    ingress: IngressDocument,
+    ports: dict[str, int | None],
+    metrics_port: int | None,
+    *,
+    restart: bool,
 ) -> None:
-    """Serve on this machine until Ctrl-C or SIGTERM; ports that are given take the place of the ingress's own."""
+    """Serve on this machine until Ctrl-C or SIGTERM; ports that are given take the place of the ingress's own.
+
+    Does not come back where Ray's head is lost.
+    """
+    from deployments.head_watch import await_loss, ray_processes
     from deployments.serve_control import LocalCluster, serving
     from earlyexit.store import read_card
     from offramp.service.application import exposure_notes, with_environment
 
+    environment = dict(os.environ)  # before Ray, and its switches, are put into it
     settings = with_environment(settings)
     listening = ingress.model_dump(include={"port", "host", "front", "grpc_port"})
     given = {name: port for name, port in ports.items() if port is not None}
@@ -208,6 +223,17 @@ def _serve_until_stopped(
             keys, with_grpc = settings.access is not None and settings.access.has_keys, cluster.grpc_port is not None
             for note in exposure_notes(cluster.host, cluster.front, has_keys=keys, has_grpc=with_grpc):
                 print(f"note: {note}; see docs/security.md", file=sys.stderr, flush=True)
-            signal.pause()
+            await_loss(ray_processes())
     except KeyboardInterrupt:
         print("stopped")
+    except HeadLostError as lost:
+        _leave(lost, environment if restart else None)
+
+
+def _leave(lost: HeadLostError, environment: Mapping[str, str] | None) -> NoReturn:
+    """End at once, for Ray's own end would wait for its head; in an environment, begin anew with the same command."""
+    print(f"offramp: {lost}{'' if environment is None else '; it starts anew'}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    if environment is None:
+        os._exit(lost.exit_status)
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

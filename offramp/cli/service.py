@@ -23,7 +23,7 @@ from offramp.client.credentials import find_api_key, key_header
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cluster.render import ProxyLocation
+    from cluster.render import ProxyLocation, Redis
     from offramp.service.deploying import Dashboard, Waiting
     from offramp.service.file import Service
 
@@ -41,6 +41,12 @@ def render(
     kuberay: Annotated[bool, typer.Option("--kuberay", help="A RayService instead of a Serve config.")] = False,
     image: Annotated[str, typer.Option(help="For --kuberay: image with Ray and this repository.")] = "offramp",
     claim: Annotated[str, typer.Option(help="For --kuberay: volume claim that all pods mount.")] = "offramp",
+    redis: Annotated[
+        str | None, typer.Option(help="For --kuberay: host:port of a Redis, by which the service outlives Ray's head.")
+    ] = None,
+    redis_secret: Annotated[
+        str | None, typer.Option(help="For --redis: the secret of Kubernetes with its `password`; default: none.")
+    ] = None,
     settings: Annotated[
         bool, typer.Option("--settings", help="Only the settings, as a repository's folder keeps them.")
     ] = False,
@@ -48,16 +54,19 @@ def render(
     out: Annotated[Path | None, typer.Option(help="File to write; default: print.")] = None,
 ) -> None:
     """Write what `serve deploy` takes, KubeRay's manifest, or the settings, for a service file."""
-    from cluster.render import to_yaml
+    from cluster.render import Redis, to_yaml
     from offramp.service.file import read_service
 
     in_a_folder("out", out)
     if kuberay and settings:
         raise InputError("--kuberay and --settings are two things: give one of them")
+    if (redis is not None and not kuberay) or (redis_secret is not None and redis is None):
+        raise InputError("--redis goes with --kuberay, and --redis-secret with --redis")
     if settings:
         text = moved(read_service(service), at).settings.model_dump_json(indent=2) + "\n"
     elif kuberay:
-        text = to_yaml(_manifest(read_service(service), image, claim, at))
+        kept = None if redis is None else Redis(address=redis, secret=redis_secret)
+        text = to_yaml(_manifest(read_service(service), image, claim, at, kept))
     else:
         text = to_yaml(_config(moved(read_service(service), at)))
     if out is None:
@@ -157,7 +166,7 @@ def _environment(service: Service) -> dict[str, str]:
     return THROUGHPUT | (grpc_environment(service.settings.max_body_bytes) if asked else {})
 
 
-def _manifest(service: Service, image: str, claim: str, at: str | None) -> dict[str, Any]:
+def _manifest(service: Service, image: str, claim: str, at: str | None, redis: Redis | None) -> dict[str, Any]:
     """On Kubernetes a service listens on every address of its pod, and every pod may be asked."""
     from importlib.metadata import version
 
@@ -172,6 +181,7 @@ def _manifest(service: Service, image: str, claim: str, at: str | None) -> dict[
         claim=claim,
         mount=mount,
         environment=_environment(service) | (HAPROXY if service.ingress.front == "haproxy" else {}),
+        redis=redis,
     )
     config = _config(service, host="0.0.0.0", proxy_location="EveryNode")
     return ray_service(service.name, config, service.inventory, kubernetes)

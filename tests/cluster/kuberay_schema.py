@@ -79,8 +79,27 @@ class WorkerGroup(Strict):
     labels: dict[str, str] = {}
 
 
+class SecretKey(Strict):
+    name: str
+    key: str
+
+
+class ValueSource(Strict):
+    secretKeyRef: SecretKey
+
+
+class RedisCredential(Strict):
+    valueFrom: ValueSource
+
+
+class FaultTolerance(Strict):
+    redisAddress: str
+    redisPassword: RedisCredential | None = None
+
+
 class RayClusterSpec(Strict):
     rayVersion: str
+    gcsFaultToleranceOptions: FaultTolerance | None = None
     headGroupSpec: HeadGroup
     workerGroupSpecs: list[WorkerGroup]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cluster.catalogue import ClusterLink
 from cluster.inventory import Accelerators, Inventory
 from cluster.render import (
     Kubernetes,
+    Redis,
     grpc_environment,
     kubernetes_name,
     ray_service,
@@ -28,10 +30,10 @@ def config() -> dict[str, Any]:
     return serve_config(ARGS, name="demo", environment=SWITCHES, host="0.0.0.0", port=9000, proxy_location="EveryNode")
 
 
-def manifest(**devices: Accelerators) -> dict[str, Any]:
+def manifest(redis: Redis | None = None, **devices: Accelerators) -> dict[str, Any]:
     link = ClusterLink(bandwidth_bytes_per_s=1.0)
     named = {name.replace("__", ":"): each for name, each in devices.items()}
-    return ray_service("My_Demo", config(), Inventory(devices=named, link=link), KUBERNETES)
+    return ray_service("My_Demo", config(), Inventory(devices=named, link=link), replace(KUBERNETES, redis=redis))
 
 
 def groups(document: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +142,31 @@ def test_every_pod_has_the_image_the_switches_and_the_volume() -> None:
         assert only["volumeMounts"] == [{"name": "offramp", "mountPath": "/offramp"}]
         assert pod["spec"]["volumes"] == [{"name": "offramp", "persistentVolumeClaim": {"claimName": "offramp"}}]
     assert cluster["rayVersion"] == "2.60.0"
+
+
+def test_without_redis_a_head_has_cores_for_replicas_and_nothing_outlives_it() -> None:
+    cluster = manifest(cpu=Accelerators(count=1))["spec"]["rayClusterConfig"]
+    assert "gcsFaultToleranceOptions" not in cluster
+    assert cluster["headGroupSpec"]["rayStartParams"] == {"dashboard-host": "0.0.0.0"}
+
+
+def test_with_redis_nothing_of_the_service_runs_on_the_head_and_there_is_room_for_it_elsewhere() -> None:
+    document = manifest(Redis(address="redis:6379", secret="mine"), cpu=Accelerators(count=3))
+    cluster = document["spec"]["rayClusterConfig"]
+    assert RayService.model_validate(document).spec.rayClusterConfig.gcsFaultToleranceOptions is not None
+    assert cluster["gcsFaultToleranceOptions"] == {
+        "redisAddress": "redis:6379",
+        "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "mine", "key": "password"}}},
+    }
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    found = groups(document)
+    assert (found["cpu"]["replicas"], found["front"]["replicas"]) == (3, 2)
+    assert container(found["front"])["resources"]["limits"]["cpu"] == 2
+
+
+def test_a_redis_without_a_secret_is_asked_without_a_password() -> None:
+    cluster = manifest(Redis(address="redis:6379"), cpu=Accelerators(count=1))["spec"]["rayClusterConfig"]
+    assert cluster["gcsFaultToleranceOptions"] == {"redisAddress": "redis:6379"}
 
 
 def test_the_head_names_the_port_that_is_served() -> None:

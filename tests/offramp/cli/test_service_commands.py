@@ -125,6 +125,21 @@ def test_a_rendered_manifest_is_kuberays_and_finds_everything_on_its_volume(serv
     assert {"name": "RAY_SERVE_ENABLE_HA_PROXY", "value": "1"} in [each.model_dump() for each in container.env]
 
 
+def test_a_manifest_with_redis_outlives_its_head(service: Path, capsys: Captured) -> None:
+    assert run("render", service, "--kuberay", "--redis", "redis:6379", "--redis-secret", "mine") == 0
+    cluster = RayService.model_validate(yaml.safe_load(capsys.readouterr().out)).spec.rayClusterConfig
+    kept = cluster.gcsFaultToleranceOptions
+    assert kept is not None
+    assert (kept.redisAddress, kept.redisPassword is not None) == ("redis:6379", True)
+    assert [group.groupName for group in cluster.workerGroupSpecs][-1] == "front"
+
+
+@pytest.mark.parametrize("options", [("--redis", "redis:6379"), ("--kuberay", "--redis-secret", "mine")])
+def test_redis_without_what_it_goes_with_is_refused(service: Path, capsys: Captured, options: tuple[str, ...]) -> None:
+    assert run("render", service, *options) == 2
+    assert "--redis goes with --kuberay, and --redis-secret with --redis" in capsys.readouterr().err
+
+
 def test_what_is_elsewhere_on_the_nodes_is_named_as_they_find_it(service: Path, tmp_path: Path) -> None:
     settings = read_service(service).settings
     outside = PolicySpec(name="recorded", thresholds=0.5, records="/x/r.npz")

@@ -1,0 +1,66 @@
+"""Without its head, or its raylet, a Ray on one machine is over: whoever serves with it waits here for that."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from collections.abc import Mapping
+from typing import Protocol
+
+from earlyexit.errors import HeadLostError
+
+VITAL = ("gcs_server", "raylet")
+"""Of Ray's processes: nothing takes their place. Serve, or Ray, starts all others anew."""
+
+
+class Started(Protocol):
+    """A process that this one has started, as `subprocess.Popen` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+
+def ray_processes() -> dict[str, Started]:
+    """The vital ones of the Ray that this process has started, by name."""
+    from ray._private import worker
+
+    node = worker.global_worker.node
+    assert node is not None, "Ray was started"
+    return {name: each.process for name in VITAL for each in node.all_processes.get(name, ())}
+
+
+def await_loss(processes: Mapping[str, Started]) -> None:
+    """Wait, without looking again and again, until one ends; raises HeadLostError then.
+
+    A signal's handler may raise its own.
+    """
+    with contextlib.ExitStack() as stack:
+        poll = select.poll()
+        for each in processes.values():
+            try:
+                descriptor = os.pidfd_open(each.pid)
+            except ProcessLookupError:  # it has ended, and been waited for
+                break
+            stack.callback(os.close, descriptor)
+            poll.register(descriptor, select.POLLIN)
+        else:
+            poll.poll()
+    raise HeadLostError(loss_words({name: (each.pid, each.poll()) for name, each in processes.items()}))
+
+
+def loss_words(found: Mapping[str, tuple[int, int | None]]) -> str:
+    """What has ended, and how: `found` has process ids and, of who has ended, statuses as `subprocess` has them."""
+    ended = [f"{name} {pid} {_how(status)}" for name, (pid, status) in found.items() if status is not None]
+    return f"Ray's head is gone ({', '.join(ended) or 'nobody knows how'}); what was left of the service is ended"
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-status}"
