@@ -77,6 +77,8 @@ bench-live: $(STAMP)  ## The live service on emulated accelerators: changes, ada
 	$(BIN)/python -m experiments.live.adaptation
 	$(BIN)/python -m experiments.live.mixed
 	$(BIN)/python -m experiments.live.kills
+	@command -v redis-server >/dev/null || echo "skipped, for want of redis-server: experiments.live.head"
+	! command -v redis-server >/dev/null || $(BIN)/python -m experiments.live.head
 	$(BIN)/python -m experiments.live.hops
 	$(BIN)/python -m experiments.live.straggler
 	$(BIN)/python -m experiments.live.burst

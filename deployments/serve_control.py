@@ -15,6 +15,7 @@ from cluster.devices import find_device
 from cluster.render import grpc_environment, grpc_options
 from deployments.keys import read_keys
 from deployments.ports import HostPort, await_ports, free_port
+from deployments.ray_words import use_our_words
 from deployments.run_processes import clear_left, noted_run
 from deployments.settings import ServeSettings
 from deployments.slots import accelerators, first_replicas, slot_counts, slot_devices
@@ -113,6 +114,7 @@ def _own_ray(**options: Any) -> Iterator[None]:
     import ray
     from ray import serve
 
+    use_our_words()
     run, lost = noted_run(), False
     try:
         with run.starting():  # never join a cluster that happens to be reachable

@@ -200,7 +200,8 @@ async def _planned(url: str, *, since_s: float, began_s: float) -> tuple[float |
 
 
 async def _described(url: str) -> dict[str, Any] | None:
-    return await _ask(url, "/plan")
+    said: dict[str, Any] | None = await _ask(url, "/plan")
+    return said
 
 
 async def _ask(url: str, path: str) -> Any:

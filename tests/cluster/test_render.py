@@ -30,10 +30,18 @@ def config() -> dict[str, Any]:
     return serve_config(ARGS, name="demo", environment=SWITCHES, host="0.0.0.0", port=9000, proxy_location="EveryNode")
 
 
-def manifest(redis: Redis | None = None, **devices: Accelerators) -> dict[str, Any]:
-    link = ClusterLink(bandwidth_bytes_per_s=1.0)
+def manifest(**devices: Accelerators) -> dict[str, Any]:
     named = {name.replace("__", ":"): each for name, each in devices.items()}
-    return ray_service("My_Demo", config(), Inventory(devices=named, link=link), replace(KUBERNETES, redis=redis))
+    return ray_service("My_Demo", config(), inventory(named), KUBERNETES)
+
+
+def manifest_with(redis: Redis) -> dict[str, Any]:
+    """Of three CPUs."""
+    return ray_service("My_Demo", config(), inventory({"cpu": Accelerators(count=3)}), replace(KUBERNETES, redis=redis))
+
+
+def inventory(devices: dict[str, Accelerators]) -> Inventory:
+    return Inventory(devices=devices, link=ClusterLink(bandwidth_bytes_per_s=1.0))
 
 
 def groups(document: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +159,7 @@ def test_without_redis_a_head_has_cores_for_replicas_and_nothing_outlives_it() -
 
 
 def test_with_redis_nothing_of_the_service_runs_on_the_head_and_there_is_room_for_it_elsewhere() -> None:
-    document = manifest(Redis(address="redis:6379", secret="mine"), cpu=Accelerators(count=3))
+    document = manifest_with(Redis(address="redis:6379", secret="mine"))
     cluster = document["spec"]["rayClusterConfig"]
     assert RayService.model_validate(document).spec.rayClusterConfig.gcsFaultToleranceOptions is not None
     assert cluster["gcsFaultToleranceOptions"] == {
@@ -165,7 +173,7 @@ def test_with_redis_nothing_of_the_service_runs_on_the_head_and_there_is_room_fo
 
 
 def test_a_redis_without_a_secret_is_asked_without_a_password() -> None:
-    cluster = manifest(Redis(address="redis:6379"), cpu=Accelerators(count=1))["spec"]["rayClusterConfig"]
+    cluster = manifest_with(Redis(address="redis:6379"))["spec"]["rayClusterConfig"]
     assert cluster["gcsFaultToleranceOptions"] == {"redisAddress": "redis:6379"}
 
 
@@ -184,8 +192,7 @@ def test_a_grpc_port_is_in_the_config_and_beside_the_other_in_the_manifest() -> 
     asked = serve_config(ARGS, name="demo", environment=SWITCHES, host="0.0.0.0", port=8000, grpc_port=9000)
     assert asked["grpc_options"]["port"] == 9000
     assert asked["grpc_options"]["grpc_servicer_functions"] == ["deployments.ingress.rpc.server:add_inference_service"]
-    devices = Inventory(devices={"cpu": Accelerators(count=1)}, link=ClusterLink(bandwidth_bytes_per_s=1.0))
-    document = ray_service("demo", asked, devices, KUBERNETES)
+    document = ray_service("demo", asked, inventory({"cpu": Accelerators(count=1)}), KUBERNETES)
     assert RayService.model_validate(document).metadata.name == "demo"
     ports = container(document["spec"]["rayClusterConfig"]["headGroupSpec"])["ports"]
     assert {each["name"]: each["containerPort"] for each in ports}.items() >= {("serve", 8000), ("serve-grpc", 9000)}

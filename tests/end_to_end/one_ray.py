@@ -84,6 +84,7 @@ class OneRay:
             "PYTHONPATH": str(MODALITY),
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "XDG_STATE_HOME": str(self.log.parent / "state"),
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
