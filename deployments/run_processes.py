@@ -33,11 +33,11 @@ class NotedRun:
         self._boot = boot
         self._notes = RunNotes(boot=boot, run=uuid.uuid4().hex, owner=me)
         self._file = folder / f"{self._notes.run}.json"
+        self._can_write = True
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
         """What is started inside belongs to the run, and whatever that starts later; it is noted when it is there."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         self._write()
         os.environ[MARK] = self._notes.run
         try:
@@ -50,16 +50,25 @@ class NotedRun:
     def end(self, *, grace_s: float = GRACE_S) -> None:
         """End whatever of the run is still there, and forget it."""
         end(self.processes(), grace_s=grace_s)
-        self._file.unlink(missing_ok=True)
+        if self._can_write:
+            self._file.unlink(missing_ok=True)
 
     def processes(self) -> tuple[SeenProcess, ...]:
         """Those that are still there."""
         return processes_of(self._notes, self._boot, look(), me=self._notes.owner)
 
     def _write(self) -> None:
+        """Whoever has no folder of state is served all the same."""
+        if not self._can_write:
+            return
         beside = self._file.with_suffix(".new")
-        beside.write_text(self._notes.model_dump_json(), encoding="utf-8")
-        beside.replace(self._file)  # whole, whenever this process is killed
+        try:
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(self._notes.model_dump_json(), encoding="utf-8")
+            beside.replace(self._file)  # whole, whenever this process is killed
+        except OSError as error:
+            self._can_write = False
+            logger.warning("if this process is killed, the next start will not know what it left: %s", error)
 
 
 def noted_run() -> NotedRun:

@@ -4,9 +4,8 @@
 
 EMULATED V100, 4, on a node beside a head that runs nothing of the service; 60 % of their capacity. All processes of the
 head are killed with -9, among them Serve's controller; 10 s later another head is started, as Kubernetes would. Load
-goes to the ingress on the node that is left, as that node's HAProxy would pass it on. Printed: answers, explicit
-errors, lost requests; seconds from the new head until the controller plans, with what it remembers. Needs Debian's
-redis-server.
+goes to the HAProxy of the node that is left. Printed: answers, explicit errors, lost requests; seconds from the new
+head until the controller plans, with what it remembers. Needs Debian's redis-server.
 Writes runs/live/head.json. Minutes: 3.
 """
 
@@ -36,7 +35,7 @@ from deployments.run_notes import MARK, described
 from deployments.run_processes import NotedRun, noted_run
 from deployments.serve_control import DASHBOARD_HOST
 from deployments.settings import ServeSettings
-from deployments.switches import RAYLET, THROUGHPUT
+from deployments.switches import HAPROXY, HAPROXY_PORTS, RAYLET, THROUGHPUT
 from earlyexit.clock import MonotonicClock
 from experiments.live.emulation import Bench, emulated
 from experiments.live.figures import longest_silence_s
@@ -69,6 +68,8 @@ class Cluster:
     environment: dict[str, str]
     port: int
     dashboard_port: int
+    served_port: int
+    """Of the node's HAProxy; the head's has another."""
 
     @property
     def dashboard_url(self) -> str:
@@ -101,9 +102,22 @@ class Cluster:
         ray = Path(sys.executable).with_name("ray")
         asked = [str(ray), "start", *(word for words in arguments for word in words), *own]
         with run.starting(), (self.folder / "ray.log").open("ab") as log:
-            environment = self.environment | {MARK: os.environ[MARK]}
+            environment = self.environment | self._haproxy(index) | {MARK: os.environ[MARK]}
             subprocess.run(asked, env=environment, stdout=log, stderr=log, check=True)
         return run
+
+    def _haproxy(self, index: int) -> dict[str, str]:
+        """Each node's has files and ports of its own."""
+        folder = self.folder / str(index)
+        folder.mkdir(exist_ok=True)
+        return {
+            "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(self.served_port),
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
+            **{name: str(free_port()) for name in HAPROXY_PORTS},
+        }
 
 
 def run(on: Bench) -> dict[str, Any]:
@@ -111,14 +125,15 @@ def run(on: Bench) -> dict[str, Any]:
     plan = on.plan(on.best().stages)
     rate_per_s = SHARE * on.predicted(plan).rate_per_s
     with ExitStack() as stack:
-        cluster = stack.enter_context(_cluster())
+        cluster = stack.enter_context(_cluster(on.options.port))
         heads = [cluster.start_head()]
         stack.callback(lambda: heads[-1].end())
         stack.callback(cluster.start_node({emulated("V100"): COUNT}).end)
         control = control_settings(on.problem, on.spec, state=NAME, period_s=PERIOD_S, watch_s=1.0, start_s=3.0)
         control = control.model_copy(update={"dashboard_url": cluster.dashboard_url})
         settings = emulated_settings(on.emulation, on.model, plan, control=control, app=NAME)
-        service = Service(url=_deploy(cluster, settings, on.options.port), app=NAME)
+        _deploy(cluster, settings)
+        service = Service(url=f"http://{DASHBOARD_HOST}:{cluster.served_port}", app=NAME)
         with Client(service.url) as client:
             client.wait_until_ready(timeout_s=READY_S)
 
@@ -151,12 +166,12 @@ def run(on: Bench) -> dict[str, Any]:
 
 
 @contextmanager
-def _cluster() -> Iterator[Cluster]:
+def _cluster(served_port: int) -> Iterator[Cluster]:
     """A Redis, and what Ray is told of it; SystemExit says where it is not installed."""
     if shutil.which("redis-server") is None:
         raise SystemExit("redis-server is missing: apt-get install redis-server")
     redis_port = free_port()
-    environment = os.environ | THROUGHPUT | RAYLET
+    environment = os.environ | THROUGHPUT | RAYLET | HAPROXY
     environment |= {
         "RAY_REDIS_ADDRESS": f"{DASHBOARD_HOST}:{redis_port}",
         "RAY_external_storage_namespace": uuid.uuid4().hex,
@@ -168,25 +183,33 @@ def _cluster() -> Iterator[Cluster]:
         with (Path(name) / "redis.log").open("wb") as log:
             redis = subprocess.Popen(["redis-server", *options], stdout=log)
         try:
-            yield Cluster(folder=Path(name), environment=environment, port=free_port(), dashboard_port=free_port())
+            yield Cluster(
+                folder=Path(name),
+                environment=environment,
+                port=free_port(),
+                dashboard_port=free_port(),
+                served_port=served_port,
+            )
         finally:
             redis.send_signal(signal.SIGTERM)
             redis.wait()
 
 
-def _deploy(cluster: Cluster, settings: ServeSettings, port: int) -> str:
-    """Put the service there as `offramp deploy` does; gives the ingress's own address."""
+def _deploy(cluster: Cluster, settings: ServeSettings) -> None:
+    """Put the service there as `offramp deploy` does."""
     config = serve_config(
-        json.loads(settings.model_dump_json()), name=NAME, environment=THROUGHPUT, host=DASHBOARD_HOST, port=port
+        json.loads(settings.model_dump_json()),
+        name=NAME,
+        environment=THROUGHPUT,
+        host=DASHBOARD_HOST,
+        port=free_port(),
+        proxy_location="EveryNode",
     )
-    waiting = Waiting(clock=MonotonicClock(), sleep=time.sleep, tell=print, limit_s=READY_S)
     with dashboard_client(cluster.dashboard_url) as client:
         dashboard = Dashboard(client)
         dashboard.put(config)
+        waiting = Waiting(clock=MonotonicClock(), sleep=time.sleep, tell=print, limit_s=READY_S)
         wait_until_running(dashboard, NAME, waiting)
-        groups = dashboard.serve()["target_groups"]
-    [target] = [each for group in groups if group["protocol"] == "HTTP" for each in group["targets"]]
-    return f"http://{target['ip']}:{target['port']}"
 
 
 async def _planned(url: str, *, since_s: float, began_s: float) -> tuple[float | None, dict[str, Any] | None]:

@@ -105,3 +105,16 @@ def test_a_run_notes_and_ends_what_it_started_and_no_other(
     run.end()
     assert (inside.wait(5), outside.poll()) == (-signal.SIGTERM, None)
     assert list(folder.iterdir()) == []
+
+
+def test_who_cannot_note_anything_is_told_so_once_and_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    run = noted_run()
+    with run.starting():
+        assert MARK in os.environ
+    run.end()
+    [line] = caplog.messages
+    assert line.startswith("if this process is killed, the next start will not know what it left:")
